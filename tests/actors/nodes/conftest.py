@@ -47,6 +47,10 @@ class Task:
         finally:
             self.gone.set()
 
+    async def trouble(self) -> str:
+        """Nothing: its last lines say more."""
+        return ""
+
     async def ended(self) -> NodeLost:
         """Wait for the end."""
         await self.gone.wait()

@@ -7,7 +7,7 @@ import platform
 import secrets
 import socket
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from importlib.metadata import version
 from typing import Any, TypeVar
@@ -34,7 +34,7 @@ from levada.framework import (
 from levada.framework.errors import ActorError, ChannelError, ConfigurationError, ConnectionLost, RemoteFailure
 from levada.framework.supervisor import StartChild
 
-from .fleet import Nodes
+from .fleet import Links, Nodes
 from .messages import (
     AppFailed,
     Changed,
@@ -67,6 +67,8 @@ async def run_node(
     *,
     name: str,
     end: trio.Event,
+    node_id: bytes | None = None,
+    links: Mapping[str, Links] = {},
     settle: Callable[[Welcome], None] = lambda _: None,
     lost: Callable[[float], None] = lambda _: None,
 ) -> None:
@@ -76,6 +78,8 @@ async def run_node(
         opens: connects to the driver, as the client of an Aqueduct connection.
         name: of the node, for logs until the driver has answered.
         end: setting it drains the node; so does the driver's order.
+        node_id: 16 random bytes, new for each start; None: made here.
+        links: ways to connect to other members, besides Unix sockets.
         settle: applies what the driver says about this process, before the app is imported.
         lost: called when the driver is gone, with the seconds after which this process must have ended.
 
@@ -95,9 +99,10 @@ async def run_node(
 
     with trio.CancelScope() as life:
         async with ActorSystem(name) as system:
-            side = NodeSide(system, secrets.token_bytes(16))
+            side = NodeSide(system, node_id or secrets.token_bytes(16))
+            side.links.update(links)
             async with (
-                connect_over(system, opens, Hello, side.config(""), expose=lambda _: True) as peer,
+                connect_over(system, opens, Hello, side.config(), expose=lambda _: True) as peer,
                 trio.open_nursery() as nursery,
             ):
                 node = _Body(side, peer, end, settle)

@@ -12,14 +12,14 @@ import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 import attrs
 import trio
 
 from levada.actors.apps import importable
 from levada.actors.aqueduct import FleetRefs, Listener, Peer, PeerConfig, connect, serve, serve_over
-from levada.actors.authentication import Credentials
+from levada.actors.authentication import Authenticate, Credentials
 from levada.framework import (
     Actor,
     ActorSystem,
@@ -104,6 +104,39 @@ def _all(_: str) -> bool:
     return True
 
 
+class Links(Protocol):
+    """How members connect to each other at URLs of one scheme."""
+
+    def listen(self, nodes: Nodes, url: str) -> AbstractAsyncContextManager[Listener]:
+        """Listen for other members, by `Nodes.serve_members`.
+
+        Args:
+            nodes: this member's.
+            url: from `levada.actors.nodes.Launcher`.
+        """
+        ...
+
+    def carrier(self, node_id: bytes) -> Any:
+        """Return the carrier's settings to dial a member."""
+        ...
+
+
+@attrs.frozen
+class OwnLinks:
+    """Links within a machine, over carriers that only this user can reach."""
+
+    settings: Any
+    """Of the carrier."""
+
+    def listen(self, nodes: Nodes, url: str) -> AbstractAsyncContextManager[Listener]:
+        """Listen for other members; see `Links.listen`."""
+        return nodes.serve_members(url, self.settings)
+
+    def carrier(self, node_id: bytes) -> Any:
+        """Return the carrier's settings."""
+        return self.settings
+
+
 class Nodes:
     """The nodes of a fleet. `local_nodes` yields it; `nodes_of` finds it in the driver and in each node."""
 
@@ -114,6 +147,12 @@ class Nodes:
         self.node_id = node_id
         """16 random bytes: this process, in this fleet."""
         self.directory = Directory(system)
+        self.links: dict[str, Links] = {
+            "aqueduct+memory": OwnLinks(None),
+            # The folder of the sockets is for this user alone, too.
+            "aqueduct+unix": OwnLinks(attrs.evolve(QMUX, below=unix.UnixConfig(allowed_uids={os.getuid()}))),
+        }
+        """How members connect to each other, by the scheme of the URL."""
         self.refs = FleetRefs(system, node_id, self._dial)
         """The refs that travel between the members."""
         self.directory.watchers.append(self._learn)
@@ -123,21 +162,37 @@ class Nodes:
     async def _forget(self) -> None:
         _fleets.pop(self.system, None)
 
-    def config(self, url: str) -> PeerConfig:
-        """Return the settings of connections between members, by the URL of the listener.
-
-        Args:
-            url: empty for a socket pair.
-        """
-        carrier = None
-        if url.startswith("aqueduct+unix:"):
-            # The folder of the sockets is for this user alone, too.
-            carrier = attrs.evolve(QMUX, below=unix.UnixConfig(allowed_uids={os.getuid()}))
-        return PeerConfig(fleet=self.refs, carrier=carrier)
+    def _links_of(self, url: str) -> Links:
+        scheme = url.partition("://")[0]
+        try:
+            return self.links[scheme]
+        except KeyError:
+            raise ConfigurationError(f"this process has no links to members at {scheme}://") from None
 
     def listen(self, url: str) -> AbstractAsyncContextManager[Listener]:
         """Let other members connect, to claim refs."""
-        return serve(self.system, url, _ignore, Any, expose=_all, config=self.config(url))
+        return self._links_of(url).listen(self, url)
+
+    def serve_members(
+        self, url: str, carrier: Any, authenticate: Authenticate | None = None
+    ) -> AbstractAsyncContextManager[Listener]:
+        """Listen for other members; for `Links`.
+
+        Args:
+            url: of the listener.
+            carrier: settings of its carrier.
+            authenticate: decides on clients.
+        """
+        config = self.config(carrier)
+        return serve(self.system, url, _ignore, Any, expose=_all, config=config, authenticate=authenticate)
+
+    def config(self, carrier: Any = None) -> PeerConfig:
+        """Return the settings of connections between members.
+
+        Args:
+            carrier: settings of the carrier.
+        """
+        return PeerConfig(fleet=self.refs, carrier=carrier)
 
     def _url_of(self, node_id: bytes) -> str:
         """Return where a member listens; empty if that is not known."""
@@ -148,7 +203,8 @@ class Nodes:
         url = self._url_of(node_id)
         if not url:
             raise ConnectionLost(f"the node {self.refs.name_of(node_id)} does not listen")
-        async with connect(self.system, url, object, expose=_all, config=self.config(url)) as peer:
+        config = self.config(self._links_of(url).carrier(node_id))
+        async with connect(self.system, url, object, expose=_all, config=config) as peer:
             yield peer
 
     def _learn(self, member: Member, reason: Reason | None) -> None:
@@ -289,7 +345,7 @@ class Fleet(Nodes):
                 the peer, as for a socket pair.
         """
         authenticate = authenticate or _by_address
-        config = self.config("")
+        config = self.config()
         async with serve_over(
             self.system, listening, self._hello, Hello, config, authenticate=authenticate
         ) as listener:

@@ -50,6 +50,7 @@ class Heart:
         connection.setblocking(False)
         self._socket = connection
         self._lost = lost
+        self._closed = False
         self._silence: float | None = None
         self._beat = _FIRST_BEAT
         self.is_alone = False
@@ -59,6 +60,14 @@ class Heart:
     def settle(self, beat: float, silence: float) -> None:
         """Send a byte every `beat` seconds, and give the driver up after `silence` seconds without one."""
         self._beat, self._silence = beat, silence
+
+    def close(self) -> None:
+        """Stop without calling back, in a process that has other things to do."""
+        self._closed = True
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it has ended already
 
     def _run(self) -> None:
         poll = select.poll()
@@ -92,7 +101,8 @@ class Heart:
                 reason = _ENDED
         self.is_alone = reason is _ENDED
         self._socket.close()
-        self._lost(reason)
+        if not self._closed:
+            self._lost(reason)
 
 
 class Beats:

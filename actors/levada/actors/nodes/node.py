@@ -42,6 +42,8 @@ __all__ = ["DrainNode", "Greet", "Launcher", "Node", "Place", "Process", "Run", 
 
 logger = logging.getLogger("levada.actors.nodes")
 
+_EXPLAINED: Final = 5.0  # seconds to find out why a node is late
+
 _LAST_WORDS: Final = 1.0  # seconds
 
 
@@ -78,6 +80,10 @@ class Process(Protocol):
     @property
     def last_lines(self) -> list[str]:
         """The end of its output, if it is known, for errors."""
+        ...
+
+    async def trouble(self) -> str:
+        """Say why it may not have said hello in time, for errors; empty if nothing is known."""
         ...
 
     async def ended(self) -> NodeLost:
@@ -395,16 +401,19 @@ class Node(Actor[Any]):
     @handles
     def disconnected(self, m: Down) -> None:
         """The connection is over, and the process ends with it."""
-        if "terminate" not in self.timers:
+        if m.ref == self.place.control and "terminate" not in self.timers:
             self.timers.once("kill", self.settings.grace, _Kill())
 
     @handles
-    def too_late(self, m: _TooLate) -> None:
+    async def too_late(self, m: _TooLate) -> None:
         """The node is not there in time."""
         what = "that its app is ready" if self.greeted else "hello"
-        self._fail(
-            self._lost(f"did not say {what} within {self.settings.start_timeout:g} s (NodeSettings.start_timeout)")
-        )
+        trouble = ""
+        with trio.move_on_after(_EXPLAINED):
+            if self.process is not None and not self.greeted:
+                trouble = await self.process.trouble()
+        text = f"did not say {what} within {self.settings.start_timeout:g} s (NodeSettings.start_timeout)"
+        self._fail(self._lost(f"{text}: {trouble}" if trouble else text))
 
     @handles
     def look(self, m: _Look) -> None:
