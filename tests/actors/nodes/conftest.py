@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -24,8 +24,9 @@ SETTINGS = NodeSettings(start_timeout=5.0, grace=2.0)
 class Task:
     """A node that is a task."""
 
-    def __init__(self, run: Run, connection: socket.socket) -> None:
+    def __init__(self, run: Run, connection: socket.socket, body: Callable[..., Awaitable[None]]) -> None:
         self.run = run
+        self.body = body
         self.end = trio.Event()
         self.scope = trio.CancelScope()
         self.gone = trio.Event()
@@ -40,11 +41,12 @@ class Task:
             with self.scope:
                 opens = partial(dial_over, unix.over(self.connection, "the driver"), QMUX)
                 try:
-                    await run_node(opens, name=self.run.name, end=self.end)
+                    await self.body(opens, name=self.run.name, end=self.end)
                     self.how = NodeLost("ended without an order, with exit code 0", exit_code=0)
                 except* (NodeLost, ConnectionLost):
                     self.how = NodeLost("ended without an order, with exit code 1", exit_code=1)
         finally:
+            self.connection.close()  # if it was cancelled before it had begun
             self.gone.set()
 
     async def trouble(self) -> str:
@@ -61,15 +63,18 @@ class Task:
         self.end.set()
 
     def kill(self) -> None:
-        """Cancel all."""
+        """Cancel all; nothing more goes out."""
+        if self.connection.fileno() >= 0:
+            self.connection.shutdown(socket.SHUT_RDWR)
         self.scope.cancel()
 
 
 class InProcess:
     """Starts nodes as tasks."""
 
-    def __init__(self, handed: unix.HandedListener) -> None:
+    def __init__(self, handed: unix.HandedListener, body: Callable[..., Awaitable[None]]) -> None:
         self.handed = handed
+        self.body = body
         self.tasks: list[Task] = []
         self.driver_url = "aqueduct+memory://driver"
 
@@ -82,7 +87,7 @@ class InProcess:
         """Start a task; see `levada.actors.nodes.Launcher`."""
         ours, theirs = socket.socketpair()
         async with trio.open_nursery() as nursery:
-            task = Task(run, theirs)
+            task = Task(run, theirs, self.body)
             self.tasks.append(task)
             nursery.start_soon(task.live)
             try:
@@ -102,11 +107,12 @@ async def nodes_here(
     *,
     settings: NodeSettings = SETTINGS,
     names: Sequence[str] | None = None,
+    body: Callable[..., Awaitable[None]] = run_node,
 ) -> AsyncIterator[tuple[Nodes, list[Task]]]:
-    """Run nodes as tasks; yields the fleet, and the tasks in the order of their starts."""
+    """Run nodes as tasks; yields the fleet, and the tasks in the order of their starts. `body`: what they do, by default what nodes do."""
     fleet = Fleet.of(system)
     handed = unix.HandedListener(100)
-    launcher = InProcess(handed)
+    launcher = InProcess(handed, body)
     async with (
         fleet.listen(launcher.driver_url),
         fleet.serve(partial(listen_over, handed, QMUX)),

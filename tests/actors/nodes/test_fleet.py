@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from levada.actors.nodes import MemberState, NodeDown, NodeLost, NodeUp, nodes_of
 from levada.framework import ActorSystem, Failed, Lost, Normal, Ref, bounded, conflate, restart
@@ -14,8 +15,6 @@ from levada.framework.errors import ActorError, ConfigurationError, NameTaken, N
 
 from .apps import Add, Ask, Counter, Fail, Friend, SpawnOn, Where, app
 from .conftest import nodes_here
-
-pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 
 async def successor(system: ActorSystem, name: str, old: Ref[Any]) -> Ref[Any]:
@@ -28,7 +27,7 @@ async def successor(system: ActorSystem, name: str, old: Ref[Any]) -> Ref[Any]:
     raise AssertionError(f"nobody took the name {name}")
 
 
-async def test_nodes_are_up_when_the_block_begins_and_gone_after_it() -> None:
+async def test_nodes_are_up_when_the_block_begins_and_gone_after_it(autojump_clock: MockClock) -> None:
     async with ActorSystem() as system:
         async with nodes_here(system, 2, app) as (nodes, tasks):
             assert [(m.name, m.index, m.state, m.restarts) for m in nodes.members] == [
@@ -42,7 +41,7 @@ async def test_nodes_are_up_when_the_block_begins_and_gone_after_it() -> None:
         assert nodes.members == []
 
 
-async def test_actors_are_spawned_in_turn_or_on_a_node_by_name_or_index() -> None:
+async def test_actors_are_spawned_in_turn_or_on_a_node_by_name_or_index(autojump_clock: MockClock) -> None:
     async with ActorSystem() as system, nodes_here(system, 2) as (nodes, _):
         there = [await (await nodes.spawn(Counter, on=on)).ask(Where()) for on in ("any", "any", "n1", 0)]
         names = [name for _, name in there]
@@ -52,7 +51,7 @@ async def test_actors_are_spawned_in_turn_or_on_a_node_by_name_or_index() -> Non
         assert await counter.ask(Add(2)) == 7
 
 
-async def test_lookup_finds_what_the_app_of_a_node_has_registered() -> None:
+async def test_lookup_finds_what_the_app_of_a_node_has_registered(autojump_clock: MockClock) -> None:
     async with ActorSystem() as system, nodes_here(system, 2) as (nodes, _):
         counter = await nodes.lookup("counter", on="n1")
         assert await counter.ask(Add(1)) == 101
@@ -60,7 +59,7 @@ async def test_lookup_finds_what_the_app_of_a_node_has_registered() -> None:
             await nodes.lookup("other", on="n1")
 
 
-async def test_a_killed_node_is_known_and_starts_again() -> None:
+async def test_a_killed_node_is_known_and_starts_again(autojump_clock: MockClock) -> None:
     async with ActorSystem() as system, nodes_here(system, 2) as (nodes, tasks), nodes.events() as events:
         counter = await nodes.spawn(Counter, on="n0")
         before = nodes["n0"]
@@ -77,7 +76,7 @@ async def test_a_killed_node_is_known_and_starts_again() -> None:
         assert await (await nodes.spawn(Counter, on="n0")).ask(Add(1)) == 1
 
 
-async def test_a_supervised_actor_starts_anew_elsewhere_under_its_name() -> None:
+async def test_a_supervised_actor_starts_anew_elsewhere_under_its_name(autojump_clock: MockClock) -> None:
     async with ActorSystem() as system, nodes_here(system, 2) as (nodes, tasks):
         first = await nodes.spawn(Counter, on="any", name="single", supervise=restart("permanent"))
         name = (await first.ask(Where()))[1]
@@ -89,7 +88,7 @@ async def test_a_supervised_actor_starts_anew_elsewhere_under_its_name() -> None
         assert await second.ask(Add(3)) == 3
 
 
-async def test_a_drained_node_stays_down_and_its_supervised_actors_move() -> None:
+async def test_a_drained_node_stays_down_and_its_supervised_actors_move(autojump_clock: MockClock) -> None:
     async with ActorSystem() as system, nodes_here(system, 2) as (nodes, _), nodes.events() as events:
         first = await nodes.spawn(Counter, on="n0", name="plain")
         single = await nodes.spawn(Counter, on="any", name="single", supervise=restart())
@@ -104,7 +103,7 @@ async def test_a_drained_node_stays_down_and_its_supervised_actors_move() -> Non
         assert first.is_alive is (name != "n0")
 
 
-async def test_a_rolling_restart_never_has_two_nodes_down() -> None:
+async def test_a_rolling_restart_never_has_two_nodes_down(autojump_clock: MockClock) -> None:
     async with ActorSystem() as system, nodes_here(system, 3) as (nodes, tasks), nodes.events() as events:
         await nodes.restart()
         seen = [events.receive_nowait() for _ in range(6)]
@@ -115,7 +114,7 @@ async def test_a_rolling_restart_never_has_two_nodes_down() -> None:
         assert [task.how.exit_code for task in tasks[:3]] == [0, 0, 0]
 
 
-async def test_errors_of_a_spawn_are_raised_at_the_caller() -> None:
+async def test_errors_of_a_spawn_are_raised_at_the_caller(autojump_clock: MockClock) -> None:
     class Local(Counter):
         pass
 
@@ -141,7 +140,7 @@ async def test_errors_of_a_spawn_are_raised_at_the_caller() -> None:
             await nodes.spawn(Counter, name="one")
 
 
-async def test_an_app_that_fails_is_an_error_of_the_block_with_its_traceback() -> None:
+async def test_an_app_that_fails_is_an_error_of_the_block_with_its_traceback(autojump_clock: MockClock) -> None:
     async with ActorSystem() as system:
         with pytest.raises(NodeLost, match="n0 has failed: RuntimeError: no such table") as caught:
             async with nodes_here(system, 1, "tests.actors.nodes.apps:fails"):
@@ -155,7 +154,7 @@ async def test_an_app_that_fails_is_an_error_of_the_block_with_its_traceback() -
                 pass
 
 
-async def test_nodes_spawn_on_each_other_and_refs_travel_between_all_members() -> None:
+async def test_nodes_spawn_on_each_other_and_refs_travel_between_all_members(autojump_clock: MockClock) -> None:
     async with ActorSystem() as system, nodes_here(system, 3) as (nodes, tasks):
         friend, other = await nodes.spawn(Friend, on="n0"), await nodes.spawn(Friend, on="n2")
         counter = await friend.ask(SpawnOn("n1", "shared"))
@@ -171,7 +170,7 @@ async def test_nodes_spawn_on_each_other_and_refs_travel_between_all_members() -
             await other.ask(Ask(counter))
 
 
-async def test_a_node_knows_the_members_and_a_mistake_in_it_is_an_error_there() -> None:
+async def test_a_node_knows_the_members_and_a_mistake_in_it_is_an_error_there(autojump_clock: MockClock) -> None:
     async with ActorSystem() as system, nodes_here(system, 2) as (nodes, _):
         friend = await nodes.spawn(Friend, on="n0")
         with pytest.raises(ActorError, match="there is no node 'n5'; there are: n0, n1"):

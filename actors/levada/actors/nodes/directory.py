@@ -47,8 +47,7 @@ class Directory:
         """Note what a member is now; `reason` if it is down."""
         before = self._members.get(member.name)
         self._members[member.name] = member
-        self._changed.set()
-        self._changed = trio.Event()
+        self.wake()
         for watcher in list(self.watchers):
             watcher(member, reason)
         if member.state is MemberState.UP and (before is None or before.state is not MemberState.UP):
@@ -59,6 +58,10 @@ class Directory:
     def remove(self, name: str) -> None:
         """Forget a member that is down for good."""
         self._members.pop(name, None)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let tasks that wait look again."""
         self._changed.set()
         self._changed = trio.Event()
 

@@ -38,7 +38,15 @@ from levada.framework import (
     handles,
     restart,
 )
-from levada.framework.errors import ActorError, ActorStopped, ConfigurationError, ConnectionLost, NameTaken
+from levada.framework.errors import (
+    ActorError,
+    ActorStopped,
+    ChannelError,
+    ConfigurationError,
+    ConnectionLost,
+    MailboxFull,
+    NameTaken,
+)
 from levada.framework.supervisor import StartChild, StopChild
 from levada.transports.aqueduct import QMUX_ALPN
 from levada.transports.carriers import unix
@@ -393,7 +401,9 @@ class Fleet(Nodes):
     async def _begin(self, place: Place) -> None:
         """Start a node, for the first time or again."""
         place.begun, place.error = False, None
-        spec = child(Node, self, place, name=place.name, supervise=place.settings.restart)
+        # A node that has drained stays down, whatever the policy.
+        policy = attrs.evolve(place.settings.restart, kind=_ABROAD[place.settings.restart.kind])
+        spec = child(Node, self, place, name=place.name, supervise=policy)
         place.ref = await self.supervisor.ask(StartChild(spec), timeout=None)
 
     async def _begun(self, places: Sequence[Place]) -> None:
@@ -404,12 +414,14 @@ class Fleet(Nodes):
         """
 
         def known() -> bool:
-            return any(place.error for place in places) or all(place.begun for place in places)
+            return any(place.error or place.closed for place in places) or all(place.begun for place in places)
 
         await self.directory.until(known)
         for place in places:
             if place.error is not None:
                 raise place.error
+            if place.closed:
+                raise _closed(place)
 
     async def _drain(self, place: Place) -> None:
         ref = place.ref
@@ -423,14 +435,14 @@ class Fleet(Nodes):
 
     async def _end(self, place: Place) -> None:
         """Make sure that nothing of a node is left, and forget it."""
-        if place.ref is not None and place.ref.is_alive:
-            try:
-                await self.supervisor.ask(StopChild(place.name), timeout=None)
-            except ActorStopped:
-                await place.ref.terminated()  # the supervisor has failed, and its children end with it
+        place.closed = True
+        try:
+            await self.supervisor.ask(StopChild(place.name), timeout=None)
+        except ActorStopped:  # the supervisor has failed, and its children end with it
+            if place.ref is not None:
+                await place.ref.terminated()
         self._places.pop(place.name, None)
-        if place.name in self.directory:
-            self.directory.remove(place.name)
+        self.directory.remove(place.name)
 
     # What nodes use.
 
@@ -449,7 +461,10 @@ class Fleet(Nodes):
         except ActorError as error:
             answer = Refused(str(error))
         with m.answer:
-            m.answer.send(answer)
+            try:
+                m.answer.send(answer)
+            except ChannelError:
+                pass  # it has ended
 
     def cut(self, run: Run) -> None:
         """Close the connection of a start of a node at once."""
@@ -472,7 +487,11 @@ class Fleet(Nodes):
             news = Changed(member, str(error), error.exit_code, error.signal)
         for place in self._places.values():
             if place.control is not None and place.control.is_alive:
-                place.control.tell(news)
+                try:
+                    place.control.tell(news)
+                except MailboxFull:
+                    # It has read nothing for long, and would know less than the others from now on.
+                    self.cut(place.run)
 
     # What programs use.
 
@@ -521,27 +540,30 @@ class Fleet(Nodes):
         if name is not None and name in self.system.registry:
             raise NameTaken(f"the name {name!r} is taken", name=name)
         placing = Placing(self, order, on, name)
-        ref = await placing.start()
-        if order.policy is not None:
-            # Whether a permanent actor restarts when it has ended by itself is the node's to decide.
-            policy = attrs.evolve(policy_of(order.policy, resume=False), kind=_ABROAD[order.policy.kind])
-            self.system.spawn(Supervisor, [child(Placed, placing, supervise=policy)])
-        return ref
+        if order.policy is None:
+            return await placing.start(self.system.ask_timeout)
+        # Whether a permanent actor restarts when it has ended by itself is the node's to decide.
+        policy = attrs.evolve(policy_of(order.policy, resume=False), kind=_ABROAD[order.policy.kind])
+        self.system.spawn(Supervisor, [child(Placed, placing, supervise=policy)])
+        return await placing.first(self.system.ask_timeout)
 
     async def lookup(self, name: str, *, on: str | int) -> Ref[Any]:
         """Find an actor in the registry of a node; see `Nodes.lookup`."""
         place = self.choose(on)
-        for peer in self._peers(f"{place.name}#{place.starts - 1}"):
+        for peer in self._peers(place.run.id):
             ref: Ref[Any] = await peer.lookup(name)
             return ref
         raise ActorError(f"{place.name} is not connected")
 
     async def drain(self, name: str) -> None:
         """End a node in order; see `Nodes.drain`."""
-        await self._drain(self._place(name))
+        place = self._place(name)
+        async with place.lock:
+            await self._drain(place)
 
     def _place(self, name: str) -> Place:
-        self.directory[name]  # or its error
+        if name not in self._places:
+            raise ConfigurationError(f"there is no node {name!r}; there are: {', '.join(self._places) or 'none'}")
         return self._places[name]
 
     async def restart(self, *, rolling: bool = True) -> None:
@@ -550,10 +572,18 @@ class Fleet(Nodes):
         for group in [[place] for place in places] if rolling else [places]:
             async with trio.open_nursery() as nursery:
                 for place in group:
-                    nursery.start_soon(self._drain, place)
-            for place in group:
-                await self._begin(place)
+                    nursery.start_soon(self._renew, place)
             await self._begun(group)
+
+    async def _renew(self, place: Place) -> None:
+        async with place.lock:
+            await self._drain(place)
+            if not place.closed:
+                await self._begin(place)
+
+
+def _closed(place: Place) -> ActorError:
+    return ActorError(f"the block of {place.name} has ended")
 
 
 async def _by_address(credentials: Credentials) -> Identity:

@@ -126,7 +126,7 @@ class ChildProcesses:
                 output, errors = (_pipe(ours, theirs) for _ in range(2))
                 numbers = (link[1].fileno(), heart[1].fileno())
                 process = await trio.lowlevel.open_process(
-                    [sys.executable, "-m", "levada.actors.nodes", run.name, *map(str, numbers)],
+                    [sys.executable, "-P", "-m", "levada.actors.nodes", run.name, *map(str, numbers)],
                     stdin=subprocess.DEVNULL,
                     stdout=output[1],
                     stderr=errors[1],

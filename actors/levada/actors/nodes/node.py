@@ -136,12 +136,22 @@ class Place:
     """How often its process was started."""
     begun: bool = False
     """Whether its app was ready once."""
+
+    @property
+    def run(self) -> Run:
+        """Its present start, or the last one."""
+        return Run(self.name, self.index, self.starts - 1)
+
     ref: Ref[Any] | None = None
     """Its `Node`."""
     control: Ref[Any] | None = None
     """The control actor in its process, while it is up."""
     error: NodeLost | None = None
     """Why it could not start."""
+    closed: bool = False
+    """Whether its block has ended, so that it is not started again."""
+    lock: trio.Lock = attrs.field(factory=trio.Lock)
+    """Held while it is drained or restarted by order."""
 
 
 class Keeper(Protocol):
@@ -210,8 +220,8 @@ class Node(Actor[Any]):
         self.greeted = False
         self.reason: Reason = Shutdown()
         """Why the process ends, for the directory."""
-        place = self.place
-        self.run_of = Run(place.name, place.index, place.starts)
+        self.place.starts += 1
+        self.run_of = self.place.run
 
     @property
     def settings(self) -> NodeSettings:
@@ -221,8 +231,6 @@ class Node(Actor[Any]):
     async def started(self) -> None:
         """Start the process."""
         place, settings = self.place, self.settings
-        place.starts += 1
-        place.control = None
         member = Member(
             place.name, place.index, b"", MemberState.STARTING, 0, "", "", time.time(), self.run_of.number
         )  # fmt: skip
@@ -273,6 +281,7 @@ class Node(Actor[Any]):
         if self.place.begun:
             raise error
         self.place.error = error
+        self.fleet.directory.wake()
         self.stop()
 
     def _lost(self, what: str, how: NodeLost | None = None) -> NodeLost:
@@ -393,10 +402,12 @@ class Node(Actor[Any]):
     @handles
     def ended(self, m: _Ended) -> None:
         """The process has ended."""
-        if isinstance(self.reason, Normal):
-            self.stop()
-        else:
+        if not isinstance(self.reason, Normal):
             self._fail(self._lost(m.how.detail, m.how))
+            return
+        if m.how.exit_code != 0 and self.greeted:
+            self.reason = Failed(self._lost(f"was draining and {m.how.detail}", m.how))
+        self.stop()
 
     @handles
     def disconnected(self, m: Down) -> None:

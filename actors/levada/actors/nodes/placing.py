@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
+import trio
+
 from levada.framework import Actor, ActorSystem, Lost, Ref
-from levada.framework.errors import ActorError, ActorStopped, ConfigurationError, NameTaken, RemoteFailure
+from levada.framework.errors import (
+    ActorError,
+    ActorStopped,
+    AskTimeout,
+    ConfigurationError,
+    LevadaError,
+    NameTaken,
+    RemoteFailure,
+)
 
 from .directory import Directory
 from .messages import Member, MemberState, NodeLost, Spawn
@@ -37,14 +48,54 @@ class Placing:
         """The actor, until its node is lost."""
         self.member: Member | None = None
         """The node where it is, as it was then."""
+        self.abandoned = False
+        """Whether the caller has stopped waiting for the first start."""
+        self._known = trio.Event()
+        self._error: Exception | None = None
 
-    async def start(self) -> Ref[Any]:
+    @property
+    def begun(self) -> bool:
+        """Whether its first start is over."""
+        return self._known.is_set()
+
+    async def first(self, timeout: float | None) -> Ref[Any]:
+        """Wait until `Placed` has started it for the first time; errors are those of `Nodes.spawn`.
+
+        Cancellation:
+            the actor ends as soon as it has started.
+        """
+        with trio.move_on_after(math.inf if timeout is None else timeout):
+            try:
+                await self._known.wait()
+            finally:
+                self.abandoned = not self._known.is_set()
+            if self._error is not None:
+                raise self._error
+            assert self.ref is not None
+            return self.ref
+        raise AskTimeout(f"{self.order.cls} was not started within {timeout:g} s", seconds=timeout or 0.0)
+
+    async def begin(self) -> bool:
+        """Start it for the first time, and tell the task in `first`; whether there is something to follow."""
+        try:
+            ref = await self.start(None)
+        except (LevadaError, TypeError, ValueError) as error:
+            self._error = error
+            return False
+        else:
+            if self.abandoned:
+                ref.kill()
+            return not self.abandoned
+        finally:
+            self._known.set()
+
+    async def start(self, timeout: float | None) -> Ref[Any]:
         """Start it on a node that is up, and register it; errors are those of `Nodes.spawn`."""
         place = self.fleet.choose(self.on)
         assert place.control is not None
         member = self.fleet.directory[place.name]
         try:
-            ref: Ref[Any] = await place.control.ask(self.order)
+            ref: Ref[Any] = await place.control.ask(self.order, timeout=timeout)
         except ActorError as error:
             cause = error.__cause__
             if isinstance(cause, RemoteFailure) and cause.kind == "ConfigurationError":
@@ -102,12 +153,15 @@ class Placed(Actor[Any]):
     async def _follow(self) -> None:
         placing = self.placing
         directory = placing.fleet.directory
+        if not placing.begun and not await placing.begin():
+            self.stop()
+            return
         while True:
             if placing.ref is None:
                 await directory.until(placing.may_start)
                 if placing.is_unwanted():
                     break
-                await placing.start()
+                await placing.start(None)
             assert placing.ref is not None
             reason = await placing.ref.terminated()
             if not isinstance(reason, Lost) and not placing.is_leaving():

@@ -9,10 +9,22 @@ import attrs
 from attrs import validators as v
 
 from levada.framework import RestartPolicy, restart
+from levada.framework.errors import ConfigurationError
+
+try:
+    import resource
+except ModuleNotFoundError:  # not on Windows
+    resource = None  # type: ignore[assignment]
 
 __all__ = ["NodeSettings"]
 
 _SECONDS: Any = [v.instance_of((int, float)), v.gt(0)]
+
+
+def _check_rlimits(_: Any, attribute: Any, limits: Mapping[str, int]) -> None:
+    for name in limits:
+        if not name.startswith("RLIMIT_") or not hasattr(resource, name):
+            raise ConfigurationError(f"rlimits has the names of the module resource, such as RLIMIT_AS, not {name!r}")
 
 
 def _sets(sets: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]:
@@ -31,7 +43,8 @@ class NodeSettings:
     kill_after: float = attrs.field(default=2.0, validator=_SECONDS)
     """Seconds between SIGTERM and SIGKILL."""
     silence: float = attrs.field(default=10.0, validator=_SECONDS)
-    """Seconds without a heartbeat of the driver after which a node ends its actors and its process."""
+    """Seconds without a heartbeat of the driver after which a node ends its actors and its process: the driver is stopped, or native
+    code in it keeps the interpreter's lock. The end of its process is known at once."""
     hang_timeout: float | None = attrs.field(default=None, validator=v.optional(_SECONDS))
     """Seconds without a heartbeat of a node after which the driver kills it; None: never. The heartbeat has a thread of its own, so a
     handler that computes is no hang; native code that keeps the interpreter's lock is one."""
@@ -44,7 +57,7 @@ class NodeSettings:
     """Added to the niceness of each process."""
     affinity: tuple[tuple[int, ...], ...] = attrs.field(default=(), converter=_sets)
     """CPUs that each node may use, by its index modulo the length: ``[[0], [1]]`` pins nodes to two cores in turn. Empty: all CPUs."""
-    rlimits: Mapping[str, int] = attrs.field(factory=dict[str, int])
+    rlimits: Mapping[str, int] = attrs.field(factory=dict[str, int], validator=_check_rlimits)
     """Limits of each process, such as ``{"RLIMIT_AS": 2**31}``: both the soft and the hard one."""
     env: Mapping[str, str] = attrs.field(factory=dict[str, str], repr=False)
     """Variables added to the environment of child processes."""

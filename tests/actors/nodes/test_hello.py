@@ -1,0 +1,189 @@
+"""Nodes that say the wrong thing, or nothing, and blocks that are cancelled at every point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from trio.testing import MockClock
+
+from levada.actors.aqueduct import Peer, PeerConfig, connect_over
+from levada.actors.nodes import NodeLost, NodeSettings
+from levada.actors.nodes.body import run_node
+from levada.actors.nodes.messages import AppFailed, Hello, Ready, Refused, Welcome
+from levada.actors.nodes.node import control_schema
+from levada.framework import Actor, ActorSystem, OneshotReceiver, OneshotSender, Ref, oneshot, restart
+from levada.framework.errors import ActorError
+
+from .apps import Counter, app
+from .conftest import SETTINGS, Task, nodes_here
+
+
+class Idle(Actor[Any]):
+    """Does nothing."""
+
+
+async def say_hello(peer: Peer[Hello], control: Ref[Any], **changes: Any) -> Any:
+    """Send a hello; return the answer."""
+    answer: OneshotSender[Welcome | Refused]
+    answered: OneshotReceiver[Welcome | Refused]
+    answer, answered = oneshot(Welcome | Refused)
+    hello = Hello(
+        node_id=b"x" * 16, pid=1, host="here", python="3", version="0", schema=control_schema(), control=control, answer=answer
+    )  # fmt: skip
+    await peer.send(attrs.evolve(hello, **changes))  # type: ignore[misc]  # a message class is an attrs class
+    return await answered
+
+
+async def never_says_hello(opens: Any, *, name: str, end: trio.Event) -> None:
+    """Connect and say nothing."""
+    async with ActorSystem(name) as system, connect_over(system, opens, Hello, PeerConfig()):
+        await trio.sleep_forever()
+
+
+async def says_it_twice(opens: Any, *, name: str, end: trio.Event) -> None:
+    """Say hello twice; report the second answer as the reason of a failure."""
+    async with ActorSystem(name) as system, connect_over(system, opens, Hello, PeerConfig()) as peer:
+        control = system.spawn(Idle)
+        welcome = await say_hello(peer, control)
+        refused = await say_hello(peer, control)
+        await welcome.node.send(AppFailed(refused.text, ""))
+        await trio.sleep_forever()
+
+
+async def has_other_messages(opens: Any, *, name: str, end: trio.Event) -> None:
+    """Say hello with other message classes."""
+    async with ActorSystem(name) as system, connect_over(system, opens, Hello, PeerConfig()) as peer:
+        await say_hello(peer, system.spawn(Idle), schema="0" * 8, version="0.0.1")
+
+
+async def has_another_class(opens: Any, *, name: str, end: trio.Event) -> None:
+    """Be ready, with another version of a message class of the app."""
+    async with ActorSystem(name) as system, connect_over(system, opens, Hello, PeerConfig()) as peer:
+        welcome = await say_hello(peer, system.spawn(Idle))
+        await welcome.node.ask(Ready("", [], {"tests.nodes.Add": "0" * 8, "unknown": "1" * 8}))
+
+
+async def has_another_hello(opens: Any, *, name: str, end: trio.Event) -> None:
+    """Connect with another class of the same tag as `Hello`."""
+    schema = b"\x81\xb1levada.node.Hello\x91\x93\xa4name\xa3int\xc2"
+    config = PeerConfig(schema="off", headers=(("levada-schema", schema),))
+    async with ActorSystem(name) as system, connect_over(system, opens, Hello, config):
+        await trio.sleep_forever()
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (never_says_hello, r"n0 did not say hello within 5 s \(NodeSettings.start_timeout\)"),
+        (says_it_twice, "n0 has failed: n0#0 has said hello before"),
+        (has_other_messages, "n0 runs levada 0.0.1 on Python 3, whose control messages are not those of this process"),
+        (has_another_class, "n0 has another version of the message class tests.nodes.Add$"),
+        (has_another_hello, "n0 ended without an order"),
+    ],
+)
+async def test_a_node_that_says_the_wrong_thing_is_an_error_of_the_block(
+    body: Callable[..., Any], text: str, autojump_clock: MockClock
+) -> None:
+    async with ActorSystem() as system:
+        with pytest.raises(NodeLost, match=text):
+            async with nodes_here(system, 1, body=body):
+                pass
+
+
+async def test_a_process_that_cannot_be_started_is_an_error_of_the_block(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    def no_descriptors() -> Any:
+        raise OSError(24, "Too many open files")
+
+    async with ActorSystem() as system:
+        monkeypatch.setattr("tests.actors.nodes.conftest.socket.socketpair", no_descriptors)
+        with pytest.raises(NodeLost, match=r"n0 cannot be started: \[Errno 24\] Too many open files"):
+            async with nodes_here(system, 1):
+                pass
+
+
+class CancelAtStep(trio.abc.Instrument):
+    """Cancels a scope when so many steps of tasks have begun."""
+
+    def __init__(self, scope: trio.CancelScope, steps: int) -> None:
+        self.scope = scope
+        self.left = steps
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.scope.cancel()
+
+
+async def run_and_cancel(steps: int) -> bool:
+    """Run a node and an actor on it; whether all was over before the cancellation."""
+    tasks: list[Task] = []
+    with trio.CancelScope() as scope:
+        instrument = CancelAtStep(scope, steps)
+        trio.lowlevel.add_instrument(instrument)
+        try:
+            async with ActorSystem() as system, nodes_here(system, 1, app) as (nodes, tasks):
+                await nodes.spawn(Counter, supervise=restart())
+        finally:
+            trio.lowlevel.remove_instrument(instrument)
+    assert all(task.gone.is_set() for task in tasks)
+    return not scope.cancelled_caught
+
+
+@pytest.mark.ci
+async def test_a_block_may_be_cancelled_at_every_point_of_its_start_and_end(autojump_clock: MockClock) -> None:
+    steps = 1
+    while not await run_and_cancel(steps):
+        steps += 5
+    assert 200 < steps < 2000
+
+
+async def test_a_node_that_is_lost_while_it_starts_an_actor_is_an_error_of_the_caller(
+    autojump_clock: MockClock,
+) -> None:
+    async with ActorSystem() as system, nodes_here(system, 2) as (nodes, tasks):
+        raised: list[Exception] = []
+
+        async def spawn() -> None:
+            try:
+                await nodes.spawn(Counter, on="n1")
+            except ActorError as error:
+                raised.append(error)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(spawn)
+            tasks[1].kill()
+        assert [type(error).__name__ for error in raised] == ["ActorStopped"]
+        assert "n1" in str(raised[0])
+        assert nodes["n1"].name == "n1"
+
+
+async def test_a_node_that_fails_again_and_again_ends_the_drivers_system(autojump_clock: MockClock) -> None:
+    settings = attrs.evolve(SETTINGS, restart=restart(max=2, within=60.0))
+    begun: list[str] = []
+
+    async def dies(opens: Any, *, name: str, end: trio.Event) -> None:
+        begun.append(name)
+        if len(begun) > 1:
+            raise NodeLost("out of luck")
+        await run_node(opens, name=name, end=end)
+
+    with pytest.raises(NodeLost, match="n0 ended without an order, with exit code 1"):
+        async with ActorSystem() as system, nodes_here(system, 1, settings=settings, body=dies) as (_, tasks):
+            tasks[0].kill()
+            await trio.sleep_forever()
+    assert len(begun) >= 2
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(ValueError, match="rlimits has the names"):
+        NodeSettings(rlimits={"RLIMIT_MEMORY": 1})
+    with pytest.raises(ValueError, match="start_timeout"):
+        NodeSettings(start_timeout=0)
+    assert NodeSettings(silence=1.0).beat == 0.2
+    assert NodeSettings(affinity=[[0], [1]]).affinity == ((0,), (1,))
