@@ -5,23 +5,26 @@ Private fields used here: ``Cell._batch``, ``Cell._box``, ``Cell._handled``, ``C
 
 from __future__ import annotations
 
+import functools
 from _thread import get_ident
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, enable_ki_protection, wait_task_rescheduled
 
 from ._routees import Resize, RouterBase
-from ._runtime.ask import Ask, RemoteTell
+from ._runtime.ask import Ask, RemoteTell, content_of
 from ._runtime.cell import Cell
+from ._runtime.channel_core import Outcome
 from ._runtime.dispatch import RUNTIME_ENTRIES
-from ._runtime.phase import RUNNING
+from ._runtime.phase import RUNNING, STOPPED
 from ._runtime.tokens import TURN, Stop, Take
 from .errors import AskCycle, ConfigurationError
 from .loop import Inbox
 from .ref import Ref
 
-__all__ = ["PullRouter"]
+__all__ = ["PullRouter", "Work"]
 
 
 class PullRouter(RouterBase):
@@ -33,10 +36,10 @@ class PullRouter(RouterBase):
         return inbox
 
     def check(self, ref: Ref[Any]) -> None:
-        if not isinstance(ref, Cell):
+        if not isinstance(ref, Cell) and not ref.takes_work:
             raise ConfigurationError(
-                f"{ref.path} is in another system and cannot pull from {self.ref.path}: use round_robin() or another "
-                "routing that hands messages on"
+                f"{ref.where} cannot pull from {self.ref.path}, because its system does not report finished work: update it, "
+                "or use round_robin() or another routing that hands messages on"
             )
 
     def add(self, ref: Any, label: str) -> None:
@@ -65,12 +68,105 @@ class Pull(Take):
         self._routee = routee
         self._message: Any = None
 
+    def is_ready(self) -> bool:
+        """Whether the routee is not about to restart."""
+        return self._routee.phase is RUNNING
+
+    def offer(self) -> None:
+        """Let the routee look for a message in its next turn."""
+        self._routee.admit(self)
+
+    @enable_ki_protection
     def next(self, cell: Any) -> Any:
-        self._message = self._inbox.take(self._routee, self)
-        return self._message
+        message = self._message = self._inbox.take(self._routee, self)
+        if message is not TURN:
+            self._routee.admit(self)
+        return message
 
     def taken(self, cell: Any) -> Any:
         return self._message
+
+
+class RemotePull:
+    """Gives a routee in another system one message at a time. The other side has a `Work` in the routee's mailbox."""
+
+    __slots__ = ("_inbox", "_routee")
+
+    def __init__(self, inbox: _PullInbox, routee: Ref[Any]) -> None:
+        self._inbox = inbox
+        self._routee = routee
+
+    def is_ready(self) -> bool:
+        """Always: its system does not say when it restarts."""
+        return True
+
+    def offer(self) -> None:
+        """Send the router's oldest message. A routee that has ended gets none; it is about to be removed."""
+        routee = self._routee
+        while routee.is_alive and (entry := self._inbox.take(routee, self)) is not TURN:
+            work = entry if isinstance(entry, Ask) else content_of(entry)
+            if routee.work(work, functools.partial(self._over, entry)):
+                return
+
+    def _over(self, entry: Any, outcome: Outcome) -> None:
+        """Go on: a finished routee gets the next message, and a message that no handler has started goes to another routee."""
+        if outcome is Outcome.PROCESSED:
+            self.offer()
+        elif outcome is Outcome.NOT_PROCESSED:
+            self._inbox.put_back(entry)
+        elif not isinstance(entry, Ask):
+            self._inbox.system.dead_letter(entry, self._routee, "lost")
+
+
+class Work(Take):
+    """In the mailbox of an actor whose router is in another system: handle one message here, and report when it is finished.
+
+    Like a `Pull`, it goes into the mailbox again behind its message: when it comes up again, the message has been handled.
+    """
+
+    __slots__ = ("_cell", "_entry", "_over", "_started")
+
+    def __init__(self, cell: Cell, entry: Any, over: Callable[[bool], None]) -> None:
+        """Put it into the mailbox.
+
+        Args:
+            cell: the actor.
+            entry: the message, or the question.
+            over: called once: with True when the handler has finished, or the actor ended meanwhile; with False if the actor has ended
+                and no handler has started.
+        """
+        self._cell = cell
+        self._entry = entry
+        self._over: Callable[[bool], None] | None = over
+        self._started = False
+        cell.add_watcher(self, lambda _: self._end())
+        cell.admit(self)
+
+    def withdraw(self) -> bool:
+        """Do not start it any more, since the router is out of reach; return whether it was started. No call follows."""
+        self._over = None
+        self._cell.forget_watcher(self)
+        return self._started
+
+    @enable_ki_protection
+    def next(self, cell: Any) -> Any:
+        if self._over is None:
+            return TURN
+        if self._started:
+            self._cell.forget_watcher(self)
+            self._end()
+            return TURN
+        self._started = True
+        cell.admit(self)
+        return self._entry
+
+    def taken(self, cell: Any) -> Any:
+        return self._entry
+
+    def _end(self) -> None:
+        over, self._over = self._over, None
+        if over is not None:
+            over(self._started)
 
 
 class _PullInbox(Inbox[Any]):
@@ -79,10 +175,10 @@ class _PullInbox(Inbox[Any]):
     def __init__(self, cell: Cell, router: PullRouter) -> None:
         super().__init__(cell)
         self._router = router
-        self._pulls: dict[Cell, Pull] = {}
-        """The `Pull` of each routee."""
-        self._free: deque[Cell] = deque()
-        """Routees without a `Pull` in their mailbox."""
+        self._pulls: dict[Any, Pull | RemotePull] = {}
+        """The pull of each routee."""
+        self._free: deque[Pull | RemotePull] = deque()
+        """Pulls that have found no message: none is in a mailbox."""
 
     # Senders call the next two.
     def wake(self, cell: Cell) -> None:
@@ -123,19 +219,21 @@ class _PullInbox(Inbox[Any]):
             self._ended = True
             self._cell._idle = False
 
-    def add(self, routee: Cell) -> None:
+    def add(self, routee: Any) -> None:
         """Let a routee take messages from now on."""
-        self._pulls[routee] = Pull(self, routee)
-        self._free.append(routee)
+        pull = Pull(self, routee) if isinstance(routee, Cell) else RemotePull(self, routee)
+        self._pulls[routee] = pull
+        self._free.append(pull)
         if self._cell.depth():
             self._offer()
 
     def remove(self, routee: Any) -> None:
         """Let a routee take no more messages; it may finish the current one."""
-        if self._pulls.pop(routee, None) is None:
+        pull = self._pulls.pop(routee, None)
+        if pull is None:
             return
-        if routee in self._free:
-            self._free.remove(routee)
+        if pull in self._free:
+            self._free.remove(pull)
         elif self._cell.depth():
             self._offer()  # it may have been about to take a message that another routee can take
         if not self._pulls:
@@ -145,8 +243,16 @@ class _PullInbox(Inbox[Any]):
         self._ended = True
         super().wake(self._cell)
 
+    def put_back(self, entry: Any) -> None:
+        """Take back a message that no routee has started to handle."""
+        cell = self._cell
+        if cell.phase is STOPPED:
+            cell.tell(entry)  # a dead letter, or an error for the asker
+        else:
+            cell.put_back([entry])
+
     @enable_ki_protection
-    def take(self, routee: Cell, pull: Pull) -> Any:
+    def take(self, routee: Any, pull: Pull | RemotePull) -> Any:
         """Return the oldest message, for a routee in its turn."""
         if self._ended or self._pulls.get(routee) is not pull:
             return TURN
@@ -170,22 +276,21 @@ class _PullInbox(Inbox[Any]):
             elif isinstance(entry, Ask):
                 if entry.settled:
                     continue
-                try:
-                    self._router.system.waits.forward(entry, routee)
-                except AskCycle as error:
-                    entry.fail(error)
-                    continue
+                if isinstance(routee, Cell):
+                    try:
+                        self._router.system.waits.forward(entry, routee)
+                    except AskCycle as error:
+                        entry.fail(error)
+                        continue
                 cell._handled += 1
-                routee.admit(pull)
                 return entry
             elif kind in RUNTIME_ENTRIES and kind is not RemoteTell:
                 cell._handled += 1  # it uncounts itself
                 RUNTIME_ENTRIES[kind](self._router, entry)
             else:
                 cell._handled += 1
-                routee.admit(pull)
                 return entry
-        self._free.append(routee)
+        self._free.append(pull)
         return TURN
 
     def _offer(self) -> None:
@@ -193,11 +298,10 @@ class _PullInbox(Inbox[Any]):
         free = self._free
         if free and not self._ended:
             for _ in range(len(free)):
-                if free[0].phase is RUNNING:
+                if free[0].is_ready():
                     break
                 free.rotate(-1)
-            routee = free.popleft()
-            routee.admit(self._pulls[routee])
+            free.popleft().offer()
 
     def _look_for_stop(self) -> None:
         """Find a queued stop: without routees nothing else would reach it."""

@@ -6,12 +6,14 @@ Private fields used here: ``Cell._actor``, ``Actor._bound``.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Hashable
 from typing import Any
 
 import attrs
 
-from ._runtime.ask import Ask
+from ._runtime.ask import Ask, content_of
+from ._runtime.cell import Cell
 from ._runtime.phase import RUNNING
 from ._runtime.tokens import Stop
 from .actor import Actor
@@ -23,6 +25,8 @@ from .registry import Joined, Left
 from .supervision import Supervision
 
 __all__ = ["GroupMembers", "PoolChildren", "Resize", "RouterBase"]
+
+logger = logging.getLogger("levada.framework.router")
 
 
 @message("levada.Resize")
@@ -125,7 +129,7 @@ class GroupMembers:
 
     def tell(self, event: Joined | Left) -> None:
         if isinstance(event, Joined):
-            self._router.add(event.ref, event.ref.path)
+            self._router.add(event.ref, event.ref.where)
         else:
             self._router.remove(event.ref)
 
@@ -168,6 +172,14 @@ class RouterBase(Actor[Any]):
     def watch_end(self, ref: Any, ended: Callable[[], None]) -> None:
         """Call `ended` when a child has ended, in the same turn."""
         ref.add_watcher((self, ref), lambda _: ended())
+
+    def not_taken(self, entry: Any, routee: Ref[Any], error: Exception) -> None:
+        """Note that a routee's mailbox, or the connection to it, refuses a message."""
+        path = self.ref.path
+        what = type(content_of(entry)).__name__
+        extra = {"actor": path, "event": "not_taken"}
+        logger.error("%s: %s does not take a %s", path, routee.where, what, exc_info=error, extra=extra)
+        self.refuse(entry, error, "no key" if isinstance(routee, Cell) else "cannot travel")
 
     def refuse(self, entry: Any, error: Exception, why: str) -> None:
         """Fail a question, or make a message a dead letter, because no routee takes it."""

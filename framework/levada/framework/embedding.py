@@ -1,6 +1,6 @@
 """The interface for code that runs machines inside actors: protocol drivers, bridges, anything driven by a network.
 
-It has four things that applications do not need:
+It has five things that applications do not need:
 
 * **Children driven by direct calls.** A mailbox turn costs more than all of a protocol's work for one frame. `adopt` makes an actor
   object a child without a factory, and its parent calls its methods; the child can still be watched, linked and killed like any actor.
@@ -12,6 +12,9 @@ It has four things that applications do not need:
   `act_for`.
 * **Channels whose other half is in another process**: `ChannelCore` is the core of a channel, and its module documentation says how a
   network takes the place of either half. An `Envelope` is a channel entry for a message that is decoded only when it is received.
+
+* **Routers whose routees are in another process**: a `Work` in an actor's mailbox brings one message of a `pull` router, and reports when
+  it is finished.
 
 Everything here belongs to the system's thread.
 
@@ -50,6 +53,7 @@ from typing import Any, ClassVar
 
 import trio
 
+from ._pull import Work
 from ._runtime.ask import Ask, RemoteAsk, RemoteTell, ThreadAsk, stopped_error
 from ._runtime.cell import Cell as LocalRef
 from ._runtime.cell import make_dead as dead_ref
@@ -90,6 +94,7 @@ __all__ = [
     "TerminalState",
     "ThreadAsk",
     "Tracked",
+    "Work",
     "act_for",
     "adopt",
     "ask_for",

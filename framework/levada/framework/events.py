@@ -41,7 +41,8 @@ class DeadLetter:
     to: Ref[Any]
     """The actor that it was sent to."""
     why: str
-    """``"stopped"``, ``"mailbox full"`` or ``"no key"`` (the mailbox's key function failed); from a router also ``"no routee"``."""
+    """``"stopped"``, ``"mailbox full"`` or ``"no key"`` (the mailbox's key function failed); from a router also ``"no routee"``,
+    ``"cannot travel"`` and ``"lost"``: a routee in another system had it, and is out of reach."""
 
 
 @attrs.frozen(eq=False)

@@ -10,6 +10,7 @@ from .errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ._runtime.channel_core import Outcome
     from .links import Reason
     from .message import Asks
 
@@ -154,6 +155,29 @@ class Ref(ABC, Generic[M_contra]):
 
     def on_stopped(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call back once when the actor has ended, at once if it has; return a function that undoes this."""
+        raise self._elsewhere()
+
+    # Routers call the next three, on refs of actors in other systems only.
+    @property
+    def takes_work(self) -> bool:
+        """Whether the actor's system reports when the actor has finished a message, and how many messages wait for it."""
+        return False
+
+    def work(self, entry: Any, over: Callable[[Outcome], None]) -> bool:
+        """Let the actor handle one message or question, and report when it has finished.
+
+        Args:
+            entry: the message or the question.
+            over: called once with ``PROCESSED``: finished; ``NOT_PROCESSED``: the actor ended before it began; ``UNKNOWN``: the
+                actor is out of reach. A question fails by itself if it is out of reach.
+
+        Returns:
+            False if `entry` cannot travel: then it was refused, and `over` is never called.
+        """
+        raise self._elsewhere()
+
+    def sample_load(self, got: Callable[[int | None], None]) -> None:
+        """Ask how many messages wait for the actor, behind those already sent; None if the question cannot be sent."""
         raise self._elsewhere()
 
     def _elsewhere(self) -> ConfigurationError:

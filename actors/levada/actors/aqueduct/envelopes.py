@@ -23,8 +23,9 @@ from levada.framework.errors import (
 )
 
 __all__ = [
-    "ANSWER", "ASK", "DOWN", "EXIT", "FAILURE", "LINK", "TELL", "WATCH", "Identity", "encode_failure", "encode_signal", "error_from",
-    "head_of", "read_failure", "read_signal",
+    "ANSWER", "ASK", "DONE", "DOWN", "EXIT", "FAILURE", "LINK", "LOAD", "LOADED", "RETURNED", "TELL", "WATCH", "WORK", "WORK_ASK",
+    "WORK_GREETING", "Identity", "encode_failure", "encode_load", "encode_signal", "error_from", "head_of", "read_done", "read_failure",
+    "read_load", "read_signal",
 ]  # fmt: skip
 
 # On the channel of a ref. A message follows the first two. Attachment 0 is the oneshot for the answer, or for the notice of the end.
@@ -32,13 +33,22 @@ TELL: Final = b"\x92\x00"
 ASK: Final = b"\x93\x01\xd5\x01\x02\x00"
 WATCH: Final = b"\x92\x02\xd5\x01\x02\x00"
 LINK: Final = b"\x94\x03"
+WORK: Final = b"\x93\x08\xd5\x01\x02\x00"
+WORK_ASK: Final = b"\x94\x09\xd5\x01\x02\x00\xd5\x01\x02\x01"
+LOAD: Final = b"\x92\x0b\xd5\x01\x02\x00"
 # On oneshots.
 ANSWER: Final = b"\x92\x04"
 FAILURE: Final = b"\x94\x05"
 DOWN: Final = b"\x92\x06"
 EXIT: Final = b"\x92\x07"
+DONE: Final = b"\x92\x0a\xc3"
+RETURNED: Final = b"\x92\x0a\xc2"
+LOADED: Final = b"\x92\x0c"
 
-_HEADS: Final = {head[1]: head for head in (TELL, ASK, WATCH, LINK)}
+WORK_GREETING: Final = ("levada-work", b"1")
+"""Connection header: this side understands `WORK`, `WORK_ASK` and `LOAD`. A peer without it is sent none."""
+
+_HEADS: Final = {head[1]: head for head in (TELL, ASK, WATCH, LINK, WORK, WORK_ASK, LOAD)}
 
 MAX_TEXT: Final = 4096
 """The most characters of a text about a failure; the rest is cut off."""
@@ -46,12 +56,14 @@ MAX_PATH: Final = 4096
 """The most bytes of a path."""
 ID_SIZE: Final = 16
 """Bytes of a node id, and of the key of an actor."""
+MAX_LOAD: Final = 2**32 - 1
+"""The most messages that an answer to a `LOAD` counts."""
 
 _PLAIN = Codec(max_bytes=8 * MAX_TEXT)  # a character has up to four bytes, and a failure has two texts
 
 
 def head_of(payload: bytes) -> bytes:
-    """Return the head of an envelope from the channel of a ref: `TELL`, `ASK`, `WATCH` or `LINK`.
+    """Return the head of an envelope from the channel of a ref: `TELL`, `ASK`, `WATCH`, `LINK`, `WORK`, `WORK_ASK` or `LOAD`.
 
     Raises:
         DecodeError: the head is unknown, or not in the prescribed form.
@@ -193,6 +205,36 @@ def read_signal(head: bytes, payload: bytes, actor: str) -> Reason:
     if not payload.startswith(head):
         raise DecodeError(f"expected {head.hex()}, got {payload[:8].hex()}")
     return _reason(_PLAIN.decode(payload[len(head) :]), actor)
+
+
+def read_done(payload: bytes) -> bool:
+    """Return whether the work was done, and not returned.
+
+    Raises:
+        DecodeError: it is malformed.
+    """
+    if payload not in (DONE, RETURNED):
+        raise DecodeError(f"expected the end of work, got {payload[:8].hex()}")
+    return payload == DONE
+
+
+def encode_load(waiting: int) -> bytes:
+    """Write the answer to a `LOAD`."""
+    return LOADED + _PLAIN.encode(min(waiting, MAX_LOAD))
+
+
+def read_load(payload: bytes) -> int:
+    """Read how many messages wait for an actor.
+
+    Raises:
+        DecodeError: it is malformed.
+    """
+    if not payload.startswith(LOADED):
+        raise DecodeError(f"expected {LOADED.hex()}, got {payload[:8].hex()}")
+    waiting = _PLAIN.decode(payload[len(LOADED) :])
+    if type(waiting) is not int or not 0 <= waiting <= MAX_LOAD:
+        raise DecodeError(f"no number of messages: {str(waiting)[:60]!a}")
+    return waiting
 
 
 def _describe(error: BaseException) -> tuple[str, str]:

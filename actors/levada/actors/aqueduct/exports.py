@@ -10,24 +10,28 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import trio
 
+from levada.framework import Ref
 from levada.framework.codec import AttachmentKind
-from levada.framework.embedding import LARGE, Ask, LocalRef, RemoteAsk, RemoteTell, let_others_run
+from levada.framework.embedding import LARGE, Ask, LocalRef, RemoteAsk, RemoteTell, Work, let_others_run
 from levada.framework.errors import ActorError, ActorStopped, DecodeError, LevadaError
 from levada.framework.message import Asks, reply_type
 from levada.transports.aqueduct import Delivery, ReceiverHalf, SenderHalf
 from levada.transports.text import printable
 
 from . import envelopes
-from .halves import Referring, open_delivery, read_unreadable
+from .halves import Referring, give_up, open_delivery, read_unreadable
 from .links import HalfActor
 from .oneshots import Promise
 
 __all__ = ["Export", "answer_type"]
+
+MOST_TASKS: Final = 64
+"""Messages of `pull` routers that one copy of a ref may hold: a peer has one for each router. More stay in the channel."""
 
 logger = logging.getLogger("levada.actors.aqueduct")
 
@@ -45,6 +49,8 @@ class Export(HalfActor):
     _busy: bool = attrs.field(default=False, init=False)
     _pausing: bool = attrs.field(default=False, init=False)
     """Whether it waits until other tasks have run for as long as a large message took."""
+    tasks: int = attrs.field(default=0, init=False)
+    """Messages of `pull` routers that the actor has not finished."""
 
     # `levada.actors.aqueduct.halves.Passenger`
 
@@ -85,12 +91,12 @@ class Export(HalfActor):
 
     def pump(self) -> None:
         """Deliver the envelopes that have arrived."""
-        if self._busy or self._waiting:
+        if self._busy or self._waiting or self.tasks >= MOST_TASKS:
             return
         self._busy = True
         half, halves = self.half, self.halves
         try:
-            while not (self._waiting or self._pausing) and half.mailbox:
+            while not (self._waiting or self._pausing or self.tasks >= MOST_TASKS) and half.mailbox:
                 delivery = half.take()
                 halves.received += 1
                 began = trio.current_time() if len(delivery.payload) > LARGE else 0.0
@@ -125,15 +131,20 @@ class Export(HalfActor):
             self._tell(delivery)
         elif head is envelopes.ASK:
             self._ask(delivery, self._oneshot(delivery))
-        elif head is envelopes.WATCH:
+        elif head is envelopes.WATCH or head is envelopes.LOAD:
             if delivery.payload != head or len(delivery.attachments) != 1:
-                raise DecodeError("a watch with more than its oneshot")
-            self._watch(self._oneshot(delivery))
+                raise DecodeError("a watch, or a question for the load, with more than its oneshot")
+            half = self._oneshot(delivery)
+            self._watch(half) if head is envelopes.WATCH else self._load(half)
+        elif head is envelopes.WORK:
+            self._work(delivery, self._oneshot(delivery))
+        elif head is envelopes.WORK_ASK:
+            self._work_ask(delivery, self._oneshot(delivery), self._oneshot(delivery, 1))
         else:
             self._link(delivery)
 
-    def _oneshot(self, delivery: Delivery) -> SenderHalf:
-        half = delivery.attachments[0] if delivery.attachments else None
+    def _oneshot(self, delivery: Delivery, index: int = 0) -> SenderHalf:
+        half = delivery.attachments[index] if index < len(delivery.attachments) else None
         if not isinstance(half, SenderHalf) or not half.oneshot:
             raise DecodeError("an envelope without the oneshot that belongs to it")
         return half
@@ -162,6 +173,38 @@ class Export(HalfActor):
             question.fail(ActorError(f"the question cannot be decoded: {error}", actor=self.target.path))
         else:
             self._put(question)
+
+    def _work(self, delivery: Delivery, half: SenderHalf) -> None:
+        refs = self.halves.refs
+        task = Task(self, half)
+        try:
+            message, handles = open_delivery(
+                refs.halves, delivery, delivery.payload[len(envelopes.WORK) :], Any, first=1
+            )
+        except LevadaError as error:
+            logger.warning("%s: a message for %s cannot be decoded: %s", refs.peer, self.target.path, error)
+            task.over(True)
+        else:
+            task.begin(RemoteTell(message, refs.halves.remote), handles)
+
+    def _work_ask(self, delivery: Delivery, half: SenderHalf, answer: SenderHalf) -> None:
+        refs = self.halves.refs
+        task, question = Task(self, half), Question(refs, self.target, answer)
+        try:
+            question.message, handles = open_delivery(
+                refs.halves, delivery, delivery.payload[len(envelopes.WORK_ASK) :], Any, first=2
+            )
+        except LevadaError as error:
+            question.fail(ActorError(f"the question cannot be decoded: {error}", actor=self.target.path))
+            task.over(True)
+        else:
+            task.begin(question, handles)
+
+    def _load(self, half: SenderHalf) -> None:
+        halves = self.halves
+        promise = Promise(halves, _nothing, idle=True)
+        halves.start(promise.bound(half))
+        promise.send(envelopes.encode_load(self.target.load()))
 
     def _watch(self, half: SenderHalf) -> None:
         cell, halves = self.target, self.halves
@@ -226,6 +269,55 @@ class Export(HalfActor):
             self.pump()
 
 
+def _nothing() -> None:
+    """Do nothing: the peer does not want the answer any more."""
+
+
+class Task:
+    """One message of a `pull` router at the peer, and the oneshot on which the peer learns that it is finished."""
+
+    def __init__(self, export: Export, half: SenderHalf) -> None:
+        halves = export.halves
+        self._export = export
+        self._entry: Any = None
+        self._handles: tuple[Any, ...] = ()
+        self._work: Work | None = None
+        self._done = Promise(halves, self._withdraw)
+        halves.start(self._done.bound(half))
+
+    def begin(self, entry: Any, handles: tuple[Any, ...]) -> None:
+        """Put the message into the actor's mailbox."""
+        self._entry, self._handles = entry, handles
+        self._export.tasks += 1
+        self._work = Work(self._export.target, entry, self._end)
+
+    def over(self, done: bool) -> None:
+        """Report the end."""
+        self._done.send(envelopes.DONE if done else envelopes.RETURNED)
+
+    def _end(self, started: bool) -> None:
+        entry = self._entry
+        # A channel in the message has moved here with it, so no other actor can get them.
+        returned = not started and all(isinstance(handle, Ref) for handle in self._handles)
+        if returned and isinstance(entry, Question):
+            entry.take_back()
+        elif not started and not returned:
+            self._export.target.tell(entry)  # a dead letter, or an error for the asker
+        self.over(not returned)
+        self._left()
+
+    def _withdraw(self) -> None:
+        if self._work is not None:
+            if not self._work.withdraw():
+                give_up(self._handles)
+            self._left()
+
+    def _left(self) -> None:
+        self._work = None
+        self._export.tasks -= 1
+        self._export.pump()
+
+
 class Question(RemoteAsk):
     """A question from the peer, answered on its oneshot."""
 
@@ -236,6 +328,11 @@ class Question(RemoteAsk):
         self._refs = refs
         self._promise = Promise(refs.halves, self.withdraw)
         refs.halves.start(self._promise.bound(half))
+
+    def take_back(self) -> None:
+        """Do not answer, since no handler has started: the peer gives it to another actor."""
+        self.withdraw()
+        self._promise.finish()
 
     def _settle(self, value: Any, error: BaseException | None) -> None:
         super()._settle(value, error)

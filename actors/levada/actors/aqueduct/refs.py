@@ -51,6 +51,7 @@ from .lookup import Claim
 from .oneshots import Awaited, Promise
 from .raw import RawMessage
 from .signals import Asking, Later, Signal, Tie, Watching
+from .work import Sampling, WorkAsking, Working
 
 __all__ = ["TRANSITIONS", "RefChange", "RefState", "Refs", "RemoteRef"]
 
@@ -157,6 +158,11 @@ class Refs:
     def join(self, fleet: Fleet, node: bytes) -> None:
         """Note that the peer is a member of the fleet."""
         self.fleet, self.node = fleet, node
+
+    @property
+    def takes_work(self) -> bool:
+        """Whether the peer understands `envelopes.WORK`."""
+        return envelopes.WORK_GREETING in (self.halves.core.peer_headers or ())
 
     def release(self) -> None:
         """Drop the connection's halves, since its actor has ended and they may hold this object."""
@@ -495,6 +501,25 @@ class RemoteRef(Ref[Any]):
             self._try_post(asking)
         else:
             message.fail(self.stopped(message.message))
+
+    @property
+    def takes_work(self) -> bool:
+        """Whether its system reports finished work. All members of a fleet do."""
+        return self.fleet is not None or (self.refs is not None and self.refs.takes_work)
+
+    def work(self, entry: Any, over: Callable[[Outcome], None]) -> bool:
+        """Let the actor handle one message or question, and report when it has finished."""
+        working = WorkAsking(self, entry, over) if isinstance(entry, Ask) else Working(self, entry, over)
+        try:
+            self._post(working)
+        except Exception as error:  # noqa: BLE001 - the sender must learn of any error
+            working.refuse(error)
+            return False
+        return True
+
+    def sample_load(self, got: Callable[[int | None], None]) -> None:
+        """Ask how many messages wait for the actor."""
+        self._try_post(Sampling(self, got))
 
     def add_watcher(self, key: Hashable, ended: Callable[[Reason], None]) -> None:
         """Call `ended` with the reason when the actor has ended, or is out of reach."""

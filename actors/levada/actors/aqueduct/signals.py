@@ -85,10 +85,14 @@ class Asking(Signal):
         return not self.question.settled
 
     def encode(self, refs: Referring, packing: Packing) -> bytes:
+        return envelopes.ASK + self.encode_question(refs, packing)
+
+    def encode_question(self, refs: Referring, packing: Packing) -> bytes:
+        """Attach the oneshot for the answer; return the bytes of the question."""
         self._refs = refs
         self._answer = Awaited(refs.halves, self._answered, self._over)
         packing.take(self._answer, Attach.ONESHOT_SENDER)
-        return envelopes.ASK + refs.codec.encode(self.question.message, attachments=packing)
+        return refs.codec.encode(self.question.message, attachments=packing)
 
     def failed(self, error: BaseException | None) -> None:
         self.question.fail(error or self.ref.stopped(self.question.message))
@@ -118,11 +122,14 @@ class Asking(Signal):
             question.fail(error)
 
     def _over(self, state: TerminalState) -> None:
-        message = self.question.message
         if state in _LOST:
-            self.question.fail(stopped_error(self.ref, Lost(self._refs.peer), message))  # type: ignore[arg-type]
+            self.question.fail(stopped_error(self.ref, Lost(self._refs.peer), self.question.message))  # type: ignore[arg-type]
         else:
-            self.question.fail(NoValue(f"the answer to {type(message).__name__} was given up"))
+            self.unanswered()
+
+    def unanswered(self) -> None:
+        """Tell the asker that there is no answer."""
+        self.question.fail(NoValue(f"the answer to {type(self.question.message).__name__} was given up"))
 
 
 class Watching(Signal):

@@ -271,6 +271,10 @@ class Cell(Ref[Any]):
         """Return about how many messages wait: entries of the runtime count too."""
         return len(self._box) + len(self._batch)
 
+    def load(self) -> int:
+        """Return about how many messages wait; a running async handler counts as one."""
+        return len(self._box) + len(self._batch) + (self._worker is not None)
+
     @enable_ki_protection
     def put_first(self, message: Any) -> None:
         """Put a signal message before all user messages, behind earlier signals and the `started` hook.
