@@ -11,8 +11,8 @@ There are three kinds with the same interface:
 * `BroadcastRouter` tells all routees.
 * `PullRouter` picks no routee: its messages stay in its mailbox until a routee is free, so the bound of that mailbox holds senders
   back.  A routee gets work as a `Pull` in its mailbox: it takes the router's oldest message, gets a new `Pull` behind it, and handles
-  the message.  So a routee holds at most one message, finishes it before it takes the next, and loses no other if it fails.  A routee in another system
-  is sent one message, and the next when its system reports that it has finished.
+  the message.  So a routee holds at most one message, finishes it before it takes the next, and loses no other if it fails.
+  A routee in another system is sent one message, and the next when its system reports that it has finished.
   The router itself never runs for a message: it is a loop actor that sleeps, and the sender's `tell` and the routee's turn call its
   inbox (`_pull.PullRouter`).
 

@@ -340,26 +340,6 @@ async def test_remote_refs_in_groups_registries_and_routers(two: Any, autojump_c
         assert both.here.groups.members("desks") == []
 
 
-async def test_a_remote_ref_cannot_join_what_a_pull_router_serves(
-    two: Any, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It could never take a message there: refused at once, whichever of the two comes first."""
-    from levada.framework.router import group, pull
-
-    async with two() as both:
-        router = both.here.spawn(group("desks", routing=pull()))
-        await settled()
-        with pytest.raises(ConfigurationError, match=r"in another system and cannot pull from .* use round_robin\(\)"):
-            both.here.groups.join("desks", both.ref)
-        assert both.here.groups.members("desks") == []
-        assert router.is_alive
-        both.here.groups.join("other desks", both.ref)
-        late = both.here.spawn(group("other desks", routing=pull()))
-        assert isinstance((await late.terminated()).error, ConfigurationError)
-        both.here.groups.leave("other desks", both.ref)
-    assert "cannot pull" in caplog.text
-
-
 async def test_routers_and_loops_are_actors_too(two: Any, autojump_clock: MockClock) -> None:
     """Questions from elsewhere go through them as those from here do."""
     from levada.framework.router import pool, pull

@@ -521,7 +521,7 @@ async def test_consistent_hash_tells_members_of_two_systems_with_one_path_apart(
     assert all(len(keys) > 25 for keys in by.values())
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.ci) for seed in range(3, 40))])
 async def test_in_any_trouble_no_message_is_handled_twice_or_lost_in_silence(
     autojump_clock: MockClock, seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -532,7 +532,7 @@ async def test_in_any_trouble_no_message_is_handled_twice_or_lost_in_silence(
         here = offices.here
         carrier = MemoryConfig(shape="connection", latency=0.05)
         there = [await offices.open(carrier) for _ in range(2)]
-        router = here.spawn(group("g", routing=pull()), mailbox=bounded(rng.choice([1, 5, 100])))
+        router: Any = here.spawn(group("g", routing=pull()), mailbox=bounded(rng.choice([1, 5, 100])))
         spare = here.spawn(Worker, "spare", offices.log, supervise=restart("permanent", max=1000))
         here.groups.join("g", spare)
         cells = []
@@ -624,6 +624,7 @@ async def two_jobs(call: int | None) -> tuple[list[int], list[int], list[Any], i
         return offices.begun(), lost, outcomes, calls
 
 
+@pytest.mark.ci
 async def test_the_connection_may_be_lost_at_every_operation(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:

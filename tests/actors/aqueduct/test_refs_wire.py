@@ -253,6 +253,8 @@ def test_every_cut_and_every_changed_octet_is_read_or_refused(data: st.DataObjec
         lambda: envelopes.read_signal(envelopes.DOWN, cut, "/a"),
         lambda: envelopes.read_signal(envelopes.DOWN, envelopes.DOWN + cut, "/a"),
         lambda: envelopes.error_from(cut, "/a", None),
+        lambda: envelopes.read_done(cut),
+        lambda: envelopes.read_load(cut),
     ):
         try:
             read()

@@ -56,13 +56,14 @@ class Working(Signal):
 class WorkAsking(Asking):
     """A question for a `pull` router: its answer, and the report that the handler has finished, come on oneshots of their own."""
 
-    __slots__ = ("_ended", "_unanswered")
+    __slots__ = ("_ended", "_half_over")
 
     def __init__(self, ref: RemoteRef, question: Ask, over: Callable[[Outcome], None]) -> None:
         super().__init__(ref, question)
         self._ended = over
-        self._unanswered = False
-        """Whether the oneshot for the answer has ended without a value: the question was returned, or its answer was given up."""
+        self._half_over = False
+        """Whether one of two things has happened: the report has come, and the oneshot for the answer has ended without a value, as it does
+        if the question was returned, or its answer was given up."""
 
     @property
     def wanted(self) -> bool:
@@ -83,13 +84,15 @@ class WorkAsking(Asking):
         self.withdraw()
 
     def unanswered(self) -> None:
-        self._unanswered = True
+        if self._half_over:
+            super().unanswered()
+        self._half_over = True
 
     def _finished(self, outcome: Outcome) -> None:
         if outcome is Outcome.NOT_PROCESSED:
             self.withdraw()
-        elif self._unanswered:
-            super().unanswered()
+        else:
+            self.unanswered()
         self._ended(outcome)
 
 
