@@ -9,8 +9,8 @@ import pyarrow as pa
 import trio
 
 from levada.actors.journal import columns_of
+from levada.actors.journal.ipc import stream_of
 from levada.actors.lumberjack import Unit
-from levada.actors.spark.protocol import stream_of
 from levada.framework import Actor, Ref, handles
 
 from .rows import Lines, LogLine

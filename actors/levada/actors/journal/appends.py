@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import attrs
@@ -77,16 +78,8 @@ class _Part:
     settled: dict[int, Answer] = attrs.field(factory=dict)
     """For some jobs, by their place, an answer that has nothing written."""
 
-    def takes(self, job: Job) -> bool:
-        """Whether another append can join: both have messages, and at least one."""
-        return not any(
-            isinstance(rows, pa.RecordBatch | bytes) or not rows for rows in (_rows(self.jobs[-1]), _rows(job))
-        )
-
-    @property
-    def conditional(self) -> bool:
-        """Whether an append compares before it writes."""
-        return any(job.append is not None and job.append.at is not None for job in self.jobs)
+    conditional: bool = False
+    """Whether an append compares before it writes."""
 
 
 class Appends:
@@ -115,7 +108,9 @@ class Appends:
     def write(self, jobs: Sequence[Job]) -> tuple[list[tuple[Job, Answer]], Exception | None]:
         """Write a group; return the answers of finished jobs, and the error that stopped the rest."""
         choose = self._store.choose_partition
-        placed = [(job, m.partition if m.partition is not None else choose(m.key)) for job in jobs if (m := job.append)]
+        placed = [
+            (job, m, m.partition if m.partition is not None else choose(m.key)) for job in jobs if (m := job.append)
+        ]
         try:
             return self._write([self._encoded(part) for part in _together(placed)]), None
         except JournalUnwritable as error:
@@ -124,11 +119,11 @@ class Appends:
             pass  # the wrong append is found by trying each
         answers: list[tuple[Job, Answer]] = []
         parts: list[_Part] = []
-        for job, number in placed:
+        for each in placed:
             try:
-                parts.append(self._encoded(_Part(number, [job])))
+                parts += [self._encoded(part) for part in _together([each])]
             except JournalError as error:
-                answers.append((job, error))
+                answers.append((each[0], error))
         try:
             answers += self._write(parts)
         except JournalFull as error:
@@ -139,13 +134,14 @@ class Appends:
 
     def _encoded(self, part: _Part) -> _Part:
         """Put the rows of a part into a batch with the journal's columns, and check it."""
-        rows: Any = [row for job in part.jobs for row in _rows(job)] if len(part.jobs) > 1 else _rows(part.jobs[0])
+        each = [job.append.rows for job in part.jobs if job.append is not None]
+        rows: Any = each[0] if len(each) == 1 else list(chain.from_iterable(each))
         if part.conditional and not isinstance(rows, pa.RecordBatch) and not rows:
             self._store.end(part.number)  # there must be such a partition
             part.counts = [0]
             return part
         _, part.batch = self._store.prepare(part.number, self.batch_of(rows))
-        part.counts = [len(_rows(job)) for job in part.jobs] if len(part.jobs) > 1 else [part.batch.num_rows]
+        part.counts = [part.batch.num_rows] if len(each) == 1 else list(map(len, each))
         return part
 
     def _write(self, parts: Sequence[_Part]) -> list[tuple[Job, Answer]]:
@@ -157,10 +153,10 @@ class Appends:
             done = next(written, None) if part.batch is not None else Appended(part.number, 0, 0)
             if done is None:
                 break  # the rest waits for room: what it was compared with may still change
-            first = done.first
-            for place, job in enumerate(part.jobs):
-                answers.append((job, part.settled.get(place) or Appended(part.number, first, part.counts[place])))
-                first += part.counts[place]
+            first, number = done.first, part.number
+            for place, (job, count) in enumerate(zip(part.jobs, part.counts, strict=True)):
+                answers.append((job, part.settled.get(place) or Appended(number, first, count)))
+                first += count
         return answers
 
     def _compare(self, parts: Sequence[_Part]) -> None:
@@ -188,21 +184,25 @@ class Appends:
                 part.batch = _slices(part.batch, keep)
 
 
-def _rows(job: Job) -> Any:
-    return job.append.rows if job.append is not None else ()
-
-
-def _together(placed: Sequence[tuple[Job, int]]) -> list[_Part]:
+def _together(placed: Sequence[tuple[Job, Append, int]]) -> list[_Part]:
     """Join successive messages for one partition: making a column costs 3 µs, for one row or for a hundred."""
     parts: list[_Part] = []
-    last: dict[int, _Part] = {}
-    for job, number in placed:
-        part = last.get(number)
-        if part is not None and part.takes(job):
+    joinable: dict[int, _Part] = {}
+    for job, append, number in placed:
+        rows = append.rows
+        joins = not isinstance(rows, pa.RecordBatch | bytes) and len(rows) > 0
+        part = joinable.get(number)
+        if part is not None and joins:
             part.jobs.append(job)
         else:
-            part = last[number] = _Part(number, [job])
+            part = _Part(number, [job])
             parts.append(part)
+            if joins:
+                joinable[number] = part
+            else:
+                joinable.pop(number, None)
+        if append.at is not None:
+            part.conditional = True
     return parts
 
 

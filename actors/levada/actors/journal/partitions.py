@@ -187,7 +187,7 @@ class Partition:
             sync_folder(self.folder)
         for segment in found:
             if segment.path in self._damaged or segment is found[-1]:
-                cut += segment.settle()
+                cut += segment.settle(self._wanted)
                 segment.close()
         self.segments = tuple(found)
         if not found or found[-1].end < self._wanted:

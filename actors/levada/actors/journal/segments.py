@@ -333,13 +333,19 @@ class Segment:
             at, offset = at + header.size, offset + header.rows
         return "uncommitted" if pending else "whole"
 
-    def settle(self) -> int:
-        """Open the file for writing, cut it at its end, and sync the rest; return how many bytes were cut off."""
+    def settle(self, synced: int = 0) -> int:
+        """Open the file for writing, cut it at its end, and sync the rest; return how many bytes were cut off.
+
+        Args:
+            synced: rows before this offset are known to have been synced.
+        """
         self.open_for_writing()
         self._checked = (self.start, self.size)
         cut = os.fstat(self._descriptor).st_size - self.size
         if cut:
             self.cut_to(self.size, self.end)
+        elif self.end <= synced:
+            self.synced = self.size  # a sync takes 3 ms, and there may be many partitions
         else:
             # The writer may have died before the sync, and readers are about to see these rows.
             self.sync()
