@@ -21,8 +21,9 @@ except ModuleNotFoundError as missing:
 if TYPE_CHECKING:
     from .actor import Journal
     from .columns import Columns, Envelope, columns_of
-    from .config import JournalConfig
+    from .config import JournalConfig, Keyed
     from .errors import (
+        CommandReused,
         JournalBehind,
         JournalDamaged,
         JournalError,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     )
     from .extent import Appended, Extent, Fenced, StoreStatistics, partition_of
     from .ipc import rows_of_stream, stream_of
+    from .keys import Taken
     from .ledger import Delivered, Reach
     from .questions import (
         Append,
@@ -43,7 +45,9 @@ if TYPE_CHECKING:
         Deliver,
         DiscardOlder,
         DiscardStaged,
+        FindCommand,
         ForgetGroup,
+        Found,
         GetExtent,
         GetGroups,
         GetJournalStatistics,
@@ -52,6 +56,7 @@ if TYPE_CHECKING:
         JournalStatistics,
         OffsetWithin,
         Read,
+        ReadEntity,
         ReadRows,
         Rows,
         StageRows,
@@ -62,11 +67,11 @@ if TYPE_CHECKING:
     from .store import Store
 
 __all__ = [
-    "Append", "Appended", "AwaitRows", "Block", "Columns", "CommitGroup", "DeclareGroup", "Deliver", "Delivered",
-    "DiscardOlder", "DiscardStaged", "Envelope", "Extent", "Fenced", "ForgetGroup", "GetExtent", "GetGroups",
+    "Append", "Appended", "AwaitRows", "Block", "Columns", "CommandReused", "CommitGroup", "DeclareGroup", "Deliver", "Delivered",
+    "DiscardOlder", "DiscardStaged", "Envelope", "Extent", "Fenced", "FindCommand", "ForgetGroup", "Found", "GetExtent", "GetGroups",
     "GetJournalStatistics", "GetReach", "GetSchema", "Journal", "JournalBehind", "JournalConfig", "JournalDamaged",
-    "JournalError", "JournalFull", "JournalLocked", "JournalStatistics", "JournalUnwritable", "Message", "OffsetGone",
-    "OffsetWithin", "Reach", "Read", "ReadRows", "Rows", "SchemaMismatch", "Stage", "StageRows", "Store", "StoreStatistics",
+    "JournalError", "JournalFull", "JournalLocked", "JournalStatistics", "JournalUnwritable", "Keyed", "Message", "OffsetGone",
+    "OffsetWithin", "Reach", "Read", "ReadEntity", "ReadRows", "Rows", "SchemaMismatch", "Stage", "StageRows", "Store", "StoreStatistics", "Taken",
     "check_growth", "columns_of", "differences", "fit", "partition_of", "rows_of_stream", "stream_of",
 ]  # fmt: skip
 
@@ -78,6 +83,7 @@ _MODULES = (
     "segments",
     "config",
     "extent",
+    "keys",
     "staging",
     "store",
     "ipc",

@@ -31,7 +31,7 @@ from .columns import Columns, columns_of
 from .config import JournalConfig
 from .ends import SYNC_EVERY
 from .errors import JournalError, JournalFull
-from .extent import Appended, Extent
+from .extent import Appended, Extent, partition_of
 from .ipc import stream_of
 from .ledger import Delivered, Reach
 from .questions import (
@@ -43,7 +43,9 @@ from .questions import (
     Deliver,
     DiscardOlder,
     DiscardStaged,
+    FindCommand,
     ForgetGroup,
+    Found,
     GetExtent,
     GetGroups,
     GetJournalStatistics,
@@ -52,11 +54,12 @@ from .questions import (
     JournalStatistics,
     OffsetWithin,
     Read,
+    ReadEntity,
     ReadRows,
     Rows,
     StageRows,
 )
-from .schema import fit
+from .schema import fit, offsets
 from .staging import Stage
 from .store import Store
 
@@ -90,6 +93,7 @@ class Journal(
         | Deliver
         | DiscardOlder
         | DiscardStaged
+        | FindCommand
         | ForgetGroup
         | GetExtent
         | GetGroups
@@ -98,6 +102,7 @@ class Journal(
         | GetSchema
         | OffsetWithin
         | Read
+        | ReadEntity
         | ReadRows
         | StageRows
         | _Clean
@@ -417,6 +422,37 @@ class Journal(
         return Rows(m.partition, m.start, sum(block.rows for block in blocks), octets)
 
     @handles
+    def read_entity(self, m: ReadEntity) -> None:
+        """Read in another thread, and copy the rows for the way."""
+        self._read_soon(lambda: self._entity(m))
+
+    def _entity(self, m: ReadEntity) -> Found:
+        number = partition_of(m.entity, self.config.partitions) if m.partition is None else m.partition
+        batches: list[pa.RecordBatch] = []
+        octets, following = 0, None
+        for end, batch in self._store.rows_of(m.entity, partition=number, start=m.start):
+            octets += batch.nbytes
+            if batches and octets > m.max_bytes:
+                break
+            batches.append(batch)
+            following = end
+        else:
+            following = None
+        return _found(number, batches, following)
+
+    @handles
+    def find_command(self, m: FindCommand) -> None:
+        """Look it up in another thread."""
+        self._read_soon(lambda: self._command(m))
+
+    def _command(self, m: FindCommand) -> Found:
+        taken = self._store.taken(m.partition, m.command)
+        if taken is None:
+            return _found(m.partition, [], None)
+        places = offsets(taken.first, taken.rows.num_rows)
+        return _found(m.partition, [taken.rows.add_column(0, "offset", places)], None)
+
+    @handles
     def measure(self, m: OffsetWithin) -> None:
         """Measure in another thread."""
         self._read_soon(lambda: self._store.offset_within(m.partition, m.start, m.end, max_bytes=m.max_bytes))
@@ -481,6 +517,13 @@ class Journal(
             appends_refused=self._refused,
             readers_waiting=sum(reply.wanted for _, reply in self._watchers),
         )
+
+
+def _found(partition: int, batches: list[pa.RecordBatch], following: int | None) -> Found:
+    if len(batches) > 1:
+        batches = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    rows = sum(batch.num_rows for batch in batches)
+    return Found(partition, rows, following, stream_of(batches[0]) if batches else b"")
 
 
 def _octets_of(rows: Any) -> int:

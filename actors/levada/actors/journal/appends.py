@@ -7,8 +7,8 @@ between its comparison and its rows: there is one thread that writes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, groupby
 from typing import Any
 
 import attrs
@@ -18,9 +18,11 @@ from levada.framework import Reply
 from levada.framework.errors import ConfigurationError
 
 from .columns import Columns, columns_of
-from .errors import JournalError, JournalFull, JournalUnwritable, SchemaMismatch
+from .config import Keyed
+from .errors import CommandReused, JournalError, JournalFull, JournalUnwritable, SchemaMismatch
 from .extent import Appended, Fenced
 from .ipc import rows_of_stream
+from .keys import Taken
 from .questions import Append
 from .store import Store
 
@@ -145,8 +147,9 @@ class Appends:
         return part
 
     def _write(self, parts: Sequence[_Part]) -> list[tuple[Job, Answer]]:
-        if any(part.conditional for part in parts):
-            self._compare(parts)
+        keyed = self._store.config.keyed
+        if (keyed is not None and keyed.command is not None) or any(part.conditional for part in parts):
+            self._judge(parts, keyed)
         answers: list[tuple[Job, Answer]] = []
         written = iter(self._store.append([(part.number, part.batch) for part in parts if part.batch is not None]))
         for part in parts:
@@ -159,9 +162,10 @@ class Appends:
                 first += count
         return answers
 
-    def _compare(self, parts: Sequence[_Part]) -> None:
-        """Settle the appends whose partition does not end where they say, and take their rows out."""
+    def _judge(self, parts: Sequence[_Part], keyed: Keyed | None) -> None:
+        """Settle the appends that may not be written, and take their rows out, and those of commands that have been taken."""
         ends: dict[int, int] = {}
+        commands = _Commands(self._store, keyed) if keyed is not None and keyed.command is not None else None
         for part in parts:
             end = ends.get(part.number)
             if end is None:
@@ -170,18 +174,101 @@ class Appends:
             at = 0
             for place, job in enumerate(part.jobs):
                 count, wanted = part.counts[place], job.append.at if job.append is not None else None
-                if wanted is not None and wanted != end:
-                    part.settled[place] = Fenced(part.number, end)
-                    part.counts[place] = 0
-                else:
-                    if not count:
-                        part.settled[place] = Appended(part.number, end, 0)
-                    keep.append((at, count))
-                    end += count
+                fresh, first = [(at, count)], None
                 at += count
+                if commands is not None and part.batch is not None and count:
+                    try:
+                        fresh, first = commands.fresh(part.number, part.batch, at - count, count, end)
+                    except JournalError as error:
+                        part.settled[place], part.counts[place] = error, 0
+                        continue
+                kept = sum(rows for _, rows in fresh)
+                part.counts[place] = kept
+                if first is not None and not kept:
+                    part.settled[place] = Appended(part.number, first, 0, count)
+                elif wanted is not None and wanted != end:
+                    part.settled[place], part.counts[place] = Fenced(part.number, end), 0
+                else:
+                    if kept < count or not count:
+                        part.settled[place] = Appended(part.number, end, kept, count - kept)
+                    if commands is not None:
+                        commands.take()
+                    keep += fresh
+                    end += kept
             ends[part.number] = end
             if part.batch is not None and sum(part.counts) < at:
                 part.batch = _slices(part.batch, keep)
+
+
+class _Commands:
+    """Tells rows of new commands from rows of those that have been taken, by the journal or earlier in the same group."""
+
+    def __init__(self, store: Store, keyed: Keyed) -> None:
+        self._store = store
+        self._keyed = keyed
+        self._pending: dict[tuple[int, str | bytes], Taken] = {}
+        self._new: dict[tuple[int, str | bytes], Taken] = {}
+
+    def fresh(
+        self, number: int, batch: pa.RecordBatch, start: int, count: int, end: int
+    ) -> tuple[list[tuple[int, int]], int | None]:
+        """Return the ranges of some rows of a batch that are to be written, and the offset of the first command that had been taken.
+
+        Args:
+            number: the partition.
+            batch: with the journal's columns.
+            start: place of the first row in it.
+            count: of rows.
+            end: offset that the first row written gets.
+
+        Raises:
+            CommandReused: a command comes again with another body.
+            JournalError: the rows of a command do not follow each other.
+        """
+        self._new = {}
+        fresh: list[tuple[int, int]] = []
+        first: int | None = None
+        at = start
+        seen = set[str | bytes]()
+        for command, rows in _runs(batch.column(self._keyed.command or "").slice(start, count).to_pylist()):
+            taken = None
+            if command is not None:
+                if command in seen:
+                    raise JournalError(f"the rows of command {command!r} do not follow each other in this append")
+                seen.add(command)
+                taken = self._pending.get((number, command)) or self._store.taken(number, command)
+            if taken is None:
+                if command is not None:
+                    offset = end + sum(each for _, each in fresh)
+                    self._new[number, command] = Taken(offset, batch.slice(at, rows))
+                fresh.append((at, rows))
+            else:
+                self._require_same(number, command or "", taken, batch.slice(at, rows))
+                first = taken.first if first is None else first
+            at += rows
+        return fresh, first
+
+    def take(self) -> None:
+        """Note that the rows looked at last are written."""
+        self._pending.update(self._new)
+
+    def _require_same(self, number: int, command: str | bytes, taken: Taken, rows: pa.RecordBatch) -> None:
+        names = self._keyed.body if self._keyed.body is not None else rows.schema.names
+        if not taken.rows.select(names).equals(rows.select(names)):
+            raise CommandReused(
+                f"command {command!r:.100} was taken before with another body, at offset {taken.first} of partition {number}: give each "
+                "command an id of its own",
+                path=str(self._store.directory),
+                command=command,
+                partition=number,
+                first=taken.first,
+            )
+
+
+def _runs(keys: Sequence[str | bytes | None]) -> Iterator[tuple[str | bytes | None, int]]:
+    """Yield each key and how many of it follow each other."""
+    for key, same in groupby(keys):
+        yield key, sum(1 for _ in same)
 
 
 def _together(placed: Sequence[tuple[Job, Append, int]]) -> list[_Part]:

@@ -9,12 +9,35 @@ from attrs import validators as v
 
 from levada.framework.errors import ConfigurationError
 
-__all__ = ["JournalConfig"]
+__all__ = ["JournalConfig", "Keyed"]
 
 SEGMENT_BYTES = 128 << 20
 """Default size of a segment."""
 _SIZE = [v.instance_of(int), v.ge(1)]
 _SECONDS = v.optional([v.instance_of((int, float)), v.gt(0)])  # type: ignore[arg-type]  # a list is taken, the stubs say otherwise
+
+
+@attrs.frozen(kw_only=True)
+class Keyed:
+    """The columns of a journal by which rows are found, and taken once. They hold text or bytes; a null is no key.
+
+    `ConfigurationError` if no column is named.
+    """
+
+    entity: str | None = attrs.field(default=None, validator=v.optional(v.instance_of(str)))
+    """Column that names the entity of a row; `Store.rows_of` finds its rows."""
+    command: str | None = attrs.field(default=None, validator=v.optional(v.instance_of(str)))
+    """Column with the id of the command that a row is of. Rows of a command that was taken before are not written again.
+
+    The rows of one command follow each other in one append."""
+    body: tuple[str, ...] | None = None
+    """Columns that must be the same when a command comes again, else `CommandReused`. None: all."""
+    remember: int = attrs.field(default=1_000_000, validator=_SIZE)
+    """Number of rows of a partition, newest first, whose commands are known."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.entity is None and self.command is None:
+            raise ConfigurationError("Keyed needs a column: entity= or command=")
 
 
 @attrs.frozen(kw_only=True)
@@ -43,6 +66,8 @@ class JournalConfig:
     sync: Literal["group", "never"] = attrs.field(default="group", validator=v.in_(("group", "never")))
     """``group``: appends that are written together are synced before any of them is answered. ``never``: the operating system decides when, so a
     power failure may lose the newest appends. Deliveries and the rows that groups have read are synced in both cases."""
+    keyed: Keyed | None = attrs.field(default=None, validator=v.optional(v.instance_of(Keyed)))
+    """Columns by which rows are found, and taken once. None: rows are found by their offsets only, and nothing is indexed."""
     accept_loss: bool = attrs.field(default=False, validator=v.instance_of(bool))
     """Open the journal even if promised rows are gone or damaged, instead of raising `JournalDamaged`. Meant for one start. Each loss is logged
     as an error. Offsets go on behind the lost rows; reading a lost row raises `OffsetGone`. Damaged files are kept as ``NAME.damaged``."""

@@ -10,7 +10,7 @@ import attrs
 from levada.framework.errors import LevadaError
 
 __all__ = [
-    "JournalBehind", "JournalDamaged", "JournalError", "JournalFull", "JournalLocked", "JournalUnwritable",
+    "CommandReused", "JournalBehind", "JournalDamaged", "JournalError", "JournalFull", "JournalLocked", "JournalUnwritable",
     "OffsetGone", "SchemaMismatch", "refused",
 ]  # fmt: skip
 
@@ -65,6 +65,16 @@ class JournalFull(JournalError):
 @attrs.define(eq=False, slots=False, str=False)
 class JournalUnwritable(JournalError):
     """The operating system refused to write; the cause is the `OSError`. Readers never see any of these rows."""
+
+
+@attrs.define(eq=False, slots=False, str=False)
+class CommandReused(JournalError):
+    """A command came again with another body. Nothing of this append was written."""
+
+    command: str | bytes = ""
+    partition: int = 0
+    first: int = 0
+    """Offset of the first row that was written for this command."""
 
 
 @attrs.define(eq=False, slots=False, str=False)

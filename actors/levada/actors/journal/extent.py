@@ -18,8 +18,10 @@ class Appended:
 
     partition: int
     first: int
-    """Offset of the first row; the others follow without gaps."""
+    """Offset of the first row; the others follow without gaps. If there are none because their command had been taken: of its first row."""
     count: int
+    repeated: int = 0
+    """Rows that were not written, because their command had been taken (`Keyed.command`)."""
 
 
 @message("levada.journal.fenced", frozen=True)

@@ -21,9 +21,9 @@ from .ledger import Delivered, Reach
 from .segments import Block
 
 __all__ = [
-    "Append", "AwaitRows", "CommitGroup", "DeclareGroup", "Deliver", "DiscardOlder", "DiscardStaged", "ForgetGroup",
+    "Append", "AwaitRows", "CommitGroup", "DeclareGroup", "Deliver", "DiscardOlder", "DiscardStaged", "FindCommand", "ForgetGroup", "Found",
     "GetExtent", "GetGroups", "GetJournalStatistics", "GetReach", "GetSchema", "JournalStatistics", "OffsetWithin",
-    "Read", "ReadRows", "Rows", "StageRows",
+    "Read", "ReadEntity", "ReadRows", "Rows", "StageRows",
 ]  # fmt: skip
 
 MAX_READ = 8 << 20
@@ -216,6 +216,41 @@ class ReadRows(Asks[Rows]):
     end: int | None = attrs.field(default=None, validator=v.optional(_INT))
     max_bytes: int = attrs.field(default=4 << 20, validator=[v.instance_of(int), v.ge(1), v.le(MAX_READ)])
     """Size of the blocks that are read; one is read whatever its size."""
+
+
+@message("levada.journal.found", frozen=True)
+class Found:
+    """Rows that were found by a key."""
+
+    partition: int
+    count: int
+    next: int | None
+    """Where to go on; None: these are all."""
+    octets: bytes = attrs.field(repr=False)
+    """An Arrow IPC stream, empty if there are no rows; see `batch`."""
+
+    def batch(self) -> pa.RecordBatch:
+        """Return the rows: a column ``offset``, then the journal's; `SchemaMismatch` if these bytes are no rows."""
+        return rows_of_stream(self.octets)
+
+
+@message("levada.journal.read_entity", frozen=True)
+class ReadEntity(Asks[Found]):
+    """Read rows of an entity, as `Store.rows_of`: one block and more, until they have `max_bytes`."""
+
+    entity: str | bytes = attrs.field(validator=v.instance_of((str, bytes)))
+    partition: int | None = attrs.field(default=None, validator=v.optional(_INT))
+    """None: the partition of the entity as a key."""
+    start: int = attrs.field(default=0, validator=_INT)
+    max_bytes: int = attrs.field(default=4 << 20, validator=[v.instance_of(int), v.ge(1), v.le(MAX_READ)])
+
+
+@message("levada.journal.find_command", frozen=True)
+class FindCommand(Asks[Found]):
+    """Look up the rows of a command, as `Store.taken`; no rows: it has not been taken, or is forgotten."""
+
+    partition: int = attrs.field(validator=_INT)
+    command: str | bytes = attrs.field(validator=v.instance_of((str, bytes)))
 
 
 @attrs.frozen

@@ -34,6 +34,7 @@ from .config import JournalConfig
 from .errors import JournalError, JournalLocked, JournalUnwritable, refused
 from .extent import Appended, Extent, StoreStatistics, partition_of
 from .guard import Guard, Undone
+from .keys import Keys, Taken, check_keyed
 from .ledger import Delivered, Reach, ledger_errors
 from .packing import pack
 from .partitions import Partition
@@ -66,6 +67,11 @@ class Store:
         self._room = Room(directory, config, found.partitions, found.ledger)
         self._retention = Retention(config, found.partitions, found.ledger, clock)
         self._resources = ExitStack()
+        keyed = config.keyed
+        if keyed is not None:
+            check_keyed(keyed, found.schema)
+        self._keys = [Keys(each, keyed, found.ledger.journal) for each in found.partitions] if keyed is not None else []
+        """An index for each partition, or none."""
         self._turn = 0
         self._appends = self._rows = self._octets = self._syncs = 0
         self._delivered = self._repeated = self._deleted = 0
@@ -237,6 +243,8 @@ class Store:
 
     def _publish(self, touched: Sequence[Partition]) -> None:
         sealed = [partition.publish() for partition in touched]
+        if self._keys:
+            self._index(touched)
         self._note(touched)
         if any(sealed):
             try:
@@ -244,6 +252,15 @@ class Store:
             except JournalUnwritable as error:
                 # The rows are there all the same. The deletion is tried again later.
                 logger.warning("%s: %s", self.directory, error.detail, extra={"event": "retain"})
+
+    def _index(self, touched: Sequence[Partition]) -> None:
+        try:
+            for partition in touched:
+                self._keys[partition.number].catch_up()
+        except (JournalError, OSError) as error:
+            # The rows are there all the same; but a command could be taken twice.
+            self._guard.broken = f"new rows cannot be read back for the index ({error}), open the journal again"
+            logger.error("%s: %s", self.directory, self._guard.broken, extra={"event": "index_behind"})
 
     def _sync(self, partitions: Iterable[Partition]) -> None:
         for partition in partitions:
@@ -381,6 +398,8 @@ class Store:
                 self._ends.set(leaving.number, leaving.first, min(leaving.synced_end, leaving.end))
                 self._ends.write(self._ledger.commits)
                 self._ends.sync()
+                if self._keys:
+                    self._keys[leaving.number].drop(path)
                 path.unlink()
                 deleted += 1
         except OSError as error:
@@ -448,6 +467,36 @@ class Store:
             for block in source.read(start, stop, self.config.block_bytes):
                 yield block.first, fit(block.batch(), self.schema)
                 start = block.end
+
+    def rows_of(
+        self, entity: str | bytes, *, partition: int | None = None, start: int = 0
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield the rows of an entity in order, a block at a time, without reading any other block.
+
+        Args:
+            entity: value of the column `Keyed.entity`.
+            partition: None: the partition of the entity as a key (`partition_of`).
+            start: offset in this partition of the first row.
+
+        Returns:
+            The offset at which to go on, and the rows: a column ``offset``, then those of `schema`.
+
+        Raises:
+            JournalError: the journal has no `Keyed.entity`.
+            JournalDamaged: as `read`.
+        """
+        keys = self._keys_of("entity", partition_of(entity, len(self._partitions)) if partition is None else partition)
+        return keys.rows_of(entity, start, self.schema)
+
+    def taken(self, partition: int, command: str | bytes) -> Taken | None:
+        """Look a command up among the newest rows of a partition (`Keyed.remember`); None if it has not been taken. Raises as `rows_of`."""
+        return self._keys_of("command", partition).taken(command, self.schema)
+
+    def _keys_of(self, what: Literal["entity", "command"], number: int) -> Keys:
+        self._partition(number)
+        if self.config.keyed is None or getattr(self.config.keyed, what) is None:
+            raise JournalError(f"this journal has no key: open it with Keyed({what}=)", path=str(self.directory))
+        return self._keys[number]
 
     def offset_within(self, partition: int, start: int, end: int, *, max_bytes: int) -> int:
         """Find the offset at which `read` with the same arguments would end, without reading rows. The same at each call; raises as `read`."""

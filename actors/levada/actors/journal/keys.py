@@ -1,0 +1,349 @@
+"""Keys of a journal: where the rows of an entity are, and which commands have been taken.
+
+The rows themselves say both; this is an index of them, one for each segment. That of the last segment is in memory, and is built from its blocks
+when the journal is opened. When a segment is sealed, its index becomes a file beside it, and so it is found without reading the segment. The
+file is not synced: one that is missing, damaged, or of another version or other columns is made anew from the segment.
+
+In memory a row takes 12 bytes, an entity or command about 100 more, in the last segment only; a file has 12 bytes for each row.
+
+On the disk
+    ``levadaI1``, version (4), partition (4), journal id (16), first offset (8) and end (8) of the segment, mark of the columns (8), number of
+    entries for entities (4) and commands (4), crc32 of this and all that follows (4), zeros (4). Then, first for entities and then for commands:
+    the hashes of the keys (8 each), in order; and the places of their rows, counted from the first offset (4 each; the commands' entries have the
+    first row of the command), padded to a multiple of 8 bytes. The head is little-endian; the tables
+    are in the machine's order, which the mark tells apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import mmap
+import os
+import struct
+import sys
+import zlib
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from levada.framework.errors import ConfigurationError
+
+from .config import Keyed
+from .errors import JournalDamaged
+from .partitions import Partition
+from .schema import fit
+from .segments import Block, Segment
+
+__all__ = ["Keys", "Taken", "check_keyed"]
+
+logger = logging.getLogger("levada.actors.journal")
+
+VERSION = 1
+_MAGIC = b"levadaI1"
+_HEAD = struct.Struct("<8sII16sQQ8sII")
+_CRC = struct.Struct("<I4x")
+_BLOCKS = 4 << 20
+
+
+def check_keyed(keyed: Keyed, schema: pa.Schema) -> None:
+    """Require that the columns of the keys are there, and hold text or bytes."""
+    for name in (keyed.entity, keyed.command):
+        kind = schema.field(name).type if name in schema.names else None
+        if name is not None and kind not in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
+            raise ConfigurationError(
+                f"Keyed: column {name} is {kind or 'not there'}, and keys are text or bytes: string or binary"
+            )
+    missing = [name for name in keyed.body or () if name not in schema.names]
+    if missing:
+        raise ConfigurationError(f"Keyed: there is no column {missing[0]} to compare")
+
+
+def _mark(keyed: Keyed) -> bytes:
+    """Return eight bytes that change with the columns of the index, and with the byte order of the machine."""
+    return hashlib.blake2b(repr((keyed.entity, keyed.command, sys.byteorder)).encode(), digest_size=8).digest()
+
+
+@attrs.frozen
+class Taken:
+    """A command that the journal has."""
+
+    first: int
+    """Offset of its first row."""
+    rows: pa.RecordBatch
+
+
+class Keys:
+    """The indexes of one partition. `catch_up` belongs to the thread that writes; any thread may look up."""
+
+    def __init__(self, partition: Partition, config: Keyed, journal: bytes) -> None:
+        self._partition = partition
+        self._config = config
+        self._journal = journal
+        self._files: dict[int, _File] = {}
+        self._last = _Growing(partition.segments[-1].first, config)
+        for stray in partition.folder.glob("*.index*"):
+            if not stray.with_suffix(".segment").exists():
+                stray.unlink()
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Index the rows that were published since the last time."""
+        while True:
+            segments = self._partition.segments
+            place = next((n for n, each in enumerate(segments) if each.first == self._last.first), len(segments))
+            if place == len(segments):  # an empty segment that gave way to another one
+                self._last = _Growing(segments[-1].first, self._config)
+                continue
+            segment = segments[place]
+            self._read(segment, self._last)
+            if place + 1 == len(segments):
+                return
+            self._files[segment.first] = self._write(segment, self._last)
+            self._last = _Growing(segments[place + 1].first, self._config)
+
+    def places(self, entity: str | bytes, start: int = 0) -> Iterator[int]:
+        """Yield the offsets of the rows that may be of an entity, from `start` on; the same hash may be another entity's."""
+        key = _hash(entity)
+        for first, index in self._indexes():
+            for place in index.rows_of(key):
+                if first + place >= start:
+                    yield first + place
+
+    def rows_of(self, entity: str | bytes, start: int, schema: pa.Schema) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield the rows of an entity from `start` on, block by block: the offset behind the block, and its rows with their offsets."""
+        name = self._config.entity
+        assert name is not None
+        places = list(self.places(entity, start))
+        at = 0
+        while at < len(places):
+            block = next(self._partition.read(places[at], self._partition.end, 1))
+            first = at
+            while at < len(places) and places[at] < block.end:
+                at += 1
+            offsets = pa.array(places[first:at], pa.int64())
+            batch = fit(block.batch(), schema).take(pc.subtract(offsets, block.first))
+            batch = batch.add_column(0, _OFFSET, offsets).filter(pc.equal(batch.column(name), pa.scalar(entity)))
+            if batch.num_rows:
+                yield block.end, batch
+
+    def taken(self, command: str | bytes, schema: pa.Schema) -> Taken | None:
+        """Look a command up; None if it is not among the newest `Keyed.remember` rows."""
+        key, name = _hash(command), self._config.command
+        assert name is not None
+        oldest = self._partition.end - self._config.remember
+        for first, index in reversed(list(self._indexes(oldest))):
+            place = index.command_at(key)
+            if place is not None and first + place >= oldest:
+                rows = self._command_rows(first + place, command, name, schema)
+                if rows is not None:
+                    return Taken(first + place, rows)
+        return None
+
+    def _command_rows(self, offset: int, command: str | bytes, name: str, schema: pa.Schema) -> pa.RecordBatch | None:
+        """Read the rows of a command, which follow each other; None if this is another command with the same hash."""
+        found: list[pa.RecordBatch] = []
+        for block in self._partition.read(offset, self._partition.end, 1 << 62):
+            batch = fit(block.batch(), schema)
+            same = pc.fill_null(pc.equal(batch.column(name), pa.scalar(command)), fill_value=False)
+            other = pc.index(same, pa.scalar(value=False)).as_py()
+            found.append(batch.slice(0, batch.num_rows if other < 0 else other))
+            if other >= 0:
+                break
+        table = pa.Table.from_batches(found)
+        return table.combine_chunks().to_batches()[0] if table.num_rows else None
+
+    def drop(self, segment: Path) -> None:
+        """Delete the index of a segment that retention deletes."""
+        self._files.pop(int(segment.stem), None)
+        segment.with_suffix(".index").unlink(missing_ok=True)
+
+    def _indexes(self, oldest: int = 0) -> Iterator[tuple[int, _Growing | _File]]:
+        """Yield the first offset and the index of each segment that reaches beyond an offset, oldest first."""
+        last = self._last
+        for segment in self._partition.segments:
+            if segment.first < last.first and segment.end > oldest:
+                yield segment.first, self._file_of(segment)
+        yield last.first, last
+
+    def _file_of(self, segment: Segment) -> _File:
+        index = self._files.get(segment.first)
+        if index is None:
+            try:
+                index = _File.open(self._path(segment), segment, self._partition.number, self._journal, self._config)
+            except JournalDamaged as error:
+                logger.warning("%s; it is made anew from its segment", error, extra={"event": "index_rebuilt"})
+                growing = _Growing(segment.first, self._config)
+                self._read(segment, growing)
+                index = self._write(segment, growing)
+            self._files[segment.first] = index
+        return index
+
+    def _read(self, segment: Segment, index: _Growing) -> None:
+        end = min(segment.end, self._partition.end)
+        while index.end < end:
+            for block in self._partition.read(index.end, end, _BLOCKS):
+                index.add(block)
+
+    def _path(self, segment: Segment) -> Path:
+        return segment.path.with_suffix(".index")
+
+    def _write(self, segment: Segment, index: _Growing) -> _File:
+        """Make the file of a sealed segment. If the disk refuses, the index stays in memory."""
+        head = (self._partition.number, self._journal, index.first, index.end, _mark(self._config))
+        octets = index.packed(*head)
+        path = self._path(segment)
+        beside = path.with_suffix(".index-new")
+        try:
+            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with open(descriptor, "wb") as file:
+                file.write(octets)
+            beside.rename(path)
+        except OSError as error:
+            logger.warning("%s: it is kept in memory: %s", path, error, extra={"event": "index_unwritable"})
+        return _File(octets)
+
+
+_OFFSET = pa.field("offset", pa.int64(), nullable=False)
+
+
+class _Growing:
+    """The index of a segment in memory."""
+
+    def __init__(self, first: int, config: Keyed) -> None:
+        self.first = first
+        self.end = first
+        """Offset behind the last row indexed."""
+        self._config = config
+        self._entities: dict[int, int] = {}  # hash to 1 + the place of its last row
+        self._hashes = array("Q")
+        self._previous = array("I")  # for each row, 1 + the place of the entity's row before; 0: there is none
+        self._commands: dict[int, int] = {}
+
+    def add(self, block: Block) -> None:
+        """Index the rows of a block."""
+        batch, place = block.batch(), self.end - self.first
+        config, entities, commands = self._config, self._entities, self._commands
+        for key in _keys(batch, config.entity):
+            number = 0 if key is None else _hash(key)
+            place += 1
+            self._hashes.append(number)
+            self._previous.append(entities.get(number, 0) if key is not None else place)
+            if key is not None:
+                entities[number] = place
+        place, last = self.end - self.first, None
+        for key in _keys(batch, config.command):
+            # A command has the place of its first row. Ids that are forgotten may come again, and then the newest counts.
+            if key is not None and key != last:
+                number = _hash(key)
+                if commands.get(number, -config.remember) + config.remember <= place:
+                    commands[number] = place
+            last = key
+            place += 1
+        self.end += block.rows
+
+    def rows_of(self, key: int) -> Sequence[int]:
+        """Return the places of the rows with a hash, oldest first."""
+        found = []
+        place = self._entities.get(key, 0)
+        while place:
+            found.append(place - 1)
+            place = self._previous[place - 1]
+        return found[::-1]
+
+    def command_at(self, key: int) -> int | None:
+        """Return the place of the first row of a command; None if it is not here."""
+        return self._commands.get(key)
+
+    def packed(self, partition: int, journal: bytes, first: int, end: int, mark: bytes) -> bytes:
+        """Return the file."""
+        rows = len(self._hashes)
+        places = array("I", (n for n in range(rows) if self._previous[n] != n + 1))
+        hashes = array("Q", (self._hashes[n] for n in places)) if len(places) < rows else self._hashes
+        tables = (hashes, places), (array("Q", self._commands), array("I", self._commands.values()))
+        body = b"".join(_sorted(*each) for each in tables)
+        head = _HEAD.pack(_MAGIC, VERSION, partition, journal, first, end, mark, *(len(each[0]) for each in tables))
+        return head + _CRC.pack(zlib.crc32(body, zlib.crc32(head))) + body
+
+
+class _File:
+    """The index of a sealed segment, in a mapped file."""
+
+    def __init__(self, octets: bytes | mmap.mmap) -> None:
+        entities, commands = _HEAD.unpack_from(octets)[-2:]
+        view = memoryview(octets)
+        at = _HEAD.size + _CRC.size
+        self._entities, at = _table(view, at, entities)
+        self._commands, at = _table(view, at, commands)
+
+    @classmethod
+    def open(cls, path: Path, segment: Segment, partition: int, journal: bytes, config: Keyed) -> _File:
+        """Map a file and check it; `JournalDamaged` if it is not the index of this segment."""
+        try:
+            with path.open("rb") as file:
+                octets = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        except (OSError, ValueError) as error:
+            raise JournalDamaged(f"this index cannot be read ({error})", path=str(path)) from error
+        if len(octets) >= _HEAD.size + _CRC.size:
+            *found, entities, commands = _HEAD.unpack_from(octets)
+            wanted = [_MAGIC, VERSION, partition, journal, segment.first, segment.end, _mark(config)]
+            size = _HEAD.size + _CRC.size + sum(8 * n + _padded(4 * n) for n in (entities, commands))
+            view = memoryview(octets)
+            crc = zlib.crc32(view[_HEAD.size + _CRC.size :], zlib.crc32(view[: _HEAD.size]))
+            if found == wanted and size == len(octets) and view[_HEAD.size : _HEAD.size + _CRC.size] == _CRC.pack(crc):
+                return cls(octets)
+        raise JournalDamaged("this index is damaged, or of another version", path=str(path))
+
+    def rows_of(self, key: int) -> Sequence[int]:
+        """Return the places of the rows with a hash, oldest first."""
+        hashes, places = self._entities
+        at = bisect_left(hashes, key)
+        found = []
+        while at < len(hashes) and hashes[at] == key:
+            found.append(places[at])
+            at += 1
+        return found
+
+    def command_at(self, key: int) -> int | None:
+        """Return the place of the first row of a command; None if it is not here."""
+        hashes, places = self._commands
+        at = bisect_left(hashes, key)
+        return places[at] if at < len(hashes) and hashes[at] == key else None
+
+
+def _hash(key: str | bytes) -> int:
+    octets = key.encode() if isinstance(key, str) else key
+    return int.from_bytes(hashlib.blake2b(octets, digest_size=8).digest(), "little")
+
+
+def _keys(batch: pa.RecordBatch, name: str | None) -> list[Any]:
+    """Return the values of a column of keys; none if the segment is from before the column was added."""
+    if name is None:
+        return []
+    return batch.column(name).to_pylist() if name in batch.schema.names else [None] * batch.num_rows
+
+
+def _padded(size: int) -> int:
+    return (size + 7) & ~7
+
+
+def _sorted(hashes: array[int], places: array[int]) -> bytes:
+    """Return both columns in the order of the hashes; equal ones stay in order."""
+    keys, rows = pa.array(hashes, pa.uint64()), pa.array(places, pa.uint32())
+    order = pc.array_sort_indices(keys)
+    both = array("Q", keys.take(order).to_pylist()), array("I", rows.take(order).to_pylist())
+    octets = b"".join(each.tobytes() for each in both)
+    return octets + bytes(_padded(len(octets)) - len(octets))
+
+
+def _table(view: memoryview, at: int, count: int) -> tuple[tuple[Sequence[int], Sequence[int]], int]:
+    """Return the hashes and places that begin at a position, and the position behind them."""
+    middle = at + 8 * count
+    end = middle + 4 * count
+    return (view[at:middle].cast("Q"), view[middle:end].cast("I")), at + 8 * count + _padded(4 * count)

@@ -1,0 +1,412 @@
+"""Keys: rows are found by their entity without a scan, and each command is taken once, whatever happens to the files of the index."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import random
+import shutil
+import tracemalloc
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+pa = pytest.importorskip("pyarrow")
+pytest.importorskip("levada.actors.journal", exc_type=ImportError)
+
+from levada.actors.journal import (  # noqa: E402
+    Append,
+    Appended,
+    CommandReused,
+    Fenced,
+    FindCommand,
+    GetExtent,
+    Journal,
+    JournalConfig,
+    JournalError,
+    Keyed,
+    ReadEntity,
+    Store,
+    columns_of,
+    partition_of,
+)
+from levada.actors.journal.segments import Segment  # noqa: E402
+from levada.framework import ActorSystem, Ref, bounded, message  # noqa: E402
+from levada.framework.errors import ConfigurationError  # noqa: E402
+
+
+@message("keys.Event")
+class Event:
+    entity: str | None
+    command: str | None
+    amount: int
+    text: str = ""
+
+
+COLUMNS = columns_of(Event)
+KEYED = Keyed(entity="entity", command="command")
+SMALL = JournalConfig(keyed=KEYED, segment_bytes=4096, block_bytes=2048, retain_bytes=None)
+
+
+def batch(*events: Event) -> Any:
+    return COLUMNS.encode(events)
+
+
+def open_store(directory: Path, config: JournalConfig = SMALL) -> Store:
+    return Store.open(directory, COLUMNS.schema, config)
+
+
+def found(store: Store, entity: str, start: int = 0) -> list[tuple[int, int]]:
+    """The offsets and amounts of an entity's rows."""
+    rows: list[tuple[int, int]] = []
+    for _, each in store.rows_of(entity, partition=0, start=start):
+        rows += zip(each.column("offset").to_pylist(), each.column("amount").to_pylist(), strict=True)
+    return rows
+
+
+def everything(store: Store) -> list[tuple[str | None, int, int]]:
+    """Entity, offset and amount of all rows, by reading all of them."""
+    return [
+        (event.entity, first + n, event.amount)
+        for first, rows in store.batches(0, store.extent().first[0])
+        for n, event in enumerate(COLUMNS.decode(rows))
+    ]
+
+
+def fill(store: Store, rows: int, entities: int = 7) -> None:
+    for n in range(rows):
+        store.append([(0, batch(Event(f"e{n % entities}", f"c{n}", n, "x" * 100)))])
+
+
+def check(store: Store, entities: int = 7) -> None:
+    rows = everything(store)
+    for n in range(entities):
+        assert found(store, f"e{n}") == [(at, amount) for entity, at, amount in rows if entity == f"e{n}"]
+    assert found(store, "nobody") == []
+
+
+# ---------------------------------------------------------------- entities
+
+
+def test_rows_of_an_entity_over_many_segments(tmp_path: Path) -> None:
+    with open_store(tmp_path) as store:
+        fill(store, 100)
+        check(store)
+        assert found(store, "e3", start=60) == [(n, n) for n in range(66, 100, 7)]
+        assert len(list((tmp_path / "partition-0000").glob("*.index"))) == store.statistics().segments - 1 > 3
+    with open_store(tmp_path) as store:
+        check(store)
+        fill(store, 10)
+        check(store)
+
+
+def test_an_entity_is_in_the_partition_of_its_name(tmp_path: Path) -> None:
+    with open_store(tmp_path, JournalConfig(keyed=KEYED, partitions=4)) as store:
+        number = partition_of("anna", 4)
+        store.append([(number, batch(Event("anna", None, 1), Event(None, None, 2), Event("anna", None, 3)))])
+        [(end, rows)] = store.rows_of("anna")
+        assert (end, rows.column("amount").to_pylist(), rows.column("offset").to_pylist()) == (3, [1, 3], [0, 2])
+
+
+def test_finding_an_entity_reads_no_block_without_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_store(tmp_path) as store:
+        store.append([(0, batch(Event("rare", None, -1)))])
+        fill(store, 200)
+    with open_store(tmp_path) as store:
+        read: list[Path] = []
+        real = Segment.read
+
+        def noted(self: Segment, *rest: Any) -> Any:
+            read.append(self.path)
+            return real(self, *rest)
+
+        monkeypatch.setattr(Segment, "read", noted)
+        assert found(store, "rare") == [(0, -1)]
+        assert [path.stem for path in read] == [f"{0:020d}"]
+
+
+def test_what_keys_may_be(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="needs a column"):
+        Keyed()
+    with pytest.raises(ConfigurationError, match="column amount is int64, and keys are text or bytes"):
+        open_store(tmp_path, JournalConfig(keyed=Keyed(entity="amount")))
+    with pytest.raises(ConfigurationError, match="column who is not there"):
+        open_store(tmp_path, JournalConfig(keyed=Keyed(command="who")))
+    with pytest.raises(ConfigurationError, match="no column bodies to compare"):
+        open_store(tmp_path, JournalConfig(keyed=Keyed(command="command", body=("bodies",))))
+    with Store.open(tmp_path, COLUMNS.schema) as store, pytest.raises(JournalError, match="this journal has no key"):
+        store.rows_of("anna")
+
+
+def test_a_journal_gets_keys_later(tmp_path: Path) -> None:
+    with open_store(tmp_path, JournalConfig(segment_bytes=4096, block_bytes=2048)) as store:
+        fill(store, 100)
+        assert list((tmp_path / "partition-0000").glob("*.index")) == []
+    with open_store(tmp_path) as store:
+        check(store)
+        [answer] = store.append([(0, batch(Event("e1", "c1", 1, "x" * 100)))])
+        assert answer.first == 100  # the store itself looks at no commands; `Journal` does
+
+
+def test_retention_takes_the_index_along(tmp_path: Path) -> None:
+    config = JournalConfig(keyed=KEYED, segment_bytes=4096, block_bytes=2048, max_bytes=20_000, retain_bytes=8000)
+    with open_store(tmp_path, config) as store:
+        fill(store, 200)
+        store.retain()
+        assert store.extent().first[0] > 100
+        check(store)
+        folder = tmp_path / "partition-0000"
+        assert {path.stem for path in folder.glob("*.index")} < {path.stem for path in folder.glob("*.segment")}
+
+
+# ---------------------------------------------------------------- damage
+
+
+def damage(path: Path, lot: random.Random) -> None:
+    octets = bytearray(path.read_bytes())
+    match lot.choice(("cut", "flip", "zero", "remove", "longer")):
+        case "cut":
+            path.write_bytes(octets[: lot.randrange(len(octets))])
+        case "flip":
+            octets[lot.randrange(len(octets))] ^= 1 << lot.randrange(8)
+            path.write_bytes(octets)
+        case "zero":
+            at = lot.randrange(len(octets))
+            path.write_bytes(octets[:at] + bytes(len(octets) - at - 1) + b"\1")
+        case "longer":
+            path.write_bytes(octets + b"\0" * lot.randrange(1, 20))
+        case _:
+            path.unlink()
+
+
+@pytest.mark.ci
+def test_a_damaged_index_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Cut, flipped, zeroed, removed or longer, at random places: always the same rows, and a line in the log."""
+    with open_store(tmp_path / "good") as store:
+        fill(store, 100)
+        whole = everything(store)
+    lot = random.Random(0)
+    for trial in range(60):
+        copy = tmp_path / f"copy{trial}"
+        shutil.copytree(tmp_path / "good", copy)
+        files = sorted((copy / "partition-0000").glob("*.index"))
+        before = {path: path.read_bytes() for path in files}
+        damage(lot.choice(files), lot)
+        if {path: path.read_bytes() for path in files if path.exists()} == before:
+            continue
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "levada.actors.journal"), open_store(copy) as store:
+            check(store)
+            assert store.taken(0, "c5") is not None
+            assert everything(store) == whole
+        assert [record.getMessage().endswith("it is made anew from its segment") for record in caplog.records] == [True]
+        assert {path: path.read_bytes() for path in files} == before
+        shutil.rmtree(copy)
+
+
+def test_an_index_of_another_segment_or_journal_is_not_believed(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        with open_store(tmp_path / name) as store:
+            fill(store, 60, entities=7 if name == "one" else 5)
+    one, two = (sorted((tmp_path / name / "partition-0000").glob("*.index")) for name in ("one", "two"))
+    shutil.copy(two[0], one[0])
+    shutil.copy(one[2], one[1])
+    with open_store(tmp_path / "one") as store:
+        check(store)
+
+
+# ---------------------------------------------------------------- commands
+
+
+@pytest.fixture
+async def system() -> AsyncIterator[ActorSystem]:
+    async with ActorSystem("test", seed=0, shutdown=5.0, ask_timeout=None) as system:
+        yield system
+
+
+def spawn(system: ActorSystem, directory: Path, config: JournalConfig = SMALL) -> Ref[Any]:
+    return system.spawn(partial(Journal, directory, Event, config=config), mailbox=bounded(64))
+
+
+async def test_a_command_is_taken_once(system: ActorSystem, tmp_path: Path) -> None:
+    journal = spawn(system, tmp_path)
+    order = [Event("anna", "order-17", 1), Event("ben", "order-17", 2)]
+    assert await journal.ask(Append(order)) == Appended(0, 0, 2)
+    assert await journal.ask(Append([Event("anna", None, 3)])) == Appended(0, 2, 1)
+    assert await journal.ask(Append(order)) == Appended(0, 0, 0, repeated=2)
+    assert await journal.ask(Append(batch(*order), partition=0, at=0)) == Appended(0, 0, 0, repeated=2)
+    mixed = [Event("x", "order-18", 4), *order, Event("x", "order-19", 5)]
+    assert await journal.ask(Append(mixed)) == Appended(0, 3, 2, repeated=2)
+    assert await journal.ask(Append([Event("y", "order-20", 6), *order], partition=0, at=3)) == Fenced(0, 5)
+    journal.stop()
+    await journal.terminated()
+    again = spawn(system, tmp_path)
+    assert await again.ask(Append(order)) == Appended(0, 0, 0, repeated=2)
+    assert await again.ask(Append([Event("x", "order-20", 7)])) == Appended(0, 5, 1)
+
+
+async def test_a_reused_id_with_another_body_is_refused(system: ActorSystem, tmp_path: Path) -> None:
+    journal = spawn(system, tmp_path)
+    await journal.ask(Append([Event("anna", "order-17", 1), Event("anna", "order-17", 2)]))
+    for other in (
+        [Event("anna", "order-17", 1), Event("anna", "order-17", 3)],
+        [Event("anna", "order-17", 1)],
+        [
+            Event("z", "order-18", 1),
+            Event("anna", "order-17", 1),
+            Event("anna", "order-17", 2),
+            Event("a", "order-17", 3),
+        ],
+    ):
+        with pytest.raises(CommandReused, match="'order-17' was taken before with another body, at offset 0") as reused:
+            await journal.ask(Append(other))
+        assert (reused.value.command, reused.value.partition, reused.value.first) == ("order-17", 0, 0)
+    with pytest.raises(JournalError, match="the rows of command 'a' do not follow each other"):
+        await journal.ask(Append([Event("z", "a", 1), Event("z", "b", 1), Event("z", "a", 2)]))
+    assert await journal.ask(Append([Event("z", "order-18", 9)])) == Appended(0, 2, 1)
+
+
+async def test_the_body_may_be_some_columns(system: ActorSystem, tmp_path: Path) -> None:
+    journal = spawn(system, tmp_path, JournalConfig(keyed=Keyed(command="command", body=("amount",))))
+    await journal.ask(Append([Event("anna", "order-17", 1, "at noon")]))
+    assert await journal.ask(Append([Event("anna", "order-17", 1, "later")])) == Appended(0, 0, 0, repeated=1)
+    with pytest.raises(CommandReused):
+        await journal.ask(Append([Event("anna", "order-17", 2, "at noon")]))
+
+
+async def test_commands_are_forgotten_after_some_rows(system: ActorSystem, tmp_path: Path) -> None:
+    keyed = Keyed(command="command", remember=20)
+    config = JournalConfig(keyed=keyed, segment_bytes=1024, block_bytes=512, retain_bytes=None)
+    journal = spawn(system, tmp_path, config)
+    for n in range(60):
+        await journal.ask(Append([Event("e", f"c{n}", n, "x" * 50)]))
+    assert await journal.ask(Append([Event("e", "c40", 40, "x" * 50)])) == Appended(0, 40, 0, repeated=1)
+    assert await journal.ask(Append([Event("e", "c39", 0)])) == Appended(0, 60, 1)
+    assert await journal.ask(Append([Event("e", "c39", 0)])) == Appended(0, 60, 0, repeated=1)
+
+
+async def test_the_same_command_twice_in_a_group(system: ActorSystem, tmp_path: Path) -> None:
+    """All asks come while the first one is written."""
+    journal = spawn(system, tmp_path)
+    answers: list[Any] = []
+
+    async def ask(n: int) -> None:
+        answers.append(await journal.ask(Append([Event("e", f"c{n % 10}", n % 10)])))
+
+    async with trio.open_nursery() as nursery:
+        for n in range(100):
+            nursery.start_soon(ask, n)
+    assert sorted(answer.count for answer in answers) == [0] * 90 + [1] * 10
+    assert {answer.first for answer in answers if not answer.count} == set(range(10))
+    journal.stop()
+    await journal.terminated()
+    with open_store(tmp_path) as store:
+        assert len(everything(store)) == 10
+
+
+async def test_asked_as_messages(system: ActorSystem, tmp_path: Path) -> None:
+    journal = spawn(system, tmp_path)
+    for n in range(40):
+        await journal.ask(Append([Event("anna" if n % 2 else "ben", f"c{n}", n, "x" * 100)]))
+    start: int | None = 0
+    amounts: list[int] = []
+    while start is not None:
+        answer = await journal.ask(ReadEntity("anna", start=start, max_bytes=1000))
+        amounts += answer.batch().column("amount").to_pylist()
+        start = answer.next
+    assert amounts == list(range(1, 40, 2))
+    taken = await journal.ask(FindCommand(0, "c7"))
+    assert (taken.count, taken.batch().column("offset").to_pylist()) == (1, [7])
+    assert (await journal.ask(FindCommand(0, "c99"))).count == 0
+    assert (await journal.ask(ReadEntity("carl"))).count == 0
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.lists(st.tuples(st.integers(0, 3), st.none() | st.integers(0, 12)), min_size=1, max_size=5),
+        st.sampled_from(["reopen", "crash", "lose the index"]),
+    ),
+    max_size=25,
+)
+
+
+@pytest.mark.ci
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(actions=ACTIONS)
+def test_the_index_always_says_what_the_log_says(actions: list[Any], tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Random appends, some of commands that came before; closings, copies of the open files, and lost indexes."""
+    root = tmp_path_factory.mktemp("journal")
+    keyed = Keyed(entity="entity", command="command", body=("amount",))
+    config = JournalConfig(keyed=keyed, segment_bytes=1024, block_bytes=512, retain_bytes=None)
+    directory = root / "0"
+    log: list[tuple[str, int]] = []
+    commands: set[str] = set()
+
+    async def write(groups: list[list[Event]]) -> None:
+        async with ActorSystem("test", seed=0, ask_timeout=None) as system:
+            journal = spawn(system, directory, config)
+            await journal.ask(GetExtent())  # it is open
+            for events in groups:
+                first = len(log)
+                ids = [event.command for event in events if event.command is not None]
+                fresh = [event for event in events if event.command not in commands]
+                if len(set(ids)) < len(ids):
+                    continue
+                answer = await journal.ask(Append(events))
+                commands.update(ids)
+                log.extend((str(event.entity), event.amount) for event in fresh)
+                assert isinstance(answer, Appended)
+                assert (answer.count, answer.repeated) == (len(fresh), len(events) - len(fresh))
+                assert answer.first == first or not fresh
+            shutil.copytree(directory, root / f"{directory.name}-open")
+
+    waiting: list[list[Event]] = []
+    for number, action in enumerate([*actions, "reopen"]):
+        if isinstance(action, list):
+            waiting.append(
+                [Event(f"e{entity}", None if c is None else f"c{c}", c or 0, "x" * 40) for entity, c in action]
+            )
+            continue
+        trio.run(write, waiting)
+        waiting = []
+        if action == "crash":
+            directory = (root / f"{directory.name}-open").rename(root / f"crash{number}")
+        else:
+            shutil.rmtree(root / f"{directory.name}-open")
+        if action == "lose the index":
+            for path in list((directory / "partition-0000").glob("*.index"))[::2]:
+                path.unlink()
+        with open_store(directory, config) as store:
+            assert [(entity, amount) for entity, _, amount in everything(store)] == log
+            check(store, 4)
+            assert {f"c{n}" for n in range(13) if store.taken(0, f"c{n}") is not None} == commands
+
+
+# ---------------------------------------------------------------- cost
+
+
+@pytest.mark.ci
+def test_an_entity_costs_at_most_150_octets(tmp_path: Path) -> None:
+    """In memory, as long as its rows are in the last segment; and in the file afterwards."""
+    entities = 100_000
+    rows = batch(*[Event(f"customer-{n:012d}", None, n) for n in range(entities)])
+    config = JournalConfig(keyed=Keyed(entity="entity"), segment_bytes=6 << 20)
+    with open_store(tmp_path, config) as store:
+        gc.collect()
+        tracemalloc.start()
+        for at in range(0, entities, 10_000):
+            store.append([(0, rows.slice(at, 10_000))])
+        gc.collect()
+        grown = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        assert grown / entities <= 150
+        store.append([(0, rows)])  # the first segment is sealed
+        assert [at for at, _ in found(store, "customer-000000000777")] == [777, entities + 777]
+        first, second, *_ = sorted((tmp_path / "partition-0000").glob("*.segment"))
+        assert first.with_suffix(".index").stat().st_size <= 12 * int(second.stem) + 100
