@@ -8,7 +8,6 @@ processes. The rows about starts and deaths are seconds; they need a quiet machi
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 import statistics
@@ -128,8 +127,8 @@ def bare(loops: int, jobs: int) -> float:
         for each in (one.stdout, other.stdout):
             each.readline()
         start = time.perf_counter()
-        for each in (one, other):
-            print("go", file=each.stdin, flush=True)
+        for started in (one, other):
+            print("go", file=started.stdin, flush=True)
         for each in (one.stdout, other.stdout):
             assert each.readline() == "done\n"
         return (time.perf_counter() - start) / jobs
@@ -145,7 +144,7 @@ async def asked(burners: Sequence[Ref[Burn]], loops: int, jobs: int) -> float:
 
     start = time.perf_counter()
     async with trio.open_nursery() as nursery:
-        for burner in burners * 2:
+        for burner in (*burners, *burners):
             nursery.start_soon(some, burner)
     return (time.perf_counter() - start) / jobs
 
@@ -233,7 +232,6 @@ def run(*, rounds: int, quick: bool, only: str, progress: Callable[[str], None])
         "down": Row("a killed node is known", 0.05),
         "again": Row("a killed node is up again", 2.5),
     }
-    logging.getLogger("levada").setLevel(logging.CRITICAL)  # nodes are killed on purpose
     with tempfile.TemporaryDirectory() as folder:
         make_certificates(Path(folder))
         for number in range(rounds):

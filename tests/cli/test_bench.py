@@ -87,3 +87,40 @@ def test_without_a_checkout(
         "",
         f"levada: levada bench needs a checkout of levada, and there is no {tmp_path / 'benchmarks'}\n",
     )
+
+
+@pytest.mark.timeout(170)
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("name", "budgets"),
+    [
+        (
+            "nodes",
+            {
+                "20 ms of computing, 2 nodes": 0.93,
+                "2 ms of computing, 2 nodes": 1.3,
+                "ask from node to node, one at a time": 1.3,
+                "ask from node to node, 64 at a time": 1.3,
+                "spawn on a node": 3.0,
+                "two nodes up": 1.5,
+                "a killed node is known": 0.05,
+                "a killed node is up again": 2.5,
+            },
+        ),
+        (
+            "ingest",
+            {
+                "ship, read, parse and append, CPU": 0.8,
+                "the same on 2 nodes, CPU": 0.87,
+                "lines of the node with fewer": 0.8,
+            },
+        ),
+    ],
+)
+def test_every_row_of_the_benchmarks_with_nodes(
+    name: str, budgets: dict[str, float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["bench", name, "--quick", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert {row["title"]: row["budget"] for row in report["rows"]} == budgets
+    assert all(row["ours"][0] > 0 for row in report["rows"])
