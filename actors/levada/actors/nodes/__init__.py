@@ -13,13 +13,27 @@ Example:
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from .fleet import Nodes, nodes_of
 from .local import local_nodes
 from .messages import Member, MemberState, NodeDown, NodeLost, NodeUp
 from .node import Launcher, Process, Run
 from .settings import NodeSettings
 
+if TYPE_CHECKING:
+    from .spark import spark_nodes
+
 __all__ = [
     "Launcher", "Member", "MemberState", "NodeDown", "NodeLost", "NodeSettings", "NodeUp", "Nodes", "Process", "Run", "local_nodes",
-    "nodes_of",
+    "nodes_of", "spark_nodes",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    """Import `spark_nodes` on first use: it needs Spark, which is an extra."""
+    if name == "spark_nodes":
+        from .spark import spark_nodes
+
+        return spark_nodes
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -28,6 +28,7 @@ from levada.actors.aqueduct import Listener, PeerConfig, serve
 from levada.actors.authentication import Credentials, Refused
 from levada.framework import ActorSystem, Identity, OneshotSender, current_peer, message
 from levada.framework.errors import ChannelError, ConfigurationError
+from levada.transports.carriers.streams import plain_nursery
 from levada.transports.text import printable
 
 from .certificates import Authority, Carrier, node_id_of
@@ -276,7 +277,7 @@ async def open_gate(
     async with (
         listening_in(ports, listen) as listener,
         listening_in(ports, partial(_heart_listener, bind)) as heart,
-        trio.open_nursery() as nursery,
+        plain_nursery() as nursery,
     ):
         nursery.start_soon(trio.serve_listeners, gate.take_heart, [heart])
         gate.url = member_url(carrier, host, port_of(listener.url))

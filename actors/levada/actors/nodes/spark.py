@@ -1,0 +1,357 @@
+"""`spark_nodes`: nodes that are tasks of Spark, which places them.
+
+Each node is a job of one task (`SparkJob`), started and watched by an actor of the driver, as a child process would be. Spark's word is the
+failure detector: the job of a node that has gone ends with an error. Heartbeats (`levada.actors.nodes.heart`) find hangs and partitions.
+Nodes come in through a `Gate`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import socket
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from typing import Any, Final, Literal
+
+import attrs
+import trio
+
+try:
+    import cryptography as _  # noqa: F401 - only to say what is missing
+    from pyspark import SparkContext
+    from pyspark.errors import PySparkAttributeError
+    from pyspark.sql import SparkSession
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        f"nodes under Spark need {missing.name}: pip install 'levada[spark,quic]'", name=missing.name
+    ) from missing
+
+from levada.actors.aqueduct import Listener, PeerConfig
+from levada.actors.aqueduct.config import listen_carrier
+from levada.framework import ActorSystem
+from levada.framework.errors import ConfigurationError
+
+from .certificates import Authority, Carrier, MemberKey, carrier_settings
+from .fleet import Fleet, Links, Nodes
+from .heart import Beats, Pulse
+from .messages import NodeLost
+from .node import Run
+from .settings import NodeSettings
+from .spark_gate import Gate, Ticket, listening_in, member_url, open_gate, port_of
+from .spark_job import SparkJob, room
+from .spark_links import SparkLinks
+from .spark_settings import check_settings, cores_of_a_node
+from .spark_task import NodeTask
+
+__all__ = ["SparkTasks", "TaskProcess", "spark_nodes"]
+
+logger = logging.getLogger("levada.actors.nodes")
+
+MARGIN: Final = 5.0
+"""Seconds beyond `NodeSettings.silence` after which a node that is out of reach has surely ended its actors."""
+CANCELLED: Final = 10.0
+"""Seconds for Spark to end a job that was cancelled; 0.5 at most in trials."""
+KILLED: Final = 6.0
+"""Seconds for Spark to kill the process of a cancelled task; 3.5 at most in trials."""
+
+_authorities: weakref.WeakKeyDictionary[Fleet, Authority] = weakref.WeakKeyDictionary()
+"""One for each fleet, so that nodes of several blocks know each other. Written by `spark_nodes` alone."""
+
+
+@asynccontextmanager
+async def spark_nodes(
+    system: ActorSystem,
+    spark: SparkSession,
+    n: int,
+    app: Any,
+    *,
+    names: Sequence[str] | None = None,
+    settings: NodeSettings | None = None,
+    cores: int | None = None,
+    carrier: Carrier = "tls",
+    ports: range = range(1),
+) -> AsyncIterator[Nodes]:
+    """Start nodes as tasks of Spark; the block begins when the app is ready on all of them.
+
+    Spark decides where each node runs, and a node holds its slot until it ends. Leaving the block drains all nodes at the same time; after
+    an exception or a cancellation they are killed.
+
+    Args:
+        system: has been entered. It becomes the driver of a fleet; there is one fleet for each system.
+        spark: a classic session; its driver is this process.
+        n: how many.
+        app: an async generator function of an actor system, as for ``levada serve``, that the executors can import
+            (``SparkContext.addPyFile``); or its ``"module:name"``.
+        names: of the nodes; by default ``"n0"``, ``"n1"`` and so on.
+        settings: how they start, end and restart. With ``hang_timeout=None`` it is ``silence + 5`` seconds here: only heartbeats tell that a
+            machine is out of reach. ``nice``, ``affinity``, ``rlimits`` and ``env`` are for child processes only.
+        cores: that each node takes of its executor. None: more than half of ``spark.executor.cores``, so that no executor gets two nodes;
+            if that is not known, as many as every task.
+        carrier: of all connections: QMux over TLS, or QUIC. Both are mutual TLS, with certificates that live in memory.
+        ports: at which the driver and the nodes listen, for firewalls; ``range(1)`` takes free ones. The driver takes four of them, and each
+            node one.
+
+    Yields:
+        The fleet.
+
+    Raises:
+        ConfigurationError: settings of Spark would harm nodes, with the names and the remedies; there are too few slots; the session is one of
+            Spark Connect; the app cannot be imported elsewhere; a name is taken; no port is free; an extra is not installed.
+        NodeLost: a node could not start; the text says why.
+
+    Example:
+        ```python
+        spark = session(master="local[6]")
+        async with ActorSystem() as system, spark_nodes(system, spark, 2, "shop.workers:app") as nodes:
+            worker = await nodes.spawn(Worker, on="any")
+        ```
+    """
+    context = _context_of(spark)
+    conf: dict[str, str] = dict(context.getConf().getAll())
+    check_settings(conf["spark.master"], conf, n)
+    cores = cores_of_a_node(conf["spark.master"], conf, cores)
+    settings = settings or NodeSettings()
+    if settings.hang_timeout is None:
+        settings = attrs.evolve(settings, hang_timeout=settings.silence + MARGIN)
+    fleet = Fleet.of(system)
+    authority, key = _authorities.setdefault(fleet, Authority()), MemberKey()
+    host = conf["spark.driver.host"]
+    bind = conf.get("spark.driver.bindAddress", host)
+    scheme = member_url(carrier, host, 0).partition("://")[0]
+    with (
+        Pulse(settings.beat) as pulse,
+        key.with_certificate(authority.sign(key.public, fleet.node_id)) as certificate,
+    ):
+
+        def settle(clients: Literal["none", "required"]) -> PeerConfig:
+            return PeerConfig(
+                carrier=carrier_settings(carrier, authority.certificate, certificate=certificate, clients=clients)
+            )
+
+        def listen(port: int) -> AbstractAsyncContextManager[Listener]:
+            listening = partial(listen_carrier, member_url(carrier, bind, port), settle("required"))
+            return fleet.serve(listening, gate.by_certificate)
+
+        links = SparkLinks(
+            kind=carrier,
+            authority=authority.certificate,
+            certificate=certificate,
+            driver=fleet.node_id,
+            bind=bind,
+            ports=ports,
+        )
+        async with (
+            _linked(fleet, scheme, links),
+            open_gate(system, authority, settle("none"), carrier, host, bind, ports) as gate,
+            listening_in(ports, listen) as listener,
+            fleet.listen(f"{scheme}://") as members,
+        ):
+            task = NodeTask(
+                driver=fleet.node_id,
+                gate=gate.url,
+                fleet=member_url(carrier, host, port_of(listener.url)),
+                heart=gate.heart,
+                authority=authority.certificate,
+                carrier=carrier,
+                ports=ports,
+            )
+            driver_url = member_url(carrier, host, port_of(members.url))
+            launcher = SparkTasks(context, gate, pulse, driver_url, task, settings, cores)
+            async with fleet.nodes(n, app, launcher, names, settings):
+                yield fleet
+
+
+@asynccontextmanager
+async def _linked(fleet: Fleet, scheme: str, links: Links) -> AsyncIterator[None]:
+    """Let members connect by these links within a block; blocks may be nested."""
+    before = fleet.links.get(scheme, links)
+    fleet.links[scheme] = links
+    try:
+        yield
+    finally:
+        fleet.links[scheme] = before
+
+
+def _context_of(spark: SparkSession) -> SparkContext:
+    """Return the context of a classic session."""
+    try:
+        return spark.sparkContext
+    except PySparkAttributeError as error:
+        raise ConfigurationError(
+            "nodes need a classic session of Spark, whose driver is this process; this one is of Spark Connect"
+        ) from error
+
+
+class SparkTasks:
+    """Starts nodes as jobs of one task; a `levada.actors.nodes.node.Launcher`.
+
+    Args:
+        context: of the application.
+        gate: lets their processes in.
+        pulse: exchanges heartbeats with them.
+        driver_url: where the driver listens for claims of its refs.
+        task: what they run; the fields of a single start are still empty.
+        settings: of the nodes.
+        cores: that each takes; None: what every task takes.
+    """
+
+    def __init__(
+        self,
+        context: SparkContext,
+        gate: Gate,
+        pulse: Pulse,
+        driver_url: str,
+        task: NodeTask,
+        settings: NodeSettings,
+        cores: int | None,
+    ) -> None:
+        self.driver_url = driver_url
+        self.context = context
+        self.master = str(context.master)
+        self.cores = cores
+        self.running: set[TaskProcess] = set()
+        """Those that have their certificate."""
+        self._gate = gate
+        self._pulse = pulse
+        self._task = task
+        self._settings = settings
+
+    def listen_url(self, run: Run) -> str:
+        """Return the driver's URL, for its scheme: a node alone knows its address."""
+        return self.driver_url
+
+    @asynccontextmanager
+    async def start(self, run: Run) -> AsyncIterator[TaskProcess]:
+        """Submit a job; see `Launcher.start`."""
+        with self._gate.expect(run.id) as ticket:
+            # The name of the group is in Spark's logs, and is no secret.
+            group = f"levada-{self._task.driver.hex()[:8]}-{run.id}-{secrets.token_hex(4)}"
+            task = attrs.evolve(self._task, run=run.id, token=ticket.token)
+            job = SparkJob(self.context, group, f"levada node {run.name}", task, self.cores)
+            process = TaskProcess(self, job, ticket, run.name)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(process.listen, self._pulse)
+                nursery.start_soon(process.obey)
+                try:
+                    yield process
+                finally:
+                    with trio.CancelScope(shield=True):
+                        await process.gone(self._settings.silence + MARGIN)
+                    nursery.cancel_scope.cancel()
+
+
+class TaskProcess:
+    """The process of a node, and the job that it is the task of; a `levada.actors.nodes.node.Process`."""
+
+    def __init__(self, launcher: SparkTasks, job: SparkJob, ticket: Ticket, name: str) -> None:
+        self._launcher = launcher
+        self._job = job
+        self._ticket = ticket
+        self._name = name
+        self._beats: Beats | None = None
+        self._killed = trio.Event()
+
+    @property
+    def silence(self) -> float:
+        """Seconds since its last heartbeat."""
+        return 0.0 if self._beats is None else self._beats.silence
+
+    @property
+    def last_lines(self) -> list[str]:
+        """Nothing: its output is in the log of its executor."""
+        return []
+
+    async def listen(self, pulse: Pulse) -> None:
+        """Begin with heartbeats when it has connected."""
+        await self._ticket.came.wait()
+        assert self._ticket.heart is not None
+        self._beats = pulse.listen(self._ticket.heart)
+        self._launcher.running.add(self)
+
+    async def ended(self) -> NodeLost:
+        """Wait until Spark says that it has ended, or starts it again."""
+        text = ""
+
+        async def first(wait: Callable[[], Awaitable[str]]) -> None:
+            nonlocal text
+            text = await wait()
+            nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(first, self._spark_says)
+            nursery.start_soon(first, self._spark_retries)
+        return NodeLost(text, node=self._name)
+
+    async def _spark_says(self) -> str:
+        error = await self._job.ended()
+        return "ended without an order" if error is None else f"has ended; Spark says: {error}"
+
+    async def _spark_retries(self) -> str:
+        await self._ticket.superseded.wait()
+        return "has ended; Spark has tried its task again"
+
+    async def trouble(self) -> str:
+        """Say why it has not said hello; empty if nothing is known.
+
+        Cancellation:
+            only the waiting ends.
+        """
+        launcher = self._launcher
+        if self._ticket.node_id or await self._job.is_running():
+            return "its task runs: the log of its executor says more (stderr, lines that begin with its name)"
+        found = await room(launcher.context, launcher.cores, len(launcher.running))
+        return found.describe(launcher.master)
+
+    def terminate(self) -> None:
+        """Have Spark cancel the task; some seconds later Spark kills its process."""
+        self.kill()
+
+    def kill(self) -> None:
+        """Let the process know by the end of heartbeats, and have Spark cancel its task, and kill it."""
+        self._killed.set()
+
+    async def obey(self) -> None:
+        """Carry `kill` out."""
+        await self._killed.wait()
+        if self._ticket.heart is not None:
+            with contextlib.suppress(OSError):
+                self._ticket.heart.shutdown(socket.SHUT_WR)
+        await self._job.cancel()
+
+    async def gone(self, longest: float) -> None:
+        """Make sure that the process is gone.
+
+        Args:
+            longest: seconds after its last heartbeat after which a process that is out of reach has surely ended.
+        """
+        self.kill()
+        with trio.move_on_after(CANCELLED) as scope:
+            await self._job.ended()
+        if scope.cancelled_caught:
+            logger.error("%s: Spark has not ended its job within %g s", self._name, CANCELLED)
+        heart = self._ticket.heart
+        if heart is not None:
+            with trio.move_on_after(max(KILLED, longest - self.silence)):
+                await _hung_up(heart)
+        self._launcher.running.discard(self)
+        if self._beats is not None:
+            self._beats.close()
+        elif heart is not None:
+            heart.close()
+
+
+async def _hung_up(connection: socket.socket) -> None:
+    """Wait until the other end of a socket is closed, which the kernel does for a process that is killed."""
+    while True:
+        await trio.lowlevel.wait_readable(connection)
+        try:
+            if not connection.recv(4096):
+                return
+        except BlockingIOError:
+            pass  # the thread of the heartbeats was faster
+        except OSError:
+            return

@@ -1,0 +1,66 @@
+"""Links between members on several machines: mutual TLS, and a look into the directory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Final
+
+import attrs
+
+from levada.actors.aqueduct import Listener
+from levada.actors.authentication import Credentials, Refused
+from levada.framework import Identity
+
+from .certificates import Carrier, carrier_settings, node_id_of
+from .fleet import Nodes
+from .messages import MemberState
+from .spark_gate import listening_in, member_url
+
+__all__ = ["SparkLinks"]
+
+NEWS: Final = 3.0
+"""Seconds for the news of a member to come from the driver, if that member is faster. Less than an authentication may take."""
+
+
+@attrs.frozen(kw_only=True)
+class SparkLinks:
+    """Links to members that show the certificates of the fleet's authority; `levada.actors.nodes.fleet.Links`."""
+
+    kind: Carrier
+    """What carries them."""
+    authority: bytes
+    """`Authority.certificate`."""
+    certificate: str
+    """This member's: `MemberKey.with_certificate`."""
+    driver: bytes
+    """Node id of the driver."""
+    bind: str
+    """Address to listen at."""
+    ports: range
+    """Ports to listen at; see `listening_in`."""
+
+    @asynccontextmanager
+    async def listen(self, nodes: Nodes, url: str) -> AsyncIterator[Listener]:
+        """Listen for other members at this machine's address, which a driver cannot know."""
+        carrier = carrier_settings(self.kind, self.authority, certificate=self.certificate, clients="required")
+
+        async def authenticate(credentials: Credentials) -> Identity | Refused:
+            node_id = node_id_of(credentials.info.peer_names) or b""
+            if node_id == self.driver or await nodes.directory.until(lambda: _is_member(nodes, node_id), NEWS):
+                return Identity(node_id.hex())
+            return Refused("This node is no member of the fleet, or none any more.")
+
+        def listen(port: int) -> AbstractAsyncContextManager[Listener]:
+            return nodes.serve_members(member_url(self.kind, self.bind, port), carrier, authenticate)
+
+        async with listening_in(self.ports, listen) as listener:
+            yield listener
+
+    def carrier(self, node_id: bytes) -> Any:
+        """Return the carrier's settings: whoever answers has to be that member."""
+        return carrier_settings(self.kind, self.authority, certificate=self.certificate, dials=node_id)
+
+
+def _is_member(nodes: Nodes, node_id: bytes) -> bool:
+    return any(member.node_id == node_id and member.state is not MemberState.DOWN for member in nodes.members)

@@ -1,0 +1,155 @@
+"""Nodes as tasks of Spark, on the session of all tests: it has two slots, and Spark tries a task twice."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+pytest.importorskip("pyspark")
+pytest.importorskip("cryptography")
+
+from py4j.protocol import Py4JJavaError
+from pyspark import InheritableThread
+
+from levada.actors.nodes import NodeDown, NodeLost, NodeSettings, NodeUp, spark_nodes
+from levada.framework import ActorSystem, Failed
+from levada.framework.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.ci, pytest.mark.loopback, pytest.mark.timeout(180)]
+
+SETTINGS = NodeSettings(start_timeout=90.0)
+
+
+@pytest.fixture
+def shipped(spark: SparkSession) -> Any:
+    """The app's module, which executors have."""
+    spark.sparkContext.addPyFile(str(Path(__file__).with_name("node_app.py")))
+    return importlib.import_module("node_app")
+
+
+def stat(pid: int) -> list[str]:
+    """State, parent and further numbers of a process; empty if it has gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
+async def gone(pid: int, started: str) -> None:
+    """Wait until a process has gone; its number may have been given to another one."""
+    with trio.fail_after(20):
+        while (now := stat(pid)) and now[0] != "Z" and now[19] == started:  # noqa: ASYNC110 - the kernel has no event for it
+            await trio.sleep(0.05)
+
+
+async def test_a_node_runs_where_spark_places_it_and_comes_back_after_a_kill(spark: SparkSession, shipped: Any) -> None:
+    async with ActorSystem("driver") as system:
+        async with spark_nodes(system, spark, 1, "node_app:app", settings=SETTINGS) as nodes:
+            [first] = nodes.members
+            born = stat(first.pid)[19]
+            daemon = int(stat(first.pid)[1])
+            assert "pyspark.daemon" in command(daemon)
+            counter = await nodes.spawn(shipped.Counter, on="n0")
+            assert [await counter.ask(shipped.Add(n)) for n in (3, 4)] == [3, 7]
+            assert await counter.ask(shipped.Where()) == first.pid
+            async with nodes.events() as events:
+                os.kill(first.pid, signal.SIGKILL)
+                down = await anext(events)
+                up = await anext(events)
+            assert isinstance(down, NodeDown)
+            assert isinstance(down.reason, Failed)
+            assert isinstance(down.reason.error, NodeLost)
+            assert "Spark" in str(down.reason.error)
+            assert isinstance(up, NodeUp)
+            assert up.member.name == "n0"
+            assert up.member.restarts == 1
+            assert up.member.node_id != first.node_id
+            await gone(first.pid, born)
+            await counter.terminated()
+            again = await nodes.lookup("counter", on="n0")
+            assert await again.ask(shipped.Add(1)) == 1
+            second = up.member
+            born = stat(second.pid)[19]
+            await nodes.restart()  # a fresh process, though Spark would use the drained one again
+            assert nodes["n0"].pid != second.pid
+            await gone(second.pid, born)
+            third = nodes["n0"]
+            born = stat(third.pid)[19]
+        await gone(third.pid, born)
+    assert await trio.to_thread.run_sync(lambda: spark.range(10).count()) == 10
+
+
+async def test_an_app_that_executors_cannot_import_is_told_with_the_remedy(spark: SparkSession) -> None:
+    async with ActorSystem("driver") as system:
+        with pytest.raises(NodeLost, match=r"no module named 'nowhere'.*spark\.sparkContext\.addPyFile"):
+            async with spark_nodes(system, spark, 1, "nowhere:app", settings=SETTINGS):
+                pass
+
+
+@pytest.fixture
+def full(spark: SparkSession) -> Iterator[None]:
+    """Both slots are taken."""
+    context = spark.sparkContext
+
+    def hold() -> None:
+        context.setJobGroup("held", "tasks that hold the slots")
+        with pytest.raises(Py4JJavaError, match="cancelled"):
+            context.parallelize(range(2), 2).map(lambda _: time.sleep(600)).collect()
+
+    holding: threading.Thread = InheritableThread(target=hold)
+    holding.start()
+    while sum(info.numRunningTasks for info in context.statusTracker().getExecutorInfos()) < 2:
+        time.sleep(0.05)
+    yield
+    context.cancelJobGroup("held")
+    holding.join(50)
+
+
+async def test_a_node_without_a_slot_is_told_in_numbers(spark: SparkSession, full: None, shipped: Any) -> None:
+    async with ActorSystem("driver") as system:
+        with pytest.raises(NodeLost) as caught:
+            async with spark_nodes(system, spark, 1, "node_app:app", settings=NodeSettings(start_timeout=2.0)):
+                pass
+    text = str(caught.value)
+    assert "n0 did not say hello within 2 s" in text
+    assert "no free slot: local[2,2] has 2 slots and" in text
+    assert "2 tasks are running, 0 of them nodes" in text
+    assert text.endswith("set the master to local[nodes + cores]")
+
+
+async def test_more_nodes_than_slots_are_refused_at_once(spark: SparkSession) -> None:
+    async with ActorSystem("driver") as system:
+        with pytest.raises(ConfigurationError, match=r"local\[2,2\] has 2 slots, and 2 nodes would hold all of them"):
+            async with spark_nodes(system, spark, 2, "node_app:app"):
+                pass
+
+
+async def test_a_session_of_spark_connect_is_refused(spark: SparkSession) -> None:
+    from pyspark.errors import PySparkAttributeError
+
+    class Remote:
+        @property
+        def sparkContext(self) -> object:  # noqa: N802 - Spark's name
+            raise PySparkAttributeError(errorClass="JVM_ATTRIBUTE_NOT_SUPPORTED", messageParameters={"attr_name": "x"})
+
+    remote: Any = Remote()
+    async with ActorSystem("driver") as system:
+        with pytest.raises(ConfigurationError, match="this one is of Spark Connect"):
+            async with spark_nodes(system, remote, 1, "node_app:app"):
+                pass
