@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 import trio
 
 from levada.actors.nodes import nodes_of
-from levada.framework import Actor, ActorSystem, Asks, Ref, handles, message
+from levada.framework import Actor, ActorSystem, Asks, Reason, Ref, handles, message
 
 
 @message("tests.nodes.Add")
@@ -91,6 +92,67 @@ class Friend(Actor[SpawnOn | Ask]):
         """Ask."""
         total: int = await m.counter.ask(Add(1))
         return total
+
+
+@message("tests.nodes.Handle")
+class Handle(Asks[int]):
+    """Handle a numbered message."""
+
+    number: int
+
+
+class Single(Actor[Handle | Where]):
+    """Runs at most once at a time, and writes down what it handles.
+
+    Args:
+        folder: has the file that a running one locks, and the file with what was handled.
+    """
+
+    folder: str
+
+    def started(self) -> None:
+        """Lock the file; the system unlocks it when this process has ended."""
+        self.lock = open(f"{self.folder}/lock", "w")  # noqa: SIM115 - until the actor ends
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.write("two")
+
+    def stopping(self, reason: Reason) -> None:
+        """Unlock the file."""
+        self.lock.close()
+
+    def write(self, text: object) -> None:
+        """Append a line."""
+        with open(f"{self.folder}/handled", "a") as file:
+            file.write(f"{text}\n")
+
+    @handles
+    def handle(self, m: Handle) -> int:
+        """Write it down."""
+        self.write(m.number)
+        return m.number
+
+    @handles
+    def where(self, m: Where) -> tuple[int, str]:
+        """Tell."""
+        return os.getpid(), self.system.name
+
+
+@message("tests.nodes.Watch")
+class Watch(Asks[str]):
+    """Wait for the end of an actor; the answer is the name of the reason's class."""
+
+    target: Ref[Any]
+
+
+class Watcher(Actor[Watch]):
+    """Waits for ends."""
+
+    @handles
+    async def watch_it(self, m: Watch) -> str:
+        """Wait."""
+        return type(await m.target.terminated()).__name__
 
 
 async def app(system: ActorSystem) -> AsyncIterator[None]:

@@ -1,0 +1,193 @@
+"""Kills: nodes and drivers are killed, stopped and told to end at random. The seed is printed, and chosen with ``LEVADA_SEED``."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from levada.actors.nodes import MemberState, NodeDown, NodeLost, Nodes, NodeSettings, NodeUp, local_nodes
+from levada.framework import ActorSystem, Failed, Receiver, Ref, restart
+from levada.framework.errors import ActorError
+
+from .apps import Counter, Handle, Single, Watch, Watcher, Where, app
+from .processes import ROOT, driver, gone, is_alive, processes_of
+
+HANG = 1.0
+SOON = 10.0  # seconds; what is measured here must hold on a busy machine
+SETTINGS = NodeSettings(
+    hang_timeout=HANG, silence=30.0, grace=5.0, restart=restart(max=1000, within=1.0, backoff=(0.0, 0.0))
+)
+
+
+@pytest.fixture(autouse=True)
+def _path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+
+
+@pytest.fixture
+def chance() -> random.Random:
+    """Randomness with a seed that is shown when the test fails."""
+    seed = int(os.environ.get("LEVADA_SEED", "0")) or random.randrange(1, 1 << 32)
+    print(f"LEVADA_SEED={seed}")
+    return random.Random(seed)
+
+
+class Load:
+    """Sends numbered questions to the actor with a name, all the time."""
+
+    def __init__(self, system: ActorSystem) -> None:
+        self.system = system
+        self.answered: set[int] = set()
+        self.sent = 0
+
+    async def run(self) -> None:
+        """Send."""
+        while True:
+            single = self.system.registry.get("single")
+            number, self.sent = self.sent, self.sent + 1
+            if single is not None:
+                try:
+                    assert await single.ask(Handle(number), timeout=SOON) == number
+                    self.answered.add(number)
+                except ActorError:
+                    pass  # it may have been handled, once
+            await trio.sleep(0.002)
+
+
+async def next_of(events: Receiver[NodeUp | NodeDown], name: str, kind: type[Any]) -> Any:
+    """Wait for an event of a node."""
+    with trio.fail_after(SOON):
+        async for event in events:
+            if event.member.name == name and isinstance(event, kind):
+                return event
+    raise AssertionError("no more events")
+
+
+async def strike(
+    nodes: Nodes, events: Receiver[NodeUp | NodeDown], chance: random.Random, times: dict[str, list[float]]
+) -> None:
+    """Kill, stop or end one node; check who learns what, and when."""
+    name = chance.choice([member.name for member in nodes.members])
+    how = chance.choice(("SIGKILL", "SIGKILL", "SIGSTOP", "SIGTERM"))
+    other = next(member.name for member in nodes.members if member.name != name)
+    victim = await nodes.spawn(Counter, on=name)
+    watcher = await nodes.spawn(Watcher, on=other)
+    single: Ref[Any] = nodes.system.registry["single"]
+    pid, place = nodes[name].pid, (await single.ask(Where(), timeout=SOON))[1]
+    seen: list[str] = []
+    learned: list[float] = []
+
+    async def far() -> None:
+        seen.append(await watcher.ask(Watch(victim), timeout=4 * SOON))
+
+    async def near() -> None:
+        await victim.terminated()
+        learned.append(time.monotonic())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(far)
+        nursery.start_soon(near)
+        await trio.sleep(chance.random() / 20)
+        began = time.monotonic()
+        os.kill(pid, getattr(signal, how))
+        down = await next_of(events, name, NodeDown)
+        times.setdefault(f"{how} down", []).append(time.monotonic() - began)
+        up = await next_of(events, name, NodeUp)
+        times.setdefault(f"{how} up", []).append(time.monotonic() - began)
+        nursery.cancel_scope.deadline = trio.current_time() + SOON
+    times.setdefault(f"{how} watcher", []).append(learned[0] - began)
+    assert isinstance(down.reason, Failed)
+    lost = down.reason.error
+    assert isinstance(lost, NodeLost)
+    expected = {"SIGKILL": "was killed by SIGKILL", "SIGSTOP": "hangs: no heartbeat", "SIGTERM": "with exit code 0"}[
+        how
+    ]
+    assert expected in str(lost)
+    # An actor of a node that drains is told to stop; of one that dies, it is lost.
+    assert seen in ([["Shutdown"], ["Lost"]] if how == "SIGTERM" else [["Lost"]])
+    assert up.member.state is MemberState.UP
+    assert up.member.pid != pid
+    assert not is_alive(pid)
+    for _ in range(1000):
+        found = nodes.system.registry.get("single")
+        if found is not None and (found is not single or place != name):
+            break
+        await trio.sleep(0.01)
+    assert found is not None
+    assert (await found.ask(Where(), timeout=SOON))[1] in [member.name for member in nodes.members]
+
+
+async def campaign(chance: random.Random, strikes: int, folder: Path) -> None:
+    """Strike nodes again and again under load; then look at what was handled, and at what is left."""
+    marker = uuid.uuid4().hex
+    settings = NodeSettings(
+        hang_timeout=HANG, silence=30.0, grace=5.0, env={"LEVADA_TEST": marker}, restart=SETTINGS.restart
+    )  # fmt: skip
+    times: dict[str, list[float]] = {}
+    async with ActorSystem() as system, trio.open_nursery() as nursery:
+        load = Load(system)
+        async with local_nodes(system, 3, app, settings=settings) as nodes, nodes.events() as events:
+            policy = restart("permanent", max=1000, within=1.0)
+            await nodes.spawn(Single, str(folder), name="single", supervise=policy)
+            nursery.start_soon(load.run)
+            for _ in range(strikes):
+                await strike(nodes, events, chance, times)
+        nursery.cancel_scope.cancel()
+    handled = (folder / "handled").read_text().split()
+    assert "two" not in handled
+    assert len(handled) == len(set(handled))
+    assert load.answered <= {int(number) for number in handled}
+    assert len(load.answered) > strikes
+    assert processes_of(f"LEVADA_TEST={marker}") == []
+    for what, seconds in sorted(times.items()):
+        print(f"{what}: {min(seconds):.3f} to {max(seconds):.3f} s, {len(seconds)} times")
+
+
+async def kill_driver(chance: random.Random) -> None:
+    """Kill or stop a driver at any moment; nothing of it is left soon."""
+    async with driver(silence=1.0, grace=0.5) as d:
+        if chance.random() < 0.5:
+            await d.ready()
+        await trio.sleep(chance.random())
+        stopped = chance.random() < 0.3
+        os.kill(d.pid, signal.SIGSTOP if stopped else signal.SIGKILL)
+        await trio.sleep(2.0 if stopped else 0)
+        os.kill(d.pid, signal.SIGKILL)
+        with trio.fail_after(SOON):
+            await d.process.wait()
+        for pid in processes_of(d.marker):
+            assert await gone(pid, SOON)
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(300)
+async def test_nodes_are_killed_and_stopped(chance: random.Random, tmp_path: Path) -> None:
+    await campaign(chance, 14, tmp_path)
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(300)
+async def test_drivers_are_killed_and_stopped(chance: random.Random) -> None:
+    for _ in range(6):
+        await kill_driver(chance)
+
+
+@pytest.mark.release
+@pytest.mark.timeout(3000)
+async def test_nodes_are_killed_and_stopped_for_long(chance: random.Random, tmp_path: Path) -> None:
+    await campaign(chance, 240, tmp_path)
+
+
+@pytest.mark.release
+@pytest.mark.timeout(3000)
+async def test_drivers_are_killed_and_stopped_for_long(chance: random.Random) -> None:
+    for _ in range(60):
+        await kill_driver(chance)
