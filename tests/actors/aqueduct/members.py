@@ -9,12 +9,13 @@ from typing import Any
 
 import attrs
 import trio
-from tests.actors.carried import cut, settings
+from tests.actors.carried import settings
 
 from levada.actors.aqueduct import FleetRefs, Listener, Peer, PeerConfig, connect, serve
 from levada.actors.aqueduct.refs import RemoteRef
 from levada.framework import ActorSystem, Ref
 from levada.framework.errors import ConnectionLost
+from levada.transports.carriers import MemoryConfig
 
 from .conftest import Clerk, Note, settled
 
@@ -69,6 +70,10 @@ class Fleet:
         self.members: dict[str, Member] = {}
         self.way: Callable[[Member, Member], Any] = any_way
         """Awaited before a member dials another; may wait, or raise."""
+        self.carrier: Callable[[Member, Member], MemoryConfig | None] = lambda source, target: None
+        """Settings of a member's connection to another."""
+        self.lines: list[tuple[Member, Member, Peer[Any]]] = []
+        """All connections: who has dialled whom."""
 
     async def __aenter__(self) -> Fleet:
         self._stack = AsyncExitStack()
@@ -121,15 +126,22 @@ class Fleet:
         if there is None:
             raise ConnectionLost(f"no node {name}")
         await self.way(here, there)
-        async with connect(here.system, there.listener.url, object, config=here.config) as peer:
+        async with self._connected(here, there) as peer:
             here.dialled.append((name, peer))
+            yield peer
+
+    @asynccontextmanager
+    async def _connected(self, source: Member, target: Member) -> AsyncIterator[Peer[Any]]:
+        carrier = settings(self.scheme, self.carrier(source, target))
+        config = attrs.evolve(source.config, carrier=carrier)
+        async with connect(source.system, target.listener.url, object, config=config) as peer:
+            self.lines = [line for line in self.lines if not line[2].is_over]
+            self.lines.append((source, target, peer))
             yield peer
 
     async def connect(self, source: Member, target: Member) -> Peer[Any]:
         """Connect one member to another, as long as it lives."""
-        return await self._stack.enter_async_context(
-            connect(source.system, target.listener.url, object, config=source.config)
-        )
+        return await self._stack.enter_async_context(self._connected(source, target))
 
     async def look_up(self, source: Member, target: Member) -> Any:
         """Return the ref of a member's clerk, over a new connection."""
@@ -153,9 +165,8 @@ class Fleet:
         target.actor.notes.remove(note)
         return note.refs[0]
 
-
-def cut_all(members: list[Member]) -> None:
-    """Lose all connections that were dialled for claims, or that clients made."""
-    for member in members:
-        for connection in [*member.listener._actor.connections]:
-            cut(connection.carrier)
+    def between(self, one: Member, other: Member) -> list[Any]:
+        """The carriers of the connections between two members."""
+        pairs = {(one, other), (other, one)}
+        carriers = [peer._connection.carrier for *pair, peer in self.lines if tuple(pair) in pairs and not peer.is_over]
+        return [carrier for carrier in carriers if carrier is not None]
