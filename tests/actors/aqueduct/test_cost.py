@@ -92,11 +92,11 @@ class Handler:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("octets", WORST.values(), ids=WORST)
-async def test_one_message_costs_at_most_two_seconds_and_150_mb(octets: bytes) -> None:
+async def test_one_message_costs_at_most_two_seconds_and_150_mb(octets: bytes, scheme: str) -> None:
     """Measured on two cores: 0.45 s and 80 MB; CPU time, so that a busy machine does not decide."""
     async with (
         ActorSystem() as system,
-        serve(system, "aqueduct+memory://desk", Handler().function(), Any) as listener,
+        serve(system, f"aqueduct+{scheme}://desk", Handler().function(), Any) as listener,
         connect(system, listener.url, RawMessage) as peer,
     ):
         for measure in (time.process_time, lambda: tracemalloc.get_traced_memory()[1]):
@@ -112,12 +112,12 @@ async def test_one_message_costs_at_most_two_seconds_and_150_mb(octets: bytes) -
 
 
 @pytest.mark.parametrize("kind", ["function", "actor"])
-async def test_others_are_served_between_large_messages(kind: str) -> None:
+async def test_others_are_served_between_large_messages(kind: str, scheme: str) -> None:
     """An echo of an honest client does not wait until all that a hostile one has sent is decoded."""
     handler = Handler()
     async with (
         ActorSystem() as system,
-        serve(system, "aqueduct+memory://desk", getattr(handler, kind)(), Any) as listener,
+        serve(system, f"aqueduct+{scheme}://desk", getattr(handler, kind)(), Any) as listener,
         connect(system, listener.url, RawMessage) as hostile,
         connect(system, listener.url, object) as honest,
     ):
@@ -130,12 +130,12 @@ async def test_others_are_served_between_large_messages(kind: str) -> None:
 
 
 @pytest.mark.parametrize("levels", [50, 5000])
-async def test_messages_that_are_refused_cost_their_sender_only_them(levels: int) -> None:
+async def test_messages_that_are_refused_cost_their_sender_only_them(levels: int, scheme: str) -> None:
     """Whatever cannot be decoded is one line in the log; the connection goes on."""
     handler = Handler()
     async with (
         ActorSystem() as system,
-        serve(system, "aqueduct+memory://desk", handler.function(), Any) as listener,
+        serve(system, f"aqueduct+{scheme}://desk", handler.function(), Any) as listener,
         connect(system, listener.url, RawMessage) as peer,
     ):
         for octets in (
@@ -177,10 +177,10 @@ async def honest(peer: Peer[Any]) -> None:
 
 
 @pytest.mark.ci
-async def test_many_lookups_hold_nobody_up() -> None:
+async def test_many_lookups_hold_nobody_up(scheme: str) -> None:
     async with (
         ActorSystem() as system,
-        serve(system, "aqueduct+memory://desk", Handler().function(), Any) as listener,
+        serve(system, f"aqueduct+{scheme}://desk", Handler().function(), Any) as listener,
         connect(system, listener.url, object) as hostile,
         connect(system, listener.url, object) as peer,
         trio.open_nursery() as nursery,
@@ -200,11 +200,11 @@ async def test_many_lookups_hold_nobody_up() -> None:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("shape", ["chain", "tree"])
-async def test_channels_in_channels_that_are_dropped_hold_nobody_up(shape: str) -> None:
+async def test_channels_in_channels_that_are_dropped_hold_nobody_up(shape: str, scheme: str) -> None:
     """A thousand receivers, each in a message of another: one after the other, or ten in each. The first is closed."""
     async with (
         ActorSystem() as system,
-        serve(system, "aqueduct+memory://desk", Handler().function(), Any) as listener,
+        serve(system, f"aqueduct+{scheme}://desk", Handler().function(), Any) as listener,
         connect(system, listener.url, object) as hostile,
         connect(system, listener.url, object) as peer,
     ):

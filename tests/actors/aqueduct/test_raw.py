@@ -30,11 +30,11 @@ from levada.transports.quic import QuicConfig, dial, listen
 from .conftest import Keeper, Parcel, Start
 
 
-async def test_handles_of_every_kind_arrive_by_index_and_work() -> None:
+async def test_handles_of_every_kind_arrive_by_index_and_work(scheme: str) -> None:
     with Keeper() as keeper:
         async with (
             ActorSystem() as system,
-            serve(system, "aqueduct+memory://raw", keeper.function(), message_type=RawMessage) as listener,
+            serve(system, f"aqueduct+{scheme}://raw", keeper.function(), message_type=RawMessage) as listener,
             connect(system, listener.url, RawMessage) as peer,
         ):
             sender, receives = channel(RawMessage)
@@ -57,12 +57,12 @@ async def test_handles_of_every_kind_arrive_by_index_and_work() -> None:
             assert (peer.headers, listener.peers[0].headers) == ((), ())
 
 
-async def test_a_message_that_cannot_be_sent_gives_its_handles_back() -> None:
+async def test_a_message_that_cannot_be_sent_gives_its_handles_back(scheme: str) -> None:
     config = PeerConfig(core=AqueductConfig(max_message=100))
     with Keeper() as keeper:
         async with (
             ActorSystem() as system,
-            serve(system, "aqueduct+memory://raw", keeper.function(), message_type=RawMessage) as listener,
+            serve(system, f"aqueduct+{scheme}://raw", keeper.function(), message_type=RawMessage) as listener,
             connect(system, listener.url, RawMessage, config=config) as peer,
         ):
             sender, receiver = channel(RawMessage)
@@ -76,7 +76,7 @@ async def test_a_message_that_cannot_be_sent_gives_its_handles_back() -> None:
                 assert (await receiver.receive()).payload == b"still here"
 
 
-async def test_a_side_with_message_classes_and_one_with_octets(start: Start) -> None:
+async def test_a_side_with_message_classes_and_one_with_octets(start: Start, scheme: str) -> None:
     """What is octets to one side is a message to the other; what is dropped unread ends as usual."""
 
     async def answer(m: RawMessage) -> None:
@@ -88,7 +88,7 @@ async def test_a_side_with_message_classes_and_one_with_octets(start: Start) -> 
 
     async with (
         ActorSystem() as system,
-        serve(system, "aqueduct+memory://raw", answer, message_type=RawMessage) as listener,
+        serve(system, f"aqueduct+{scheme}://raw", answer, message_type=RawMessage) as listener,
         connect(system, listener.url, Parcel) as peer,
     ):
         sender, numbers = channel(int)

@@ -84,7 +84,9 @@ DIFFERENCE = "message classes differ: tests.schema.Price: bid: float here, bid: 
 
 
 @pytest.mark.parametrize("by_client", [True, False])
-async def test_a_difference_is_an_error_that_says_what_differs(autojump_clock: MockClock, by_client: bool) -> None:
+async def test_a_difference_is_an_error_that_says_what_differs(
+    autojump_clock: MockClock, by_client: bool, scheme: str
+) -> None:
     """Whichever side notices: `connect` raises, and names class, field and both types."""
 
     async def ignore(m: Any) -> None: ...
@@ -92,7 +94,7 @@ async def test_a_difference_is_an_error_that_says_what_differs(autojump_clock: M
     client, server = PeerConfig(headers=OTHER if by_client else ()), PeerConfig(headers=() if by_client else OTHER)
     async with (
         ActorSystem() as system,
-        serve(system, "aqueduct+memory://schema", ignore, Any, config=server) as listener,
+        serve(system, f"aqueduct+{scheme}://schema", ignore, Any, config=server) as listener,
     ):
         with pytest.raises(ConnectionLost, match=re.escape(DIFFERENCE)) as caught:
             async with connect(system, listener.url, object, config=client):

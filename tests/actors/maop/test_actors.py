@@ -462,16 +462,16 @@ async def test_ma130_signals_wait_until_there_is_a_stream_for_them(start: Start,
         assert list(decode_operations(await control.receive_some())) == [Proceed((first.stream_id,))]
         control.stop(0)
         await wait_all_tasks_blocked()
-        assert not server.starved
+        assert not server.core.pool.starved
         second = await peer.open(Message(100, 5), uni=True)
         await trio.sleep(1)
-        assert server.starved
+        assert server.core.pool.starved
         assert peer.connection.accept_stream_nowait() is None
         control.send_nowait(b"", fin=True)
         following = await peer.connection.accept_stream()
         assert list(decode_operations(await following.receive_some())) == [Proceed((second.stream_id,))]
         await wait_all_tasks_blocked()
-        assert not server.starved
+        assert not server.core.pool.starved
         nursery.cancel_scope.cancel()
 
 
@@ -479,7 +479,7 @@ async def test_ma130_signals_wait_until_there_is_a_stream_for_them(start: Start,
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
-async def test_an_authenticator_that_is_ended_lets_nobody_in(how: str, autojump_clock: MockClock) -> None:
+async def test_an_authenticator_that_is_ended_lets_nobody_in(how: str, autojump_clock: MockClock, scheme: str) -> None:
     asked: list[Credentials] = []
 
     async def decide(question: Credentials) -> Identity | Refused:
@@ -490,7 +490,7 @@ async def test_an_authenticator_that_is_ended_lets_nobody_in(how: str, autojump_
 
     async with (
         ActorSystem() as system,
-        serve(system, "maop+memory://desk", {101: echo}, authenticate=decide) as listener,
+        serve(system, f"maop+{scheme}://desk", {101: echo}, authenticate=decide) as listener,
         connect(system, listener.url, token=b"first") as peer,
         trio.open_nursery() as nursery,
     ):

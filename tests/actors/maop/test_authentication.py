@@ -58,7 +58,7 @@ async def test_ma34a_nobody_is_let_in_without_a_valid_token(
 
 
 @pytest.mark.rule("MA-19")
-async def test_ma19_a_function_decides_by_token_and_pairs(start: Start) -> None:
+async def test_ma19_a_function_decides_by_token_and_pairs(start: Start, scheme: str) -> None:
     """The server decides by token and pairs, which stay with the session; it may demand a channel binding."""
     asked: list[Credentials] = []
 
@@ -69,7 +69,10 @@ async def test_ma19_a_function_decides_by_token_and_pairs(start: Start) -> None:
         return Identity("bound", tenant="acme", roles=frozenset({"admin"}))
 
     handlers = {101: Handler(echo, spec=HandlerSpec(role="admin")), 102: Handler(echo, spec=HandlerSpec(role="root"))}
-    async with ActorSystem() as system, serve(system, "maop+memory://desk", handlers, authenticate=decide) as listener:
+    async with (
+        ActorSystem() as system,
+        serve(system, f"maop+{scheme}://desk", handlers, authenticate=decide) as listener,
+    ):
         with pytest.raises(Disapproved) as refused:
             async with connect(system, listener.url, token=b"t"):
                 pass
@@ -83,13 +86,13 @@ async def test_ma19_a_function_decides_by_token_and_pairs(start: Start) -> None:
             [caller] = listener.peers
             assert caller.identity == Identity("bound", tenant="acme", roles=frozenset({"admin"}))
             assert caller.pairs["binding"] == asked[0].info.peer
-    assert (asked[1].protocol, asked[1].listener) == ("maop", "maop+memory://desk")
+    assert (asked[1].protocol, asked[1].listener) == ("maop", f"maop+{scheme}://desk")
     assert (asked[1].scheme, asked[1].token) == ("custom", b"t")
     assert (asked[1].setup.vendor, asked[1].setup.version) == ("levada", Version(1, 0, 0))
     assert "b't'" not in repr(asked[1])
 
 
-async def test_an_actor_decides(start: Start) -> None:
+async def test_an_actor_decides(start: Start, scheme: str) -> None:
     class Gatekeeper(Actor[Credentials]):
         @handles
         def on_question(self, m: Credentials) -> Identity | Refused:
@@ -97,7 +100,7 @@ async def test_an_actor_decides(start: Start) -> None:
 
     async with ActorSystem() as system:
         gatekeeper = system.spawn(Gatekeeper)
-        async with serve(system, "maop+memory://desk", {}, authenticate=gatekeeper) as listener:
+        async with serve(system, f"maop+{scheme}://desk", {}, authenticate=gatekeeper) as listener:
             async with connect(system, listener.url, token=b"c-7") as peer:
                 assert peer.identifier == "c-7"
             with pytest.raises(Disapproved):
@@ -106,7 +109,7 @@ async def test_an_actor_decides(start: Start) -> None:
 
 
 @pytest.mark.rule("MA-20")
-async def test_ma20_the_decision_has_a_deadline(autojump_clock: MockClock) -> None:
+async def test_ma20_the_decision_has_a_deadline(autojump_clock: MockClock, scheme: str) -> None:
     """Authentication deadline, then Disapproved UNAUTHORIZED (1) and close; the function is cancelled."""
     said: list[str] = []
 
@@ -120,7 +123,7 @@ async def test_ma20_the_decision_has_a_deadline(autojump_clock: MockClock) -> No
     config = PeerConfig(core=MaopConfig(auth_timeout=2.0))
     async with (
         ActorSystem() as system,
-        serve(system, "maop+memory://desk", {}, authenticate=never, config=config) as listener,
+        serve(system, f"maop+{scheme}://desk", {}, authenticate=never, config=config) as listener,
     ):
         with pytest.raises(Disapproved) as refused:
             async with connect(system, listener.url, token=b"t"):
@@ -131,7 +134,7 @@ async def test_ma20_the_decision_has_a_deadline(autojump_clock: MockClock) -> No
         assert listener.refused == 1
 
 
-async def test_refusals_and_limits_of_a_tenant_are_on_record() -> None:
+async def test_refusals_and_limits_of_a_tenant_are_on_record(scheme: str) -> None:
     """Each refusal is one event: the hook's, the core's deadline, and a connection more than the tenant may have."""
 
     async def decide(question: Credentials) -> Identity | Refused:
@@ -139,7 +142,7 @@ async def test_refusals_and_limits_of_a_tenant_are_on_record() -> None:
             return Refused("No token.", code=1025, retry_after=2.5)
         return Identity(question.token.decode(), tenant="acme", limits=Limits(max_connections=1))
 
-    async with ActorSystem() as system, serve(system, "maop+memory://desk", {}, authenticate=decide) as listener:
+    async with ActorSystem() as system, serve(system, f"maop+{scheme}://desk", {}, authenticate=decide) as listener:
         audit = Probe(system)
         system.events.subscribe(PeerRefused, audit.ref)
         async with connect(system, listener.url, token=b"ada") as peer:
@@ -170,14 +173,14 @@ async def test_refusals_and_limits_of_a_tenant_are_on_record() -> None:
 @pytest.mark.handler_fails
 @pytest.mark.parametrize("outcome", ["raises", "returns nonsense", "names nobody"])
 async def test_an_authenticator_that_fails_lets_nobody_in(
-    outcome: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+    outcome: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock, scheme: str
 ) -> None:
     async def broken(question: Credentials) -> Any:
         if outcome == "raises":
             raise OSError("database is down")
         return True if outcome == "returns nonsense" else Identity("")
 
-    async with ActorSystem() as system, serve(system, "maop+memory://desk", {}, authenticate=broken) as listener:
+    async with ActorSystem() as system, serve(system, f"maop+{scheme}://desk", {}, authenticate=broken) as listener:
         with pytest.raises(Disapproved) as refused:
             async with connect(system, listener.url, token=b"t"):
                 pass

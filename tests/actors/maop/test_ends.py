@@ -132,11 +132,11 @@ async def test_ma89_kinds_that_running_operations_need_may_begin_while_draining(
         assert operations[1].result().body == b"x"
 
 
-async def test_leaving_serve_drains_all_clients(autojump_clock: MockClock) -> None:
+async def test_leaving_serve_drains_all_clients(autojump_clock: MockClock, scheme: str) -> None:
     work = Work(3.0)
     answers: list[bytes] = []
     async with ActorSystem() as system, trio.open_nursery() as nursery:
-        async with serve(system, "maop+memory://desk", {101: work.handler()}, authenticate=TOKENS) as listener:
+        async with serve(system, f"maop+{scheme}://desk", {101: work.handler()}, authenticate=TOKENS) as listener:
 
             async def client() -> None:
                 async with connect(system, listener.url, token=b"secret") as peer:

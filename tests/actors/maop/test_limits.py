@@ -617,15 +617,15 @@ async def test_ma53_a_flood_of_operations_is_bounded(start: Start, autojump_cloc
         assert await ends.peer.request(101, b"x", timeout=None) == b"x"
 
 
-async def test_a_system_may_hold_many_listeners(autojump_clock: MockClock) -> None:
+async def test_a_system_may_hold_many_listeners(autojump_clock: MockClock, scheme: str) -> None:
     from levada.actors.maop import serve
 
     from .conftest import TOKENS
 
     async with (
         ActorSystem() as system,
-        serve(system, "maop+memory://a", {101: echo}, authenticate=TOKENS) as a,
-        serve(system, "maop+memory://b", {101: nothing}, authenticate=TOKENS) as b,
+        serve(system, f"maop+{scheme}://a", {101: echo}, authenticate=TOKENS) as a,
+        serve(system, f"maop+{scheme}://b", {101: nothing}, authenticate=TOKENS) as b,
         connect(system, a.url, token=b"secret") as to_a,
         connect(system, b.url, token=b"secret") as to_b,
     ):

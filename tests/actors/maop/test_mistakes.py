@@ -20,9 +20,9 @@ from .conftest import TOKENS, Start, echo
 
 
 @pytest.mark.rule("MA-18")
-async def test_ma18_a_token_that_does_not_fit_is_refused_at_once() -> None:
+async def test_ma18_a_token_that_does_not_fit_is_refused_at_once(scheme: str) -> None:
     """65535 bytes at most, and bytes."""
-    async with ActorSystem() as system, serve(system, "maop+memory://desk", {}, authenticate=TOKENS) as listener:
+    async with ActorSystem() as system, serve(system, f"maop+{scheme}://desk", {}, authenticate=TOKENS) as listener:
         with pytest.raises(ConfigurationError, match="65,535 bytes at most, not 70,000"):
             async with connect(system, listener.url, token=bytes(70_000)):
                 pass
