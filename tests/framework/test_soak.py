@@ -407,7 +407,7 @@ def resident() -> int:
 def leftovers() -> int:
     """Count what only living actors should keep alive."""
     gc.collect()
-    return sum(isinstance(thing, Cell | Extras | Soaked) for thing in gc.get_objects())
+    return sum(issubclass(type(thing), Cell | Extras | Soaked) for thing in gc.get_objects())
 
 
 async def soak(seconds: float, rounds: int, seed: int) -> dict[str, Any]:

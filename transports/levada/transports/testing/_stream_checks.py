@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import trio
 
@@ -18,6 +19,7 @@ from levada.transports.testing._stream_tools import (
     block,
     bytes_check,
     check,
+    endlessly,
     expect,
     expect_blocks,
     fill,
@@ -205,7 +207,7 @@ async def abort_wakes_both_directions_here(traits: CarrierTraits, x: Channel, y:
     got: list[object] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(outcome_of, x.receive_some, got)
-        nursery.start_soon(outcome_of, lambda: x.send_all(b"x"), got)
+        nursery.start_soon(outcome_of, lambda: endlessly(lambda: x.send_all(b"x")), got)
         await traits.settle()
         x.abort()
     assert [type(outcome) for outcome in got] == [ConnectionClosed, ConnectionClosed]
@@ -259,7 +261,7 @@ async def abort_of_the_peer_wakes_sender_and_flush(traits: CarrierTraits, x: Cha
     await fill(traits, y)
     got: list[object] = []
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(outcome_of, lambda: y.send_all(b"x"), got)
+        nursery.start_soon(outcome_of, lambda: endlessly(lambda: y.send_all(b"x")), got)
         nursery.start_soon(outcome_of, y.flush, got)
         await traits.settle()
         assert got == []
@@ -427,8 +429,8 @@ async def _both_receive(_: CarrierTraits, x: Channel, y: Channel, nursery: trio.
 async def _both_send(traits: CarrierTraits, x: Channel, y: Channel, nursery: trio.Nursery, got: list[object]) -> None:
     await fill(traits, x)
     await fill(traits, y)
-    nursery.start_soon(outcome_of, lambda: x.send_all(b"x"), got)
-    nursery.start_soon(outcome_of, lambda: y.send_all(b"x"), got)
+    for end in (x, y):
+        nursery.start_soon(outcome_of, partial(endlessly, partial(end.send_all, b"x")), got)
 
 
 async def _both_flush(traits: CarrierTraits, x: Channel, y: Channel, nursery: trio.Nursery, got: list[object]) -> None:

@@ -227,6 +227,13 @@ async def is_busy(call: Callable[[], Awaitable[object]]) -> None:
     raise AssertionError("two tasks in one direction, and no BusyResourceError")
 
 
+async def endlessly(call: Callable[[], Awaitable[object]]) -> None:
+    """Call again and again until it fails. A sender that waits on a full socket may still go on once: the kernel moves bytes when it likes."""
+    while True:
+        await call()
+        await trio.lowlevel.checkpoint()
+
+
 async def outcome_of(call: Callable[[], Awaitable[object]], into: list[object]) -> None:
     """Put what `call` returns or raises into a list, for tasks."""
     try:
