@@ -508,20 +508,20 @@ async def test_lj42b_who_holds_little_is_not_paused(autojump_clock: MockClock) -
     ):
         for stream in (first, second, third, fourth, oldest):
             await stream.send_all(big)
-            await trio.sleep(0.5)
+            await trio.sleep(0.2)
         assert (reader.statistics().connections_paused, len(kept.units)) == (4, 5)
         for number in (6, 7):
             await newest.send_all(window(2, number))
-            await trio.sleep(0.5)
+            await trio.sleep(0.2)
             kept.replies[-1].send(None)
             assert await acks(newest, 1) == [number]
         for stream in (oldest, first):
             await stream.send_all(window(2, 8))
-            await trio.sleep(0.5)
+            await trio.sleep(0.2)
         assert [unit.origin.connection for unit in kept.units[7:]] == [kept.units[0].origin.connection]
         for reply in kept.replies[:5] + kept.replies[7:]:
             reply.send(None)
-        await trio.sleep(0.5)
+        await trio.sleep(0.2)
         kept.replies[-1].send(None)
         assert await acks(first, 2) == [1, 8]
         assert await acks(oldest, 2) == [1, 8]
