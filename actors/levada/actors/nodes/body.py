@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import secrets
@@ -57,6 +58,8 @@ from .node import control_schema
 from .orders import actor_class, mailbox_of, policy_of, spawn_order
 
 __all__ = ["NodeSide", "run_node"]
+
+logger = logging.getLogger("levada.actors.nodes")
 
 T = TypeVar("T")
 Opens = Callable[[], AbstractAsyncContextManager[Any]]
@@ -164,8 +167,9 @@ class _Body:
                 await self._end.wait()
                 # Before any actor ends, so that the driver knows why they do.
                 await welcome.node.ask(Leaving(), timeout=None)
-        except Exception as error:  # noqa: BLE001 - the app's error is the driver's to report
+        except Exception as error:
             text = f"{type(error).__name__}: {error}"
+            logger.error("the app has failed", exc_info=error, extra={"event": "app_failed"})
             failure = NodeLost(text, node=welcome.name)
             welcome.node.tell(AppFailed(text[:1000], "".join(traceback.format_exception(error))[-20_000:]))
         control.stop()

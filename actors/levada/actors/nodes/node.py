@@ -19,6 +19,7 @@ import attrs
 import trio
 
 from levada.framework import Actor, Asks, Down, Failed, Normal, Reason, Ref, Shutdown, handles, schema_fingerprint
+from levada.framework.embedding import release
 from levada.transports.text import printable
 
 from .directory import Directory
@@ -276,10 +277,13 @@ class Node(Actor[Any]):
         directory.change(directory.renew(self.place.name, state=state, **more), reason)
 
     def _fail(self, error: NodeLost) -> None:
-        """End this start with an error."""
+        """End this start with an error; the supervisor restarts the node or gives it up, unless the block has not begun."""
         self.reason = Failed(error)
         if self.place.begun:
-            raise error
+            logger.warning("%s", error, extra={"node": self.place.name, "event": "node_lost"})
+            # Not raised: the traceback would be this file's.
+            release(self, self.reason)
+            return
         self.place.error = error
         self.fleet.directory.wake()
         self.stop()

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 import trio
 
-from levada.framework import Actor, ActorSystem, Lost, Ref
+from levada.framework import Actor, ActorSystem, Failed, Lost, Ref
+from levada.framework.embedding import release
 from levada.framework.errors import (
     ActorError,
     ActorStopped,
@@ -141,7 +142,7 @@ class Placing:
 class Placed(Actor[Any]):
     """Watches an actor on a node, and starts it anew when it has ended with the node.
 
-    Fails when the node was lost: its supervisor then restarts it, or gives up, as the caller's policy says.
+    Ends as `Failed` when the node was lost: its supervisor then restarts it, or gives up, as the caller's policy says.
     """
 
     placing: Placing
@@ -170,5 +171,6 @@ class Placed(Actor[Any]):
             await directory.until(placing.is_over)
             where, placing.ref = placing.ref.where, None
             if isinstance(reason, Lost):
-                raise NodeLost(f"{where} was lost with its node")
+                release(self, Failed(NodeLost(f"{where} was lost with its node")))
+                return
         self.stop()
