@@ -6,7 +6,7 @@ import logging
 import ssl
 import struct
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, cast
 
 import pytest
@@ -499,13 +499,13 @@ async def test_lj42b_who_holds_little_is_not_paused(autojump_clock: MockClock) -
     big = encode_window(2, 1) + encode_json(2, 1, {"line": "x" * 20_000})
     async with (
         desk(patient=True, max_inflight_bytes=500_000) as (reader, kept),
-        writer() as oldest,
-        writer() as first,
-        writer() as second,
-        writer() as third,
-        writer() as fourth,
-        writer() as newest,
+        AsyncExitStack() as stack,
     ):
+        writers = []
+        for _ in range(6):
+            writers.append(await stack.enter_async_context(writer()))
+            await trio.sleep(0.2)  # the order in which they begin counts
+        oldest, first, second, third, fourth, newest = writers
         for stream in (first, second, third, fourth, oldest):
             await stream.send_all(big)
             await trio.sleep(0.2)
