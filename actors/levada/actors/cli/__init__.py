@@ -38,7 +38,7 @@ class Subparsers(_SubParsersAction):
 
 
 COMMANDS: tuple[str, ...] = (
-    "demo", "serve", "call", "interop", "explain", "ship", "receive", "bench", "top", "token", "completion",
+    "demo", "serve", "call", "interop", "explain", "ship", "receive", "bench", "top", "journal", "token", "completion",
 )  # fmt: skip
 """Names of the subcommands, which are also their modules' names, in the order of ``levada --help``."""
 

@@ -163,7 +163,7 @@ class Appends:
         return answers
 
     def _judge(self, parts: Sequence[_Part], keyed: Keyed | None) -> None:
-        """Settle the appends that may not be written, and take their rows out, and those of commands that have been taken."""
+        """Settle the appends that may not be written, and take their rows out, and the rows of commands that have been taken."""
         ends: dict[int, int] = {}
         commands = _Commands(self._store, keyed) if keyed is not None and keyed.command is not None else None
         for part in parts:

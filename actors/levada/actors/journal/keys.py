@@ -2,7 +2,7 @@
 
 The rows themselves say both; this is an index of them, one for each segment. That of the last segment is in memory, and is built from its blocks
 when the journal is opened. When a segment is sealed, its index becomes a file beside it, and so it is found without reading the segment. The
-file is not synced: one that is missing, damaged, or of another version or other columns is made anew from the segment.
+file is not synced: if it is missing, damaged, or of another version or other columns, it is made anew from the segment.
 
 In memory a row takes 12 bytes, an entity or command about 100 more, in the last segment only; a file has 12 bytes for each row.
 
@@ -41,7 +41,7 @@ from .partitions import Partition
 from .schema import fit
 from .segments import Block, Segment
 
-__all__ = ["Keys", "Taken", "check_keyed"]
+__all__ = ["Keys", "Taken", "check_index", "check_keyed"]
 
 logger = logging.getLogger("levada.actors.journal")
 
@@ -315,6 +315,15 @@ class _File:
         hashes, places = self._commands
         at = bisect_left(hashes, key)
         return places[at] if at < len(hashes) and hashes[at] == key else None
+
+
+def check_index(path: Path) -> str:
+    """Say why the file of an index is of no use; empty if it is whole. It is made anew in any case."""
+    octets = path.read_bytes()
+    if len(octets) < _HEAD.size + _CRC.size or octets[:8] != _MAGIC:
+        return "it is no index"
+    crc = zlib.crc32(octets[_HEAD.size + _CRC.size :], zlib.crc32(octets[: _HEAD.size]))
+    return "" if octets[_HEAD.size : _HEAD.size + _CRC.size] == _CRC.pack(crc) else "its checksum is wrong"
 
 
 def _hash(key: str | bytes) -> int:

@@ -191,6 +191,11 @@ class Ledger:
         return self._openings[-1].name
 
     @property
+    def openings(self) -> int:
+        """Number of openings so far."""
+        return self._openings[-1].number if self._openings else 0
+
+    @property
     def begun(self) -> bool:
         """Whether there is a history; a ledger of format 1 has none."""
         return bool(self._openings)

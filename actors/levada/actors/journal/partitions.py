@@ -165,6 +165,16 @@ class Partition:
         """Columns of the last segment, once `find` has run; None if there is no segment."""
         return self._found[-1].schema if self._found else None
 
+    def look(self) -> int:
+        """Let readers see the rows that `find` found, and change nothing; return the bytes that `settle` would cut off."""
+        cut = sum(path.stat().st_size for path in self._uncommitted)
+        self.segments = tuple(self._found)
+        if self.segments:
+            last = self.segments[-1]
+            cut += last.path.stat().st_size - last.size
+            self.publish()
+        return cut
+
     def settle(self, losses: Mapping[int, int]) -> int:
         """Cut off rows that are torn or were never committed, and go on behind all rows that should be there; return the bytes cut off.
 

@@ -20,7 +20,7 @@ from .partitions import Loss, Partition
 from .schema import check_growth, fingerprint
 from .segments import VERSION
 
-__all__ = ["Recovered", "recover"]
+__all__ = ["Recovered", "find_problems", "read_promise", "recover"]
 
 logger = logging.getLogger("levada.actors.journal")
 
@@ -44,7 +44,7 @@ def recover(directory: Path, schema: pa.Schema | None, config: JournalConfig, re
     path = directory / "ledger.sqlite"
     if not path.exists() and any(directory.glob("partition-*/*.segment")):
         raise JournalDamaged("there are segments, but their ledger is gone: restore it", path=str(path))
-    promise = _read_promise(directory)
+    promise = read_promise(directory)
     commits = promise.commits if isinstance(promise, Promise) and not config.accept_loss else 0
     ledger = Ledger.open(path, partitions=config.partitions, commits=commits)
     resources.callback(ledger.close)
@@ -68,7 +68,13 @@ def recover(directory: Path, schema: pa.Schema | None, config: JournalConfig, re
     if not ledger.ready:
         for partition in partitions:
             partition.create()
-    losses, lost = _find(directory, promise, ledger, partitions, accept_loss=config.accept_loss)
+    problems, losses = find_problems(directory, promise, ledger, partitions)
+    if problems and not config.accept_loss:
+        text = f"{problems[0].detail} (JournalConfig.accept_loss goes on with what is left)"
+        raise JournalDamaged(text, path=problems[0].path, octet=problems[0].octet)
+    for problem in problems:
+        logger.error("rows are lost, which is accepted: %s", problem, extra={"event": "rows_lost"})
+    lost = sum(end - first for found in losses.values() for first, end in found)
     schemas = [found for partition in partitions if (found := partition.newest_schema) is not None]
     if schema is None:
         # Partitions may differ if the last attempt to add columns was cut short: the one with most columns is the truth.
@@ -95,22 +101,18 @@ def recover(directory: Path, schema: pa.Schema | None, config: JournalConfig, re
     return Recovered(ledger=ledger, ends=ends, partitions=partitions, schema=columns, cut=cut, lost=lost)
 
 
-def _read_promise(directory: Path) -> Promise | JournalDamaged:
+def read_promise(directory: Path) -> Promise | JournalDamaged:
+    """Read the record of ends, or return the error that it ends with."""
     try:
         return Ends.read(directory / "ends")
     except JournalDamaged as error:
         return error
 
 
-def _find(
-    directory: Path,
-    promised: Promise | JournalDamaged,
-    ledger: Ledger,
-    partitions: list[Partition],
-    *,
-    accept_loss: bool,
-) -> tuple[dict[int, list[tuple[int, int]]], int]:
-    """Check all promises; return the ranges of lost rows, and their number."""
+def find_problems(
+    directory: Path, promised: Promise | JournalDamaged, ledger: Ledger, partitions: list[Partition]
+) -> tuple[list[JournalDamaged], dict[int, list[tuple[int, int]]]]:
+    """Check all promises, and change nothing; return the problems, and the ranges of lost rows by partition."""
     if isinstance(promised, Promise) and promised.journal != ledger.journal:
         text = "this record of how far the partitions reach is of another journal: restore the right one"
         promised = JournalDamaged(text, path=str(directory / "ends"))
@@ -130,12 +132,6 @@ def _find(
             known=ledger.losses(number),
         )
     problems += [loss.error for found in losses.values() for loss in found]
-    if problems and not accept_loss:
-        text = f"{problems[0].detail} (JournalConfig.accept_loss goes on with what is left)"
-        raise JournalDamaged(text, path=problems[0].path, octet=problems[0].octet)
-    for problem in problems:
-        logger.error("rows are lost, which is accepted: %s", problem, extra={"event": "rows_lost"})
-    ranges = {
+    return problems, {
         number: [(loss.first, loss.end) for loss in found if loss.end > loss.first] for number, found in losses.items()
     }
-    return ranges, sum(end - first for found in ranges.values() for first, end in found)

@@ -479,7 +479,7 @@ class Store:
             start: offset in this partition of the first row.
 
         Returns:
-            The offset at which to go on, and the rows: a column ``offset``, then those of `schema`.
+            The offset at which to go on, and the rows: a column ``offset``, then the columns of `schema`.
 
         Raises:
             JournalError: the journal has no `Keyed.entity`.

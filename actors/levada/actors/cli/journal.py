@@ -1,0 +1,269 @@
+"""``levada journal``: look at a journal on the disk, verify it, and repair it."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import sys
+from collections.abc import Callable, Iterator
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from levada.framework.errors import ConfigurationError
+from levada.transports.text import printable
+
+from . import Subparsers
+
+if TYPE_CHECKING:
+    from levada.actors.journal.inspection import Finding, Inspection
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Describe the arguments."""
+    parser = subparsers.add_parser(
+        "journal",
+        help="show, verify and repair a journal on the disk",
+        description="Look at a journal that no process has open, or at a copy of one, also from another machine. Only `repair --yes` writes.",
+        epilog="Exit codes: 0 all is well; 1 something is damaged or was never answered; 2 a mistake, or a process has the journal open.",
+    )
+    commands = parser.add_subparsers(title="commands", dest="what", metavar="WHAT", required=True)
+
+    def command(name: str, function: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        own = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        own.add_argument("directory", metavar="DIR", help="a journal, or for ls and verify a directory of several")
+        own.set_defaults(function=function)
+        return own
+
+    ls = command("ls", _ls, "list partitions, groups and entities")
+    ls.add_argument(
+        "--entities", metavar="COLUMN", help="count the rows of each value of this column; reads everything"
+    )
+    ls.add_argument("--json", action="store_true", help="print a line of JSON for each journal")
+    show = command("show", _show, "print rows as lines of JSON")
+    show.add_argument(
+        "--partition", type=int, metavar="N", help="only this partition; default all, one after the other"
+    )
+    show.add_argument("--start", type=int, metavar="OFFSET", help="begin at this offset; default the oldest row")
+    show.add_argument("--limit", type=int, metavar="N", help="print at most so many rows")
+    show.add_argument("--entity", metavar="NAME", help="only rows of this entity, from all partitions")
+    show.add_argument("--column", default="entity", metavar="COLUMN", help="the column that names it (default: entity)")
+    verify = command("verify", _verify, "check every byte, and write nothing")
+    verify.add_argument("--json", action="store_true", help="print a line of JSON for each finding")
+    repair = command("repair", _repair, "cut off torn writes and go on without rows that are lost")
+    repair.add_argument("--yes", action="store_true", help="do it; without this it only says what it would do")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the chosen subcommand."""
+    try:
+        import levada.actors.journal as _  # noqa: F401 - only to say what is missing
+    except ModuleNotFoundError as missing:
+        raise ConfigurationError(str(missing)) from missing
+    code: int = args.function(args)
+    return code
+
+
+def _directory(args: argparse.Namespace) -> Path:
+    directory = Path(args.directory)
+    if not directory.is_dir():
+        raise ConfigurationError(f"{args.directory} is no directory")
+    return directory
+
+
+def _journals(args: argparse.Namespace) -> list[Path]:
+    from levada.actors.journal.inspection import journals_in
+
+    found = journals_in(_directory(args))
+    if not found:
+        raise ConfigurationError(
+            f"{args.directory} holds no journal: there is no ledger.sqlite in it or right below it"
+        )
+    return found
+
+
+def _journal(args: argparse.Namespace) -> Path:
+    found = _journals(args)
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found[:5])
+        raise ConfigurationError(f"{args.directory} holds {len(found)} journals, name one of them: {names}")
+    return found[0]
+
+
+def _ls(args: argparse.Namespace) -> int:
+    from levada.actors.journal.inspection import inspect
+
+    wrong = False
+    for path in _journals(args):
+        with inspect(path) as found:
+            wrong = wrong or _is_wrong(found.findings)
+            entities = found.entities(args.entities) if args.entities is not None else None
+            if args.json:
+                print(json.dumps(_summary(found, entities)))
+            else:
+                _print_summary(found, entities)
+    return 1 if wrong else 0
+
+
+def _summary(found: Inspection, entities: dict[str, int] | None) -> dict[str, Any]:
+    return {
+        "directory": str(found.directory),
+        "epoch": found.epoch,
+        "openings": found.openings,
+        "columns": {field.name: str(field.type) for field in found.schema},
+        "partitions": [
+            {
+                "partition": each.number,
+                "first": each.first if each.segments else 0,
+                "end": each.end,
+                "segments": len(each.segments),
+                "bytes": each.size,
+                "noted_end": None if found.promise is None else found.promise.end[each.number],
+            }
+            for each in found.partitions
+        ],
+        "groups": {name: {str(number): at for number, at in offsets.items()} for name, offsets in found.groups.items()},
+        "staged": found.staged,
+        "findings": [_finding(each) for each in found.findings],
+        **({} if entities is None else {"entities": entities}),
+    }
+
+
+def _print_summary(found: Inspection, entities: dict[str, int] | None) -> None:
+    print(f"{printable(str(found.directory))}: journal {found.epoch}, opened {found.openings} times")
+    print(f"  columns   {printable(', '.join(f'{field.name}: {field.type}' for field in found.schema))}")
+    for each in found.partitions:
+        first = each.first if each.segments else 0
+        print(
+            f"  partition {each.number}: rows {first:,} to {each.end:,} ({each.end - first:,}), {len(each.segments)} segments, "
+            f"{each.size:,} bytes"
+        )
+    for name, offsets in sorted(found.groups.items()):
+        behind = sum(max(0, each.end - offsets.get(each.number, 0)) for each in found.partitions)
+        places = ", ".join(f"{number}: {at:,}" for number, at in sorted(offsets.items()))
+        print(f"  group     {printable(name)}: {behind:,} rows behind, at {places}")
+    if found.staged:
+        print(f"  staged    {found.staged} parts of batches that are not delivered yet")
+    for name, rows in sorted((entities or {}).items(), key=lambda each: (-each[1], each[0])):
+        print(f"  entity    {printable(name)}: {rows:,} rows")
+    _print_findings(found.findings)
+
+
+def _print_findings(findings: list[Finding]) -> None:
+    for each in findings:
+        print(f"  {each.kind:<9} {printable(f'{each.path}: {each.text}')}")
+
+
+def _finding(found: Finding) -> dict[str, Any]:
+    return {"kind": found.kind, "path": found.path, "text": found.text, "rows": found.rows}
+
+
+def _is_wrong(findings: list[Finding]) -> bool:
+    return any(each.kind != "note" for each in findings)
+
+
+def _show(args: argparse.Namespace) -> int:
+    from levada.actors.journal.inspection import inspect
+
+    with inspect(_journal(args)) as found:
+        if args.partition is not None and not 0 <= args.partition < len(found.partitions):
+            raise ConfigurationError(f"there are partitions 0 to {len(found.partitions) - 1}, not {args.partition}")
+        left = args.limit
+        for row in _rows(found, args):
+            if left is not None:
+                if left <= 0:
+                    break
+                left -= 1
+            print(json.dumps(row, default=_plain))
+        for each in found.findings:
+            if each.kind == "damage":
+                print(f"levada: {printable(f'{each.path}: {each.text}')}", file=sys.stderr)
+        return 1 if any(each.kind == "damage" for each in found.findings) else 0
+
+
+def _rows(found: Inspection, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    numbers = range(len(found.partitions)) if args.partition is None else [args.partition]
+    if args.entity is not None:
+        for number, _, batch in found.rows_of(args.column, args.entity):
+            if number in numbers:
+                for row in batch.to_pylist():
+                    if row["offset"] >= (args.start or 0):
+                        yield {"partition": number, **row}
+        return
+    for number in numbers:
+        for first, batch in found.batches(number, args.start):
+            for place, row in enumerate(batch.to_pylist()):
+                yield {"partition": number, "offset": first + place, **row}
+
+
+def _plain(value: object) -> Any:
+    """Return a value that JSON has no form for as text: bytes in base64 unless they are UTF-8, times in ISO 8601, durations in seconds."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return "base64:" + base64.b64encode(value).decode()
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Decimal):
+        return str(value)
+    return repr(value)
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from levada.actors.journal.errors import JournalDamaged
+    from levada.actors.journal.inspection import Finding, inspect
+
+    wrong = False
+    for path in _journals(args):
+        try:
+            with inspect(path, blocks=True) as found:
+                findings, partitions = found.findings, found.partitions
+        except JournalDamaged as error:  # of the ledger
+            findings, partitions = [Finding("damage", error.detail, error.path)], []
+        wrong = wrong or _is_wrong(findings)
+        if args.json:
+            for each in findings:
+                print(json.dumps(_finding(each)))
+            continue
+        rows = sum(each.end - each.first for each in partitions if each.segments)
+        state = "damaged" if any(each.kind == "damage" for each in findings) else "whole"
+        print(f"{printable(str(path))}: {state}, {rows:,} rows in {len(partitions)} partitions")
+        _print_findings(findings)
+    return 1 if wrong else 0
+
+
+def _repair(args: argparse.Namespace) -> int:
+    from levada.actors.journal import JournalConfig, Store
+    from levada.actors.journal.inspection import inspect
+
+    path = _journal(args)
+    with inspect(path) as found:
+        findings, partitions = found.findings, len(found.partitions)
+    if not findings:
+        print(
+            f"{printable(str(path))}: nothing to repair (damage inside older segments, which verify finds, needs a copy)"
+        )
+        return 0
+    lost = sum(each.rows for each in findings)
+    _print_findings(findings)
+    damaged = any(each.kind == "damage" for each in findings)
+    if not args.yes:
+        print(f"{printable(str(path))}: a repair loses {lost:,} rows that were answered for, and goes on behind them.")
+        if damaged:
+            print("Better restore the files from a copy that was made while the journal was closed.")
+        print("Nothing was changed. To do it: levada journal repair --yes")
+        return 1
+    with Store.open(path, config=JournalConfig(partitions=partitions, accept_loss=True)) as store:
+        statistics = store.statistics()
+    print(
+        f"{printable(str(path))}: repaired; {statistics.octets_cut:,} bytes cut off, {statistics.rows_lost:,} rows lost"
+        + (", damaged files are kept as NAME.damaged" if damaged else "")
+    )
+    return 0

@@ -1,0 +1,247 @@
+"""Look at a journal without changing a byte of it: its content and its damage.
+
+The ledger is read from a copy, because SQLite writes beside a database that it opens. A shared lock is held meanwhile, so no process can open the
+journal for writing; a copy of a journal may lack the lock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Literal
+
+import attrs
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .columns import Envelope, columns_of
+from .ends import Promise
+from .errors import JournalDamaged, JournalError, JournalLocked, SchemaMismatch
+from .keys import check_index
+from .ledger import Ledger
+from .partitions import Partition
+from .recovery import find_problems, read_promise
+from .schema import fit
+from .segments import Segment
+
+__all__ = ["Finding", "Inspection", "inspect", "journals_in"]
+
+_BLOCKS = 4 << 20
+
+
+@attrs.frozen
+class Finding:
+    """Something that is not as it should be."""
+
+    kind: Literal["damage", "cut", "note"]
+    """``damage``: rows or commits that were promised are gone or changed. ``cut``: bytes of a write that was never answered; the next opening
+    cuts them off, and nothing is lost. ``note``: something that is made anew, or is of no use."""
+    text: str
+    path: str
+    rows: int = 0
+    """Rows that are lost."""
+
+
+@attrs.frozen
+class Inspection:
+    """A journal as it lies on the disk."""
+
+    directory: Path
+    epoch: str
+    openings: int
+    """How often it has been opened, as far as the history goes."""
+    partitions: list[Partition]
+    """By number; only for reading. One without segments has no rows."""
+    schema: pa.Schema
+    groups: Mapping[str, Mapping[int, int]]
+    promise: Promise | None
+    """The record of ends; None if it is damaged, or the journal is of version 0.1."""
+    findings: list[Finding]
+    staged: int
+    """Files of batches that are not delivered yet."""
+    transaction: int
+    """Number of batches that were delivered."""
+
+    def batches(self, number: int, start: int | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield the rows of a partition from an offset on, in the columns of `schema`, with the offset of the first. Lost rows are left out.
+
+        Raises:
+            JournalDamaged: a block is damaged.
+        """
+        partition = self.partitions[number]
+        if not partition.segments:
+            return
+        for segment in partition.segments:
+            at, end = max(segment.first, start or 0), min(segment.end, partition.end)
+            while at < end:
+                for block in partition.read(at, end, _BLOCKS):
+                    yield block.first, fit(block.batch(), self.schema)
+                    at = block.end
+
+    def rows_of(self, column: str, entity: str) -> Iterator[tuple[int, int, pa.RecordBatch]]:
+        """Yield all rows whose column has a value, by reading everything: the partition, the offset of the first row, and the rows.
+
+        Rows of a block that are not the entity's are left out; so a column ``offset`` says which are there.
+        """
+        value = pa.scalar(entity).cast(self._key_type(column))
+        for number in range(len(self.partitions)):
+            for first, batch in self.batches(number):
+                offsets = pa.array(range(first, first + batch.num_rows), pa.int64())
+                found = batch.add_column(0, "offset", offsets).filter(pc.equal(batch.column(column), value))
+                if found.num_rows:
+                    yield number, first, found
+
+    def entities(self, column: str) -> dict[str, int]:
+        """Count the rows of each value of a column, by reading everything."""
+        self._key_type(column)
+        counts: dict[str, int] = {}
+        for number in range(len(self.partitions)):
+            for _, batch in self.batches(number):
+                for each in pc.value_counts(batch.column(column)).to_pylist():
+                    value = each["values"]
+                    name = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
+                    if name is not None:
+                        counts[name] = counts.get(name, 0) + each["counts"]
+        return counts
+
+    def _key_type(self, column: str) -> pa.DataType:
+        kind = self.schema.field(column).type if column in self.schema.names else None
+        if kind not in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
+            raise SchemaMismatch(
+                f"no column of text or bytes is called {column!r}; there are: {', '.join(self.schema.names)}",
+                path=str(self.directory),
+            )
+        return kind
+
+
+def journals_in(directory: Path) -> list[Path]:
+    """Return the journals at or right below a directory, such as the mailboxes of a bridge."""
+    if (directory / "ledger.sqlite").exists() or any(directory.glob("partition-*")):
+        return [directory]
+    return sorted(path.parent for path in directory.glob("*/ledger.sqlite"))
+
+
+@contextmanager
+def inspect(directory: Path, *, blocks: bool = False) -> Iterator[Inspection]:
+    """Examine a journal; nothing is changed.
+
+    Args:
+        directory: of the journal.
+        blocks: check every block, also in sealed segments, which opening a journal leaves to their first reading.
+
+    Raises:
+        JournalLocked: a process has it open.
+        JournalDamaged: there is no ledger, or it is damaged, and without it nothing can be told.
+        JournalError: written by a later version of this format.
+    """
+    with ExitStack() as resources:
+        _lock(directory, resources)
+        path = directory / "ledger.sqlite"
+        if not path.exists():
+            raise JournalDamaged("there is no ledger of a journal", path=str(path))
+        promised = read_promise(directory)
+        ledger = _ledger(path, promised.commits if isinstance(promised, Promise) else 0, resources)
+        partitions = [
+            Partition(
+                directory / f"partition-{number:04d}",
+                number,
+                journal=ledger.journal,
+                schema=columns_of(Envelope).schema,
+                segment_bytes=1,
+            )
+            for number in range(ledger.partitions)
+        ]
+        findings: list[Finding] = []
+        if ledger.ready:
+            problems, losses = find_problems(directory, promised, ledger, partitions)
+            findings += [Finding("damage", problem.detail, problem.path) for problem in problems]
+            for number, ranges in losses.items():
+                findings += [
+                    Finding(
+                        "damage", f"rows {first} to {end - 1} are lost", str(partitions[number].folder), end - first
+                    )
+                    for first, end in ranges
+                ]
+            findings += [
+                Finding("cut", f"{cut} bytes of a write that was never answered", str(partition.folder))
+                for partition in partitions
+                if (cut := partition.look())
+            ]
+        schemas = [each for partition in partitions if partition.segments for each in [partition.segments[-1].schema]]
+        found = Inspection(
+            directory=directory,
+            epoch=ledger.journal.hex(),
+            openings=ledger.openings,
+            partitions=partitions,
+            schema=max(schemas, key=len, default=columns_of(Envelope).schema),
+            groups=ledger.groups(),
+            promise=promised if isinstance(promised, Promise) else None,
+            findings=findings,
+            staged=len(list((directory / "staging").glob("*.segment"))),
+            transaction=ledger.transaction,
+        )
+        if blocks:
+            findings += _examine_all(found)
+        yield found
+
+
+def _lock(directory: Path, resources: ExitStack) -> None:
+    try:
+        lock = os.open(directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    resources.callback(os.close, lock)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        raise JournalLocked(
+            "a process has this journal open: stop it first, or copy the journal", path=str(directory)
+        ) from error
+
+
+def _ledger(path: Path, commits: int, resources: ExitStack) -> Ledger:
+    folder = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="levada-journal-")))
+    for name in (path.name, path.name + "-wal"):
+        if path.with_name(name).exists():
+            shutil.copyfile(path.with_name(name), folder / name)
+    try:
+        ledger = Ledger.open(folder / path.name, partitions=1, commits=commits)
+    except JournalError as error:
+        error.path = str(path)
+        raise
+    resources.callback(ledger.close)
+    return ledger
+
+
+def _examine_all(found: Inspection) -> Iterator[Finding]:
+    for partition in found.partitions:
+        for segment in partition.segments[:-1]:
+            yield from _examine(segment, found.transaction)
+        for path in sorted(partition.folder.glob("*")):
+            if path.suffix == ".index":
+                wrong = check_index(path)
+                if not path.with_suffix(".segment").exists():
+                    wrong = "its segment is gone"
+                if wrong:
+                    yield Finding("note", f"an index that will be made anew: {wrong}", str(path))
+            elif path.suffix == ".damaged":
+                yield Finding("note", "kept from a repair; rows in it are not read", str(path))
+            elif path.suffix != ".segment":
+                yield Finding("note", "left over from a file that was being made", str(path))
+
+
+def _examine(segment: Segment, committed: int) -> Iterator[Finding]:
+    end = segment.end
+    try:
+        state = segment.examine(committed)
+    except JournalDamaged as error:
+        yield Finding("damage", error.detail, error.path)
+        return
+    if state != "whole" or segment.end != end:
+        damage = segment.damage()
+        yield Finding("damage", damage.detail, damage.path, rows=max(0, end - segment.end))

@@ -1,0 +1,283 @@
+"""``levada journal`` on journals in order, torn, damaged, open, and copied."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import random
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("levada.actors.journal", exc_type=ImportError)
+
+from levada.actors import cli
+from levada.actors.journal import JournalConfig, Keyed, Store, columns_of
+from levada.framework import message
+
+
+@message("cli.Event")
+class Event:
+    entity: str
+    amount: int
+    body: bytes = b""
+    at: dt.datetime | None = None
+
+
+COLUMNS = columns_of(Event)
+CONFIG = JournalConfig(
+    partitions=2, keyed=Keyed(entity="entity"), segment_bytes=2048, block_bytes=1024, retain_bytes=1 << 20
+)
+
+
+def fill(directory: Path, rows: int = 40) -> None:
+    with Store.open(directory, COLUMNS.schema, CONFIG) as store:
+        store.declare_group("readers")
+        for n in range(rows):
+            event = Event("anna" if n % 4 else "b\x1b[2Jen", n, b"\xff" if n == 5 else b"x" * 40)
+            store.append([(n % 2, COLUMNS.encode([event]))])
+        store.commit_group("readers", {0: 3, 1: 2} if rows > 5 else {0: 1})
+
+
+def state(directory: Path) -> dict[str, tuple[bytes, int]]:
+    """All files: their bytes, and when they were changed."""
+    return {
+        str(path.relative_to(directory)): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    directory = tmp_path / "journal"
+    fill(directory)
+    return directory
+
+
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def levada(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a subcommand of ``levada journal``; return its exit code and what it printed."""
+
+    def run(*arguments: str | Path) -> tuple[int, str]:
+        code = cli.main(["journal", *map(str, arguments)])
+        out, err = capsys.readouterr()
+        return code, out + err
+
+    return run
+
+
+def last_segment(journal: Path) -> Path:
+    return max((journal / "partition-0001").glob("*.segment"))
+
+
+def test_ls(journal: Path, levada: Run) -> None:
+    before = state(journal)
+    code, text = levada("ls", journal, "--entities", "entity")
+    assert code == 0
+    lines = text.splitlines()
+    assert lines[0].startswith(f"{journal}: journal ")
+    assert lines[0].endswith(", opened 1 times")
+    assert lines[1] == "  columns   entity: string, amount: int64, body: binary, at: timestamp[us, tz=UTC]"
+    assert lines[2].startswith("  partition 0: rows 0 to 20 (20), ")
+    assert lines[4:] == [
+        "  group     readers: 35 rows behind, at 0: 3, 1: 2",
+        "  entity    anna: 30 rows",
+        "  entity    b\\x1b[2Jen: 10 rows",
+    ]
+    assert state(journal) == before
+
+
+def test_ls_as_json(journal: Path, levada: Run) -> None:
+    code, text = levada("ls", journal, "--json", "--entities", "entity")
+    found = json.loads(text)
+    assert code == 0
+    assert [(each["first"], each["end"], each["noted_end"]) for each in found["partitions"]] == [(0, 20, 20)] * 2
+    assert found["entities"] == {"anna": 30, "b\x1b[2Jen": 10}
+    assert (found["groups"], found["staged"], found["findings"]) == ({"readers": {"0": 3, "1": 2}}, 0, [])
+
+
+def test_ls_of_the_mailboxes_of_a_bridge(tmp_path: Path, levada: Run) -> None:
+    for name in ("lines", "orders"):
+        fill(tmp_path / name, 2)
+    code, text = levada("ls", tmp_path, "--json")
+    assert code == 0
+    assert [Path(json.loads(line)["directory"]).name for line in text.splitlines()] == ["lines", "orders"]
+    code, text = levada("show", tmp_path)
+    assert (code, text) == (2, f"levada: {tmp_path} holds 2 journals, name one of them: lines, orders\n")
+
+
+def test_the_events_of_an_entity(journal: Path, levada: Run) -> None:
+    code, text = levada("show", journal, "--entity", "anna", "--limit", "3")
+    assert code == 0
+    assert [json.loads(line) for line in text.splitlines()] == [
+        {"partition": 0, "offset": 1, "entity": "anna", "amount": 2, "body": "x" * 40, "at": None},
+        {"partition": 0, "offset": 3, "entity": "anna", "amount": 6, "body": "x" * 40, "at": None},
+        {"partition": 0, "offset": 5, "entity": "anna", "amount": 10, "body": "x" * 40, "at": None},
+    ]
+    code, text = levada("show", journal, "--entity", "anna", "--partition", "1", "--start", "17")
+    assert [json.loads(line)["offset"] for line in text.splitlines()] == [17, 18, 19]
+    code, text = levada("show", journal, "--entity", "anna", "--column", "who")
+    assert (code, "no column of text or bytes is called 'who'" in text) == (2, True)
+
+
+def test_rows_from_an_offset(journal: Path, levada: Run) -> None:
+    before = state(journal)
+    code, text = levada("show", journal, "--partition", "1", "--start", "2", "--limit", "2")
+    assert code == 0
+    assert [(row["offset"], row["amount"], row["body"]) for row in map(json.loads, text.splitlines())] == [
+        (2, 5, "base64:/w=="),
+        (3, 7, "x" * 40),
+    ]
+    assert levada("show", journal, "--partition", "2") == (2, "levada: there are partitions 0 to 1, not 2\n")
+    assert state(journal) == before
+
+
+def test_a_whole_journal(journal: Path, levada: Run) -> None:
+    before = state(journal)
+    assert levada("verify", journal) == (0, f"{journal}: whole, 40 rows in 2 partitions\n")
+    code, text = levada("repair", journal)
+    assert (code, text.startswith(f"{journal}: nothing to repair")) == (0, True)
+    assert state(journal) == before
+
+
+def test_an_open_journal_is_left_alone(journal: Path, levada: Run) -> None:
+    with Store.open(journal, COLUMNS.schema, CONFIG):
+        for arguments in (["ls"], ["show"], ["verify"], ["repair"], ["repair", "--yes"]):
+            code, text = levada(*arguments, journal)
+            assert (code, "a process has this journal open: stop it first, or copy the journal" in text) == (2, True)
+    assert levada("verify", journal)[0] == 0
+
+
+def test_nobody_opens_a_journal_that_is_looked_at(journal: Path) -> None:
+    from levada.actors.journal import JournalLocked
+    from levada.actors.journal.inspection import inspect
+
+    with inspect(journal), inspect(journal), pytest.raises(JournalLocked):
+        Store.open(journal, COLUMNS.schema, CONFIG)
+
+
+def test_a_copy_of_a_killed_process(journal: Path, tmp_path: Path, levada: Run) -> None:
+    """With the ledger's log beside it and a torn block, without the lock, in a folder that may not be written to."""
+    copy = tmp_path / "copy"
+    with Store.open(journal, COLUMNS.schema, CONFIG) as store:
+        store.append([(1, COLUMNS.encode([Event("carl", 1)]))])
+        shutil.copytree(journal, copy)
+    (copy / "lock").unlink()
+    assert (copy / "ledger.sqlite-wal").stat().st_size
+    with last_segment(copy).open("ab") as file:
+        file.write(b"LvB1" + bytes(60))
+    before = state(copy)
+    for path in [copy, *copy.rglob("*")]:
+        path.chmod(0o500 if path.is_dir() else 0o400)
+    try:
+        code, text = levada("verify", copy)
+        assert (code, text.splitlines()) == (
+            1,
+            [
+                f"{copy}: whole, 41 rows in 2 partitions",
+                f"  cut       {copy}/partition-0001: 64 bytes of a write that was never answered",
+            ],
+        )
+        assert len(levada("show", copy)[1].splitlines()) == 41
+    finally:
+        for path in [copy, *copy.rglob("*")]:
+            path.chmod(0o700 if path.is_dir() else 0o600)
+    assert state(copy) == before
+    code, text = levada("repair", copy)
+    assert code == 1
+    assert text.splitlines()[1] == f"{copy}: a repair loses 0 rows that were answered for, and goes on behind them."
+    assert text.splitlines()[-1] == "Nothing was changed. To do it: levada journal repair --yes"
+    assert state(copy) == before
+    assert levada("repair", copy, "--yes")[0] == 0
+    assert levada("verify", copy) == (0, f"{copy}: whole, 41 rows in 2 partitions\n")
+
+
+def test_a_repair_says_what_it_loses(journal: Path, levada: Run) -> None:
+    path = last_segment(journal)
+    first = int(path.stem)
+    path.unlink()
+    code, text = levada("repair", journal)
+    assert (code, f"a repair loses {20 - first} rows that were answered for" in text) == (1, True)
+    assert "Better restore the files" in text
+    assert not path.exists()
+    code, text = levada("repair", journal, "--yes")
+    assert (code, f"0 bytes cut off, {20 - first} rows lost, damaged files are kept" in text) == (0, True)
+    assert levada("verify", journal)[0] == 0
+    code, text = levada("show", journal, "--partition", "1")
+    assert [json.loads(line)["offset"] for line in text.splitlines()] == list(range(first))
+
+
+def test_damage_inside_an_older_segment_is_found_by_verify(journal: Path, levada: Run) -> None:
+    path = min((journal / "partition-0000").glob("*.segment"))
+    octets = bytearray(path.read_bytes())
+    octets[-30] ^= 1
+    path.write_bytes(octets)
+    assert levada("ls", journal)[0] == 0
+    code, text = levada("verify", journal)
+    assert (code, f"damage    {path}: the block at byte" in text) == (1, True)
+
+
+def test_a_damaged_ledger_is_named(journal: Path, levada: Run) -> None:
+    (journal / "ledger.sqlite").write_bytes(b"nonsense")
+    code, text = levada("verify", journal)
+    assert (code, f"damage    {journal}/ledger.sqlite: " in text) == (1, True)
+    assert levada("repair", journal, "--yes")[0] == 2
+    (journal / "ledger.sqlite").unlink()
+    assert (levada("verify", journal)[0], levada("ls", journal)[0]) == (1, 2)
+
+
+def test_mistakes(tmp_path: Path, levada: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert levada("ls", tmp_path / "nothing") == (2, f"levada: {tmp_path / 'nothing'} is no directory\n")
+    code, text = levada("verify", tmp_path)
+    assert (code, "holds no journal" in text) == (2, True)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["journal", "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert [word for word in ("ls", "show", "verify", "repair", "Exit codes") if word not in shown] == []
+
+
+def test_a_later_version_is_refused_by_name(journal: Path, levada: Run) -> None:
+    path = last_segment(journal)
+    octets = bytearray(path.read_bytes())
+    struct.pack_into("<I", octets, 8, 99)
+    path.write_bytes(octets)
+    code, text = levada("verify", journal)
+    assert (code, "format version 99" in text) == (2, True)
+
+
+@pytest.mark.ci
+def test_no_damage_is_silent(journal: Path, tmp_path: Path, levada: Run) -> None:
+    """Any octet of any file: verify finds it, or all rows are as they were; and nothing ends in a traceback."""
+    rows = levada("show", journal)[1]
+    lot = random.Random(0)
+    files = [name for name in state(journal) if name != "lock" and not name.endswith(".index")]
+    silent = 0
+    for trial in range(150):
+        copy = tmp_path / f"copy{trial}"
+        shutil.copytree(journal, copy)
+        path = copy / lot.choice(files)
+        octets = bytearray(path.read_bytes())
+        how: Any = lot.choice(("cut", "flip", "flip", "remove"))
+        if how == "remove":
+            path.unlink()
+        elif how == "cut":
+            os.truncate(path, lot.randrange(len(octets)))
+        else:
+            octets[lot.randrange(len(octets))] ^= 1 << lot.randrange(8)
+            path.write_bytes(octets)
+        code, _ = levada("verify", copy)
+        if code == 0:
+            silent += 1
+            assert levada("show", copy)[1] == rows, (path, how)
+        shutil.rmtree(copy)
+    assert silent < 60  # flips in padding, in one of two copies, in free pages
