@@ -2,7 +2,8 @@
 
 ::
 
-    file ──tail──> writer ══Lumberjack, TLS══> Ingest ──> mailbox logs ──Spark──> mailboxes counts, rates ──> Subscribers ══RSocket══> this program
+    file ──tail──> writer ══Lumberjack, TLS══> Ingest ──> Intake ──> mailbox logs ──Spark──> mailboxes counts, rates
+                                                          this program <══RSocket══ Subscribers <──────────┘
 
 ``levada demo`` is the same with three logs, six queries, supervised, and a report; its parts are used here.
 """
@@ -18,7 +19,7 @@ import trio
 from pyspark.sql import SparkSession
 
 from levada.actors import lumberjack, rsocket
-from levada.actors.demo import engine, ingest, known, live, queries
+from levada.actors.demo import engine, ingest, known, live, parsing, queries
 from levada.actors.demo.rows import Count, LogLine, Rate
 from levada.actors.interop.certificates import make_certificates
 from levada.actors.spark.bridge import Bridge, Mailbox, serve_bridge
@@ -52,10 +53,9 @@ async def main(folder: Path) -> live.Results:
             bridge.subscribe(name, system.spawn(live.Subscriber, desk.feeds[name]), group="example")
 
         # The way in. A line is acknowledged to the shipper when it is on the disk.
-        async with lumberjack.serve(
-            system, "lumberjack+tls://127.0.0.1:0", functools.partial(ingest.Ingest, logs), carrier=tls
-        ) as reader:
-            await ingest.ship(system, reader.url, pems.ca, [log], ingest.Pace())
+        sink = functools.partial(parsing.Ingest, system.spawn(ingest.Intake, logs))
+        async with lumberjack.serve(system, "lumberjack+tls://127.0.0.1:0", sink, carrier=tls) as reader:
+            await ingest.ship(system, [reader.url], pems.ca, [log], ingest.Pace())
 
         async with (
             # The way out. `levada call URL --stream --route rates` would get the same.
