@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
+import resource
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -221,4 +223,38 @@ async def mute(system: ActorSystem) -> AsyncIterator[None]:
     """An app that is never ready."""
     print("waiting for the database", file=sys.stderr)
     await trio.sleep_forever()
+    yield
+
+
+@message("tests.nodes.Facts")
+class Facts(Asks[dict[str, Any]]):
+    """Ask what a process is allowed."""
+
+
+class Reporter(Actor[Facts]):
+    """Tells."""
+
+    @handles
+    def facts(self, m: Facts) -> dict[str, Any]:
+        """Tell."""
+        open_files = []
+        for number in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):  # the list itself was open
+                open_files.append(os.readlink(f"/proc/self/fd/{number}"))
+        return {
+            "nice": os.nice(0),
+            "cpus": sorted(os.sched_getaffinity(0)),
+            "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            "env": os.environ.get("SHOP"),
+            "stdin": os.readlink("/proc/self/fd/0"),
+            "open": [name for name in open_files if name.startswith("/") and name != "/dev/null"],
+            "group": os.getpgid(0) == os.getpid(),
+        }
+
+
+async def forks(system: ActorSystem) -> AsyncIterator[None]:
+    """An app with a forked process that keeps the connection open for a while."""
+    if os.fork() == 0:
+        time.sleep(20)  # noqa: ASYNC251 - in another process
+        os._exit(0)
     yield

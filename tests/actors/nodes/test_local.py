@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import tempfile
+import uuid
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import trio
 
-from levada.actors.nodes import NodeDown, NodeLost, NodeSettings, NodeUp, local_nodes
-from levada.framework import ActorSystem, Failed
+from levada.actors.nodes import NodeDown, NodeLost, NodeSettings, NodeUp, local_nodes, nodes_of
+from levada.framework import ActorSystem, Failed, Lost
+from levada.framework.errors import ConfigurationError
 
-from .apps import Add, Counter, Where, app, mute, talks
-from .processes import ROOT, driver, gone, is_alive
+from .apps import Add, Counter, Facts, Reporter, Where, app, forks, mute, talks
+from .processes import ROOT, driver, gone, is_alive, processes_of
 
 pytestmark = pytest.mark.ci
 
@@ -151,3 +156,88 @@ async def test_a_program_that_ends_before_its_hello_is_an_error_with_its_last_li
         ):
             async with local_nodes(system, 1, app, settings=settings):
                 pass
+
+
+async def test_a_process_has_what_the_settings_say_and_inherits_no_file(tmp_path: Path) -> None:
+    cpu = min(os.sched_getaffinity(0))
+    settings = NodeSettings(nice=3, affinity=[[cpu]], rlimits={"RLIMIT_NOFILE": 200}, env={"SHOP": "open"})
+    with (tmp_path / "secret").open("w") as file:
+        os.set_inheritable(file.fileno(), True)
+        async with ActorSystem() as system, local_nodes(system, 1, app, names=["east"], settings=settings) as nodes:
+            facts = await (await nodes.spawn(Reporter, on="east")).ask(Facts())
+    assert facts == {
+        "nice": os.nice(0) + 3, "cpus": [cpu], "files": 200, "env": "open", "stdin": "/dev/null", "open": [], "group": True,
+    }  # fmt: skip
+
+
+async def test_an_impossible_setting_is_an_error_of_the_block() -> None:
+    async with ActorSystem() as system:
+        with pytest.raises(NodeLost, match=r"n0 has failed: OSError: .*Invalid argument"):
+            async with local_nodes(system, 1, app, settings=NodeSettings(affinity=[[1000]])):
+                pass
+
+
+async def test_a_start_without_free_descriptors_is_an_error_of_the_block() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    async with ActorSystem() as system:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (100, before[1]))
+        try:
+            with pytest.raises(OSError, match="Too many open files"):
+                while True:
+                    taken.append(os.open("/dev/null", os.O_RDONLY))
+            for number in taken[-4:]:  # for the listener of the block and the first socket pair
+                os.close(number)
+            del taken[-4:]
+            with pytest.raises(NodeLost, match=r"n0 cannot be started: \[Errno 24\] Too many open files"):
+                async with local_nodes(system, 1, app):
+                    pass
+        finally:
+            for number in taken:
+                os.close(number)
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+async def test_a_folder_that_cannot_be_made_is_an_error_of_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    async with ActorSystem() as system:
+        with pytest.raises(OSError, match="/nowhere/levada-"):
+            async with local_nodes(system, 1, app):
+                pass
+
+
+async def test_a_start_may_be_cancelled_at_any_moment() -> None:
+    marker = uuid.uuid4().hex
+    settings = NodeSettings(env={"LEVADA_TEST": marker})
+    for milliseconds in (0, 3, 10, 30, 100, 300, 1000):
+        async with ActorSystem() as system:
+            with trio.move_on_after(milliseconds / 1000):
+                async with local_nodes(system, 2, app, settings=settings):
+                    pass
+            assert processes_of(f"LEVADA_TEST={marker}") == []
+
+
+async def test_a_lost_node_is_lost_though_a_process_of_its_own_keeps_the_connection_open() -> None:
+    async with ActorSystem() as system, local_nodes(system, 1, forks) as nodes, nodes.events() as events:
+        counter = await nodes.spawn(Counter)
+        os.kill(nodes["n0"].pid, signal.SIGKILL)
+        with trio.fail_after(10):
+            assert isinstance(await events.receive(), NodeDown)
+            assert isinstance(await counter.terminated(), Lost)
+
+
+async def test_what_cannot_be_a_node_is_refused_at_the_call() -> None:
+    async def inner(system: ActorSystem) -> AsyncIterator[None]:
+        yield
+
+    async with ActorSystem() as system:
+        for wrong, text in ((inner, "inside a function"), (Counter, "is no app"), ("shop", "MODULE:NAME")):
+            with pytest.raises(ConfigurationError, match=text):
+                async with local_nodes(system, 1, wrong):
+                    pass
+        for names, text in ((["a/b"], "has up to 64 letters"), (["a", "a"], "1 nodes need 1 different names")):
+            with pytest.raises(ConfigurationError, match=text):
+                async with local_nodes(system, 1, app, names=names):
+                    pass
+        with pytest.raises(ConfigurationError, match="has no nodes, and is none"):
+            nodes_of(ActorSystem())

@@ -7,6 +7,7 @@ A system has one fleet. In its driver it is a `Fleet`, which starts nodes and de
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 import attrs
 import trio
 
-from levada.actors.apps import importable
+from levada.actors.apps import app_of, importable
 from levada.actors.aqueduct import FleetRefs, Listener, Peer, PeerConfig, connect, serve, serve_over
 from levada.actors.authentication import Authenticate, Credentials
 from levada.framework import (
@@ -80,6 +81,7 @@ T = TypeVar("T")
 QMUX: Final = QmuxConfig(protocols=(QMUX_ALPN,), max_streams=4096, max_streams_unidirectional=4096, idle_timeout=0)
 """For connections whose end the operating system reports: no idle time-out."""
 
+_NAME: Final = re.compile(r"\w[\w.-]{0,63}")
 _ABROAD: Final[Mapping[str, Literal["transient", "temporary"]]] = {
     "permanent": "transient",
     "transient": "transient",
@@ -368,7 +370,10 @@ class Fleet(Nodes):
         self, n: int, app: Any, launcher: Launcher, names: Sequence[str] | None, settings: NodeSettings
     ) -> AsyncIterator[None]:
         """Run nodes for a block, which begins when all are up; see `levada.actors.nodes.local_nodes`."""
-        places = self._reserve(n, importable(app), launcher, names, settings)
+        target = importable(app)
+        if not isinstance(app, str):
+            app_of(app, target)
+        places = self._reserve(n, target, launcher, names, settings)
         try:
             for place in places:
                 await self._begin(place)
@@ -391,8 +396,12 @@ class Fleet(Nodes):
         if len(wanted) != n or len(set(wanted)) != n:
             raise ConfigurationError(f"{n} nodes need {n} different names, not {wanted!r}")
         for name in wanted:
-            if not name.isprintable() or not name or set(name) & set("/#$") or name == "any" or name in self._places:
-                raise ConfigurationError(f"a node cannot be called {name!r}: it is taken, or is no plain name")
+            if name in self._places:
+                raise ConfigurationError(f"there is a node {name!r} already")
+            if not _NAME.fullmatch(name) or name == "any":
+                raise ConfigurationError(
+                    f"a node's name has up to 64 letters, digits, '.', '_' and '-', unlike {name!r}"
+                )
         places = [Place(name, self._count + i, app, launcher, settings) for i, name in enumerate(wanted)]
         self._count += n
         self._places.update((place.name, place) for place in places)

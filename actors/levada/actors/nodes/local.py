@@ -41,6 +41,7 @@ _LINE: Final = 16 * 1024  # bytes of a line that are logged; the rest of it is d
 _KEPT: Final = 5  # lines of stderr that errors show
 _LEVEL: Final = re.compile(rb"<([3-7])>")  # as in syslog; written by `levada.actors.nodes.__main__`
 _LEVELS: Final = {b"3": logging.ERROR, b"4": logging.WARNING, b"6": logging.INFO, b"7": logging.DEBUG}
+_REST: Final = 16  # times 64 KiB that are read after the end of a process; a process of its own may still write
 _GONE: Final = 5.0  # seconds for a process that was killed; longer only in the kernel's uninterruptible sleep
 
 
@@ -70,6 +71,7 @@ async def local_nodes(
     Raises:
         ConfigurationError: the app cannot be imported elsewhere, or a name is taken.
         NodeLost: a node could not start; the text says why, and a note has its traceback.
+        OSError: there is no room for the folder of the nodes' sockets.
 
     Example:
         ```python
@@ -193,7 +195,7 @@ class Child:
         """Log what the process writes to a pipe, line by line."""
         lines = Lines(number, self._name, level, self._kept if level >= logging.WARNING else None)
         self._outputs.append(lines)
-        while lines.read():
+        while lines.read(1):  # 64 KiB, so that a node that writes very much does not hold up the others
             await trio.lowlevel.wait_readable(number)
 
     async def trouble(self) -> str:
@@ -204,7 +206,7 @@ class Child:
         """Wait until the process has ended and its output is logged."""
         code = await self._process.wait()
         for lines in self._outputs:
-            lines.read()
+            lines.read(_REST)
         if code < 0:
             return NodeLost(f"was killed by {_signal_name(-code)}", node=self._name, signal=-code)
         return NodeLost(f"ended without an order, with exit code {code}", node=self._name, exit_code=code)
@@ -242,9 +244,9 @@ class Lines:
         self._begun = b""
         self._dropped = 0
 
-    def read(self) -> bool:
-        """Log what is there, 1 MiB at most; return whether there may be more later."""
-        for _ in range(16):
+    def read(self, times: int) -> bool:
+        """Log what is there, up to `times` 64 KiB; return whether there may be more later."""
+        for _ in range(times):
             try:
                 data = os.read(self._number, 65536)
             except BlockingIOError:

@@ -320,7 +320,7 @@ class Node(Actor[Any]):
             name=place.name,
             index=place.index,
             app=place.app,
-            path=list(sys.path),
+            path=[str(entry) for entry in sys.path],
             log_level=logging.getLogger().getEffectiveLevel(),
             grace=settings.grace,
             silence=settings.silence,
@@ -360,7 +360,7 @@ class Node(Actor[Any]):
     def app_failed(self, m: AppFailed) -> None:
         """The app could not be imported, or has failed."""
         if self._is_mine():
-            error = self._lost(f"has failed: {printable(m.text)}")
+            error = NodeLost(f"{self.place.name} has failed: {printable(m.text)}", node=self.place.name)
             error.add_note(f"In {self.place.name}:\n" + "\n".join(map(printable, m.traceback.splitlines()[-200:])))
             self._fail(error)
 
