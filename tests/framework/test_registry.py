@@ -22,7 +22,7 @@ from levada.framework import (
     message,
     restart,
 )
-from levada.framework.errors import ActorStopped, NameTaken
+from levada.framework.errors import ActorStopped, ConfigurationError, NameTaken
 
 
 @message
@@ -223,3 +223,109 @@ async def test_a_subscriber_that_cannot_take_it_misses_it_and_harms_nobody(
     assert full.is_alive
     assert system.statistics().failures == 0
     assert system.statistics().dead_letters >= 3
+
+
+# ---------------------------------------------------------------- sharing
+
+
+class Toy:
+    """Shares with nobody, and keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[Any, ...]] = []
+        self.names: dict[str, Any] = {}
+        self.foreign: list[Any] = []
+
+    def named(self, name: str, ref: Any) -> None:
+        self.heard.append(("named", name, ref))
+
+    def unnamed(self, name: str) -> None:
+        self.heard.append(("unnamed", name))
+
+    def find(self, name: str) -> Any:
+        return self.names.get(name)
+
+    def takes(self, topic: Any, ref: Any, *, member: bool) -> bool:
+        if not isinstance(topic, str):
+            raise ConfigurationError("no such topics here")
+        if ref in self.foreign:
+            self.heard.append(("wish", topic, ref, member))
+            return False
+        return True
+
+    def joined(self, topic: Any, ref: Any) -> None:
+        self.heard.append(("joined", topic, ref))
+
+    def left(self, topic: Any, ref: Any) -> None:
+        self.heard.append(("left", topic, ref))
+
+    def label(self, ref: Any) -> str:
+        return f"{ref.path} of the toy"
+
+
+async def test_a_sharer_hears_of_names_and_is_asked_for_unknown_ones(system: ActorSystem) -> None:
+    """Those that are there when it comes, too."""
+    first, second, third = (system.spawn(Member) for _ in range(3))
+    system.registry.register("first", first)
+    toy = Toy()
+    system.registry.share(toy)
+    system.registry.register("second", second)
+    system.registry.unregister("first")
+    second.stop()
+    await wait_all_tasks_blocked()
+    assert toy.heard == [
+        ("named", "first", first),
+        ("named", "second", second),
+        ("unnamed", "first"),
+        ("unnamed", "second"),
+    ]
+    toy.names["third"] = third
+    assert system.registry.get("third") is third
+    assert system.registry["third"] is third
+    assert "third" in system.registry
+    assert "fourth" not in system.registry
+    assert list(system.registry) == []
+    with pytest.raises(KeyError):
+        system.registry["fourth"]
+
+
+async def test_a_sharer_decides_on_memberships_and_brings_its_own(system: ActorSystem) -> None:
+    here, there, subscriber = (system.spawn(Member) for _ in range(3))
+    system.groups.join("old", here)
+    toy = Toy()
+    toy.foreign.append(there)
+    system.groups.share(toy)
+    system.groups.subscribe("t", subscriber)
+    system.groups.join("t", here)
+    system.groups.join("t", there)
+    assert system.groups.members("t") == [here]
+    system.groups.admit("t", there)
+    assert system.groups.members("t") == [here, there]
+    system.groups.leave("t", there)
+    assert system.groups.members("t") == [here, there]
+    system.groups.dismiss("t", there)
+    here.stop()
+    await wait_all_tasks_blocked()
+    assert system.groups.members("t") == []
+    assert toy.heard == [
+        ("joined", "old", here),
+        ("joined", "t", here),
+        ("wish", "t", there, True),
+        ("wish", "t", there, False),
+        ("left", "old", here),
+        ("left", "t", here),
+    ]
+    assert system.groups.label(there) == f"{there.path} of the toy"
+    with pytest.raises(ConfigurationError, match="no such topics"):
+        system.groups.join(1, there)
+
+
+async def test_a_system_with_a_topic_that_cannot_be_shared_stays_as_it_is(system: ActorSystem) -> None:
+    member = system.spawn(Member)
+    system.groups.join("good", member)
+    system.groups.join(1, member)
+    toy = Toy()
+    with pytest.raises(ConfigurationError):
+        system.groups.share(toy)
+    system.groups.join(2, member)
+    assert toy.heard == []

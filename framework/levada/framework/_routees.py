@@ -129,7 +129,7 @@ class GroupMembers:
 
     def tell(self, event: Joined | Left) -> None:
         if isinstance(event, Joined):
-            self._router.add(event.ref, event.ref.where)
+            self._router.add(event.ref, self._router.system.groups.label(event.ref))
         else:
             self._router.remove(event.ref)
 

@@ -529,6 +529,10 @@ class RemoteRef(Ref[Any]):
         self._watch_end()
         self._watchers[key] = ended
 
+    def note_end(self, key: Hashable, ended: Callable[[Reason], None]) -> None:
+        """Call `ended` when this side learns that the ref has ended. Unlike `add_watcher`, it asks nobody for notice."""
+        self._watchers[key] = ended
+
     def forget_watcher(self, key: Hashable) -> None:
         """Remove a watcher; the owner is told when the last one goes."""
         if self._watchers.pop(key, None) is not None and not self._watchers and self._watching is not None:

@@ -32,7 +32,14 @@ from levada.framework import (
     handles,
     oneshot,
 )
-from levada.framework.errors import ActorError, ChannelError, ConfigurationError, ConnectionLost, RemoteFailure
+from levada.framework.errors import (
+    ActorError,
+    ChannelError,
+    ConfigurationError,
+    ConnectionLost,
+    NameTaken,
+    RemoteFailure,
+)
 from levada.framework.supervisor import StartChild
 
 from .fleet import Links, Nodes
@@ -48,9 +55,12 @@ from .messages import (
     NodeLost,
     Ready,
     Refused,
+    Register,
     Restart,
+    Shared,
     Spawn,
     SpawnOn,
+    Unregister,
     Welcome,
     fingerprints,
 )
@@ -156,6 +166,7 @@ class _Body:
         side.welcomed(welcome)
         try:
             self._settle(welcome)
+            await side.sharing.whole.wait()  # the app may look for names and members at once
             async with (
                 side.listen(welcome.listen) as members,
                 app_of(find(welcome.app), welcome.app)(system) as listeners,
@@ -177,7 +188,7 @@ class _Body:
         return failure
 
 
-class Control(Actor[Spawn | Changed | Drain]):
+class Control(Actor[Spawn | Changed | Drain | Shared]):
     """Obeys the driver. The parent of the actors that it has started here."""
 
     side: NodeSide
@@ -192,6 +203,11 @@ class Control(Actor[Spawn | Changed | Drain]):
     def changed(self, m: Changed) -> None:
         """Note what another node is now."""
         self.side.changed(m)
+
+    @handles
+    def shared(self, m: Shared) -> None:
+        """Take news of groups and names."""
+        self.side.sharing.take(m)
 
     @handles
     async def spawn_here(self, m: Spawn) -> Ref[Any] | None:
@@ -228,6 +244,7 @@ class NodeSide(Nodes):
         """Note who else is there."""
         self._welcome = welcome
         self.refs.known(welcome.driver, "the driver")
+        self.sharing.begin(welcome.driver, welcome.coordinator)
         for member in welcome.members:
             self.directory.change(member)
 
@@ -255,6 +272,8 @@ class NodeSide(Nodes):
             cause = error.__cause__
             if isinstance(cause, RemoteFailure) and cause.kind == "ConfigurationError":
                 raise ConfigurationError(cause.detail) from error
+            if isinstance(cause, RemoteFailure) and cause.kind == "NameTaken":
+                raise NameTaken(cause.detail) from error
             raise
 
     async def spawn(
@@ -271,8 +290,15 @@ class NodeSide(Nodes):
         ref: Ref[T] = await self._ask(SpawnOn(order, on, name), self.system.ask_timeout)
         return ref
 
-    async def lookup(self, name: str, *, on: str | int) -> Ref[Any]:
-        """Find an actor in the registry of a node; see `Nodes.lookup`."""
+    async def register(self, name: str, ref: Ref[Any]) -> None:
+        """Give an actor a name of the fleet; see `Nodes.register`."""
+        await self._ask(Register(name, ref), self.system.ask_timeout)
+
+    async def unregister(self, name: str) -> None:
+        """Free a name of the fleet; see `Nodes.unregister`."""
+        await self._ask(Unregister(name), self.system.ask_timeout)
+
+    async def _lookup_on(self, name: str, on: str | int) -> Ref[Any]:
         ref: Ref[Any] = await self._ask(LookupOn(name, on), self.system.ask_timeout)
         return ref
 

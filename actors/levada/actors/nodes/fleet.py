@@ -6,6 +6,7 @@ A system has one fleet. In its driver it is a `Fleet`, which starts nodes and de
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
@@ -47,7 +48,9 @@ from levada.framework.errors import (
     ConnectionLost,
     MailboxFull,
     NameTaken,
+    NameUnknown,
 )
+from levada.framework.ref import DEFAULT_TIMEOUT
 from levada.framework.supervisor import StartChild, StopChild
 from levada.transports.aqueduct import QMUX_ALPN
 from levada.transports.carriers import unix
@@ -65,14 +68,18 @@ from .messages import (
     NodeLost,
     NodeUp,
     Refused,
+    Register,
     Restart,
+    Shared,
     Spawn,
     SpawnOn,
+    Unregister,
 )
 from .node import DrainNode, Greet, Launcher, Node, Place, Run
 from .orders import policy_of, spawn_order
 from .placing import Placed, Placing
 from .settings import NodeSettings
+from .sharing import Sharing
 
 __all__ = ["QMUX", "Coordinator", "Fleet", "Nodes", "nodes_of"]
 
@@ -165,6 +172,8 @@ class Nodes:
         """How members connect to each other, by the scheme of the URL."""
         self.refs = FleetRefs(system, node_id, self._dial)
         """The refs that travel between the members."""
+        self.sharing = Sharing(system, self.refs, self.directory, driver=isinstance(self, Fleet))
+        """The groups and names of the fleet."""
         self.directory.watchers.append(self._learn)
         _fleets[system] = self
         system.at_end("flush", self._forget)
@@ -280,13 +289,56 @@ class Nodes:
         """
         raise NotImplementedError
 
-    async def lookup(self, name: str, *, on: str | int) -> Ref[Any]:
-        """Find an actor in the registry of a node.
+    async def register(self, name: str, ref: Ref[Any]) -> None:
+        """Give an actor of any member a name of the fleet: a name in the driver's registry, which all members can look up.
+
+        The name is free again when the actor has ended. Other members hear of it soon.
 
         Raises:
-            NameUnknown: no living actor has this name there.
+            NameTaken: another living actor has it.
+            ActorStopped: the actor has ended, or the driver.
+
+        Cancellation:
+            the actor may have the name.
+        """
+        raise NotImplementedError
+
+    async def unregister(self, name: str) -> None:
+        """Free a name of the fleet; does nothing if no actor has it.
+
+        Cancellation:
+            the name may be free.
+        """
+        raise NotImplementedError
+
+    async def lookup(
+        self, name: str, *, on: str | int | None = None, timeout: float | None = DEFAULT_TIMEOUT
+    ) -> Ref[Any]:
+        """Find an actor by a name of the fleet, or, with `on`, in the registry of a node.
+
+        A name of the fleet may be free for a while, because its actor starts anew on another node: this waits for it to come back.
+
+        Args:
+            name: the name.
+            on: the name or the index of a node; then there is no wait for the name.
+            timeout: seconds to wait; ``None``: no limit. The default is the system's ``ask_timeout``.
+
+        Raises:
+            NameUnknown: no living actor has this name there, or none of the fleet got it in time.
             ConfigurationError: no such node.
         """
+        if on is not None:
+            return await self._lookup_on(name, on)
+        seconds = self.system.ask_timeout if timeout == DEFAULT_TIMEOUT else timeout
+        await trio.lowlevel.checkpoint()
+        ref = await self.sharing.named_until(name, math.inf if seconds is None else seconds)
+        if ref is None:
+            raise NameUnknown(
+                f"no actor of the fleet has the name {name!r}, and none got it within {seconds:g} s", name=name
+            )
+        return ref
+
+    async def _lookup_on(self, name: str, on: str | int) -> Ref[Any]:
         raise NotImplementedError
 
     async def drain(self, name: str) -> None:
@@ -325,7 +377,7 @@ class Fleet(Nodes):
         """The parent of all `Node` actors. If a node starts too often, its error comes out of the system's block."""
         self.coordinator: Ref[Any] = system.spawn(Coordinator, self, supervise=restart("permanent"))
         """Takes the requests of nodes."""
-        self.directory.watchers.append(self._tell)
+        self.directory.watchers += [self._tell, self._share]
 
     @classmethod
     def of(cls, system: ActorSystem) -> Fleet:
@@ -502,6 +554,14 @@ class Fleet(Nodes):
                     # It has read nothing for long, and would know less than the others from now on.
                     self.cut(place.run)
 
+    def _share(self, member: Member, reason: Reason | None) -> None:
+        """Share groups and names with a node from its hello to its end."""
+        place = self._places.get(member.name)
+        if member.state is MemberState.DOWN:
+            self.sharing.end(member.node_id)
+        elif member.state is MemberState.STARTING and place is not None and place.control is not None:
+            self.sharing.begin(member.node_id, place.control)
+
     # What programs use.
 
     def choose(self, on: str | int) -> Place:
@@ -556,8 +616,17 @@ class Fleet(Nodes):
         self.system.spawn(Supervisor, [child(Placed, placing, supervise=policy)])
         return await placing.first(self.system.ask_timeout)
 
-    async def lookup(self, name: str, *, on: str | int) -> Ref[Any]:
-        """Find an actor in the registry of a node; see `Nodes.lookup`."""
+    async def register(self, name: str, ref: Ref[Any]) -> None:
+        """Give an actor a name of the fleet; see `Nodes.register`."""
+        await trio.lowlevel.checkpoint()
+        self.system.registry.register(name, ref)
+
+    async def unregister(self, name: str) -> None:
+        """Free a name of the fleet; see `Nodes.unregister`."""
+        await trio.lowlevel.checkpoint()
+        self.system.registry.unregister(name)
+
+    async def _lookup_on(self, name: str, on: str | int) -> Ref[Any]:
         place = self.choose(on)
         for peer in self._peers(place.run.id):
             ref: Ref[Any] = await peer.lookup(name)
@@ -599,7 +668,7 @@ async def _by_address(credentials: Credentials) -> Identity:
     return Identity(credentials.info.peer)
 
 
-class Coordinator(Actor[SpawnOn | LookupOn | DrainOf | Restart]):
+class Coordinator(Actor[SpawnOn | LookupOn | DrainOf | Restart | Shared | Register | Unregister]):
     """Does what nodes ask of the driver. None of it holds up the others."""
 
     fleet: Fleet
@@ -624,6 +693,21 @@ class Coordinator(Actor[SpawnOn | LookupOn | DrainOf | Restart]):
         """Find an actor."""
         self._answer(partial(self.fleet.lookup, m.name, on=m.on))
         return None
+
+    @handles
+    def shared(self, m: Shared) -> None:
+        """Take a node's news of groups."""
+        self.fleet.sharing.take(m)
+
+    @handles
+    def register(self, m: Register) -> None:
+        """Give an actor a name."""
+        self._answer(partial(self.fleet.register, m.name, m.ref))
+
+    @handles
+    def unregister(self, m: Unregister) -> None:
+        """Free a name."""
+        self._answer(partial(self.fleet.unregister, m.name))
 
     @handles
     def drain_of(self, m: DrainOf) -> None:

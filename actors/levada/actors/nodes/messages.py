@@ -19,8 +19,9 @@ from levada.framework.errors import ConfigurationError, LevadaError
 from levada.framework.message import BY_TAG
 
 __all__ = [
-    "CONTROL", "AppFailed", "Changed", "Drain", "DrainOf", "Hello", "Leaving", "LookupOn", "Member", "MemberState", "NodeDown", "NodeLost", "NodeUp",
-    "Policy", "Ready", "Refused", "Restart", "Room", "Spawn", "SpawnOn", "Welcome", "fingerprints",
+    "CONTROL", "AppFailed", "Changed", "Drain", "DrainOf", "Hello", "Leaving", "LookupOn", "Member", "MemberState", "Membership", "Named",
+    "NodeDown", "NodeLost", "NodeUp", "Policy", "Ready", "Refused", "Register", "Restart", "Room", "Shared", "Spawn", "SpawnOn",
+    "Unregister", "Welcome", "Wish", "fingerprints",
 ]  # fmt: skip
 
 
@@ -234,6 +235,62 @@ class DrainOf(Asks[None]):
     name: str
 
 
+@message("levada.node.Membership")
+class Membership:
+    """An actor is a member of a group, or is none any more."""
+
+    topic: Any
+    node: bytes
+    """Node id of the actor's process."""
+    number: int
+    """The actor's `Ref.incarnation` there."""
+    ref: Ref[Any] | None
+    """None: it has left."""
+
+
+@message("levada.node.Wish")
+class Wish:
+    """An actor is to join a group, or to leave it."""
+
+    topic: Any
+    node: bytes
+    """Node id of the actor's process, which decides."""
+    ref: Ref[Any]
+    member: bool
+
+
+@message("levada.node.Named")
+class Named:
+    """A name of the fleet has another actor, or none."""
+
+    name: str
+    ref: Ref[Any] | None
+
+
+@message("levada.node.Shared")
+class Shared:
+    """News of groups and names; the first of them is all there is."""
+
+    news: list[Membership | Named | Wish]
+    whole: bool
+    """Whether this is all that there was to say."""
+
+
+@message("levada.node.Register")
+class Register(Asks[None]):
+    """Give an actor a name of the fleet."""
+
+    name: str
+    ref: Ref[Any]
+
+
+@message("levada.node.Unregister")
+class Unregister(Asks[None]):
+    """Free a name of the fleet."""
+
+    name: str
+
+
 @message("levada.node.Restart")
 class Restart(Asks[None]):
     """Let the driver restart all nodes."""
@@ -256,6 +313,12 @@ CONTROL: Final = (
     SpawnOn,
     LookupOn,
     DrainOf,
+    Membership,
+    Wish,
+    Named,
+    Shared,
+    Register,
+    Unregister,
     Restart,
 )
 

@@ -1,0 +1,295 @@
+"""The groups and names of a fleet: what its members share, and how news of it travels.
+
+* A membership is changed by the process of its actor alone, and told to the driver, which tells all nodes. So news of one membership has
+  one source and one way, and all members end with the same groups. A wish of another process goes the same way to that process.
+* The names of the fleet are those of the driver's registry. The nodes have copies.
+* News goes through a `Relay` for each receiver, in order. A relay keeps the last news of each membership and each name, and no more, so a
+  slow node costs no more memory than the state itself. The first news is everything there is.
+* Nobody watches the members of other processes. Those of a node that has ended are lost with its refs (`FleetRefs.ended`), at once and in
+  each process by itself. A ref that is lost although its node lives is replaced by a new one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable
+from typing import Any, Final, TypeAlias
+
+import trio
+
+from levada.actors.aqueduct import FleetRefs
+from levada.actors.aqueduct.refs import RemoteRef
+from levada.framework import Actor, ActorSystem, Ref
+from levada.framework.embedding import LocalRef
+from levada.framework.errors import ActorError, ConfigurationError, LevadaError
+from levada.transports.text import printable
+
+from .directory import Directory
+from .messages import Membership, Named, Shared, Wish
+
+__all__ = ["Relay", "Sharing"]
+
+logger = logging.getLogger("levada.actors.nodes")
+
+BATCH: Final = 100
+"""News in one message. Each may bring a ref, and a ref may bring a channel."""
+
+Address: TypeAlias = tuple[bytes, int]
+"""Node id and incarnation of an actor."""
+
+
+class Relay(Actor[Any]):
+    """Tells one process the news."""
+
+    def __init__(self, to: Ref[Any]) -> None:
+        self.to = to
+        self._pending: dict[Hashable, Membership | Named | Wish] = {}
+        self._news = trio.Event()
+
+    def put(self, key: Hashable, news: Membership | Named | Wish) -> None:
+        """Tell this, instead of earlier news under the same key."""
+        self._pending.pop(key, None)
+        self._pending[key] = news
+        self._news.set()
+
+    def started(self) -> None:
+        """Begin."""
+        self.start_soon(self._run)
+
+    async def _run(self) -> None:
+        pending = self._pending
+        try:
+            while True:
+                self._news = trio.Event()
+                batch = [pending.pop(key) for key in [*pending][:BATCH]]
+                await self.to.send(Shared(batch, not pending))
+                if not pending:
+                    await self._news.wait()
+        except ActorError:
+            self.stop()  # the process has ended
+        except LevadaError as error:
+            logger.error("%r knows nothing new of groups and names any more: %s", self.to, error)
+            self.stop()
+
+
+class Sharing:
+    """What one process shares: the `levada.framework.registry.GroupSharer` and `NameSharer` of its system.
+
+    Args:
+        system: has been entered.
+        refs: of the fleet.
+        directory: of the fleet.
+        driver: whether this is the driver.
+
+    Raises:
+        ConfigurationError: a topic of this system, or a member, cannot be shared.
+    """
+
+    def __init__(self, system: ActorSystem, refs: FleetRefs, directory: Directory, *, driver: bool) -> None:
+        self._system = system
+        self._refs = refs
+        self._directory = directory
+        self._driver = driver
+        self._driver_id = refs.node_id if driver else b""
+        self._relays: dict[bytes, Relay] = {}
+        """By the node id of the receiver."""
+        self._own: dict[tuple[Hashable, Address], Ref[Any]] = {}
+        self._others: dict[tuple[Hashable, Address], RemoteRef] = {}
+        self._names: dict[str, Ref[Any]] = {}
+        """The names of the fleet."""
+        self._renamed = trio.Event()
+        self.whole = trio.Event()
+        """Set when everything that the driver had to say at first has come."""
+        system.groups.share(self)
+        system.registry.share(self)
+
+    # ---------------------------------------------------------------- what the system says
+
+    def takes(self, topic: Hashable, ref: Ref[Any], *, member: bool) -> bool:
+        """Whether the actor lives here. If not, its process gets the wish.
+
+        Raises:
+            ConfigurationError: the topic or the ref cannot travel in the fleet.
+        """
+        if not _travels(topic):
+            raise ConfigurationError(
+                f"the topic {topic!r} cannot travel between nodes: use str, int, bytes and tuples of them"
+            )
+        if isinstance(ref, LocalRef):
+            return True
+        address = self._address(ref)
+        if address is None:
+            raise ConfigurationError(
+                f"{ref.where} is in no member of the fleet: let an actor here join that passes messages on"
+            )
+        self._pass_on(Wish(topic, address[0], ref, member), (topic, address))
+        return False
+
+    def joined(self, topic: Hashable, ref: Ref[Any]) -> None:
+        """Tell all that an actor here has joined."""
+        address = (self._refs.node_id, ref.incarnation)
+        self._own[topic, address] = ref
+        self._tell((topic, address), Membership(topic, *address, ref))
+
+    def left(self, topic: Hashable, ref: Ref[Any]) -> None:
+        """Tell all that an actor here has left."""
+        address = (self._refs.node_id, ref.incarnation)
+        del self._own[topic, address]
+        self._tell((topic, address), Membership(topic, *address, None))
+
+    def label(self, ref: Ref[Any]) -> str:
+        """Return the path and the name of the node."""
+        address = self._address(ref)
+        return ref.where if address is None else f"{ref.path} at {self._name_of(address[0])}"
+
+    def named(self, name: str, ref: Ref[Any]) -> None:
+        """Tell all nodes of a name, in the driver. A ref of no member stays known to the driver alone."""
+        if self._driver and self._address(ref) is not None:
+            self._rename(name, ref)
+
+    def unnamed(self, name: str) -> None:
+        """Tell all nodes that a name is free, in the driver."""
+        if self._driver and name in self._names:
+            self._rename(name, None)
+
+    def find(self, name: str) -> Ref[Any] | None:
+        """Return the actor of the fleet with this name."""
+        ref = self._names.get(name)
+        if isinstance(ref, RemoteRef) and not ref.is_alive and ref.fleet is not None:
+            # Lost, perhaps only by its connection. The driver says so if the actor has ended.
+            ref = self._names[name] = self._refs.third(ref.identity)
+        return ref if ref is not None and ref.is_alive else None
+
+    async def named_until(self, name: str, timeout: float) -> Ref[Any] | None:
+        """Wait until an actor of the fleet has this name; return None if none has it after `timeout` seconds."""
+        with trio.move_on_after(timeout):
+            while (ref := self.find(name)) is None:
+                await self._renamed.wait()
+            return ref
+        return None
+
+    # ---------------------------------------------------------------- what other processes say
+
+    def begin(self, node_id: bytes, to: Ref[Any]) -> None:
+        """Tell a process everything, and all news from now on.
+
+        Args:
+            node_id: the process.
+            to: takes `Shared`.
+        """
+        if not self._driver:
+            self._driver_id = node_id
+        relay = Relay(to)
+        self._relays[node_id] = relay
+        self._system.spawn(lambda: relay)
+        members: dict[tuple[Hashable, Address], Ref[Any]] = {**self._own, **(self._others if self._driver else {})}
+        for (topic, address), ref in members.items():
+            if address[0] != node_id:
+                relay.put((topic, address), Membership(topic, *address, ref))
+        if self._driver:
+            for name, ref in self._names.items():
+                relay.put(name, Named(name, ref))
+
+    def end(self, node_id: bytes) -> None:
+        """Tell a process nothing more."""
+        relay = self._relays.pop(node_id, None)
+        if relay is not None:
+            relay.ref.stop(now=True)
+
+    def take(self, shared: Shared) -> None:
+        """Take the news of another process."""
+        for news in shared.news:
+            if isinstance(news, Named):
+                if not self._driver:
+                    self._rename(news.name, news.ref)
+                continue
+            topic = _topic(news.topic)
+            if not _travels(topic):
+                logger.warning("news of a group without a topic: %s", printable(repr(topic)[:60]))
+            elif isinstance(news, Wish):
+                self._wish(topic, news)
+            elif news.node != self._refs.node_id:
+                self._take_membership(topic, (news.node, news.number), news.ref)
+        if shared.whole:
+            self.whole.set()
+
+    def _take_membership(self, topic: Hashable, address: Address, ref: Ref[Any] | None) -> None:
+        key = (topic, address)
+        known = self._others.get(key)
+        if ref is not None and known is ref:
+            return
+        if known is not None:
+            del self._others[key]
+            known.forget_watcher((self, topic))
+            self._system.groups.dismiss(topic, known)
+        if isinstance(ref, RemoteRef) and ref.is_alive:
+            self._others[key] = ref
+            ref.note_end((self, topic), lambda _: self._lost(key))
+            self._system.groups.admit(topic, ref)
+            self._tell(key, Membership(topic, *address, ref))
+        elif known is not None:
+            self._tell(key, Membership(topic, *address, None))
+
+    def _lost(self, key: tuple[Hashable, Address]) -> None:
+        """Replace a ref that is lost, or remove it if its actor or its node has ended."""
+        ref = self._others[key]
+        self._take_membership(*key, self._refs.third(ref.identity))
+
+    def _wish(self, topic: Hashable, wish: Wish) -> None:
+        groups = self._system.groups
+        try:
+            if wish.member:
+                groups.join(topic, wish.ref)
+            else:
+                groups.leave(topic, wish.ref)
+        except ConfigurationError as error:
+            logger.warning("%s", error)
+
+    def _pass_on(self, wish: Wish, key: Hashable) -> None:
+        """Send a wish to the process of its actor, or to the driver, which knows it."""
+        relay = self._relays.get(wish.node) if self._driver else next(iter(self._relays.values()), None)
+        if relay is not None:  # else the node has ended
+            relay.put(("wish", key), wish)
+
+    def _rename(self, name: str, ref: Ref[Any] | None) -> None:
+        if ref is None:
+            self._names.pop(name, None)
+        else:
+            self._names[name] = ref
+        self._renamed.set()
+        self._renamed = trio.Event()
+        if self._driver:
+            for relay in self._relays.values():
+                relay.put(name, Named(name, ref))
+
+    def _tell(self, key: tuple[Hashable, Address], news: Membership) -> None:
+        """Tell all others: the driver tells all nodes but that of the actor, and a node tells the driver what is its own."""
+        for node_id, relay in self._relays.items():
+            if node_id != news.node and (self._driver or news.node == self._refs.node_id):
+                relay.put(key, news)
+
+    def _address(self, ref: Ref[Any]) -> Address | None:
+        """Return where an actor lives; None if in no member of the fleet."""
+        if isinstance(ref, LocalRef):
+            return self._refs.node_id, ref.incarnation
+        if isinstance(ref, RemoteRef) and ref.fleet is self._refs:
+            return ref.identity.node, ref.incarnation
+        return None
+
+    def _name_of(self, node_id: bytes) -> str:
+        if node_id == self._driver_id:
+            return "the driver"
+        names = (member.name for member in self._directory.members if member.node_id == node_id)
+        return next(names, node_id.hex()[:8])
+
+
+def _travels(topic: Hashable) -> bool:
+    """Whether a topic arrives as what it was."""
+    if isinstance(topic, tuple):
+        return type(topic) is tuple and all(_travels(part) for part in topic)
+    return type(topic) in (str, bytes) or (type(topic) is int and -(1 << 63) <= topic < 1 << 64)
+
+
+def _topic(plain: Any) -> Hashable:
+    """Return a topic as it was before it travelled: an array was a tuple."""
+    return tuple(_topic(part) for part in plain) if isinstance(plain, list) else plain
