@@ -81,12 +81,11 @@ async def main() -> None:
         station = system.spawn(Station, {"roof": lambda: 11.5}, name="station")
         sender, receiver = channel(Reading)
         station.tell(Follow(sender))
-        count = 0
-        async for reading in receiver:
-            print(reading)
-            count += 1
-            if count == 3:
-                station.stop()
+        for _ in range(3):
+            print(await receiver.receive())
+        station.stop()
+        async for _ in receiver:
+            pass  # readings that were on their way
         print("the station has closed")
 
 

@@ -115,7 +115,7 @@ def test_the_app_of_the_page(tmp_path: Path, called: Called) -> None:
     (tmp_path / "desk.py").write_text(block[1].replace(":4433", ":0"), "utf-8")
     old = make_certificates(tmp_path / "tls")
     shutil.copy(old.ca, tmp_path / "old-ca.pem")
-    ask = ("--tag", "desk.Ask", "--data", '["EURUSD"]', "--timeout", "15")
+    ask = ("--tag", "desk.Ask", "--data", '["EURUSD"]', "--timeout", "50")
     with serving(tmp_path, "desk:app", "--health", "127.0.0.1:0") as server:
         probe = server.told("HEALTH ")
         url = server.told("SERVING ")
