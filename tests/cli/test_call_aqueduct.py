@@ -245,6 +245,7 @@ def test_no_connection_in_time_is_exit_code_2(call: Call, url: str, options: tup
     ("arguments", "complaint"),
     [
         (["--token-file", "/no/such/file"], "cannot read /no/such/file"),
+        (["--token-file", "/dev/null"], "--token-file: /dev/null is empty"),
         (["--channel"], "--channel is not for aqueduct: one answer, --stream or --fnf"),
         (["--data", "a", "--data", "b"], "aqueduct takes one --data"),
         (["--lookup", "clerk"], "--lookup needs the --tag of a question"),

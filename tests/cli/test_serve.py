@@ -236,28 +236,6 @@ def test_writers_show_certificates(tmp_path: Path) -> None:
         assert server.line() == "CN=localhost"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (
-            ["--url", "rsocket+tcp://127.0.0.1:0", "--client-ca", "ca.pem"],
-            "--client-ca: rsocket+tcp://127.0.0.1:0 has no TLS",
-        ),
-        (
-            ["--url", "lumberjack://127.0.0.1:0", "--tokens", "tokens"],
-            "--tokens: clients of lumberjack cannot send a token",
-        ),
-        (["--url", "rsocket+tcp://127.0.0.1:0", "--tokens", "tokens"], "cannot read the tokens in tokens"),
-        (["--tokens", "tokens"], "--tokens goes with --url"),
-    ],
-)
-def test_admission_that_cannot_be(tmp_path: Path, arguments: list[str], complaint: str) -> None:
-    (tmp_path / "handlers.py").write_text(WHO)
-    with serving(tmp_path, "handlers:who", *arguments) as server:
-        assert server.says().startswith(f"levada: {complaint}")
-        assert server.ends()[0] == 2
-
-
 def private(file: Path) -> Path:
     file.touch(mode=0o600)
     return file
@@ -373,6 +351,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["apps_for_serve:handler", "--url", "maop://x:1"], "a single handler cannot serve maop://: write an app"),
         (["apps_for_serve:handler", "--url", "aqueduct+memory://desk"], "handler must say which messages clients may"),
         (["apps_for_serve:handler", "--url", "aqueduct://127.0.0.1:0"], "aqueduct://127.0.0.1:0 needs --cert FILE"),
+        (
+            ["apps_for_serve:handler", "--url", "rsocket+tcp://127.0.0.1:0", "--client-ca", "ca.pem"],
+            "--client-ca: rsocket+tcp://127.0.0.1:0 has no TLS",
+        ),
+        (
+            ["apps_for_serve:handler", "--url", "rsocket+tcp://127.0.0.1:0", "--cert", "c.pem"],
+            "--cert: rsocket+tcp://127.0.0.1:0 has no TLS, so nothing would be encrypted",
+        ),
+        (
+            ["apps_for_serve:handler", "--url", "lumberjack://127.0.0.1:0", "--tokens", "t"],
+            "--tokens: clients of lumberjack cannot send a token",
+        ),
+        (
+            ["apps_for_serve:handler", "--url", "rsocket+tcp://127.0.0.1:0", "--tokens", "no-such-file"],
+            "cannot read the tokens in no-such-file",
+        ),
+        (["apps_for_serve:app", "--tokens", "t"], "--tokens goes with --url"),
         (["apps_for_serve:handler", "--url", "rsocket+tcp://203.0.113.1:1"], "cannot listen at"),
         (["apps_for_serve:app", "--health", "203.0.113.1:1"], "cannot listen at 203.0.113.1:1"),
     ],

@@ -79,12 +79,15 @@ def token_of(args: argparse.Namespace) -> bytes | None:
     """Return the token, or the password, in the ``--token-file``; ``None`` if there is none.
 
     Raises:
-        ConfigurationError: the file cannot be read.
+        ConfigurationError: the file cannot be read, or is empty.
     """
     if args.token_file is None:
         return None
     warn_if_others_can_read(args.token_file, "a secret")
-    return octets_of(f"@{args.token_file}").rstrip(b"\r\n")
+    token = octets_of(f"@{args.token_file}").rstrip(b"\r\n")
+    if not token:
+        raise ConfigurationError(f"--token-file: {args.token_file} is empty")
+    return token
 
 
 def refuse(args: argparse.Namespace, scheme: str, *names: str) -> None:

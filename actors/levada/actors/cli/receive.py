@@ -61,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
 async def _receive(args: argparse.Namespace, numbers: list[int]) -> int:
     if (args.cert is not None) != args.url.startswith("lumberjack+tls:"):
         raise ConfigurationError("--cert and a URL with lumberjack+tls:// belong together")
+    if args.cert is None and (args.key is not None or args.client_ca is not None):
+        raise ConfigurationError("--key and --client-ca need --cert and a URL with lumberjack+tls://")
     carrier = None
     if args.cert is not None:
         carrier = TlsConfig(

@@ -129,6 +129,9 @@ def _handler_app(found: Any, args: argparse.Namespace) -> App:
     tls = _certificate(args)
     for url in args.url:
         _check(url, args, tls)
+    if tls is not None and not any(protocols.of_url(url)[1] in protocols.SECURE for url in args.url):
+        option = "--cert" if args.self_signed is None else "--self-signed"
+        raise ConfigurationError(f"{option}: {args.url[0]} has no TLS, so nothing would be encrypted")
     authenticate = _authenticator(args)
 
     @asynccontextmanager
