@@ -274,25 +274,28 @@ class TaskProcess:
 
     async def ended(self) -> NodeLost:
         """Wait until Spark says that it has ended, or starts it again."""
-        text = ""
+        how: NodeLost | None = None
 
-        async def first(wait: Callable[[], Awaitable[str]]) -> None:
-            nonlocal text
-            text = await wait()
+        async def first(wait: Callable[[], Awaitable[NodeLost]]) -> None:
+            nonlocal how
+            how = await wait()
             nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(first, self._spark_says)
             nursery.start_soon(first, self._spark_retries)
-        return NodeLost(text, node=self._name)
+        assert how is not None
+        return how
 
-    async def _spark_says(self) -> str:
+    async def _spark_says(self) -> NodeLost:
         error = await self._job.ended()
-        return "ended without an order" if error is None else f"has ended; Spark says: {error}"
+        if error is None:
+            return NodeLost("ended without an order", node=self._name, exit_code=0)
+        return NodeLost(f"has ended; Spark says: {error}", node=self._name)
 
-    async def _spark_retries(self) -> str:
+    async def _spark_retries(self) -> NodeLost:
         await self._ticket.superseded.wait()
-        return "has ended; Spark has tried its task again"
+        return NodeLost("has ended; Spark has tried its task again", node=self._name)
 
     async def trouble(self) -> str:
         """Say why it has not said hello; empty if nothing is known.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import inspect
 import os
 import secrets
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -33,9 +35,6 @@ __all__ = ["NodeTask"]
 
 PR_SET_PDEATHSIG: Final = 1
 """Source: prctl(2)."""
-DELIVERED: Final = 0.1
-"""Seconds for Spark to learn that the task has ended, before its process exits. Longer than that, and Spark counts it as failed, which
-harms nothing: the driver has told the node to end."""
 ANSWERED: Final = 10.0
 """Seconds for the driver to answer, each time."""
 
@@ -78,8 +77,7 @@ class NodeTask:
                     first = first.exceptions[0]
                 sys.stderr.write(f"ended: {first}\n")
             else:
-                # A process that has been a node is no node again: its successor gets a fresh one, with the app's present code.
-                exit_within(DELIVERED)
+                gc.callbacks.append(_end_after_task)
                 return
         if process.is_alone:
             os._exit(1)  # nobody is left to be told more
@@ -96,6 +94,17 @@ def _end_with_daemon() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != os.getpgid(0):
         raise NodeLost("Spark's daemon for Python workers has gone")
+
+
+def _end_after_task(phase: str, info: Mapping[str, int]) -> None:
+    """End this process when Spark's daemon has delivered the task's result, so that the next node gets a fresh one.
+
+    Spark keeps workers for further tasks, with all modules and globals of this node. Between two tasks its daemon calls `gc.collect` in
+    this process (``manager`` in ``pyspark/daemon.py``), and it does not miss a worker that has ended by then.
+    """
+    frame = inspect.currentframe()
+    if frame is not None and frame.f_back is not None and frame.f_back.f_code.co_name == "manager":
+        os._exit(0)
 
 
 class _Process:

@@ -1,0 +1,214 @@
+"""Nodes on clusters of Spark: every kind of process is killed, and nothing is left of them afterwards.
+
+The driver is a program of its own, `nodes_trial.py`. All its processes, Spark's and the nodes, inherit a variable of its environment; a process
+that still has it when the program has ended is left over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("cryptography")
+
+import pyspark
+
+from levada.actors.spark.session import find_java
+
+pytestmark = [pytest.mark.release, pytest.mark.loopback, pytest.mark.timeout(1200)]
+
+TRIAL = Path(__file__).with_name("nodes_trial.py")
+MARK = "LEVADA_TRIAL"
+LOOPBACK = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.executor.memory": "512m",
+    "spark.ui.enabled": "false",
+}
+GONE = 20.0
+"""Seconds for all processes of a program that was killed to end."""
+
+
+class Cluster:
+    """Programs of Spark, and what is left of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.mark = secrets.token_hex(8)
+        home = folder / "spark"  # executors write below SPARK_HOME, which is not to be where pyspark is installed
+        home.mkdir()
+        for part in Path(pyspark.__file__).parent.iterdir():
+            (home / part.name).symlink_to(part)
+        self.home = home
+        self.environment = os.environ | {
+            MARK: self.mark,
+            "JAVA_HOME": str(find_java().home),
+            "SPARK_HOME": str(home),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYSPARK_PYTHON": sys.executable,
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(TRIAL.parent), os.environ.get("PYTHONPATH")])),
+        }
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, *command: str, log: str) -> subprocess.Popen[str]:
+        with (self.folder / log).open("w") as errors:
+            process = subprocess.Popen(
+                command, env=self.environment, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=self.folder
+            )
+        self.started.append(process)
+        return process
+
+    def driver(self, master: str, count: int, settings: dict[str, Any], *steps: str) -> subprocess.Popen[str]:
+        return self.start(
+            sys.executable, str(TRIAL), master, str(count), json.dumps(LOOPBACK | settings), *steps, log="driver.log"
+        )
+
+    def trial(self, master: str, count: int, settings: dict[str, Any], *steps: str) -> list[dict[str, Any]]:
+        """Run a driver to its end, and return its steps."""
+        process = self.driver(master, count, settings, *steps)
+        assert process.stdout is not None
+        told = [json.loads(line) for line in process.stdout]
+        print("\n".join(map(str, told)))
+        assert process.wait() == 0, (self.folder / "driver.log").read_text()[-4000:]
+        assert [step["step"] for step in told[-1:]] == ["drained"]
+        return told
+
+    def living(self) -> dict[int, str]:
+        """Processes with the mark, and their command lines."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                marked = f"{MARK}={self.mark}".encode() in (folder / "environ").read_bytes().split(b"\0")
+                if marked and (folder / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                    found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")[:300]
+            except OSError:
+                pass  # it has ended meanwhile
+        return found
+
+    def nothing_is_left(self, *but: int) -> None:
+        until = time.monotonic() + GONE
+        while (
+            left := {pid: what for pid, what in self.living().items() if pid not in but}
+        ) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert left == {}
+
+    def close(self) -> None:
+        for process in self.started:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+        for pid in self.living():
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path)
+    yield made
+    made.close()
+
+
+EVERY = ("query", "worker", "term", "stop", "daemon", "executor", "restart", "drain", "query")
+
+
+def test_on_a_local_cluster_every_kind_of_process_is_killed(cluster: Cluster) -> None:
+    told = cluster.trial("local-cluster[2,3,1024]", 2, {"spark.task.maxFailures": "1"}, *EVERY)
+    steps = {step["step"]: step for step in told}
+    assert steps["up"]["hosts"] == 2  # no executor has two
+    assert re.search("n0: .*Spark says: .*Python worker exited unexpectedly", steps["worker"]["reasons"][0])
+    assert re.search("n0: .*SIGTERM", steps["term"]["reasons"][0])
+    assert re.search("n0 hangs: no heartbeat for", steps["stop"]["reasons"][0])
+    assert steps["restart"]["reasons"] == []
+    cluster.nothing_is_left()
+
+
+def test_on_threads_every_kind_of_process_is_killed(cluster: Cluster) -> None:
+    cluster.trial("local[5]", 3, {}, *(step for step in EVERY if step != "executor"))
+    cluster.nothing_is_left()
+
+
+@pytest.mark.parametrize("who", ["python", "java"])
+def test_nodes_end_with_their_driver(cluster: Cluster, who: str) -> None:
+    driver = cluster.driver("local-cluster[2,3,1024]", 2, {}, "wait")
+    assert driver.stdout is not None
+    told = [json.loads(driver.stdout.readline()) for _ in range(2)]
+    assert told[1]["step"] == "wait"
+    assert set(told[1]["pids"]) <= cluster.living().keys()
+    os.kill(driver.pid if who == "python" else told[1]["gateway"], signal.SIGKILL)
+    if who == "java":  # the driver cannot start nodes again, and is told to end
+        time.sleep(GONE)
+        driver.terminate()
+    driver.wait()
+    cluster.nothing_is_left()
+
+
+def test_forty_random_kills(cluster: Cluster) -> None:
+    seed = secrets.randbelow(1 << 32)
+    print(f"seed {seed}")
+    cluster.trial("local-cluster[2,3,1024]", 2, {"spark.task.maxFailures": "1"}, f"random:20:{seed}")
+    cluster.nothing_is_left()
+
+
+SECRETS = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
+
+
+@pytest.fixture
+def standalone(cluster: Cluster) -> tuple[str, dict[str, str], subprocess.Popen[str], list[subprocess.Popen[str]]]:
+    """A master and two workers: the URL, the settings of applications, and the processes."""
+    secret = cluster.folder / "secret"
+    secret.touch(mode=0o600)
+    secret.write_text(secrets.token_hex(32))
+    settings = SECRETS | {"spark.authenticate.secret.file": str(secret)}
+    properties = cluster.folder / "spark.conf"
+    properties.write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
+    run = str(cluster.home / "bin" / "spark-class")
+    place = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0", "--properties-file", str(properties))
+    master = cluster.start(run, "org.apache.spark.deploy.master.Master", *place, log="master.log")
+    url = said(cluster.folder / "master.log", r"Starting Spark master at (spark://\S+)")
+    workers = [
+        cluster.start(
+            run, "org.apache.spark.deploy.worker.Worker", *place, "--cores", "3", "--memory", "1g",
+            "--work-dir", str(cluster.folder / f"work{n}"), url, log=f"worker{n}.log",
+        )
+        for n in range(2)
+    ]  # fmt: skip
+    for n in range(2):
+        said(cluster.folder / f"worker{n}.log", "(Successfully registered)")
+    return url, settings | {"spark.executor.cores": "3"}, master, workers
+
+
+def said(log: Path, pattern: str) -> str:
+    """Wait until a log has a line, and return the group."""
+    until = time.monotonic() + 180
+    while time.monotonic() < until:
+        if (found := re.search(pattern, log.read_text())) is not None:
+            return found[1]
+        time.sleep(0.2)
+    raise AssertionError(f"{log} does not say {pattern!r}: {log.read_text()[-3000:]}")
+
+
+def test_on_a_standalone_cluster_every_kind_of_process_is_killed(cluster: Cluster, standalone: Any) -> None:
+    """And no secret is in Spark's logs, event logs or command lines."""
+    url, settings, master, workers = standalone
+    events = cluster.folder / "events"
+    events.mkdir()
+    logged = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": f"file:{events}"}
+    told = cluster.trial(
+        url, 2, settings | logged, *EVERY[:-2], f"kill:{workers[0].pid}", f"kill:{master.pid}", "worker", "drain"
+    )
+    assert told[0]["hosts"] == 2
+    cluster.nothing_is_left(*(process.pid for process in (master, *workers)))
