@@ -16,9 +16,9 @@ from levada.actors.nodes.body import run_node
 from levada.actors.nodes.messages import AppFailed, Hello, Ready, Refused, Welcome
 from levada.actors.nodes.node import control_schema
 from levada.framework import Actor, ActorSystem, OneshotReceiver, OneshotSender, Ref, oneshot, restart
-from levada.framework.errors import ActorError
+from levada.framework.errors import ActorStopped
 
-from .apps import Counter, app
+from .apps import Add, Counter, app
 from .conftest import SETTINGS, Task, nodes_here
 
 
@@ -34,8 +34,9 @@ async def say_hello(peer: Peer[Hello], control: Ref[Any], **changes: Any) -> Any
     hello = Hello(
         node_id=b"x" * 16, pid=1, host="here", python="3", version="0", schema=control_schema(), control=control, answer=answer
     )  # fmt: skip
-    await peer.send(attrs.evolve(hello, **changes))  # type: ignore[misc]  # a message class is an attrs class
-    return await answered
+    with answer, answered:
+        await peer.send(attrs.evolve(hello, **changes))  # type: ignore[misc]  # a message class is an attrs class
+        return await answered
 
 
 async def never_says_hello(opens: Any, *, name: str, end: trio.Event) -> None:
@@ -147,20 +148,10 @@ async def test_a_node_that_is_lost_while_it_starts_an_actor_is_an_error_of_the_c
     autojump_clock: MockClock,
 ) -> None:
     async with ActorSystem() as system, nodes_here(system, 2) as (nodes, tasks):
-        raised: list[Exception] = []
-
-        async def spawn() -> None:
-            try:
-                await nodes.spawn(Counter, on="n1")
-            except ActorError as error:
-                raised.append(error)
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(spawn)
-            tasks[1].kill()
-        assert [type(error).__name__ for error in raised] == ["ActorStopped"]
-        assert "n1" in str(raised[0])
-        assert nodes["n1"].name == "n1"
+        tasks[1].kill()
+        with pytest.raises(ActorStopped, match="n1"):
+            await nodes.spawn(Counter, on="n1")
+        assert await (await nodes.spawn(Counter, on="n0")).ask(Add(1)) == 1
 
 
 async def test_a_node_that_fails_again_and_again_ends_the_drivers_system(autojump_clock: MockClock) -> None:

@@ -116,12 +116,12 @@ async def strike(
     assert up.member.state is MemberState.UP
     assert up.member.pid != pid
     assert not is_alive(pid)
+    found = single
     for _ in range(1000):
-        found = nodes.system.registry.get("single")
-        if found is not None and (found is not single or place != name):
+        found = nodes.system.registry.get("single") or single
+        if found is not single or place != name:
             break
         await trio.sleep(0.01)
-    assert found is not None
     assert (await found.ask(Where(), timeout=SOON))[1] in [member.name for member in nodes.members]
 
 

@@ -154,9 +154,10 @@ class _Body:
             control=control,
             answer=answer,
         )
-        await self._peer.send(hello)
         try:
-            welcome = await answered
+            with answer, answered:
+                await self._peer.send(hello)
+                welcome = await answered
         except ChannelError as error:
             raise ConnectionLost("the driver has not answered") from error
         if isinstance(welcome, Refused):

@@ -385,7 +385,8 @@ class Node(Actor[Any]):
         if control is None:
             self.process.kill()  # it has said nothing yet
             return
-        control.tell(Drain())
+        if control.is_alive:  # else the process is about to end
+            control.tell(Drain())
         self.timers.once("terminate", self.settings.grace, _Terminate())
 
     @handles
