@@ -18,7 +18,7 @@ from levada.actors.protocols import Served
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 
-__all__ = ["App", "app_of", "find", "importable", "listed"]
+__all__ = ["App", "app_of", "find", "importable", "listed", "reloaded"]
 
 App = Callable[[ActorSystem], AbstractAsyncContextManager[Any]]
 """Serves until the block is left; yields its listeners, one or several, or None."""
@@ -121,3 +121,19 @@ def listed(listeners: Any) -> list[Served]:
         if not hasattr(listener, "url"):
             raise ConfigurationError(f"an app yields its listeners, one or several, or nothing; not {listener!r}")
     return found
+
+
+def reloaded(listeners: Iterable[Served]) -> list[str]:
+    """Let listeners read their files of certificates and tokens again; return a line for each listener with files."""
+    lines = []
+    for listener in listeners:
+        reload = getattr(listener, "reload", None)
+        if reload is None:
+            continue
+        try:
+            reload()
+        except ConfigurationError as error:
+            lines.append(f"{listener.url} goes on as before: {error}")
+        else:
+            lines.append(f"{listener.url} has read its files again")
+    return lines

@@ -38,7 +38,8 @@ class Subparsers(_SubParsersAction):
 
 
 COMMANDS: tuple[str, ...] = (
-    "demo", "serve", "call", "interop", "explain", "ship", "receive", "bench", "top", "journal", "token", "completion",
+    "demo", "serve", "call", "interop", "explain", "ship", "receive", "bench", "top", "nodes", "journal",
+    "token", "completion",
 )  # fmt: skip
 """Names of the subcommands, which are also their modules' names, in the order of ``levada --help``."""
 

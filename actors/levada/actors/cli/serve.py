@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import inspect
+import json
 import logging
 import math
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -17,7 +19,7 @@ from typing import Any, Literal, cast
 import trio
 
 from levada.actors import protocols
-from levada.actors.apps import App, find, listed
+from levada.actors.apps import App, find, listed, reloaded
 from levada.actors.authentication import Authenticate
 from levada.actors.authenticators import BearerTokens, CertificateNames
 from levada.framework import Actor, ActorSystem
@@ -29,7 +31,10 @@ from . import Subparsers
 from .health import serve_health
 from .signals import RELOAD, late_ones_dropped
 
-__all__ = ["add_parser", "run"]
+__all__ = ["add_parser", "handler", "node_app", "run"]
+
+MOST_NODES = 256
+_ARGUMENTS = "LEVADA_SERVE"  # an environment variable of nodes: URLs and names of files
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -41,7 +46,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "context manager) that yields its listeners. With --url it is a handler instead, an async function or an actor class, and is "
         "served at these URLs. Prints 'SERVING <url>' for each listener when all are ready.",
         epilog="SIGTERM and Ctrl-C drain: no new clients, and time for open work; a second one ends it at once. "
-        "SIGHUP reads the files of certificates and tokens again. "
+        "SIGHUP reads the files of certificates and tokens again. With --nodes all this goes to all nodes; 'levada nodes restart' restarts "
+        "them one after another. "
         "Exit codes: 0 after SIGTERM; 1 something was cut off; 2 a mistake; 130 after Ctrl-C.",
     )
     parser.add_argument(
@@ -75,10 +81,17 @@ def add_parser(subparsers: Subparsers) -> None:
         help="with --url: make a certificate for localhost, and write it there",
     )
     parser.add_argument(
+        "--nodes",
+        type=_node_count,
+        metavar="N",
+        help="run N processes that share the addresses, or 'cores': one for each core; each has its own actors",
+    )
+    parser.add_argument(
         "--health",
         type=_address,
         metavar="HOST:PORT",
-        help="health checks over HTTP: 200 while it serves, 503 while it starts and drains; its URL is printed as 'HEALTH <url>'",
+        help="health checks over HTTP: 200 while it serves (with --nodes: while a node does), 503 while it starts and drains; its URL is "
+        "printed as 'HEALTH <url>'",
     )
     parser.add_argument(
         "--drain", type=_seconds, default=10.0, metavar="S", help="seconds for open work at the end (default: 10)"
@@ -96,7 +109,12 @@ def run(args: argparse.Namespace) -> int:
     found = find(args.target)
     app = _handler_app(found, args) if args.url else _app(found, args)
     with _logs_on_stderr(args.log), late_ones_dropped(RELOAD) as numbers:
-        return trio.run(_Run(app, args).main, numbers)
+        if args.nodes is None:
+            return trio.run(_Run(app, args).main, numbers)
+        from .serve_nodes import Driver, logs_of_nodes
+
+        with logs_of_nodes():
+            return trio.run(Driver(args).main, numbers)
 
 
 def _is_app(found: Any) -> bool:
@@ -126,6 +144,8 @@ def _handler_app(found: Any, args: argparse.Namespace) -> App:
         raise ConfigurationError(
             f"{args.target} is no handler: neither an async function nor an actor class, but {found!r}"
         )
+    if args.self_signed is not None:
+        _make_certificate(args)
     tls = _certificate(args)
     for url in args.url:
         _check(url, args, tls)
@@ -145,6 +165,22 @@ def _handler_app(found: Any, args: argparse.Namespace) -> App:
             ]
 
     return app
+
+
+def node_app(args: argparse.Namespace) -> tuple[str, dict[str, str]]:
+    """Return the app that a node runs, by its name, and its environment, which says what the app of a handler serves."""
+    if not args.url:
+        return args.target, {}
+    known = {name: getattr(args, name) for name in ("target", "url", "drain")}
+    files = {name: getattr(args, name) for name in ("cert", "key", "client_ca", "tokens")}
+    paths = {name: None if file is None else str(file) for name, file in files.items()}
+    return f"{handler.__module__}:{handler.__name__}", {_ARGUMENTS: json.dumps({**known, **paths})}
+
+
+def handler(system: ActorSystem) -> AbstractAsyncContextManager[Any]:
+    """The app of a node that serves a handler; see `node_app`."""
+    args = argparse.Namespace(**json.loads(os.environ[_ARGUMENTS]), self_signed=None)
+    return _handler_app(find(args.target), args)(system)
 
 
 def _check(url: str, args: argparse.Namespace, tls: TlsConfig | None) -> None:
@@ -183,22 +219,23 @@ def _authenticator(args: argparse.Namespace) -> Authenticate | None:
     return None if args.client_ca is None else CertificateNames()
 
 
-def _certificate(args: argparse.Namespace) -> TlsConfig | None:
-    if args.self_signed is not None:
-        if args.cert is not None or args.key is not None:
-            raise ConfigurationError("either --self-signed or --cert and --key")
-        from levada.actors.interop.certificates import make_certificates
+def _make_certificate(args: argparse.Namespace) -> None:
+    """Put a new certificate in the place of ``--self-signed``."""
+    if args.cert is not None or args.key is not None:
+        raise ConfigurationError("either --self-signed or --cert and --key")
+    from levada.actors.interop.certificates import make_certificates
 
-        made = make_certificates(args.self_signed)
-        certificate, key = made.certificate, made.key
-    elif args.cert is not None:
-        certificate, key = args.cert, args.key
-    elif args.key is not None:
-        raise ConfigurationError("--key needs --cert")
-    else:
+    made = make_certificates(args.self_signed)
+    args.cert, args.key, args.self_signed = made.certificate, made.key, None
+
+
+def _certificate(args: argparse.Namespace) -> TlsConfig | None:
+    if args.cert is None:
+        if args.key is not None:
+            raise ConfigurationError("--key needs --cert")
         return None
     asked: Literal["none", "required"] = "none" if args.client_ca is None else "required"
-    return TlsConfig(certificate=certificate, key=key, ca=args.client_ca, client_certificates=asked)
+    return TlsConfig(certificate=args.cert, key=args.key, ca=args.client_ca, client_certificates=asked)
 
 
 class _Run:
@@ -266,16 +303,8 @@ class _Run:
                 self._patience.cancel()
 
     def _reload(self) -> None:
-        for listener in self._listeners:
-            reload = getattr(listener, "reload", None)
-            if reload is None:
-                continue
-            try:
-                reload()
-            except ConfigurationError as error:
-                print(f"levada: {listener.url} goes on as before: {error}", file=sys.stderr, flush=True)
-            else:
-                print(f"levada: {listener.url} has read its files again", file=sys.stderr, flush=True)
+        for line in reloaded(self._listeners):
+            print(f"levada: {line}", file=sys.stderr, flush=True)
 
     async def _report(self) -> tuple[bool, Mapping[str, object]]:
         facts: dict[str, object] = {"state": self._state, "urls": [listener.url for listener in self._listeners]}
@@ -305,6 +334,17 @@ def _address(text: str) -> tuple[str, int]:
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise argparse.ArgumentTypeError(f"wanted HOST:PORT, not {text!r}")
     return host.strip("[]"), int(port)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _node_count(text: str) -> int:
+    count = _cores() if text == "cores" else int(text) if text.isdecimal() else 0
+    if not 1 <= count <= MOST_NODES:
+        raise argparse.ArgumentTypeError(f"wanted 1 to {MOST_NODES}, or 'cores', not {text!r}")
+    return count
 
 
 def _seconds(text: str) -> float:

@@ -14,8 +14,10 @@ import trio
 
 from levada.actors.console import SORTS, Snapshot, connect_console, table, text
 from levada.actors.console.view import HEADINGS, NUMBERS, headline
+from levada.framework.errors import ConfigurationError
 
 from . import Subparsers
+from .servers import console_of
 
 __all__ = ["add_parser", "run"]
 
@@ -28,9 +30,13 @@ def add_parser(subparsers: Subparsers) -> None:
         "top",
         help="watch the actors of a running program",
         description="Show the tree of actors of a program that serves a console (levada.actors.console.serve_console), repeatedly "
-        "until Ctrl-C or the key q. On a terminal the picture is redrawn; elsewhere pictures follow one another.",
+        "until Ctrl-C or the key q. On a terminal the picture is redrawn; elsewhere pictures follow one another. "
+        "The actors of a program's nodes are shown under their node.",
     )
-    parser.add_argument("path", metavar="PATH", help="socket of the program's console")
+    parser.add_argument(
+        "path", metavar="PATH", nargs="?", help="socket of the program's console (default: of 'levada serve --nodes')"
+    )
+    parser.add_argument("--pid", type=int, help="without PATH: process of 'levada serve --nodes', if you run several")
     parser.add_argument("--once", action="store_true", help="show one picture and end")
     parser.add_argument("--json", action="store_true", help="write each snapshot as one line of JSON")
     parser.add_argument(
@@ -45,6 +51,10 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Watch until Ctrl-C, the end of the program watched (an error, exit code 2), or after the first picture with ``--once``."""
+    if args.path is None:
+        args.path = str(console_of(args.pid))
+    elif args.pid is not None:
+        raise ConfigurationError("either PATH or --pid")
     # rich belongs to the extra `cli`.
     live = not args.json and not args.once and sys.stdout.isatty() and importlib.util.find_spec("rich") is not None
     try:

@@ -1,4 +1,4 @@
-"""``python -m levada.actors.nodes NAME CONNECTION HEARTBEAT``: a node as a child process; `local_nodes` runs it."""
+"""``python -m levada.actors.nodes NAME CONNECTION HEARTBEAT [SOCKETS]``: a node as a child process; `local_nodes` runs it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ import trio
 
 from levada.framework.errors import ConnectionLost
 from levada.transports.carriers import unix
+from levada.transports.carriers.shared_sockets import PassedSockets
+from levada.transports.carriers.sockets import ListeningAddress, ListeningSocket, open_here, sockets_from
 from levada.transports.qmux import dial_over
 
 from .body import run_node
@@ -39,9 +41,12 @@ class _Marked(logging.Formatter):
 class _Process:
     """This process as a node."""
 
-    def __init__(self, name: str, connection: socket.socket, heartbeat: socket.socket) -> None:
+    def __init__(
+        self, name: str, connection: socket.socket, heartbeat: socket.socket, shared: PassedSockets | None
+    ) -> None:
         self._name = name
         self._connection = connection
+        self._shared = shared
         self._grace = 1.0
         self._lost = ""
         self._folder = ""
@@ -75,12 +80,18 @@ class _Process:
             for limit, value in welcome.rlimits.items():
                 resource.setrlimit(getattr(resource, limit), (value, value))
 
+    async def _open_sockets(self, address: ListeningAddress) -> list[ListeningSocket]:
+        """Open sockets for listeners: the app's are shared, and the listener for other members is this node's own."""
+        own = address.kind == "unix" and os.path.dirname(address.host) == self._folder
+        return await open_here(address) if self._shared is None or own else await self._shared(address)
+
     def main(self) -> int:
         """Run until told to end; return the exit code."""
         log = logging.getLogger("levada.actors.nodes")
         code = 0
         try:
-            trio.run(self._run)
+            with sockets_from(self._open_sockets):
+                trio.run(self._run)
         except* ConnectionLost as group:
             self._lost = self._lost or str(group.exceptions[0])
         except* NodeLost as group:
@@ -114,15 +125,15 @@ class _Process:
 
 def main(arguments: list[str]) -> int:
     """Run a node; returns the exit code: 0 drained, 1 failed, 70 lost its driver."""
-    name, connection, heartbeat = arguments
-    numbers = int(connection), int(heartbeat)
-    for number in numbers:
-        os.set_inheritable(number, False)  # processes that the app starts must not keep them open
+    name, *numbers = arguments
+    inherited = [socket.socket(fileno=int(number)) for number in numbers]
+    for each in inherited:
+        each.set_inheritable(False)  # processes that the app starts must not keep them open
+    connection, heartbeat, *passed = inherited
     handler = logging.StreamHandler()
     handler.setFormatter(_Marked("%(name)s: %(message)s"))
     logging.getLogger().addHandler(handler)
-    process = _Process(name, *(socket.socket(fileno=number) for number in numbers))
-    return process.main()
+    return _Process(name, connection, heartbeat, PassedSockets(passed[0]) if passed else None).main()
 
 
 if __name__ == "__main__":

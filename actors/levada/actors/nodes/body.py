@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import platform
@@ -15,8 +16,10 @@ from typing import Any, TypeVar
 
 import trio
 
-from levada.actors.apps import app_of, find, listed
+from levada.actors.apps import app_of, find, listed, reloaded
 from levada.actors.aqueduct import Peer, connect_over
+from levada.actors.console import take_snapshot
+from levada.actors.protocols import Served
 from levada.framework import (
     Actor,
     ActorSystem,
@@ -50,12 +53,14 @@ from .messages import (
     DrainOf,
     Hello,
     Leaving,
+    Look,
     LookupOn,
     MemberState,
     NodeLost,
     Ready,
     Refused,
     Register,
+    Reload,
     Restart,
     Shared,
     Spawn,
@@ -172,7 +177,8 @@ class _Body:
                 side.listen(welcome.listen) as members,
                 app_of(find(welcome.app), welcome.app)(system) as listeners,
             ):
-                urls = [listener.url for listener in listed(listeners)]
+                side.listeners = listed(listeners)
+                urls = [listener.url for listener in side.listeners]
                 refusal = await welcome.node.ask(Ready(members.url, urls, fingerprints()), timeout=None)
                 if refusal:
                     return NodeLost(f"refused by the driver: {refusal}")
@@ -189,7 +195,7 @@ class _Body:
         return failure
 
 
-class Control(Actor[Spawn | Changed | Drain | Shared]):
+class Control(Actor[Spawn | Changed | Drain | Look | Reload | Shared]):
     """Obeys the driver. The parent of the actors that it has started here."""
 
     side: NodeSide
@@ -209,6 +215,16 @@ class Control(Actor[Spawn | Changed | Drain | Shared]):
     def shared(self, m: Shared) -> None:
         """Take news of groups and names."""
         self.side.sharing.take(m)
+
+    @handles
+    def look(self, m: Look) -> str:
+        """Take a snapshot."""
+        return json.dumps(take_snapshot(self.system, limit=m.limit).to_json())
+
+    @handles
+    def reload(self, m: Reload) -> list[str]:
+        """Let the listeners read their files again."""
+        return reloaded(self.side.listeners)
 
     @handles
     async def spawn_here(self, m: Spawn) -> Ref[Any] | None:
@@ -240,6 +256,8 @@ class NodeSide(Nodes):
     def __init__(self, system: ActorSystem, node_id: bytes) -> None:
         super().__init__(system, node_id)
         self._welcome: Welcome | None = None
+        self.listeners: list[Served] = []
+        """What the app serves, once it is ready."""
 
     def welcomed(self, welcome: Welcome) -> None:
         """Note who else is there."""
@@ -307,6 +325,6 @@ class NodeSide(Nodes):
         """End a node in order; see `Nodes.drain`."""
         await self._ask(DrainOf(name), None)
 
-    async def restart(self, *, rolling: bool = True) -> None:
+    async def restart(self, name: str | None = None, *, rolling: bool = True) -> None:
         """Drain and start nodes again; see `Nodes.restart`."""
-        await self._ask(Restart(rolling), None)
+        await self._ask(Restart(name, rolling), None)

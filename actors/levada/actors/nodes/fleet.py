@@ -22,6 +22,7 @@ import trio
 from levada.actors.apps import app_of, importable
 from levada.actors.aqueduct import FleetRefs, Listener, Peer, PeerConfig, connect, serve, serve_over
 from levada.actors.authentication import Authenticate, Credentials
+from levada.actors.console.snapshot import nodes_asked_by
 from levada.framework import (
     Actor,
     ActorSystem,
@@ -57,6 +58,7 @@ from levada.transports.carriers import unix
 from levada.transports.qmux import QmuxConfig
 
 from .directory import Directory
+from .inspection import look
 from .messages import (
     Changed,
     DrainOf,
@@ -352,14 +354,16 @@ class Nodes:
         """
         raise NotImplementedError
 
-    async def restart(self, *, rolling: bool = True) -> None:
+    async def restart(self, name: str | None = None, *, rolling: bool = True) -> None:
         """Drain and start nodes again: new processes, with the app's present code.
 
         Args:
+            name: of the only node to restart; None: all of them.
             rolling: one after another, each when the one before is up; else all at once.
 
         Raises:
-            NodeLost: one did not start again; those after it are as they were.
+            NodeLost: one did not start again, and stays down; those after it are as they were.
+            ConfigurationError: no such node.
         """
         raise NotImplementedError
 
@@ -378,6 +382,7 @@ class Fleet(Nodes):
         self.coordinator: Ref[Any] = system.spawn(Coordinator, self, supervise=restart("permanent"))
         """Takes the requests of nodes."""
         self.directory.watchers += [self._tell, self._share]
+        nodes_asked_by(system, partial(look, self))
 
     @classmethod
     def of(cls, system: ActorSystem) -> Fleet:
@@ -547,7 +552,9 @@ class Fleet(Nodes):
         if isinstance(error, NodeLost):
             news = Changed(member, str(error), error.exit_code, error.signal)
         for place in self._places.values():
-            if place.control is not None and place.control.is_alive:
+            if place.control is None or not place.control.is_alive:
+                continue
+            if self.directory[place.name].state is not MemberState.DRAINING:  # else it may end before this comes
                 try:
                     place.control.tell(news)
                 except MailboxFull:
@@ -644,9 +651,9 @@ class Fleet(Nodes):
             raise ConfigurationError(f"there is no node {name!r}; there are: {', '.join(self._places) or 'none'}")
         return self._places[name]
 
-    async def restart(self, *, rolling: bool = True) -> None:
+    async def restart(self, name: str | None = None, *, rolling: bool = True) -> None:
         """Drain and start nodes again; see `Nodes.restart`."""
-        places = list(self._places.values())
+        places = list(self._places.values()) if name is None else [self._place(name)]
         for group in [[place] for place in places] if rolling else [places]:
             async with trio.open_nursery() as nursery:
                 for place in group:
@@ -716,5 +723,5 @@ class Coordinator(Actor[SpawnOn | LookupOn | DrainOf | Restart | Shared | Regist
 
     @handles
     def restart(self, m: Restart) -> None:
-        """Restart all nodes."""
-        self._answer(partial(self.fleet.restart, rolling=m.rolling))
+        """Restart nodes."""
+        self._answer(partial(self.fleet.restart, m.node, rolling=m.rolling))

@@ -22,6 +22,7 @@ import trio
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 from levada.transports.carriers import unix
+from levada.transports.carriers.shared_sockets import SharedSockets
 from levada.transports.qmux import listen_over
 from levada.transports.text import printable
 
@@ -35,7 +36,7 @@ __all__ = ["ChildProcesses", "local_nodes"]
 
 logger = logging.getLogger("levada.actors.nodes")
 output = logging.getLogger("levada.actors.nodes.output")
-"""Has the lines that nodes write."""
+"""Has the lines that nodes write; a record's ``node`` and ``stream`` (``stdout`` or ``stderr``) say where."""
 
 _LINE: Final = 16 * 1024  # bytes of a line that are logged; the rest of it is dropped
 _KEPT: Final = 5  # lines of stderr that errors show
@@ -53,6 +54,7 @@ async def local_nodes(
     *,
     names: Sequence[str] | None = None,
     settings: NodeSettings | None = None,
+    sockets: SharedSockets | None = None,
 ) -> AsyncIterator[Nodes]:
     """Start nodes as child processes; the block begins when the app is ready on all of them.
 
@@ -64,6 +66,7 @@ async def local_nodes(
         app: an async generator function of an actor system, as for ``levada serve``, that can be imported; or its ``"module:name"``.
         names: of the nodes; by default ``"n0"``, ``"n1"`` and so on.
         settings: how they start, end and restart.
+        sockets: shares the addresses of the nodes' listeners among them, as ``levada serve --nodes`` does. None: each node binds its own.
 
     Yields:
         The fleet.
@@ -85,7 +88,7 @@ async def local_nodes(
     fleet = Fleet.of(system)
     with Pulse(settings.beat) as pulse, TemporaryDirectory(prefix="levada-") as folder:
         handed = unix.HandedListener(1024)
-        launcher = ChildProcesses(handed, pulse, folder, settings)
+        launcher = ChildProcesses(handed, pulse, folder, settings, sockets)
         async with (
             fleet.listen(launcher.driver_url),
             fleet.serve(partial(listen_over, handed, QMUX)),
@@ -102,13 +105,22 @@ class ChildProcesses:
         pulse: exchanges heartbeats with them.
         folder: for their sockets; only this user may enter it.
         settings: of the nodes.
+        sockets: opens listening sockets for them.
     """
 
-    def __init__(self, handed: unix.HandedListener, pulse: Pulse, folder: str, settings: NodeSettings) -> None:
+    def __init__(
+        self,
+        handed: unix.HandedListener,
+        pulse: Pulse,
+        folder: str,
+        settings: NodeSettings,
+        sockets: SharedSockets | None = None,
+    ) -> None:
         self._handed = handed
         self._pulse = pulse
         self._folder = folder
         self._settings = settings
+        self._sockets = sockets
 
     @property
     def driver_url(self) -> str:
@@ -126,7 +138,9 @@ class ChildProcesses:
             with ExitStack() as theirs:
                 link, heart = (_pair(ours, theirs) for _ in range(2))
                 output, errors = (_pipe(ours, theirs) for _ in range(2))
-                numbers = (link[1].fileno(), heart[1].fileno())
+                numbers = [link[1].fileno(), heart[1].fileno()]
+                if self._sockets is not None:
+                    numbers.append(theirs.enter_context(self._sockets.offer()).fileno())
                 process = await trio.lowlevel.open_process(
                     [sys.executable, "-P", "-m", "levada.actors.nodes", run.name, *map(str, numbers)],
                     stdin=subprocess.DEVNULL,
@@ -276,7 +290,13 @@ class Lines:
         if not line.strip():
             return
         text = printable(line, _LINE) + (f" ({dropped} bytes more)" if dropped else "")
-        output.log(level, "%s: %s", self._name, text, extra={"node": self._name})
+        output.log(
+            level,
+            "%s: %s",
+            self._name,
+            text,
+            extra={"node": self._name, "stream": "stdout" if self._kept is None else "stderr"},
+        )
         if self._kept is not None:
             self._kept.append(text[:300])
 

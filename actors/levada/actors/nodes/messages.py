@@ -19,8 +19,8 @@ from levada.framework.errors import ConfigurationError, LevadaError
 from levada.framework.message import BY_TAG
 
 __all__ = [
-    "CONTROL", "AppFailed", "Changed", "Drain", "DrainOf", "Hello", "Leaving", "LookupOn", "Member", "MemberState", "Membership", "Named",
-    "NodeDown", "NodeLost", "NodeUp", "Policy", "Ready", "Refused", "Register", "Restart", "Room", "Shared", "Spawn", "SpawnOn",
+    "CONTROL", "AppFailed", "Changed", "Drain", "DrainOf", "Hello", "Leaving", "Look", "LookupOn", "Member", "MemberState", "Membership",
+    "Named", "NodeDown", "NodeLost", "NodeUp", "Policy", "Ready", "Refused", "Register", "Reload", "Restart", "Room", "Shared", "Spawn", "SpawnOn",
     "Unregister", "Welcome", "Wish", "fingerprints",
 ]  # fmt: skip
 
@@ -36,7 +36,7 @@ class MemberState(enum.Enum):
 
 @message("levada.node.Member", frozen=True)
 class Member:
-    """What is known of a node."""
+    """A node, as its fleet knows it."""
 
     name: str
     """It stays the same when the node restarts."""
@@ -70,7 +70,7 @@ class NodeDown:
 
     member: Member
     reason: Reason
-    """`Normal` if it was told to; else `Failed` with a `NodeLost`."""
+    """`Normal` if it was told to and did in time; else `Failed` with a `NodeLost`."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
@@ -211,6 +211,19 @@ class Spawn(Asks[Ref[Any]]):
     mailbox: Room | None
 
 
+@message("levada.node.Look", frozen=True)
+class Look(Asks[str]):
+    """Take a snapshot of the actors; the answer is `levada.actors.console.Snapshot.to_json` as JSON."""
+
+    limit: int
+    """Actors in it at most."""
+
+
+@message("levada.node.Reload", frozen=True)
+class Reload(Asks[list[str]]):
+    """Let the listeners read their files again; the answer says how it went."""
+
+
 @message("levada.node.SpawnOn")
 class SpawnOn(Asks[Ref[Any]]):
     """Let the driver start an actor on a node."""
@@ -293,8 +306,9 @@ class Unregister(Asks[None]):
 
 @message("levada.node.Restart")
 class Restart(Asks[None]):
-    """Let the driver restart all nodes."""
+    """Let the driver restart a node, or all."""
 
+    node: str | None
     rolling: bool
 
 
@@ -309,6 +323,8 @@ CONTROL: Final = (
     Changed,
     Policy,
     Room,
+    Look,
+    Reload,
     Spawn,
     SpawnOn,
     LookupOn,

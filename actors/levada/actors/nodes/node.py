@@ -147,6 +147,8 @@ class Place:
     """Its `Node`."""
     control: Ref[Any] | None = None
     """The control actor in its process, while it is up."""
+    listeners: list[str] = attrs.field(factory=list)
+    """URLs that its app serves, or did before it went down."""
     error: NodeLost | None = None
     """Why it could not start."""
     closed: bool = False
@@ -221,6 +223,8 @@ class Node(Actor[Any]):
         self.greeted = False
         self.reason: Reason = Shutdown()
         """Why the process ends, for the directory."""
+        self.cut_off: Reason | None = None
+        """The same, if it was to drain and did not in time."""
         self.place.starts += 1
         self.run_of = self.place.run
 
@@ -261,7 +265,7 @@ class Node(Actor[Any]):
         finally:
             self.place.control = None
             self.fleet.cut(self.run_of)
-            self._change(MemberState.DOWN, self.reason)
+            self._change(MemberState.DOWN, self.cut_off or self.reason)
 
     async def _wait(self, process: Process) -> None:
         how = await process.ended()
@@ -353,6 +357,7 @@ class Node(Actor[Any]):
             return str(error)
         self.timers.cancel("start")
         self.place.begun = True
+        self.place.listeners = m.listeners
         self._change(MemberState.UP, url=m.url)
         return ""
 
@@ -393,7 +398,9 @@ class Node(Actor[Any]):
     def terminate(self, m: _Terminate) -> None:
         """The node does not end in order."""
         if self.process is not None:
-            logger.warning("%s has not ended within %g s: SIGTERM", self.place.name, self.settings.grace)
+            late = f"has not ended within {self.settings.grace:g} s (NodeSettings.grace)"
+            self.cut_off = Failed(NodeLost(f"{self.place.name} {late}", node=self.place.name))
+            logger.warning("%s %s: SIGTERM", self.place.name, late)
             self.process.terminate()
             self.timers.once("kill", self.settings.kill_after, _Kill())
 

@@ -60,7 +60,7 @@ class Placing:
         return self._known.is_set()
 
     async def first(self, timeout: float | None) -> Ref[Any]:
-        """Wait until `Placed` has started it for the first time; errors are those of `Nodes.spawn`.
+        """Wait until `Placed` has started it for the first time; errors as for `Nodes.spawn`.
 
         Cancellation:
             the actor ends as soon as it has started.
@@ -91,7 +91,7 @@ class Placing:
             self._known.set()
 
     async def start(self, timeout: float | None) -> Ref[Any]:
-        """Start it on a node that is up, and register it; errors are those of `Nodes.spawn`."""
+        """Start it on a node that is up, and register it; errors as for `Nodes.spawn`."""
         place = self.fleet.choose(self.on)
         assert place.control is not None
         member = self.fleet.directory[place.name]

@@ -1,0 +1,79 @@
+"""``levada nodes``: look at the nodes of a server, and restart them one after another."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+import trio
+
+from levada.actors.console import connect_console
+from levada.framework.errors import CarrierError
+from levada.transports.text import printable
+
+from . import Subparsers
+from .servers import console_of
+
+__all__ = ["add_parser", "run"]
+
+_COLUMNS = ("name", "state", "pid", "restarts", "host")
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Describe the arguments."""
+    parser = subparsers.add_parser(
+        "nodes",
+        help="look at the nodes of a server, and restart them",
+        description="Look at the nodes of a running 'levada serve --nodes' of this user, or restart them one after another.",
+        epilog="Exit codes: 0; 1 a node does not serve again; 2 a mistake, or no such server.",
+    )
+    commands = parser.add_subparsers(title="commands", dest="do", metavar="COMMAND", required=True)
+    listing = commands.add_parser("ls", help="show the nodes", description="Show the nodes of a server.")
+    listing.add_argument("--json", action="store_true", help="one JSON object a line for each node")
+    restarting = commands.add_parser(
+        "restart",
+        help="restart the nodes one after another, with the present code and files",
+        description="Restart the nodes one after another: each one drains, ends, and starts again with the present code; the next one follows "
+        "when it serves. It stops at the first node that does not serve again.",
+    )
+    for each in (listing, restarting):
+        each.add_argument("--pid", type=int, metavar="PID", help="of the server, if this user has several")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do it."""
+    path = str(console_of(args.pid))
+    return trio.run(_list, path, args.json) if args.do == "ls" else trio.run(_restart, path)
+
+
+async def _nodes(path: str) -> list[dict[str, Any]]:
+    async with connect_console(path) as console:
+        nodes: list[dict[str, Any]] = (await console.command("nodes"))["nodes"]
+        return nodes
+
+
+async def _list(path: str, as_json: bool) -> int:
+    nodes = await _nodes(path)
+    if as_json:
+        for node in nodes:
+            print(json.dumps(node))
+        return 0
+    rows = [_COLUMNS, *(tuple(printable(str(node[column])) for column in _COLUMNS) for node in nodes)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    return 0
+
+
+async def _restart(path: str) -> int:
+    for node in await _nodes(path):
+        try:
+            async with connect_console(path) as console:
+                answer = await console.command("restart", timeout=float("inf"), node=node["name"])
+        except CarrierError as error:
+            print(f"levada: {error}", file=sys.stderr)
+            return 1
+        print(f"{printable(node['name'])} serves again as process {answer['pid']}", flush=True)
+    return 0

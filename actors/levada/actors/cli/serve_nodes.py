@@ -1,0 +1,251 @@
+"""``levada serve --nodes``: one app in several processes that share its addresses.
+
+This process serves nobody. It binds the addresses, starts the nodes and starts them again, and has the health endpoint and the console.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import math
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Literal
+
+import trio
+
+from levada.actors.console import serve_console
+from levada.actors.nodes import Member, MemberState, NodeLost, NodeSettings, local_nodes
+from levada.actors.nodes.fleet import Fleet
+from levada.actors.nodes.inspection import look, reload
+from levada.actors.nodes.local import output
+from levada.framework import ActorSystem, Failed, Reason, restart
+from levada.framework.errors import ConfigurationError, LevadaError
+from levada.transports.carriers.shared_sockets import share_sockets
+
+from .health import serve_health
+from .serve import node_app
+from .servers import own_console
+from .signals import RELOAD
+
+__all__ = ["Driver", "logs_of_nodes"]
+
+logger = logging.getLogger("levada.serve")
+
+_RESTART: Final = restart("transient", max=1000, within=300.0, backoff=(0.2, 30.0))
+"""It never gives up: with these waits there are at most 17 starts of a node in 300 s."""
+_LOOK_EVERY: Final = 1.0  # seconds
+_SUMS: Final[tuple[str, ...]] = ("actors", "failures", "restarts", "dead_letters")
+_KILL: Final = 5.0
+"""Seconds after ``--drain`` in which nodes that have not ended are killed."""
+
+State = Literal["starting", "serving", "draining"]
+
+
+class Driver:
+    """One run of an app on nodes: they start, serve, drain."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._app, env = node_app(args)
+        self._args = args
+        self._settings = NodeSettings(grace=args.drain, restart=_RESTART, env=env)
+        self._state: State = "starting"
+        self._urls: Sequence[str] = ()
+        self._fleet: Fleet | None = None
+        self._end = trio.Event()
+        self._first = 0
+        """The signal that began the end."""
+        self._cut_off = False
+        """Whether a node did not drain in time."""
+        self._lost: set[str] = set()
+        """Nodes that ended without an order, until they are up again."""
+        self._restarting = trio.Lock()
+        self._looking = trio.Lock()
+        self._statistics: dict[tuple[str, int], dict[str, int]] = {}
+        """Of the nodes that answered, by name and number of restarts."""
+        self._looked_at = -math.inf
+        self._patience = trio.CancelScope()
+        """Around the nodes; cancelled when they are to end at once."""
+
+    async def main(self, numbers: list[int]) -> int:
+        """Run it; returns the exit code."""
+        with trio.open_signal_receiver(*numbers) as signals:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._obey, signals)
+                if self._args.health is not None:
+                    url = await nursery.start(serve_health, *self._args.health, self._report)
+                    print(f"HEALTH {url}", flush=True)
+                with self._patience:
+                    await self._serve()
+                nursery.cancel_scope.cancel()
+        if self._patience.cancelled_caught or self._cut_off:
+            print(f"levada: what was under way was cut off (--drain {self._args.drain:g})", file=sys.stderr)
+            return 1
+        return 130 if self._first == signal.SIGINT else 0
+
+    async def _serve(self) -> None:
+        args = self._args
+        async with ActorSystem("serve") as system, share_sockets() as shared:
+            fleet = self._fleet = Fleet.of(system)
+            fleet.directory.watchers.append(self._changed)
+            async with local_nodes(system, args.nodes, self._app, settings=self._settings, sockets=shared):
+                self._urls = _common_urls(fleet)
+                commands = {"nodes": self._list, "restart": self._restart}
+                async with serve_console(system, own_console(), commands=commands):
+                    if not self._end.is_set():
+                        self._state = "serving"
+                        for url in self._urls:
+                            print(f"SERVING {url}", flush=True)
+                    await self._end.wait()
+                self._state = "draining"
+                shared.close()  # else clients would wait for a node that accepts them
+
+    def _changed(self, member: Member, reason: Reason | None) -> None:
+        """Tell the log of nodes that come and go."""
+        if member.state is MemberState.UP:
+            level = logging.WARNING if member.name in self._lost else logging.INFO
+            logger.log(level, "NODE %s up pid %d", member.name, member.pid)
+            self._lost.discard(member.name)
+        elif member.state is MemberState.DOWN and isinstance(reason, Failed):
+            logger.warning("NODE %s down pid %d: %s", member.name, member.pid, reason.error)
+            self._lost.add(member.name)
+            self._cut_off |= self._state == "draining"
+        elif member.state is MemberState.DOWN:
+            logger.info("NODE %s down pid %d", member.name, member.pid)
+
+    async def _obey(self, signals: AsyncIterator[int]) -> None:
+        async with trio.open_nursery() as nursery:
+            async for number in signals:
+                if number == RELOAD:
+                    for member in self._members():
+                        if member.state is MemberState.UP:  # the others read them when they start
+                            nursery.start_soon(self._reload, member.name)
+                elif not self._first:
+                    self._first = number
+                    self._end.set()
+                    self._patience.deadline = trio.current_time() + self._args.drain + _KILL
+                else:
+                    self._patience.cancel()
+
+    async def _reload(self, name: str) -> None:
+        """Let a node read its files again, and tell the result."""
+        assert self._fleet is not None
+        try:
+            lines = await reload(self._fleet, name)
+        except LevadaError as error:
+            lines = [f"has not read its files again: {error}"]
+        for line in lines:
+            print(f"levada: {name}: {line}", file=sys.stderr, flush=True)
+
+    async def _list(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Answer ``levada nodes ls``."""
+        return {"nodes": [_facts(member) for member in self._members()]}
+
+    async def _restart(self, members: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Answer ``levada nodes restart``, which asks for one node after another."""
+        assert self._fleet is not None
+        name = members.get("node")
+        async with self._restarting:
+            if self._state != "serving":
+                raise ConfigurationError("the server is ending")
+            try:
+                await self._fleet.restart(str(name))
+            except NodeLost as error:
+                raise ConfigurationError(
+                    f"{name} does not serve again, the others are as they were: {error}"
+                ) from error
+            return _facts(self._fleet[str(name)])
+
+    def _members(self) -> Sequence[Member]:
+        return [] if self._fleet is None else self._fleet.members
+
+    async def _report(self) -> tuple[bool, Mapping[str, object]]:
+        """Answer a health check: well if a node serves, because it serves for all."""
+        await self._look()
+        nodes: list[dict[str, Any]] = []
+        sums: dict[str, int] = dict.fromkeys(_SUMS, 0)
+        serving = 0
+        for member in self._members():
+            statistics = self._statistics.get((member.name, member.restarts), {})
+            serving += member.state is MemberState.UP and bool(statistics)
+            for name, value in statistics.items():
+                sums[name] += value
+            facts = _facts(member)
+            nodes.append(
+                {name: facts[name] for name in ("name", "state", "pid", "restarts")}
+                | {"actors": statistics.get("actors")}
+            )
+        state: str = self._state
+        if state == "serving" and serving < len(nodes):
+            state = "degraded" if serving else "down"
+        return state in ("serving", "degraded"), {"state": state, "urls": self._urls, "nodes": nodes, **sums}
+
+    async def _look(self) -> None:
+        """Ask the nodes, at most once a second however many health checks come."""
+        async with self._looking:
+            if self._fleet is not None and trio.current_time() >= self._looked_at + _LOOK_EVERY:
+                self._statistics = {
+                    (node["name"], node["restarts"]): {name: node["snapshot"]["statistics"][name] for name in _SUMS}
+                    for node in await look(self._fleet, 1)
+                    if node["snapshot"] is not None
+                }
+                self._looked_at = trio.current_time()
+
+
+def _common_urls(fleet: Fleet) -> list[str]:
+    """Return the URLs that all nodes serve.
+
+    Raises:
+        ConfigurationError: they serve different ones.
+    """
+    served = {member.name: fleet.choose(member.name).listeners for member in fleet.members}
+    first = next(iter(served))
+    for name, urls in served.items():
+        if urls != served[first]:
+            raise ConfigurationError(
+                f"{first} serves {', '.join(served[first]) or 'nothing'}, and {name} serves {', '.join(urls) or 'nothing'}: "
+                "an app opens the same listeners in the same order in each node; or give them ports instead of 0"
+            )
+    return served[first]
+
+
+def _facts(member: Member) -> dict[str, Any]:
+    return {
+        "name": member.name,
+        "state": member.state.value,
+        "pid": member.pid or None,
+        "restarts": member.restarts,
+        "host": member.host,
+        "started": member.started,
+    }
+
+
+@contextmanager
+def logs_of_nodes() -> Iterator[None]:
+    """Print what nodes write to their standard output; the other one goes to the log. Lost nodes have no traceback in the log."""
+
+    def take(record: logging.LogRecord) -> bool:
+        if getattr(record, "stream", "") != "stdout":
+            return record.levelno >= logging.getLogger().level
+        try:
+            print(record.getMessage(), flush=True)
+        except OSError:
+            pass  # no process reads it any more
+        return False
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return record.exc_info is None or not isinstance(record.exc_info[1], NodeLost)  # `Driver` tells of these
+
+    failures = logging.getLogger("levada.framework.lifecycle")
+    before = output.level
+    output.addFilter(take)
+    output.setLevel(logging.DEBUG)
+    failures.addFilter(is_news)
+    try:
+        yield
+    finally:
+        failures.removeFilter(is_news)
+        output.removeFilter(take)
+        output.setLevel(before)

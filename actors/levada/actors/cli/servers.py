@@ -1,0 +1,85 @@
+"""The consoles of ``levada serve --nodes``: where they are, and how other commands find them.
+
+Each server has a socket named after its process in a folder that only this user can open: ``$XDG_RUNTIME_DIR/levada``, or
+``/tmp/levada-UID`` where that variable is not set.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import tempfile
+from pathlib import Path
+
+from levada.framework.errors import ConfigurationError
+
+__all__ = ["console_of", "own_console"]
+
+_SUFFIX = ".console"
+
+
+def _folder() -> Path:
+    """Return the folder, which this user owns and nobody else can open.
+
+    Raises:
+        ConfigurationError: something else is there.
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    folder = Path(runtime, "levada") if runtime else Path(tempfile.gettempdir(), f"levada-{os.getuid()}")
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise ConfigurationError(f"cannot use {folder} for the sockets of servers: {error.strerror}") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise ConfigurationError(f"{folder} must be a folder of yours that no other user can open: chmod 700 it")
+    return folder
+
+
+def own_console() -> Path:
+    """Return the path for the console of this process, and remove what dead servers have left.
+
+    Raises:
+        ConfigurationError: the folder cannot be used.
+    """
+    folder = _folder()
+    for path in folder.glob(f"*{_SUFFIX}"):
+        if not _answers(path):
+            path.unlink(missing_ok=True)
+    return folder / f"{os.getpid()}{_SUFFIX}"
+
+
+def console_of(pid: int | None) -> Path:
+    """Return the console of a server of this user.
+
+    Args:
+        pid: of its process; ``None``: there is only one.
+
+    Raises:
+        ConfigurationError: there is none, or there are several.
+    """
+    found = {path.name.removesuffix(_SUFFIX): path for path in sorted(_folder().glob(f"*{_SUFFIX}")) if _answers(path)}
+    if pid is not None:
+        if str(pid) not in found:
+            raise ConfigurationError(f"process {pid} is no 'levada serve --nodes' of yours; {_those(list(found))}")
+        return found[str(pid)]
+    if len(found) != 1:
+        raise ConfigurationError(f"which server? {_those(list(found))}")
+    return next(iter(found.values()))
+
+
+def _those(pids: list[str]) -> str:
+    return f"there is --pid {', '.join(pids)}" if pids else "no 'levada serve --nodes' of yours runs"
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(os.fspath(path))
+        except BlockingIOError:  # the queue is full
+            return True
+        except OSError:
+            return False
+    return True

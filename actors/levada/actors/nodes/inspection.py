@@ -1,0 +1,78 @@
+"""Questions of a driver to the processes of its nodes: what their actors do, and whether their listeners can read their files again."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from levada.framework.errors import LevadaError
+
+from .messages import Look, MemberState, Reload
+
+if TYPE_CHECKING:
+    from .fleet import Fleet
+
+__all__ = ["look", "reload"]
+
+_PATIENCE: Final = 1.0
+"""Seconds for an answer; a node that computes for longer is shown without its actors."""
+_READING: Final = 5.0
+"""Seconds to read files."""
+
+
+async def look(fleet: Fleet, limit: int) -> list[dict[str, Any]]:
+    """Ask all nodes for snapshots.
+
+    Args:
+        fleet: of the driver.
+        limit: actors in all snapshots together, the driver's included.
+
+    Returns:
+        For each member what `levada.actors.console.NodeSnapshot.from_json` takes.
+    """
+    members = fleet.members
+    share = max(1, limit // (1 + len(members)))
+    snapshots: dict[str, Any] = {}
+    errors: dict[str, str] = {}
+
+    async def ask(name: str) -> None:
+        try:
+            control = fleet.choose(name).control
+            assert control is not None
+            snapshots[name] = json.loads(await control.ask(Look(share), timeout=_PATIENCE))
+        except LevadaError as error:
+            errors[name] = f"no answer: {error}"
+
+    async with trio.open_nursery() as nursery:
+        for member in members:
+            if member.state in (MemberState.UP, MemberState.DRAINING):
+                nursery.start_soon(ask, member.name)
+    return [
+        {
+            "name": member.name,
+            "state": member.state.value,
+            "pid": member.pid or None,
+            "host": member.host,
+            "restarts": member.restarts,
+            "snapshot": snapshots.get(member.name),
+            "error": errors.get(member.name, ""),
+        }
+        for member in members
+    ]
+
+
+async def reload(fleet: Fleet, name: str) -> list[str]:
+    """Let the listeners of a node read their files again; see `levada.actors.listening.ListenerHandle.reload`.
+
+    Returns:
+        A line for each listener that has files.
+
+    Raises:
+        ActorError: the node is not up, or does not answer.
+    """
+    control = fleet.choose(name).control
+    assert control is not None
+    lines: list[str] = await control.ask(Reload(), timeout=_READING)
+    return lines

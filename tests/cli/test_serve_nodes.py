@@ -1,0 +1,406 @@
+"""``levada serve --nodes``: several processes that share their addresses, in the hands of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from tests.cli.test_serve import LEVADA, Server, health
+
+from levada.actors import cli
+from levada.actors.interop.certificates import make_certificates
+from levada.actors.rsocket import ClientConfig, connect
+from levada.actors.rsocket.blocking import BlockingPeer
+from levada.actors.rsocket.blocking import connect as connect_blocking
+from levada.framework import ActorSystem
+from levada.framework.errors import CarrierError, ConnectionLost
+from levada.transports.carriers import TlsConfig
+
+pytestmark = [pytest.mark.loopback, pytest.mark.ci]
+
+HANDLERS = """
+import os
+import trio
+from levada.actors.rsocket import Request, serve
+
+async def answer(request: Request) -> bytes:
+    if request.route == "slow":
+        print("asked", flush=True)
+        await trio.sleep(0.3)
+    if request.route == "never":
+        print("asked", flush=True)
+        await trio.sleep_forever()
+    return str(os.getpid()).encode()
+
+async def fails_in_one(system):
+    if system.name == "n1":
+        raise RuntimeError("not here")
+    yield None
+
+async def different(system):
+    host = "127.0.0.1" if system.name == "n0" else "127.0.0.2"
+    async with serve(system, f"rsocket+tcp://{host}:0", answer) as listener:
+        yield listener
+"""
+
+ANY = "rsocket+tcp://127.0.0.1:0"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where servers run, with a folder for their consoles that no other test sees."""
+    (tmp_path / "handlers.py").write_text(HANDLERS)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    return tmp_path
+
+
+Start = Callable[..., Server]
+
+
+@pytest.fixture
+def start(folder: Path) -> Iterator[Start]:
+    """Start ``levada serve``; what is started is killed at the end."""
+    with ExitStack() as ended:
+
+        def start(*arguments: str) -> Server:
+            pipe = subprocess.PIPE
+            process = ended.enter_context(
+                subprocess.Popen([*LEVADA, "serve", *arguments], cwd=folder, text=True, stdout=pipe, stderr=pipe)
+            )
+            ended.callback(process.kill)
+            return Server(process)
+
+        yield start
+
+
+def peers_of_both(url: str) -> dict[int, list[BlockingPeer]]:
+    """Connect until both nodes have clients."""
+    found: dict[int, list[BlockingPeer]] = {}
+    for _ in range(500):
+        peer = connect_blocking(url)
+        found.setdefault(ask(peer), []).append(peer)
+        if len(found) == 2:
+            return found
+    raise AssertionError(f"one node took 500 clients: {found.keys()}")
+
+
+def ask(peer: BlockingPeer) -> int:
+    return int(peer.request_response(b"", timeout=20).data)
+
+
+def close(peers: dict[int, list[BlockingPeer]]) -> None:
+    for each in peers.values():
+        for peer in each:
+            peer.close()
+
+
+def until(probe: str, state: str, restarts: int) -> dict[str, Any]:
+    """Look at the health until the server is in a state and its nodes have restarted so often, or oftener."""
+    while True:
+        _, facts = health(probe)
+        if facts["state"] == state and sum(node["restarts"] for node in facts["nodes"]) >= restarts:
+            return facts
+
+
+def runs(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def levada(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = cli.main(arguments)
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_a_killed_node_takes_its_own_clients_with_it_and_is_replaced(
+    start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The clients of the other node notice nothing, new clients are served, and so it goes on with both nodes."""
+    server = start("handlers:answer", "--url", ANY, "--nodes", "2", "--health", "127.0.0.1:0")
+    probe, url = server.told("HEALTH "), server.told("SERVING ")
+    status, facts = health(probe)
+    assert (status, facts["state"], facts["urls"]) == (200, "serving", [url])
+    nodes = {node["name"]: node for node in facts["nodes"]}
+    assert nodes.keys() == {"n0", "n1"}
+    assert facts["actors"] == sum(node["actors"] for node in nodes.values()) > 0
+    peers = peers_of_both(url)
+    killed, other = nodes["n0"]["pid"], nodes["n1"]["pid"]
+    assert peers.keys() == {killed, other}
+    stop, answered, failed = threading.Event(), Counter[int](), list[Exception]()
+
+    def load(peer: BlockingPeer) -> None:
+        try:
+            while not stop.is_set():
+                answered[ask(peer)] += 1
+        except Exception as error:  # noqa: BLE001 - looked at below
+            failed.append(error)
+
+    threads = [threading.Thread(target=load, args=(peer,)) for each in peers.values() for peer in each]
+    for thread in threads:
+        thread.start()
+    os.kill(killed, signal.SIGKILL)
+    for _ in range(20):
+        with connect_blocking(url) as peer:
+            assert ask(peer) != killed
+    assert "NODE n0 down pid" in server.says()
+    facts = until(probe, "serving", 1)
+    assert f"NODE n0 up pid {facts['nodes'][0]['pid']}" in server.says()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert [type(error) for error in failed] == [ConnectionLost] * len(peers[killed])
+    assert answered[other] > 20
+    close(peers)
+    both = peers_of_both(url)
+    assert killed not in both
+    close(both)
+
+    code, out, _ = levada(capsys, "nodes", "ls")
+    assert code == 0
+    assert [line.split()[:4] for line in out.splitlines()] == [
+        ["name", "state", "pid", "restarts"],
+        ["n0", "up", str(facts["nodes"][0]["pid"]), "1"],
+        ["n1", "up", str(other), "0"],
+    ]
+    code, out, _ = levada(capsys, "top", "--once")
+    assert code == 0
+    assert "nodes: 2 up" in out
+    assert [line.split()[0] for line in out.splitlines() if " node " in line] == ["n0", "n1"]
+    code, out, _ = levada(capsys, "top", "--pid", str(server.process.pid), "--once", "--json")
+    snapshot = json.loads(out)
+    assert [(node["name"], node["snapshot"]["pid"]) for node in snapshot["nodes"]] == [
+        ("n0", facts["nodes"][0]["pid"]),
+        ("n1", other),
+    ]
+    server.signal(signal.SIGTERM)
+    assert server.ends() == (0, "")
+    code, _, said = levada(capsys, "nodes", "ls")
+    assert (code, said) == (2, "levada: which server? no 'levada serve --nodes' of yours runs\n")
+
+
+def test_a_drain_answers_what_was_asked(start: Start) -> None:
+    server = start("handlers:answer", "--url", ANY, "--nodes", "2", "--drain", "100")
+    url = server.told("SERVING ")
+    peers = peers_of_both(url)
+    everyone = [(pid, peer) for pid, each in peers.items() for peer in each]
+    asked = [(pid, peer.start_request(b"", route="slow")) for pid, peer in everyone]
+    for _ in asked:
+        assert server.line() in ("n0: asked", "n1: asked")
+    server.signal(signal.SIGTERM)
+    assert [int(future.result(50).data) for _, future in asked] == [pid for pid, _ in asked]
+    close(peers)
+    assert server.ends() == (0, "")
+    with pytest.raises(ConnectionLost, match="refused"):
+        connect_blocking(url)
+
+
+def test_time_is_up(start: Start) -> None:
+    server = start("handlers:answer", "--url", ANY, "--nodes", "2", "--drain", "0.2", "--log", "error")
+    with connect_blocking(server.told("SERVING ")) as peer:
+        peer.start_request(b"", route="never")
+        assert server.line() in ("n0: asked", "n1: asked")
+        server.signal(signal.SIGTERM)
+        assert server.ends() == (1, "levada: what was under way was cut off (--drain 0.2)\n")
+
+
+def test_a_second_signal_ends_all_at_once(start: Start) -> None:
+    options = ("--url", ANY, "--nodes", "2", "--health", "127.0.0.1:0", "--drain", "100")
+    server = start("handlers:answer", *options)
+    probe, url = server.told("HEALTH "), server.told("SERVING ")
+    with connect_blocking(url) as peer:
+        peer.start_request(b"", route="never")
+        assert server.line() in ("n0: asked", "n1: asked")
+        server.signal(signal.SIGTERM)
+        until(probe, "draining", 0)
+        assert health(probe)[0] == 503
+        server.signal(signal.SIGTERM)
+        assert server.ends() == (1, "levada: what was under way was cut off (--drain 100)\n")
+
+
+def test_nodes_restart_one_after_another_while_clients_come(
+    start: Start, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No client is refused, and each request is answered; a client that a node hung up on tries again."""
+    server = start("handlers:answer", "--url", ANY, "--nodes", "2", "--health", "127.0.0.1:0")
+    probe, url = server.told("HEALTH "), server.told("SERVING ")
+    before = {node["pid"] for node in health(probe)[1]["nodes"]}
+    stop, answered, refused = threading.Event(), Counter[int](), list[str]()
+
+    def come_and_go() -> None:
+        while not stop.is_set():
+            try:
+                with connect_blocking(url) as peer:
+                    answered[ask(peer)] += 1
+            except CarrierError as error:
+                if "refused" in str(error):
+                    refused.append(str(error))
+
+    threads = [threading.Thread(target=come_and_go) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    code, out, _ = levada(capsys, "nodes", "restart")
+    after = {node["pid"] for node in until(probe, "serving", 2)["nodes"]}
+    while not after <= answered.keys():
+        pass
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert (code, [line.rpartition(" ")[0] for line in out.splitlines()]) == (
+        0,
+        ["n0 serves again as process", "n1 serves again as process"],
+    )
+    assert {int(line.rpartition(" ")[2]) for line in out.splitlines()} == after
+    assert not before & after
+    assert refused == []
+    assert answered.keys() <= before | after
+
+    # A node that cannot start again stays down, and the others go on.
+    (folder / "handlers.py").write_text("1 / 0")
+    code, out, said = levada(capsys, "nodes", "restart")
+    assert (code, out) == (1, "")
+    assert "n0 does not serve again, the others are as they were: n0 has failed: ZeroDivisionError" in said
+    status, facts = health(probe)
+    assert (status, facts["state"], [node["state"] for node in facts["nodes"]]) == (200, "degraded", ["down", "up"])
+    with connect_blocking(url) as peer:
+        assert ask(peer) == facts["nodes"][1]["pid"]
+    (folder / "handlers.py").write_text(HANDLERS)
+    assert levada(capsys, "nodes", "restart")[0] == 0
+    assert until(probe, "serving", 4)["nodes"][0]["state"] == "up"
+    server.signal(signal.SIGTERM)
+    assert server.ends()[0] == 0
+
+
+async def test_every_carrier_reaches_all_nodes_and_files_are_read_again(start: Start, folder: Path) -> None:
+    made = make_certificates(folder / "tls")
+    urls = (ANY, f"rsocket+unix://{folder}/s", "rsocket+ws://127.0.0.1:0/desk", "rsocket+tls://localhost:0")
+    options = [part for url in urls for part in ("--url", url)]
+    files = ("--cert", str(made.certificate), "--key", str(made.key))
+    server = start("handlers:answer", *options, *files, "--nodes", "2")
+    served = [server.told("SERVING ") for _ in urls]
+    assert served[1] == urls[1]
+
+    async def pids(url: str, **settings: Any) -> set[int]:
+        found: set[int] = set()
+        async with ActorSystem() as system:
+            for _ in range(500):
+                async with connect(system, url, config=ClientConfig(**settings)) as peer:
+                    found.add(int((await peer.request_response(b"")).data))
+                if len(found) == 2:
+                    break
+        return found
+
+    trusting = {"carrier": TlsConfig(ca=made.ca)}
+    both = await pids(served[0])
+    assert len(both) == 2
+    assert [await pids(url, **(trusting if "tls" in url else {})) for url in served[1:]] == [both] * 3
+
+    new = make_certificates(folder / "tls")
+    server.signal(signal.SIGHUP)
+    told = {server.says() for _ in range(8)}
+    assert told == {f"levada: {name}: {url} has read its files again\n" for name in ("n0", "n1") for url in served}
+    assert await pids(served[3], carrier=TlsConfig(ca=new.ca)) == both
+    new.certificate.write_text("nothing of the kind")
+    server.signal(signal.SIGHUP)
+    told = {server.says() for _ in range(8)}
+    for name in ("n0", "n1"):
+        assert any(line.startswith(f"levada: {name}: {served[3]} goes on as before: cannot use") for line in told)
+    server.signal(signal.SIGINT)
+    assert server.ends() == (130, "levada: interrupted\n")
+    assert not (folder / "s").exists()
+
+
+async def test_one_node_serves_quic_and_another_one_after_it(start: Start, folder: Path) -> None:
+    made = make_certificates(folder / "tls")
+    options = ("--url", "rsocket+quic://localhost:0", "--cert", str(made.certificate), "--key", str(made.key))
+    server = start("handlers:answer", *options, "--nodes", "2")
+    url = server.told("SERVING ")
+    config = ClientConfig(carrier=protocol_quic(made.ca))
+
+    async def pid(system: ActorSystem) -> int:
+        async with connect(system, url, config=config) as peer:
+            return int((await peer.request_response(b"")).data)
+
+    async with ActorSystem() as system:
+        first = await pid(system)
+        assert {await pid(system) for _ in range(4)} == {first}
+        os.kill(first, signal.SIGKILL)
+        with trio.fail_after(50):
+            while (second := await pid(system)) == first:
+                pass
+        assert {await pid(system) for _ in range(4)} == {second}
+    server.signal(signal.SIGTERM)
+    assert server.ends()[0] == 0
+
+
+def protocol_quic(ca: Path) -> Any:
+    from levada.transports.quic import QuicConfig
+
+    return QuicConfig(ca=ca)
+
+
+def test_one_node_is_enough_and_ends_with_its_driver(start: Start) -> None:
+    server = start("handlers:answer", "--url", ANY, "--nodes", "1")
+    url = server.told("SERVING ")
+    with connect_blocking(url) as peer:
+        node = ask(peer)
+        assert node != server.process.pid
+        server.process.kill()
+        with pytest.raises(CarrierError):
+            while True:
+                ask(peer)
+    while runs(node):
+        pass
+    with pytest.raises(ConnectionLost, match="refused"):
+        connect_blocking(url)
+
+
+@pytest.mark.parametrize("count", ["0", "257", "-1", "two", "1.5"])
+def test_a_number_of_nodes_that_cannot_be(capsys: pytest.CaptureFixture[str], count: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", "handlers:answer", f"--nodes={count}"])
+    assert ended.value.code == 2
+    assert "wanted 1 to 256, or 'cores'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["handlers:fails_in_one"], "levada: n1 has failed: RuntimeError: not here"),
+        (["handlers:different"], "levada: n0 serves rsocket+tcp://127.0.0.1:"),
+        (["handlers:answer", "--url", "rsocket+tcp://203.0.113.1:1"], "cannot listen at"),
+        (["handlers:nothing"], "levada: nothing is named 'nothing' in module handlers"),
+    ],
+)
+def test_an_app_that_cannot_start(start: Start, arguments: list[str], complaint: str) -> None:
+    server = start(*arguments, "--nodes", "2")
+    code, said = server.ends()
+    assert code == 2
+    assert complaint in said, said
+    assert "Traceback" not in said
+
+
+def test_an_address_in_use(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        server = start("handlers:answer", "--url", f"rsocket+tcp://127.0.0.1:{port}", "--nodes", "2")
+        code, said = server.ends()
+    assert code == 2
+    assert "Address already in use" in said
+    assert "Traceback" not in said
