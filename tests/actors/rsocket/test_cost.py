@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from time import process_time
 from urllib.parse import urlsplit
 
@@ -12,6 +13,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from levada.actors.authentication import Authentication, Credentials, Refused
 from levada.actors.rsocket import (
     COMPOSITE,
     ClientConfig,
@@ -25,7 +27,7 @@ from levada.actors.rsocket import (
     ServerConfig,
 )
 from levada.actors.rsocket.dialects import core_of
-from levada.framework import ActorSystem
+from levada.framework import ActorSystem, Identity
 from levada.framework.errors import CarrierError, ChannelError
 from levada.transports.carriers import ByteStream, dial
 from levada.transports.rsocket import RSocketCore
@@ -270,6 +272,50 @@ async def test_sessions_that_are_left_hold_little() -> None:
                 tracemalloc.stop()
             assert len(listener.peers) == 62
         assert (most < 30 * MB, spent < 10.0) == (True, True), (most / MB, spent)
+
+
+async def test_clients_of_a_hook_that_hangs_hold_little() -> None:
+    """100 clients wait for `authenticate`, each with 1 MB of requests behind its SETUP, of which none is handled."""
+
+    async def decide(credentials: Credentials) -> Identity | Refused:
+        if credentials.setup.data_mime_type == "text/plain":
+            await trio.sleep_forever()
+        return Identity("honest")
+
+    config = attrs.evolve(CORE, data_mime_type="text/plain")
+    core = RSocketCore(config, client=True, framed=False, now=0.0, random_bytes=bytes)
+    for _ in range(100):
+        core.send_request_response(Payload(bytes(10_000)), 0.0)
+    octets = b"".join(core.data_to_send(0.0))
+
+    async def send(stream: ByteStream) -> None:
+        for at in range(0, len(octets), 16_384):  # so that the attacker's own copy counts little
+            await stream.send_all(octets[at : at + 16_384])
+
+    async with (
+        ActorSystem() as system,
+        serve(system, "rsocket+memory://desk", handler, authenticate=Authentication(decide, timeout=1e6)) as listener,
+        connect(system, listener.url) as honest,
+    ):
+        await honest.request_response(b"honest")
+        tracemalloc.start()
+        try:
+            began = process_time()
+            async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
+                for _ in range(100):
+                    stream = await stack.enter_async_context(dial("memory://desk"))
+                    assert isinstance(stream, ByteStream)
+                    nursery.start_soon(send, stream)
+                await wait_all_tasks_blocked()
+                asked = process_time()
+                await honest.request_response(b"honest")
+                waited = process_time() - asked
+                most, spent = tracemalloc.get_traced_memory()[1], process_time() - began
+                assert [peer.identity for peer in listener.peers if peer.identity is not None] == [Identity("honest")]
+                nursery.cancel_scope.cancel()
+        finally:
+            tracemalloc.stop()
+    assert (most < 150 * MB, waited < 1.0, spent < 4.0) == (True, True, True), (most / MB, waited, spent)
 
 
 @pytest.mark.loopback
