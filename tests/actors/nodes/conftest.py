@@ -42,9 +42,9 @@ class Task:
                 opens = partial(dial_over, unix.over(self.connection, "the driver"), QMUX)
                 try:
                     await self.body(opens, name=self.run.name, end=self.end)
-                    self.how = NodeLost("ended without an order, with exit code 0", exit_code=0)
+                    self.how = NodeLost("ended with exit code 0", exit_code=0)
                 except* (NodeLost, ConnectionLost):
-                    self.how = NodeLost("ended without an order, with exit code 1", exit_code=1)
+                    self.how = NodeLost("ended with exit code 1", exit_code=1)
         finally:
             self.connection.close()  # if it was cancelled before it had begun
             self.gone.set()

@@ -83,7 +83,7 @@ async def has_another_hello(opens: Any, *, name: str, end: trio.Event) -> None:
         (says_it_twice, "n0 has failed: n0#0 has said hello before"),
         (has_other_messages, "n0 runs levada 0.0.1 on Python 3, whose control messages are not those of this process"),
         (has_another_class, "n0 has another version of the message class tests.nodes.Add$"),
-        (has_another_hello, "n0 ended without an order"),
+        (has_another_hello, "n0 ended with exit code 1"),
     ],
 )
 async def test_a_node_that_says_the_wrong_thing_is_an_error_of_the_block(
@@ -164,7 +164,7 @@ async def test_a_node_that_fails_again_and_again_ends_the_drivers_system(autojum
             raise NodeLost("out of luck")
         await run_node(opens, name=name, end=end)
 
-    with pytest.raises(NodeLost, match="n0 ended without an order, with exit code 1"):
+    with pytest.raises(NodeLost, match="n0 ended with exit code 1"):
         async with ActorSystem() as system, nodes_here(system, 1, settings=settings, body=dies) as (_, tasks):
             tasks[0].kill()
             await trio.sleep_forever()

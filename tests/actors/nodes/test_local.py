@@ -151,9 +151,7 @@ async def test_a_program_that_ends_before_its_hello_is_an_error_with_its_last_li
     (tmp_path / "levada" / "__init__.py").write_text("")  # hides the namespace package
     async with ActorSystem() as system:
         settings = NodeSettings(env={"PYTHONPATH": str(tmp_path)})
-        with pytest.raises(
-            NodeLost, match=r"n0 ended without an order, with exit code 1; its last lines: .*No module named"
-        ):
+        with pytest.raises(NodeLost, match=r"n0 ended with exit code 1; its last lines: .*No module named"):
             async with local_nodes(system, 1, app, settings=settings):
                 pass
 

@@ -11,7 +11,7 @@ import socket
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
 import trio
@@ -133,6 +133,13 @@ async def run_node(
         raise failure
 
 
+def _version() -> str:
+    try:
+        return version("levada")
+    except PackageNotFoundError:  # it was not installed: it is in an archive, say
+        return "of unknown version"
+
+
 class _Body:
     def __init__(self, side: NodeSide, peer: Peer[Hello], end: trio.Event, settle: Callable[[Welcome], None]) -> None:
         self._side = side
@@ -154,7 +161,7 @@ class _Body:
             pid=os.getpid(),
             host=socket.gethostname(),
             python=platform.python_version(),
-            version=version("levada"),
+            version=_version(),
             schema=control_schema(),
             control=control,
             answer=answer,

@@ -10,6 +10,7 @@ import math
 import os
 import re
 import secrets
+import sys
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -156,6 +157,11 @@ class OwnLinks:
         return self.settings
 
 
+def _own_sockets() -> unix.UnixConfig:
+    # The folder of the sockets is for this user alone, in any case.
+    return unix.UnixConfig(allowed_uids={os.getuid()} if sys.platform == "linux" else None)
+
+
 class Nodes:
     """The nodes of a fleet. `local_nodes` yields it; `nodes_of` finds it in the driver and in each node."""
 
@@ -168,8 +174,7 @@ class Nodes:
         self.directory = Directory(system)
         self.links: dict[str, Links] = {
             "aqueduct+memory": OwnLinks(None),
-            # The folder of the sockets is for this user alone, too.
-            "aqueduct+unix": OwnLinks(attrs.evolve(QMUX, below=unix.UnixConfig(allowed_uids={os.getuid()}))),
+            "aqueduct+unix": OwnLinks(attrs.evolve(QMUX, below=_own_sockets())),
         }
         """How members connect to each other, by the scheme of the URL."""
         self.refs = FleetRefs(system, node_id, self._dial)

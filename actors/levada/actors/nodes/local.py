@@ -223,7 +223,7 @@ class Child:
             lines.read(_REST)
         if code < 0:
             return NodeLost(f"was killed by {_signal_name(-code)}", node=self._name, signal=-code)
-        return NodeLost(f"ended without an order, with exit code {code}", node=self._name, exit_code=code)
+        return NodeLost(f"ended with exit code {code}", node=self._name, exit_code=code)
 
     def terminate(self) -> None:
         """Send SIGTERM."""

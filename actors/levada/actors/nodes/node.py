@@ -415,7 +415,8 @@ class Node(Actor[Any]):
     def ended(self, m: _Ended) -> None:
         """The process has ended."""
         if not isinstance(self.reason, Normal):
-            self._fail(self._lost(m.how.detail, m.how))
+            order = ", without an order" if m.how.exit_code == 0 else ""
+            self._fail(self._lost(m.how.detail + order, m.how))
             return
         if m.how.exit_code != 0 and self.greeted:
             self.reason = Failed(self._lost(f"was draining and {m.how.detail}", m.how))

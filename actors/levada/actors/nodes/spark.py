@@ -290,7 +290,7 @@ class TaskProcess:
     async def _spark_says(self) -> NodeLost:
         error = await self._job.ended()
         if error is None:
-            return NodeLost("ended without an order", node=self._name, exit_code=0)
+            return NodeLost("ended", node=self._name, exit_code=0)
         return NodeLost(f"has ended; Spark says: {error}", node=self._name)
 
     async def _spark_retries(self) -> NodeLost:
