@@ -101,6 +101,7 @@ class Office:
 
     system: ActorSystem
     peer: Any
+    listener: Any
 
     def cut(self) -> None:
         cut(self.peer._connection.carrier)
@@ -131,7 +132,7 @@ class Offices:
             connect(self.here, listener.url, object, config=config) as peer,
         ):
             system.events.subscribe(DeadLetter, system.spawn(Letters, self.letters))
-            task_status.started(Office(system, peer))
+            task_status.started(Office(system, peer, listener))
             await trio.sleep_forever()
 
     async def hire(self, office: Office, name: str, **settings: Any) -> tuple[Any, Any]:
@@ -383,6 +384,32 @@ async def test_a_routee_serves_two_pull_routers_in_turn(offices: Offices, autoju
         second.tell(Job(10 + number))
     await trio.sleep(60)
     assert offices.ended() == [0, 10, 1, 11, 2, 12]
+
+
+async def test_finished_work_leaves_nothing_behind(offices: Offices, autojump_clock: MockClock) -> None:
+    """On either side: no channel, no watcher; told, asked, failed, returned and withdrawn."""
+    office = await offices.open()
+    cell, ref = await offices.hire(office, "worker", supervise=restart(max=1000))
+    offices.here.groups.join("g", ref)
+    router = offices.here.spawn(group("g", routing=pull()))
+    await settled()
+    connection = office.peer._connection
+    (server,) = office.listener._actor.connections
+
+    def left() -> list[int]:
+        return [
+            len(end.core.halves) + len(end.core.unclaimed) + len(end.halves.outbound) + len(end.halves.inbound)
+            for end in (connection, server)
+        ]
+
+    before = (left(), len(cell._extras.watchers))
+    for number in range(20):
+        router.tell(Job(number, 0.1, "fail" if number % 5 == 0 else ""))
+        assert await router.ask(Question(number, 0.1)) == number
+        with pytest.raises(AskTimeout):
+            await router.ask(Question(number, 1.0), timeout=0.5)
+    await settled()
+    assert (left(), len(cell._extras.watchers)) == before
 
 
 async def test_what_cannot_travel_costs_one_message_and_not_the_router(

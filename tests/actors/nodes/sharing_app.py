@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+import trio
+
 from levada.framework import Actor, ActorSystem, Asks, Joined, Left, handles, message
+from levada.framework.events import DeadLetter
 
 SYSTEMS: dict[str, ActorSystem] = {}
 """The systems of the nodes that are up, by name."""
@@ -13,6 +16,8 @@ SEEN: dict[str, list[Any]] = {}
 """What the app of a node saw when it began: the names of the members of ``early``, and whether there was the name ``early``."""
 RUNNING: list[str] = []
 """The systems in which a `Single` runs."""
+BEGUN: list[int] = []
+"""The jobs that were begun."""
 MOST: list[int] = []
 """How many ran, each time that one began."""
 
@@ -42,6 +47,23 @@ class Worker(Actor[Any]):
         self.got.append(m.text)
 
 
+@message("tests.sharing.Job")
+class Job:
+    number: int
+
+
+class Toiler(Actor[Any]):
+    """Joins the group ``toil``, and notes the jobs that it begins."""
+
+    def started(self) -> None:
+        self.system.groups.join("toil", self.ref)
+
+    @handles
+    async def job(self, m: Job) -> None:
+        BEGUN.append(m.number)
+        await trio.sleep(0.3)
+
+
 class Single(Worker):
     """Counts how many of it run."""
 
@@ -51,6 +73,17 @@ class Single(Worker):
 
     def stopping(self, reason: Any) -> None:
         RUNNING.remove(self.system.name)
+
+
+class Letters(Actor[Any]):
+    """Keeps dead letters."""
+
+    def __init__(self, kept: list[tuple[Any, str]]) -> None:
+        self.kept = kept
+
+    @handles
+    def letter(self, m: DeadLetter) -> None:
+        self.kept.append((m.message, m.why))
 
 
 class Listener(Actor[Any]):
@@ -72,4 +105,5 @@ async def app(system: ActorSystem) -> AsyncIterator[list[Any]]:
     """Make the system known."""
     SEEN[system.name] = [[ref.path for ref in system.groups.members("early")], system.registry.get("early") is not None]
     SYSTEMS[system.name] = system
+    system.spawn(Toiler)
     yield []
