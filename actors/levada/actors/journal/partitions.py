@@ -16,12 +16,20 @@ from pathlib import Path
 import attrs
 import pyarrow as pa
 
+from .config import JournalConfig
 from .errors import JournalDamaged, JournalError, OffsetGone
+from .packing import pack
 from .segments import Block, Message, Segment, State, sync_folder
 
 __all__ = ["Loss", "Partition"]
 
 logger = logging.getLogger("levada.actors.journal")
+
+
+MERGE_BLOCKS = 16_384
+"""Small blocks at which a segment is sealed, so that it is merged: at most 9 MB of them, which take 0.2 s to read."""
+_MERGED = JournalConfig()
+"""Has the size of blocks that small ones are merged into."""
 
 
 @attrs.frozen
@@ -183,7 +191,7 @@ class Partition:
         found, cut = self._found, 0
         self._losses = dict(losses)
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        for left in [*self.folder.glob("*.new"), *self._stale]:
+        for left in [*self.folder.glob("*.new"), *self.folder.glob("*.old"), *self._stale]:
             left.unlink()
         for path in self._damaged:
             kept = path.with_name(path.name + ".damaged")
@@ -236,9 +244,9 @@ class Partition:
         waiting: list[Message] = []
         size = self.segments[-1].size
         for message in messages:
-            if size + message.size > self._segment_bytes and (
-                waiting or self.segments[-1].end > self.segments[-1].first
-            ):
+            last = self.segments[-1]
+            full = size + message.size > self._segment_bytes or (last.blocks >= MERGE_BLOCKS and last.fragmented)
+            if full and (waiting or last.end > last.first):
                 self.segments[-1].write(waiting, transaction=transaction, time=time)
                 waiting = []
                 self.roll()
@@ -254,8 +262,23 @@ class Partition:
         self.sync()
         if last.end == last.first:
             self.segments = self.segments[:-1]
+        elif last.end == self.end and last.fragmented:
+            last = self._merge(last)
         self.segments = (*self.segments, self._make_segment(last.end))
         last.close()
+
+    def _merge(self, last: Segment) -> Segment:
+        """Merge the small blocks of the last segment, all of which readers see; if that fails, it stays as it is."""
+        try:
+            merged = last.merged(self._journal, lambda batches: pack(batches, _MERGED))
+        except (OSError, JournalDamaged) as error:
+            logger.warning("%s: its small blocks are not merged: %s", last.path, error, extra={"event": "not_merged"})
+            return last
+        self.segments = (*self.segments[:-1], merged)
+        self._published = attrs.evolve(self._published, segments=self.segments, size=merged.size)
+        last.close()
+        last.path.unlink()
+        return merged
 
     def _make_segment(self, first: int) -> Segment:
         before = (self.segments[-1].first, self.segments[-1].size) if self.segments else None
@@ -313,6 +336,7 @@ class Partition:
         end, used = min(end, self.end), 0
         while start < end:
             segment, following = self._segment_of(start)
+            path = segment.path
             stop = end if following is None else min(end, segment.end)
             if start >= stop and used:
                 return
@@ -322,8 +346,9 @@ class Partition:
                     yield block
                     start = block.end
                     used += block.octets.size
-            except FileNotFoundError:
-                raise self._vanished(segment, start) from None
+            except (FileNotFoundError, JournalDamaged, ValueError) as error:
+                self._require_merged(segment, path, start, error)
+                continue
             if start < stop:
                 return
 
@@ -332,17 +357,27 @@ class Partition:
         end, used = min(end, self.end), 0
         while start < end:
             segment, following = self._segment_of(start)
+            path = segment.path
             stop = end if following is None else min(end, segment.end)
             if start >= stop and used:
                 break
             try:
                 self._index(segment, start, following)
                 start, used = segment.offset_within(start, stop, max_bytes, used)
-            except FileNotFoundError:
-                raise self._vanished(segment, start) from None
+            except (FileNotFoundError, JournalDamaged, ValueError) as error:
+                self._require_merged(segment, path, start, error)
+                continue
             if start < stop:
                 break
         return start
+
+    def _require_merged(self, segment: Segment, path: Path, offset: int, error: Exception) -> None:
+        """Raise the error unless it came because the segment was merged meanwhile; then the reader looks it up again."""
+        if segment.path is not path or (segment not in self.segments and offset >= self.first):
+            return
+        if isinstance(error, FileNotFoundError):
+            raise self._vanished(segment, offset) from None
+        raise error
 
     def _index(self, segment: Segment, start: int, following: int | None) -> None:
         """Index the segment that holds the row at `start`, or would hold it if it were not lost."""

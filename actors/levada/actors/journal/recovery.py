@@ -22,6 +22,9 @@ from .segments import VERSION
 
 __all__ = ["Recovered", "find_problems", "read_promise", "recover"]
 
+MERGE_AT_OPENING = 1024
+"""Small blocks of a last segment that are merged when a journal is opened."""
+
 logger = logging.getLogger("levada.actors.journal")
 
 
@@ -89,7 +92,7 @@ def recover(directory: Path, schema: pa.Schema | None, config: JournalConfig, re
         partition.schema = columns
         cut += partition.settle(ledger.losses(partition.number))
         last = partition.segments[-1]
-        if last.fingerprint != mark or last.version < VERSION:
+        if last.fingerprint != mark or last.version < VERSION or (last.fragmented and last.blocks >= MERGE_AT_OPENING):
             partition.roll()
             partition.publish()
     # This file is not read before the history has its first line.

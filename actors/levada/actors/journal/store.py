@@ -499,7 +499,10 @@ class Store:
         return self._keys[number]
 
     def offset_within(self, partition: int, start: int, end: int, *, max_bytes: int) -> int:
-        """Find the offset at which `read` with the same arguments would end, without reading rows. The same at each call; raises as `read`."""
+        """Find the offset at which `read` with the same arguments would end, without reading rows; raises as `read`.
+
+        The same at each call, until small blocks are merged.
+        """
         source = self._partition(partition)
         source.check_offset(start)
         return source.offset_within(start, end, max_bytes)
