@@ -111,13 +111,13 @@ class Beats:
     def __init__(self, pulse: Pulse, connection: socket.socket) -> None:
         self._pulse = pulse
         self.socket = connection
-        self.heard = time.monotonic()
-        """When the node was last heard."""
+        self.missed = 0
+        """Rounds of the pulse since the node was last heard. Not a time: a driver that was stopped has not listened either."""
 
     @property
     def silence(self) -> float:
-        """Seconds since the node was last heard."""
-        return time.monotonic() - self.heard
+        """Seconds since the node was last heard, as far as the driver has listened."""
+        return self.missed * self._pulse.beat
 
     def close(self) -> None:
         """Stop. The node notices."""
@@ -132,7 +132,7 @@ class Pulse:
     """
 
     def __init__(self, beat: float) -> None:
-        self._beat = beat
+        self.beat = beat
         self._lock = threading.Lock()
         self._nodes: list[Beats] = []
         self._over = threading.Event()
@@ -164,7 +164,7 @@ class Pulse:
         beats.socket.close()
 
     def _run(self) -> None:
-        while not self._over.wait(self._beat):
+        while not self._over.wait(self.beat):
             with self._lock:
                 for node in self._nodes:
                     self._exchange(node)
@@ -174,8 +174,9 @@ class Pulse:
             node.socket.send(_BEAT)
         except OSError:
             pass  # it is stopped, or has ended, which the operating system tells
+        node.missed += 1
         try:
             if node.socket.recv(4096):
-                node.heard = time.monotonic()
+                node.missed = 0
         except OSError:
             pass

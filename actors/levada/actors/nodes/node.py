@@ -443,7 +443,11 @@ class Node(Actor[Any]):
     def look(self, m: _Look) -> None:
         """Kill the process if its heartbeat has stopped."""
         process, limit = self.process, self.settings.hang_timeout
-        if process is not None and limit is not None and process.silence > limit:
+        running = self.state in (
+            MemberState.STARTING,
+            MemberState.UP,
+        )  # a process that ends has no heartbeat, and little time
+        if running and process is not None and limit is not None and process.silence > limit:
             self._fail(self._lost(f"hangs: no heartbeat for {process.silence:.1f} s (NodeSettings.hang_timeout)"))
 
     def undelivered(self, messages: list[Any]) -> None:

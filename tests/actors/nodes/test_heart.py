@@ -1,0 +1,58 @@
+"""Heartbeats, on a socket pair, without a process."""
+
+from __future__ import annotations
+
+import queue
+import socket
+
+from levada.actors.nodes.heart import Heart, Pulse
+
+
+def test_a_heart_notices_the_end_of_its_driver_at_once() -> None:
+    ours, theirs = socket.socketpair()
+    lost: queue.Queue[str] = queue.Queue()
+    heart = Heart(theirs, lost.put)
+    ours.close()
+    assert lost.get(timeout=5) == "the driver has ended"
+    assert heart.is_alone
+
+
+def test_a_heart_gives_up_a_driver_that_is_silent() -> None:
+    ours, theirs = socket.socketpair()
+    lost: queue.Queue[str] = queue.Queue()
+    with ours:
+        heart = Heart(theirs, lost.put)
+        heart.settle(beat=0.01, silence=0.1)
+        ours.send(b"\0")  # wakes it
+        assert lost.get(timeout=5).startswith("nothing was heard from the driver for 0.")
+        assert not heart.is_alone
+
+
+def test_a_pulse_counts_the_rounds_that_a_node_was_not_heard_in() -> None:
+    ours, theirs = socket.socketpair()
+    with Pulse(0.01) as pulse, theirs:
+        beats = pulse.listen(ours)
+        while theirs.recv(1) and beats.missed < 5:
+            pass
+        assert beats.silence >= 0.05
+        before = beats.missed
+        theirs.send(b"\0")
+        while beats.missed >= before:  # it begins again at 0
+            theirs.recv(1)
+        assert beats.silence < before * 0.01
+        beats.close()
+        while theirs.recv(100):
+            pass
+
+
+def test_a_heart_and_a_pulse_keep_each_other() -> None:
+    ours, theirs = socket.socketpair()
+    lost: queue.Queue[str] = queue.Queue()
+    with Pulse(0.01) as pulse:
+        beats = pulse.listen(ours)
+        heart = Heart(theirs, lost.put)
+        heart.settle(beat=0.01, silence=5.0)
+        with_heart = [beats.missed for _ in range(1000)]
+        assert max(with_heart) < 100
+        assert lost.empty()
+    assert lost.get(timeout=5) == "the driver has ended"
