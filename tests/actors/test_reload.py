@@ -70,6 +70,11 @@ async def test_a_server_without_files_has_nothing_to_do() -> None:
         ActorSystem() as system,
         rsocket.serve(system, "rsocket+memory://none", echo) as one,
         aqueduct.serve(system, "aqueduct+memory://nothing", ignore, Any) as other,
+        rsocket.connect(system, one.url) as peer,
+        aqueduct.connect(system, other.url, object) as entry,
     ):
         for listener in (one, other):
             listener.reload()
+        assert (await peer.request_response(b"still here")).data == b"still here"
+        await entry.send("still here")
+        assert [len(one.peers), len(other.peers)] == [1, 1]
