@@ -15,18 +15,17 @@ The rules of this file:
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
-from collections import deque
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final
 
 import trio
 
 from levada.framework.errors import CarrierError, ConnectionClosed, ConnectionLost, DatagramTooLarge, IdleTimeout
 from levada.transports.carriers.contracts import CarrierInfo, CarrierStatistics, CloseReason, Datagram, Octets
+from levada.transports.carriers.stream_connection import StreamConnection
 from levada.transports.carriers.streams import Waiter
 
 from . import events
@@ -43,7 +42,7 @@ _SHALLOW: Final = 128 * 1024
 """Bytes in the carrier below from which on the core is asked for no more: one stream moves 520 MB/s, 400 with half of it. Source: QX-33."""
 
 
-class QmuxConnection:
+class QmuxConnection(StreamConnection[QmuxStream]):
     """A `levada.transports.carriers.contracts.Connection`, made by `dial` and by `QmuxIncoming.accept`.
 
     Args:
@@ -65,16 +64,11 @@ class QmuxConnection:
         since: float,
         tell_ended: Callable[[QmuxConnection, CloseReason], None] | None = None,
     ) -> None:
-        self.is_client = is_client
+        super().__init__(info, is_client=is_client, datagram_queue=config.datagram_queue)
         self.core = QmuxCore(client=is_client, now=since, config=config, framed=isinstance(below, OverMessages))
-        self.streams: dict[int, QmuxStream] = {}
-        """The streams that are not over, by number."""
         self._below = below
-        self._info = info
         self._config = config
         self._tell_ended = tell_ended
-        self._reason: CloseReason | None = None
-        self._make_error: Callable[[], CarrierError] = lambda: ConnectionClosed("the connection is closed")
 
         self._in_batch = False  # output goes out at the end of the batch
         self._due = False  # output goes out with the writer's next turn
@@ -85,41 +79,12 @@ class QmuxConnection:
         self._said_goodbye = False
         self._work = Waiter()
 
-        self.blocked: dict[QmuxStream, None] = {}
-        """Streams with a task that waits to send."""
         self._acking: dict[int, QmuxStream] = {}
         self._last_finished: int | None = None
         self._draining: set[int] = set()
-        self._drained: trio.Event | None = None
-        self._waiting: deque[QmuxStream] = deque()
-        self._accepting = trio.lowlevel.ParkingLot()
-        self._opening = (trio.lowlevel.ParkingLot(), trio.lowlevel.ParkingLot())  # bidirectional, unidirectional
-        self._datagrams: deque[Datagram] = deque()
-        self._datagrams_dropped = 0
-        self._datagram_readers = trio.lowlevel.ParkingLot()
-        self._datagram_writers = trio.lowlevel.ParkingLot()
-        self._shaken = trio.Event()
-        self._ended = trio.Event()
         self._gone = trio.Event()
         trio.lowlevel.spawn_system_task(self._run, name=f"levada reader of {info.scheme}://{info.peer}")
         self._write()
-
-    def __repr__(self) -> str:
-        return f"<QmuxConnection {'to' if self.is_client else 'from'} {self._info.peer}>"
-
-    @property
-    def info(self) -> CarrierInfo:
-        """The peer and this end, as the transport knows them."""
-        return self._info
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the connection has ended."""
-        return self._reason is not None
-
-    def error(self) -> CarrierError:
-        """Return the error that every call raises after the end."""
-        return self._make_error()
 
     def statistics(self) -> CarrierStatistics:
         """Return the counters as they are now; bytes include the frames' heads, writes and reads are the transport's."""
@@ -174,24 +139,11 @@ class QmuxConnection:
         """Return how many more streams the peer allows to be opened now; 0 after the end."""
         return self.core.stream_credit(unidirectional=unidirectional)
 
-    async def accept_stream(self) -> QmuxStream:
-        """Wait for the next stream that the peer opened, in order of appearance; the error after the end comes behind the last stream."""
-        while (stream := self.accept_stream_nowait()) is None:
-            if self._reason is not None:
-                raise self.error()
-            await self._accepting.park()
-        return stream
-
-    def accept_stream_nowait(self) -> QmuxStream | None:
-        """Take the next stream that the peer has opened, if there is one; `Connection.accept_stream_nowait` says more."""
-        if not self._waiting:
-            return None
-        stream = self._waiting.popleft()
+    def _accepted(self, stream: QmuxStream) -> None:
         if self._reason is None:
             self.core.accepted(stream.stream_id)
             if stream.accepted():  # it is over already
                 self._changed()
-        return stream
 
     def max_datagram_size(self) -> int:
         """Bytes of the largest datagram; 0 if the peer takes none or its parameters have not come yet."""
@@ -221,15 +173,6 @@ class QmuxConnection:
             return False
         self._changed()
         return True
-
-    async def receive_datagram(self) -> Datagram:
-        """Wait for a datagram. While no task receives, the oldest are dropped and counted."""
-        await trio.lowlevel.checkpoint_if_cancelled()
-        while not self._datagrams:
-            if self._reason is not None:
-                raise self.error()
-            await self._datagram_readers.park()
-        return self._datagrams.popleft()
 
     def close(self, code: int = 0, reason: str = "") -> None:
         """Tell the peer at once that the connection is over; queued data is dropped. After the end it does nothing."""
@@ -281,15 +224,6 @@ class QmuxConnection:
         self._draining.discard(stream_id)
         if not self._draining and self._drained is not None:
             self._drained.set()
-
-    async def closed(self) -> CloseReason:
-        """Wait for the end, however it comes."""
-        await self._ended.wait()
-        assert self._reason is not None
-        return self._reason
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -370,15 +304,11 @@ class QmuxConnection:
             self._allowed(events.StreamsAllowed(unidirectional))
 
     def _allowed(self, event: events.StreamsAllowed) -> None:
-        lot = self._opening[event.unidirectional]
-        if lot:
-            lot.unpark(count=min(len(lot), self.core.stream_credit(unidirectional=event.unidirectional)))
+        credit = self.core.stream_credit(unidirectional=event.unidirectional)
+        self._credit_came(credit, unidirectional=event.unidirectional)
 
     def _opened(self, event: events.StreamOpened) -> None:
-        stream = self.streams[event.stream_id] = QmuxStream(self, event.stream_id)
-        stream.appeared()
-        self._waiting.append(stream)
-        self._accepting.unpark()
+        self._appeared(QmuxStream(self, event.stream_id))
 
     def _data_arrived(self, event: events.StreamData) -> None:
         self.streams[event.stream_id].data_arrived(event.data, event.fin)
@@ -413,12 +343,7 @@ class QmuxConnection:
         self.streams.pop(event.stream_id).forgotten()
 
     def _datagram_arrived(self, event: events.DatagramReceived) -> None:
-        if len(self._datagrams) >= self._config.datagram_queue:
-            self._datagrams.popleft()
-            self._datagrams_dropped += 1
-        self._datagrams.append(Datagram(event.data))
-        if self._datagram_readers:
-            self._datagram_readers.unpark()
+        self._datagram_came(Datagram(event.data))
 
     def _datagram_room(self, event: events.DatagramRoom) -> None:
         self._datagram_writers.unpark_all()
@@ -457,16 +382,7 @@ class QmuxConnection:
     }
 
     def _end(self, reason: CloseReason, make_error: Callable[[], CarrierError]) -> None:
-        self._reason = reason
-        self._make_error = make_error
-        for stream in list(self.streams.values()):
-            stream.connection_ended()
-        for lot in (self._accepting, *self._opening, self._datagram_readers, self._datagram_writers):
-            lot.unpark_all()
-        if self._drained is not None:
-            self._drained.set()
-        self._shaken.set()
-        self._ended.set()
+        super()._end(reason, make_error)
         if self._tell_ended is not None:
             self._tell_ended(self, reason)
 
@@ -580,7 +496,8 @@ class QmuxConnection:
             self._writing.cancel()
             self._below.abort()
             self._gone.set()
-            self._release()
+            self._acking.clear()
+            self._release_streams()
 
     async def _read(self) -> None:
         """Give the core what comes, until it has ended."""
@@ -606,13 +523,3 @@ class QmuxConnection:
             if self.core.has_output:
                 self._write()
             self._set_timer()
-
-    def _release(self) -> None:
-        """Release the streams, which refer to the connection. Streams that wait to be accepted stay."""
-        self.streams.clear()
-        self._acking.clear()
-        # They get a copy that does not refer to them.
-        ended = copy.copy(self)
-        ended._waiting = deque()
-        for stream in self._waiting:
-            stream.outlive(ended)

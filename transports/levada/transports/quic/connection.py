@@ -11,12 +11,11 @@ The rules of this file:
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import trio
@@ -25,6 +24,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from levada.framework.errors import CarrierError, ConnectionClosed, ConnectionLost, DatagramTooLarge, IdleTimeout
 from levada.transports.carriers.contracts import CarrierInfo, CarrierStatistics, CloseReason, Datagram, Octets
+from levada.transports.carriers.stream_connection import StreamConnection
 
 from .certificates import names, subject
 from .config import QuicConfig
@@ -63,7 +63,7 @@ class QuicDetails:
     """Whether the overrides are in force."""
 
 
-class QuicConnection:
+class QuicConnection(StreamConnection[QuicStream]):
     """A `levada.transports.carriers.contracts.Connection`, made by `dial` and by `QuicIncoming.accept`."""
 
     def __init__(
@@ -77,11 +77,14 @@ class QuicConnection:
         now: float,
         early_offered: bool = False,
     ):
+        info = CarrierInfo(
+            scheme="quic",
+            local=authority(endpoint.address),
+            peer=authority(address),
+            server_name=engine.configuration.server_name,
+        )
+        super().__init__(info, is_client=is_client, datagram_queue=config.datagram_queue)
         self.engine = engine
-        self.is_client = is_client
-        self.streams: dict[int, QuicStream] = {}
-        self.blocked: dict[QuicStream, None] = {}
-        """Streams whose `send_all` waits for room."""
         self.flushing: dict[QuicStream, None] = {}
         """Streams whose `flush` waits."""
         self.acking: dict[QuicStream, None] = {}
@@ -98,53 +101,17 @@ class QuicConnection:
         self._endpoint = endpoint
         self._config = config
         self._address = address
-        self._info = CarrierInfo(
-            scheme="quic",
-            local=authority(endpoint.address),
-            peer=authority(address),
-            server_name=engine.configuration.server_name,
-        )
         self._early_offered = early_offered
         self._handshake_deadline = now + self._config.handshake_timeout
         self._heard_at = now
         self._lonely = False  # one input has arrived since the last send
-        self._reason: CloseReason | None = None
-        self._make_error: Callable[[], CarrierError] = lambda: ConnectionClosed("the connection is closed")
         self._close_packets: list[tuple[bytes, Address]] = []
         self._late_packets = 0
-
-        self._waiting: deque[QuicStream] = deque()
-        self._accepting = trio.lowlevel.ParkingLot()
-        self._opening = (trio.lowlevel.ParkingLot(), trio.lowlevel.ParkingLot())  # bidirectional, unidirectional
-        self._datagrams: deque[Datagram] = deque()
-        self._datagram_readers = trio.lowlevel.ParkingLot()
-        self._datagram_writers = trio.lowlevel.ParkingLot()
-        self._shaken = trio.Event()
-        self._ended = trio.Event()
-        self._drained: trio.Event | None = None
 
         self._octets_sent = 0
         self._octets_received = 0
         self._packets_received = 0
         self._packets_sent = 0
-        self._datagrams_dropped = 0
-
-    def __repr__(self) -> str:
-        return f"<QuicConnection {'to' if self.is_client else 'from'} {self._info.peer}>"
-
-    @property
-    def info(self) -> CarrierInfo:
-        """The peer and this end; complete after `handshake`."""
-        return self._info
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the connection has ended."""
-        return self._reason is not None
-
-    def error(self) -> CarrierError:
-        """Return the error that every call raises after the end."""
-        return self._make_error()
 
     def statistics(self) -> CarrierStatistics:
         """Return the counters as they are now; bytes include QUIC's own, writes and reads are packets."""
@@ -204,23 +171,9 @@ class QuicConnection:
         """Return how many more streams the peer allows to be opened now; 0 after the end."""
         return 0 if self.is_over else self.engine.stream_credit(unidirectional=unidirectional)
 
-    async def accept_stream(self) -> QuicStream:
-        """Wait for the next stream that the peer opened, in order of appearance; the error after the end comes behind the last stream."""
-        await trio.lowlevel.checkpoint_if_cancelled()
-        while (stream := self.accept_stream_nowait()) is None:
-            if self.is_over:
-                raise self.error()
-            await self._accepting.park()
-        return stream
-
-    def accept_stream_nowait(self) -> QuicStream | None:
-        """Take the next stream that the peer has opened, if there is one; `Connection.accept_stream_nowait` says more."""
-        if not self._waiting:
-            return None
-        stream = self._waiting.popleft()
+    def _accepted(self, stream: QuicStream) -> None:
         if stream.accepted() and self.engine.grant_stream(unidirectional=stream.unidirectional):
             self.mark_dirty()
-        return stream
 
     def max_datagram_size(self) -> int:
         """Bytes of the largest datagram that fits now; 0 if the peer takes none or its limit is not known yet."""
@@ -256,15 +209,6 @@ class QuicConnection:
             self.send_promptly(len(octets))
         return True
 
-    async def receive_datagram(self) -> Datagram:
-        """Wait for a datagram. While no task receives, the oldest are dropped and counted."""
-        await trio.lowlevel.checkpoint_if_cancelled()
-        while not self._datagrams:
-            if self.is_over:
-                raise self.error()
-            await self._datagram_readers.park()
-        return self._datagrams.popleft()
-
     def close(self, code: int = 0, reason: str = "") -> None:
         """Tell the peer at once that the connection is over; queued data is dropped. After the end it does nothing."""
         if self.is_over:
@@ -290,15 +234,6 @@ class QuicConnection:
         finally:
             self.close(code, reason)
         await trio.lowlevel.checkpoint()
-
-    async def closed(self) -> CloseReason:
-        """Wait for the end, however it comes."""
-        await self._ended.wait()
-        assert self._reason is not None
-        return self._reason
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -500,9 +435,7 @@ class QuicConnection:
                 if not waiting.unacked:
                     waiting.wake_sending()
         for unidirectional in (False, True):
-            lot = self._opening[unidirectional]
-            if lot:
-                lot.unpark(count=min(len(lot), engine.stream_credit(unidirectional=unidirectional)))
+            self._credit_came(engine.stream_credit(unidirectional=unidirectional), unidirectional=unidirectional)
         if self._datagram_writers and engine.datagrams_queued < self._config.datagram_queue:
             self._datagram_writers.unpark_all()
         if self._drained is not None and not self._undelivered():
@@ -514,22 +447,12 @@ class QuicConnection:
     def forgotten(self) -> None:
         """Release the engine's state and the streams, which refer to the connection. Streams waiting to be accepted stay."""
         self.engine.release()
-        self.streams.clear()
-        # They get a copy that does not refer to them.
-        ended = copy.copy(self)
-        ended._waiting = deque()
-        for stream in self._waiting:
-            stream.outlive(ended)
+        self._release_streams()
 
     def _handle(self, event: events.QuicEvent) -> None:
         match event:
             case events.DatagramFrameReceived():
-                if len(self._datagrams) >= self._config.datagram_queue:
-                    self._datagrams.popleft()
-                    self._datagrams_dropped += 1
-                self._datagrams.append(Datagram(event.data, early=type(event) is EarlyDatagram))
-                if self._datagram_readers:  # waking no task would be a third of the cost of a small datagram here
-                    self._datagram_readers.unpark()
+                self._datagram_came(Datagram(event.data, early=type(event) is EarlyDatagram))
             case events.StreamReset():
                 self._stream(event.stream_id).reset_arrived(event.error_code)
             case events.StopSendingReceived():
@@ -555,10 +478,8 @@ class QuicConnection:
     def _stream(self, stream_id: int) -> QuicStream:
         stream = self.streams.get(stream_id)
         if stream is None:
-            stream = self.streams[stream_id] = QuicStream(self, stream_id)
-            stream.appeared()
-            self._waiting.append(stream)
-            self._accepting.unpark()
+            stream = QuicStream(self, stream_id)
+            self._appeared(stream)
         return stream
 
     def _handshake_completed(self, event: events.HandshakeCompleted) -> None:
@@ -611,17 +532,8 @@ class QuicConnection:
             )
 
     def _end(self, reason: CloseReason, make_error: Callable[[], CarrierError]) -> None:
-        self._reason = reason
-        self._make_error = make_error
-        for stream in list(self.streams.values()):
-            stream.connection_ended()
-        for lot in (self._accepting, *self._opening, self._datagram_readers, self._datagram_writers):
-            lot.unpark_all()
-        if self._drained is not None:
-            self._drained.set()
-            self._drained = None
-        self._shaken.set()
-        self._ended.set()
+        super()._end(reason, make_error)
+        self._drained = None
         self._endpoint.connection_over(self, reason)
 
     @property

@@ -1,0 +1,152 @@
+"""A connection of many `ConnectionStream`s: the part that QUIC and QMux share.
+
+What the application waits at is here: streams of the peer, credit for streams, datagrams, the handshake, the end. A subclass moves the bytes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, Self, TypeVar
+
+import trio
+
+from levada.framework.errors import CarrierError, ConnectionClosed
+from levada.transports.carriers.connection_stream import ConnectionStream
+from levada.transports.carriers.contracts import CarrierInfo, CloseReason, Datagram
+
+__all__ = ["StreamConnection"]
+
+S = TypeVar("S", bound=ConnectionStream[Any])
+
+
+class StreamConnection(Generic[S]):
+    """The base of `QuicConnection` and `QmuxConnection`.
+
+    Args:
+        info: the two ends, as far as they are known.
+        is_client: whether this side dialled.
+        datagram_queue: datagrams that wait for the application; the oldest are dropped.
+    """
+
+    def __init__(self, info: CarrierInfo, *, is_client: bool, datagram_queue: int) -> None:
+        self.is_client = is_client
+        self.streams: dict[int, S] = {}
+        """The streams that are not over, by number."""
+        self.blocked: dict[S, None] = {}
+        """Streams whose `send_all` waits for room."""
+        self._info = info
+        self._reason: CloseReason | None = None
+        self._make_error: Callable[[], CarrierError] = lambda: ConnectionClosed("the connection is closed")
+        self._waiting: deque[S] = deque()
+        self._accepting = trio.lowlevel.ParkingLot()
+        self._opening = (trio.lowlevel.ParkingLot(), trio.lowlevel.ParkingLot())  # bidirectional, unidirectional
+        self._datagrams: deque[Datagram] = deque()
+        self._datagram_queue = datagram_queue
+        self._datagrams_dropped = 0
+        self._datagram_readers = trio.lowlevel.ParkingLot()
+        self._datagram_writers = trio.lowlevel.ParkingLot()
+        self._shaken = trio.Event()
+        self._drained: trio.Event | None = None
+        self._ended = trio.Event()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {'to' if self.is_client else 'from'} {self._info.peer}>"
+
+    @property
+    def info(self) -> CarrierInfo:
+        """The peer and this end; complete after `handshake`."""
+        return self._info
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the connection has ended."""
+        return self._reason is not None
+
+    def error(self) -> CarrierError:
+        """Return the error that every call raises after the end."""
+        return self._make_error()
+
+    async def accept_stream(self) -> S:
+        """Wait for the next stream that the peer opened, in order of appearance; the error after the end comes behind the last stream."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while (stream := self.accept_stream_nowait()) is None:
+            if self._reason is not None:
+                raise self.error()
+            await self._accepting.park()
+        return stream
+
+    def accept_stream_nowait(self) -> S | None:
+        """Take the next stream that the peer has opened, if there is one; `Connection.accept_stream_nowait` says more."""
+        if not self._waiting:
+            return None
+        stream = self._waiting.popleft()
+        self._accepted(stream)
+        return stream
+
+    def _accepted(self, stream: S) -> None:
+        """Grant the peer what the application's taking of a stream allows."""
+        raise NotImplementedError
+
+    async def receive_datagram(self) -> Datagram:
+        """Wait for a datagram. While no task receives, the oldest are dropped and counted."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while not self._datagrams:
+            if self._reason is not None:
+                raise self.error()
+            await self._datagram_readers.park()
+        return self._datagrams.popleft()
+
+    async def closed(self) -> CloseReason:
+        """Wait for the end, however it comes."""
+        await self._ended.wait()
+        assert self._reason is not None
+        return self._reason
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    def _appeared(self, stream: S) -> None:
+        """Let a stream of the peer wait to be accepted."""
+        self.streams[stream.stream_id] = stream
+        stream.appeared()
+        self._waiting.append(stream)
+        self._accepting.unpark()
+
+    def _datagram_came(self, datagram: Datagram) -> None:
+        """Let a datagram wait to be received."""
+        if len(self._datagrams) >= self._datagram_queue:
+            self._datagrams.popleft()
+            self._datagrams_dropped += 1
+        self._datagrams.append(datagram)
+        if self._datagram_readers:  # waking no task would be a third of the cost of a small datagram here
+            self._datagram_readers.unpark()
+
+    def _credit_came(self, credit: int, *, unidirectional: bool) -> None:
+        """Wake as many tasks as may open a stream."""
+        lot = self._opening[unidirectional]
+        if lot:
+            lot.unpark(count=min(len(lot), credit))
+
+    def _end(self, reason: CloseReason, make_error: Callable[[], CarrierError]) -> None:
+        """Note why the connection has ended, and wake all tasks."""
+        self._reason = reason
+        self._make_error = make_error
+        for stream in list(self.streams.values()):
+            stream.connection_ended()
+        for lot in (self._accepting, *self._opening, self._datagram_readers, self._datagram_writers):
+            lot.unpark_all()
+        if self._drained is not None:
+            self._drained.set()
+        self._shaken.set()
+        self._ended.set()
+
+    def _release_streams(self) -> None:
+        """Release the streams, which refer to the connection. Streams that wait to be accepted stay."""
+        self.streams.clear()
+        # They get a copy that does not refer to them.
+        ended = copy.copy(self)
+        ended._waiting = deque()
+        for stream in self._waiting:
+            stream.outlive(ended)
