@@ -108,12 +108,11 @@ class Driver:
             level = logging.WARNING if member.name in self._lost else logging.INFO
             logger.log(level, "NODE %s up pid %d", member.name, member.pid)
             self._lost.discard(member.name)
-        elif member.state is MemberState.DOWN and isinstance(reason, Failed):
-            logger.warning("NODE %s down pid %d: %s", member.name, member.pid, reason.error)
-            self._lost.add(member.name)
-            self._cut_off |= self._state == "draining"
         elif member.state is MemberState.DOWN:
             logger.info("NODE %s down pid %d", member.name, member.pid)
+            if isinstance(reason, Failed):
+                self._lost.add(member.name)
+                self._cut_off |= self._state == "draining"
 
     async def _obey(self, signals: AsyncIterator[int]) -> None:
         async with trio.open_nursery() as nursery:
@@ -224,7 +223,7 @@ def _facts(member: Member) -> dict[str, Any]:
 
 @contextmanager
 def logs_of_nodes() -> Iterator[None]:
-    """Print what nodes write to their standard output; the other one goes to the log. Lost nodes have no traceback in the log."""
+    """Print what nodes write to their standard output; the other one goes to the log."""
 
     def take(record: logging.LogRecord) -> bool:
         if getattr(record, "stream", "") != "stdout":
@@ -235,17 +234,11 @@ def logs_of_nodes() -> Iterator[None]:
             pass  # no process reads it any more
         return False
 
-    def is_news(record: logging.LogRecord) -> bool:
-        return record.exc_info is None or not isinstance(record.exc_info[1], NodeLost)  # `Driver` tells of these
-
-    failures = logging.getLogger("levada.framework.lifecycle")
     before = output.level
     output.addFilter(take)
     output.setLevel(logging.DEBUG)
-    failures.addFilter(is_news)
     try:
         yield
     finally:
-        failures.removeFilter(is_news)
         output.removeFilter(take)
         output.setLevel(before)

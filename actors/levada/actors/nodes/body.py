@@ -40,6 +40,7 @@ from levada.framework.errors import (
     ChannelError,
     ConfigurationError,
     ConnectionLost,
+    LevadaError,
     NameTaken,
     RemoteFailure,
 )
@@ -194,7 +195,9 @@ class _Body:
                 await welcome.node.ask(Leaving(), timeout=None)
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
-            logger.error("the app has failed", exc_info=error, extra={"event": "app_failed"})
+            # An error of levada says what to do; any other one is the app's, and needs its traceback.
+            shown = None if isinstance(error, LevadaError) else error
+            logger.error("the app has failed: %s", text, exc_info=shown, extra={"event": "app_failed"})
             failure = NodeLost(text, node=welcome.name)
             welcome.node.tell(AppFailed(text[:1000], "".join(traceback.format_exception(error))[-20_000:]))
         control.stop()
