@@ -18,14 +18,13 @@ from typing import Any
 import trio
 from pyspark.sql import SparkSession
 
-from levada.actors import lumberjack, rsocket
-from levada.actors.demo import engine, ingest, known, live, parsing, queries
+from levada.actors import rsocket
+from levada.actors.demo import engine, ingest, known, live, queries, readers
 from levada.actors.demo.rows import Count, LogLine, Rate
 from levada.actors.interop.certificates import make_certificates
 from levada.actors.spark.bridge import Bridge, Mailbox, serve_bridge
 from levada.actors.spark.query import AwaitAvailable, Query
 from levada.framework import ActorSystem
-from levada.transports.carriers import TlsConfig
 
 
 def stream(build: Any, mode: str, mailbox: str, bridge: Bridge, spark: SparkSession) -> Any:
@@ -43,7 +42,6 @@ def stream(build: Any, mode: str, mailbox: str, bridge: Bridge, spark: SparkSess
 async def main(folder: Path) -> live.Results:
     log = ingest.unpack(folder / "logs")[0]
     pems = make_certificates(folder / "tls")
-    tls = TlsConfig(certificate=pems.certificate, key=pems.key)
     results, desk = live.Results(), live.Desk()
     async with ActorSystem() as system, serve_bridge(system, folder / "bridge") as bridge:
         # Three mailboxes, kept in journals on the disk. An actor subscribes to each of those that Spark fills.
@@ -53,9 +51,10 @@ async def main(folder: Path) -> live.Results:
             bridge.subscribe(name, system.spawn(live.Subscriber, desk.feeds[name]), group="example")
 
         # The way in. A line is acknowledged to the shipper when it is on the disk.
-        sink = functools.partial(parsing.Ingest, system.spawn(ingest.Intake, logs))
-        async with lumberjack.serve(system, "lumberjack+tls://127.0.0.1:0", sink, carrier=tls) as reader:
-            await ingest.ship(system, [reader.url], pems.ca, [log], ingest.Pace())
+        intake = system.spawn(ingest.Intake, logs)
+        url = "lumberjack+tls://127.0.0.1:0"
+        async with readers.reader(system, url, intake, pems.certificate, pems.key) as urls:
+            await ingest.ship(system, urls, pems.ca, [log], ingest.Pace())
 
         async with (
             # The way out. `levada call URL --stream --route rates` would get the same.
