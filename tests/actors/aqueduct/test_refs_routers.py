@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
-from tests.actors.carried import cut
+from tests.actors.carried import cut, settings
 from trio.testing import MockClock
 
 from levada.actors.aqueduct import PeerConfig, connect, serve
@@ -113,13 +113,16 @@ class Offices:
 
     here: ActorSystem
     nursery: trio.Nursery
+    scheme: str = "memory"
     log: list[tuple[str, str, int]] = attrs.field(factory=list)
     letters: list[tuple[Any, str]] = attrs.field(factory=list)
     there: list[Office] = attrs.field(factory=list)
 
     async def open(self, carrier: MemoryConfig | None = None) -> Office:
         """Begin another system."""
-        office: Office = await self.nursery.start(self._run, f"office{len(self.there)}", PeerConfig(carrier=carrier))
+        office: Office = await self.nursery.start(
+            self._run, f"office{len(self.there)}", PeerConfig(carrier=settings(self.scheme, carrier))
+        )
         self.there.append(office)
         return office
 
@@ -128,7 +131,9 @@ class Offices:
 
         async with (
             ActorSystem(name) as system,
-            serve(system, f"aqueduct+memory://{name}", ignore, Any, expose=lambda _: True, config=config) as listener,
+            serve(
+                system, f"aqueduct+{self.scheme}://{name}", ignore, Any, expose=lambda _: True, config=config
+            ) as listener,
             connect(self.here, listener.url, object, config=config) as peer,
         ):
             system.events.subscribe(DeadLetter, system.spawn(Letters, self.letters))
@@ -149,18 +154,18 @@ class Offices:
 
 
 @asynccontextmanager
-async def at_work(seed: int | None = None) -> AsyncIterator[Offices]:
-    """Begin a system that notes the dead letters of all."""
+async def at_work(seed: int | None = None, scheme: str = "memory") -> AsyncIterator[Offices]:
+    """Begin a system that notes the dead letters of all; other systems will be connected by this carrier."""
     async with ActorSystem("here", seed=seed) as here, trio.open_nursery() as nursery:
-        offices = Offices(here, nursery)
+        offices = Offices(here, nursery, scheme)
         here.events.subscribe(DeadLetter, here.spawn(Letters, offices.letters))
         yield offices
         nursery.cancel_scope.cancel()
 
 
 @pytest.fixture
-async def offices() -> AsyncIterator[Offices]:
-    async with at_work() as made:
+async def offices(scheme: str) -> AsyncIterator[Offices]:
+    async with at_work(scheme=scheme) as made:
         yield made
 
 
@@ -371,6 +376,27 @@ async def test_a_router_that_ends_leaves_the_routee_its_message(offices: Offices
     assert offices.ended() == [0]
     assert sorted(m.number for m, _ in offices.letters) == [1, 2]
     assert cell.depth() == 0
+
+
+async def test_a_loop_is_free_when_it_asks_for_its_next_message(offices: Offices, autojump_clock: MockClock) -> None:
+    class Loop(Actor[Any]):
+        async def run(self) -> None:
+            async for m in self.mailbox:
+                await Worker.work(worker, m)
+
+    worker = Worker("loop", offices.log)
+    office = await offices.open()
+    cell = office.system.spawn(Loop)
+    office.system.registry.register("loop", cell)
+    offices.here.groups.join("g", await office.peer.lookup("loop"))
+    router = offices.here.spawn(group("g", routing=pull()))
+    for number in range(3):
+        router.tell(Job(number))
+    await trio.sleep(1.5)
+    assert (offices.begun(), offices.ended()) == ([0, 1], [0])
+    await trio.sleep(60)
+    assert offices.ended() == [0, 1, 2]
+    assert offices.letters == []
 
 
 async def test_a_routee_serves_two_pull_routers_in_turn(offices: Offices, autojump_clock: MockClock) -> None:

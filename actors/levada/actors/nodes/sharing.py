@@ -179,6 +179,7 @@ class Sharing:
         """
         if not self._driver:
             self._driver_id = node_id
+        self.end(node_id)
         relay = Relay(to)
         self._relays[node_id] = relay
         self._system.spawn(lambda: relay)
