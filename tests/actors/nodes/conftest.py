@@ -12,7 +12,8 @@ import trio
 
 from levada.actors.nodes import NodeLost, Nodes, NodeSettings, Run
 from levada.actors.nodes.body import run_node
-from levada.actors.nodes.fleet import QMUX, Fleet
+from levada.actors.nodes.fleet import Fleet
+from levada.actors.nodes.nodes import QMUX
 from levada.framework import ActorSystem
 from levada.framework.errors import ConnectionLost
 from levada.transports.carriers import unix

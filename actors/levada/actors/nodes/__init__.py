@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .fleet import Nodes, nodes_of
 from .local import local_nodes
 from .messages import Member, MemberState, NodeDown, NodeLost, NodeUp
 from .node import Launcher, Process, Run
+from .nodes import Nodes, nodes_of
 from .settings import NodeSettings
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from levada.transports.carriers.sockets import ListeningAddress, ListeningSocket
 from levada.transports.qmux import dial_over
 
 from .body import run_node
-from .fleet import QMUX
 from .heart import ORPHANED, Heart, exit_within
 from .messages import NodeLost, Welcome
+from .nodes import QMUX
 
 __all__ = ["main"]
 

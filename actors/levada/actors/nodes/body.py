@@ -46,7 +46,6 @@ from levada.framework.errors import (
 )
 from levada.framework.supervisor import StartChild
 
-from .fleet import Links, Nodes
 from .messages import (
     AppFailed,
     Changed,
@@ -71,6 +70,7 @@ from .messages import (
     fingerprints,
 )
 from .node import control_schema
+from .nodes import Links, Nodes
 from .orders import actor_class, mailbox_of, policy_of, spawn_order
 
 __all__ = ["NodeSide", "run_node"]

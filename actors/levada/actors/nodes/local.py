@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 from urllib.parse import quote
 
+import attrs
 import trio
 
 from levada.framework import ActorSystem
@@ -26,10 +27,11 @@ from levada.transports.carriers.shared_sockets import SharedSockets
 from levada.transports.qmux import listen_over
 from levada.transports.text import printable
 
-from .fleet import QMUX, Fleet, Nodes
+from .fleet import Fleet
 from .heart import Beats, Pulse
 from .messages import NodeLost
 from .node import Run
+from .nodes import QMUX, Nodes
 from .settings import NodeSettings
 
 __all__ = ["ChildProcesses", "local_nodes"]
@@ -88,10 +90,12 @@ async def local_nodes(
     fleet = Fleet.of(system)
     with Pulse(settings.beat) as pulse, TemporaryDirectory(prefix="levada-") as folder:
         handed = unix.HandedListener(1024)
+        # It begins with the process, which has to import everything first.
+        qmux = attrs.evolve(QMUX, handshake_timeout=settings.start_timeout)
         launcher = ChildProcesses(handed, pulse, folder, settings, sockets)
         async with (
             fleet.listen(launcher.driver_url),
-            fleet.serve(partial(listen_over, handed, QMUX)),
+            fleet.serve(partial(listen_over, handed, qmux)),
             fleet.nodes(n, app, launcher, names, settings),
         ):
             yield fleet

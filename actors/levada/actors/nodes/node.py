@@ -380,6 +380,7 @@ class Node(Actor[Any]):
     def drain(self, m: DrainNode) -> None:
         """End in order."""
         if self.process is None:
+            self.stop()  # it could not be started
             return
         self.reason = Normal()
         if self.state is MemberState.DRAINING:
@@ -443,10 +444,8 @@ class Node(Actor[Any]):
     def look(self, m: _Look) -> None:
         """Kill the process if its heartbeat has stopped."""
         process, limit = self.process, self.settings.hang_timeout
-        running = self.state in (
-            MemberState.STARTING,
-            MemberState.UP,
-        )  # a process that ends has no heartbeat, and little time
+        # A process that ends has no heartbeat, and little time.
+        running = self.state in (MemberState.STARTING, MemberState.UP)
         if running and process is not None and limit is not None and process.silence > limit:
             self._fail(self._lost(f"hangs: no heartbeat for {process.silence:.1f} s (NodeSettings.hang_timeout)"))
 

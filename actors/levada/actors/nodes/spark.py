@@ -36,10 +36,11 @@ from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 
 from .certificates import Authority, Carrier, MemberKey, carrier_settings
-from .fleet import Fleet, Links, Nodes
+from .fleet import Fleet
 from .heart import Beats, Pulse
 from .messages import NodeLost
 from .node import Run
+from .nodes import Links, Nodes
 from .settings import NodeSettings
 from .spark_gate import Gate, Ticket, listening_in, member_url, open_gate, port_of
 from .spark_job import SparkJob, room

@@ -13,8 +13,8 @@ from levada.actors.authentication import Credentials, Refused
 from levada.framework import Identity
 
 from .certificates import Carrier, carrier_settings, node_id_of
-from .fleet import Nodes
 from .messages import MemberState
+from .nodes import Nodes
 from .spark_gate import listening_in, member_url
 
 __all__ = ["SparkLinks"]
