@@ -1,19 +1,22 @@
 """A driver of nodes under Spark that kills them: a program, started by ``test_nodes_cluster.py``.
 
-    nodes_trial.py MASTER COUNT SETTINGS STEP...
+    nodes_trial.py MASTER COUNT CORES SETTINGS STEP...
 
-SETTINGS are Spark's, as JSON. Steps: ``worker``, ``term``, ``stop``, ``daemon``, ``executor`` do that to the process of the first node, to its
-parent and so on, and wait until all nodes are up again; ``kill:PID`` does it to another process; ``random:N:SEED`` does N of the first five to
-random nodes; ``restart`` is a rolling restart, ``query`` an ordinary job of Spark, ``drain`` drains the last node. ``wait`` waits to be killed.
+CORES are those of a node, 0 for the default; SETTINGS are Spark's, as JSON. Steps: ``worker``, ``term``, ``stop``, ``daemon``, ``executor`` do that
+to the process of the first node, to its parent and so on, and wait until all nodes are up again; ``kill:PID`` does it to another process;
+``random:N:SEED`` does N of the first five to random nodes; ``restart`` is a rolling restart, ``query`` an ordinary job of Spark, ``drain`` drains the
+last node; ``secrets`` tells the random values that were made so far. ``wait`` waits to be killed.
 Prints a JSON object for each step when it is done.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
 import random
+import secrets
 import signal
 import sys
 import time
@@ -34,6 +37,19 @@ LIMIT = 240.0
 """Seconds for all nodes to be up again; a session takes up to 100 to start on a busy machine."""
 PARENTS = {"worker": 0, "term": 0, "stop": 0, "daemon": 1, "executor": 2}
 SIGNALS = {"term": signal.SIGTERM, "stop": signal.SIGSTOP}
+
+
+MADE: list[str] = []
+"""All random values of this process, in hexadecimal."""
+
+
+def recorded(make: Any) -> Any:
+    def record(count: int) -> Any:
+        made = make(count)
+        MADE.append(made if isinstance(made, str) else made.hex())
+        return made
+
+    return record
 
 
 def say(**what: Any) -> None:
@@ -78,8 +94,7 @@ class Trial:
 
     async def settled(self) -> None:
         """Wait until all nodes are up and answer, and nothing else of them is left."""
-        from node_app import Where
-
+        where = importlib.import_module("node_app").Where  # shipped
         with trio.fail_after(LIMIT):
             while True:
                 await trio.sleep(0.1)
@@ -89,7 +104,7 @@ class Trial:
                 try:
                     for member in members:
                         counter = await self.nodes.lookup("counter", on=member.name)
-                        assert await counter.ask(Where(), timeout=5) == member.pid
+                        assert await counter.ask(where(), timeout=5) == member.pid
                 except LevadaError:
                     continue
                 return
@@ -132,6 +147,9 @@ class Trial:
             assert await trio.to_thread.run_sync(lambda: self.spark.range(1000).count()) == 1000
         elif word == "drain":
             await self.nodes.drain(self.nodes.members[-1].name)
+        elif word == "secrets":
+            say(step="secrets", secrets=MADE)
+            return
         elif word == "wait":
             say(step="wait", pids=sorted(self.living()), gateway=gateway())
             await trio.sleep_forever()
@@ -148,13 +166,13 @@ def gateway() -> int:
     return next(int(child) for child in children if "java" in Path(f"/proc/{child}/cmdline").read_text())
 
 
-async def main(master: str, count: int, settings: dict[str, str], steps: list[str]) -> None:
+async def main(master: str, count: int, cores: int, settings: dict[str, str], steps: list[str]) -> None:
     spark = session(master=master, log_level="off", **settings)
     try:
         spark.sparkContext.addPyFile(str(Path(__file__).with_name("node_app.py")))
         async with ActorSystem("driver") as system:
             how = NodeSettings(start_timeout=LIMIT, silence=4.0, grace=5.0)
-            async with spark_nodes(system, spark, count, "node_app:app", settings=how) as nodes:
+            async with spark_nodes(system, spark, count, "node_app:app", settings=how, cores=cores or None) as nodes:
                 trial = Trial(spark, nodes)
                 for member in nodes.members:
                     trial.note(member, None)
@@ -173,4 +191,5 @@ async def main(master: str, count: int, settings: dict[str, str], steps: list[st
 
 if __name__ == "__main__":
     logging.getLogger("levada.framework.lifecycle").setLevel(logging.CRITICAL)  # nodes that were killed
-    trio.run(main, sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4:])
+    secrets.token_hex, secrets.token_bytes = recorded(secrets.token_hex), recorded(secrets.token_bytes)
+    trio.run(main, sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4]), sys.argv[5:])

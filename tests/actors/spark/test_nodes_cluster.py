@@ -35,7 +35,6 @@ LOOPBACK = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.executor.memory": "512m",
-    "spark.ui.enabled": "false",
 }
 GONE = 20.0
 """Seconds for all processes of a program that was killed to end."""
@@ -61,6 +60,8 @@ class Cluster:
             "PYTHONPATH": os.pathsep.join(filter(None, [str(TRIAL.parent), os.environ.get("PYTHONPATH")])),
         }
         self.started: list[subprocess.Popen[str]] = []
+        self.shown: set[str] = set()
+        """Command lines of all processes that were seen."""
 
     def start(self, *command: str, log: str) -> subprocess.Popen[str]:
         with (self.folder / log).open("w") as errors:
@@ -70,17 +71,23 @@ class Cluster:
         self.started.append(process)
         return process
 
-    def driver(self, master: str, count: int, settings: dict[str, Any], *steps: str) -> subprocess.Popen[str]:
-        return self.start(
-            sys.executable, str(TRIAL), master, str(count), json.dumps(LOOPBACK | settings), *steps, log="driver.log"
-        )
+    def driver(
+        self, master: str, count: int, settings: dict[str, Any], *steps: str, cores: int = 0
+    ) -> subprocess.Popen[str]:
+        numbers = str(count), str(cores), json.dumps(LOOPBACK | settings)
+        return self.start(sys.executable, str(TRIAL), master, *numbers, *steps, log="driver.log")
 
-    def trial(self, master: str, count: int, settings: dict[str, Any], *steps: str) -> list[dict[str, Any]]:
+    def trial(
+        self, master: str, count: int, settings: dict[str, Any], *steps: str, cores: int = 0
+    ) -> list[dict[str, Any]]:
         """Run a driver to its end, and return its steps."""
-        process = self.driver(master, count, settings, *steps)
+        process = self.driver(master, count, settings, *steps, cores=cores)
         assert process.stdout is not None
-        told = [json.loads(line) for line in process.stdout]
-        print("\n".join(map(str, told)))
+        told = []
+        for line in process.stdout:
+            told.append(json.loads(line))
+            print(line.strip()[:1000], flush=True)
+            self.shown.update(self.living().values())
         assert process.wait() == 0, (self.folder / "driver.log").read_text()[-4000:]
         assert [step["step"] for step in told[-1:]] == ["drained"]
         return told
@@ -92,7 +99,7 @@ class Cluster:
             try:
                 marked = f"{MARK}={self.mark}".encode() in (folder / "environ").read_bytes().split(b"\0")
                 if marked and (folder / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                    found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")[:300]
+                    found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
             except OSError:
                 pass  # it has ended meanwhile
         return found
@@ -156,27 +163,29 @@ def test_nodes_end_with_their_driver(cluster: Cluster, who: str) -> None:
     cluster.nothing_is_left()
 
 
-def test_forty_random_kills(cluster: Cluster) -> None:
+def test_twenty_random_kills_on_a_local_cluster(cluster: Cluster) -> None:
     seed = secrets.randbelow(1 << 32)
     print(f"seed {seed}")
     cluster.trial("local-cluster[2,3,1024]", 2, {"spark.task.maxFailures": "1"}, f"random:20:{seed}")
     cluster.nothing_is_left()
 
 
-SECRETS = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
-
-
 @pytest.fixture
-def standalone(cluster: Cluster) -> tuple[str, dict[str, str], subprocess.Popen[str], list[subprocess.Popen[str]]]:
-    """A master and two workers: the URL, the settings of applications, and the processes."""
-    secret = cluster.folder / "secret"
-    secret.touch(mode=0o600)
-    secret.write_text(secrets.token_hex(32))
-    settings = SECRETS | {"spark.authenticate.secret.file": str(secret)}
-    properties = cluster.folder / "spark.conf"
-    properties.write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
+def standalone(cluster: Cluster) -> tuple[str, subprocess.Popen[str], list[subprocess.Popen[str]]]:
+    """A master and two workers, with encryption: the URL and the processes."""
+    folder = cluster.folder / "conf"
+    folder.mkdir()
+    (cluster.folder / "events").mkdir()
+    defaults = folder / "spark-defaults.conf"
+    defaults.touch(mode=0o600)
+    defaults.write_text(
+        f"spark.authenticate true\nspark.authenticate.secret {secrets.token_hex(32)}\nspark.network.crypto.enabled true\n"
+        "spark.executor.cores 3\nspark.task.maxFailures 1\n"
+        f"spark.eventLog.enabled true\nspark.eventLog.dir file:{cluster.folder / 'events'}\n"
+    )
+    cluster.environment["SPARK_CONF_DIR"] = str(folder)
     run = str(cluster.home / "bin" / "spark-class")
-    place = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0", "--properties-file", str(properties))
+    place = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
     master = cluster.start(run, "org.apache.spark.deploy.master.Master", *place, log="master.log")
     url = said(cluster.folder / "master.log", r"Starting Spark master at (spark://\S+)")
     workers = [
@@ -188,7 +197,7 @@ def standalone(cluster: Cluster) -> tuple[str, dict[str, str], subprocess.Popen[
     ]  # fmt: skip
     for n in range(2):
         said(cluster.folder / f"worker{n}.log", "(Successfully registered)")
-    return url, settings | {"spark.executor.cores": "3"}, master, workers
+    return url, master, workers
 
 
 def said(log: Path, pattern: str) -> str:
@@ -203,12 +212,44 @@ def said(log: Path, pattern: str) -> str:
 
 def test_on_a_standalone_cluster_every_kind_of_process_is_killed(cluster: Cluster, standalone: Any) -> None:
     """And no secret is in Spark's logs, event logs or command lines."""
-    url, settings, master, workers = standalone
-    events = cluster.folder / "events"
-    events.mkdir()
-    logged = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": f"file:{events}"}
-    told = cluster.trial(
-        url, 2, settings | logged, *EVERY[:-2], f"kill:{workers[0].pid}", f"kill:{master.pid}", "worker", "drain"
+    url, master, workers = standalone
+    steps = (
+        "query",
+        "worker",
+        "daemon",
+        "executor",
+        "restart",
+        f"kill:{workers[0].pid}",
+        f"kill:{master.pid}",
+        "worker",
     )
-    assert told[0]["hosts"] == 2
+    told = cluster.trial(url, 2, {}, *steps, "secrets", cores=1)  # so that one worker has room for both
+    cluster.nothing_is_left(*(process.pid for process in (master, *workers)))
+    made = told[-2]["secrets"]
+    assert len(made) > 10
+    texts = {str(path): path.read_bytes() for path in cluster.folder.rglob("*") if is_log(path)}
+    assert any("events" in path for path in texts)
+    assert any(path.endswith("stderr") and b"n0: the app begins" in text for path, text in texts.items())
+    assert any("org.apache.spark.executor" in line for line in cluster.shown)
+    texts["command lines"] = "\n".join(cluster.shown).encode()
+    # The last four bytes of a job's group are random, too, and no secret.
+    found = [
+        (path, value) for path, text in texts.items() for value in made if len(value) > 16 and value_in(value, text)
+    ]
+    assert found == []
+
+
+def is_log(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink() and path.suffix not in (".jar", ".py", ".pyc", ".conf")
+
+
+def value_in(value: str, text: bytes) -> bool:
+    return value.encode() in text or bytes.fromhex(value) in text
+
+
+def test_twenty_random_kills_on_a_standalone_cluster(cluster: Cluster, standalone: Any) -> None:
+    seed = secrets.randbelow(1 << 32)
+    print(f"seed {seed}")
+    url, master, workers = standalone
+    cluster.trial(url, 2, {}, f"random:20:{seed}")
     cluster.nothing_is_left(*(process.pid for process in (master, *workers)))
