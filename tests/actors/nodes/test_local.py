@@ -239,3 +239,14 @@ async def test_what_cannot_be_a_node_is_refused_at_the_call() -> None:
                     pass
         with pytest.raises(ConfigurationError, match="has no nodes, and is none"):
             nodes_of(ActorSystem())
+
+
+class Unknown(Counter):
+    """In a module that no node imports."""
+
+
+async def test_a_class_that_the_node_has_not_imported_is_an_error_of_the_caller() -> None:
+    async with ActorSystem() as system, local_nodes(system, 1, app) as nodes:
+        with pytest.raises(ConfigurationError, match=r"n0: .*:Unknown is not imported in this node: let the module of"):
+            await nodes.spawn(Unknown)
+        assert await (await nodes.spawn(Counter)).ask(Add(1)) == 1
