@@ -148,7 +148,8 @@ class ActorSystem:
         self.observe = Observer(self, slow_handler)
         self._strict = strict
         self._thread_inbox = thread_inbox
-        self._shutdown = shutdown
+        self.shutdown = shutdown
+        """Seconds for each phase of the end, until it begins."""
         self._clock = _clock
         self._dead_letters = DeadLetters(self.events)
         self.log_unhandled = RateLimitedLog("unhandled message")
@@ -262,7 +263,7 @@ class ActorSystem:
         for phase in PHASES:
             self._phase = phase
             logger.debug("%s: %s", self.name, phase, extra={"event": "phase"})
-            with trio.move_on_after(self._shutdown) as scope:
+            with trio.move_on_after(self.shutdown) as scope:
                 async with trio.open_nursery() as nursery:
                     for function in list(self._phase_calls[phase].values()):
                         nursery.start_soon(self._call_in_phase, phase, function)
@@ -271,7 +272,7 @@ class ActorSystem:
                         await self._root_gone.wait()
             if scope.cancelled_caught:
                 what = "%s: %s took longer than %g s"
-                logger.warning(what, self.name, phase, self._shutdown, extra={"event": "phase_late"})
+                logger.warning(what, self.name, phase, self.shutdown, extra={"event": "phase_late"})
 
     async def _call_in_phase(self, phase: Phase, function: Callable[[], Awaitable[object]]) -> None:
         try:

@@ -175,7 +175,7 @@ class _Body:
             raise ConnectionLost("the driver has not answered") from error
         if isinstance(welcome, Refused):
             return NodeLost(f"refused by the driver: {welcome.text}")
-        system.name = welcome.name
+        system.name, system.shutdown = welcome.name, welcome.grace
         self.grace = welcome.grace
         side.welcomed(welcome)
         try:
