@@ -3,9 +3,8 @@
 The rules of this file:
 
 * One task reads for the whole life of a connection. It gives the core what has come, and calls the streams directly.
-* What the events of one batch cause is written together, at the end of the batch. The application's first call after a batch writes at
-  once, without a switch of tasks: it may be all that there is, an answer or a request. Calls after it, until something comes, are
-  joined by a second task, the writer.
+* What the events of one batch cause is written together, at the end of the batch. A call of the application outside of a batch
+  writes at once, without a switch of tasks. Calls that follow within `_JOIN_WITHIN` seconds are joined by a second task, the writer.
 * The core is asked for output only while the carrier below holds little: what the kernel has cannot be overtaken (QX-33). While the
   carrier is full, the writer waits for it. Reading goes on meanwhile (QX-31).
 * The application learns of the end as soon as the core knows it. Then the reader says goodbye to the transport, within
@@ -18,6 +17,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
+from time import perf_counter
 from types import TracebackType
 from typing import Any, ClassVar, Final
 
@@ -38,6 +38,8 @@ __all__ = ["QmuxConnection"]
 
 logger = logging.getLogger("levada.transports.qmux")
 
+_JOIN_WITHIN: Final = 50e-6
+"""Seconds between two writes without the writer; see `levada.transports.carriers.streams`."""
 _SHALLOW: Final = 128 * 1024
 """Bytes in the carrier below from which on the core is asked for no more: one stream moves 520 MB/s, 400 with half of it. Source: QX-33."""
 
@@ -72,7 +74,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
 
         self._in_batch = False  # output goes out at the end of the batch
         self._due = False  # output goes out with the writer's next turn
-        self._wrote = False  # a call has written since something came
+        self._written_at = 0.0
         self._reading = trio.CancelScope()
         self._writing = trio.CancelScope()
         self._has_writer = False
@@ -394,11 +396,12 @@ class QmuxConnection(StreamConnection[QmuxStream]):
             self._write_soon()
 
     def _write_soon(self) -> None:
-        if self._wrote:
-            self._write_later()
-        else:
-            self._wrote = True
+        now = perf_counter()
+        if now - self._written_at >= _JOIN_WITHIN:
+            self._written_at = now
             self._write()
+        else:
+            self._write_later()
 
     def _write_later(self) -> None:
         self._due = True
@@ -444,6 +447,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
                     await self._below.flush()
                     await trio.lowlevel.checkpoint()  # the carrier below may take everything at once
                     self._due = False
+                    self._written_at = perf_counter()
                     self._write()
         except CarrierError as error:
             self._lose(error.detail)
@@ -519,7 +523,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
         finally:
             self._in_batch = False
         if self._reason is None:
-            self._wrote = False
             if self.core.has_output:
+                self._written_at = perf_counter()
                 self._write()
             self._set_timer()
