@@ -339,6 +339,24 @@ async def test_a_singleton_moves_with_its_name_and_never_runs_twice(autojump_clo
 # ---------------------------------------------------------------- models
 
 
+@pytest.mark.parametrize("routing", [pull, round_robin])
+async def test_a_rolling_restart_loses_no_job(autojump_clock: MockClock, routing: Any) -> None:
+    """The actors of a node that drains leave their groups before they end."""
+    async with fleet(2) as f, trio.open_nursery() as nursery:
+        letters: list[tuple[Any, str]] = []
+        f.driver.events.subscribe(DeadLetter, f.driver.spawn(Letters, letters))
+        router: Any = f.driver.spawn(group("toil", routing=routing()))
+        await settle()
+        nursery.start_soon(f.nodes.restart)
+        for number in range(40):
+            router.tell(Job(number))
+            await trio.sleep(0.15)
+        await trio.sleep(30)
+        assert sorted(sharing_app.BEGUN) == list(range(40))
+        assert [why for m, why in letters if isinstance(m, Job)] == []
+        assert [member.restarts for member in f.nodes.members] == [1, 1]
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize("seed", range(12))
 async def test_jobs_for_workers_on_nodes_are_done_once_or_said_to_be_lost(

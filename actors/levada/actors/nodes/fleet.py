@@ -273,10 +273,12 @@ class Fleet(Nodes):
                     self.cut(place.run)
 
     def _share(self, member: Member, reason: Reason | None) -> None:
-        """Share groups and names with a node from its hello to its end."""
+        """Share groups and names with a node from its hello to its end; its actors are members until it drains."""
         place = self._places.get(member.name)
         if member.state is MemberState.DOWN:
             self.sharing.end(member.node_id)
+        elif member.state is MemberState.DRAINING:
+            self.sharing.dismiss(member.node_id)
         elif member.state is MemberState.STARTING and place is not None and place.control is not None:
             self.sharing.begin(member.node_id, place.control)
 

@@ -197,6 +197,11 @@ class Sharing:
         if relay is not None:
             relay.ref.stop(now=True)
 
+    def dismiss(self, node_id: bytes) -> None:
+        """Let all members of a node leave, because it is about to end. In the driver: it tells the others."""
+        for key in [key for key in self._others if key[1][0] == node_id]:
+            self._take_membership(*key, None)
+
     def take(self, shared: Shared) -> None:
         """Take the news of another process."""
         for news in shared.news:
