@@ -35,7 +35,7 @@ WINDOW = 8
 WORKLOADS = (
     Workload(key="append", title=f"append, Arrow batches of {BATCH:,}, each row", n=2_000_000, budget=20),
     Workload(key="messages", title=f"append, {MESSAGES:,} messages an ask, each", n=300_000, budget=20),
-    Workload(key="single", title="append, one message an ask, 256 in flight", n=10_000),
+    Workload(key="single", title="append, one message an ask, 256 in flight", n=10_000, budget=320),
     Workload(key="read", title=f"read to Arrow, blocks of {BATCH:,}, first time", n=2_000_000, budget=2),
     Workload(key="again", title="read to Arrow, checked before", n=2_000_000, budget=2),
     Workload(key="ask", title="read through the actor, 4 MB an ask", n=2_000_000),

@@ -19,9 +19,12 @@ from levada.actors.journal import (  # noqa: E402
     Appended,
     AwaitRows,
     Fenced,
+    FindCommand,
     GetExtent,
     Journal,
     JournalConfig,
+    Keyed,
+    ReadEntity,
     ReadRows,
     Rows,
     SchemaMismatch,
@@ -89,6 +92,69 @@ async def test_messages_and_streams_are_appended_and_read(journal: Ref[Any]) -> 
     assert await read(journal, 0) == []
     extent = await journal.ask(GetExtent())
     assert (extent.first, extent.end) == ({0: 0, 1: 0}, {0: 0, 1: 5})
+
+
+@message("remote.Event")
+class Event:
+    entity: str
+    command: str
+    number: int
+
+
+@pytest.fixture
+async def keyed(tmp_path: Path) -> AsyncIterator[Ref[Any]]:
+    """The ref of a journal with keys in another system."""
+    config = JournalConfig(keyed=Keyed(entity="entity", command="command"))
+    async with ActorSystem("there", ask_timeout=None) as there, ActorSystem("here", ask_timeout=None) as here:
+        there.registry.register(
+            "log", there.spawn(partial(Journal, tmp_path, Event, config=config), mailbox=bounded(64))
+        )
+        async with (
+            serve(there, "aqueduct+memory://keeper", nobody, Any, expose={"log"}) as listener,
+            connect(here, listener.url, object) as peer,
+        ):
+            yield await peer.lookup("log", object)
+
+
+async def test_entities_and_commands(keyed: Ref[Any]) -> None:
+    events = [Event("anna", "c1", 1), Event("ben", "c1", 2), Event("anna", "c2", 3)]
+    assert await keyed.ask(Append(events, partition=0, at=0)) == Appended(0, 0, 3)
+    assert await keyed.ask(Append(events[:2], partition=0, at=0)) == Appended(0, 0, 0, repeated=2)
+    found = await keyed.ask(ReadEntity("anna"))
+    assert (found.count, found.next) == (2, None)
+    assert found.batch().select(["offset", "number"]).to_pylist() == [
+        {"offset": 0, "number": 1},
+        {"offset": 2, "number": 3},
+    ]
+    taken = await keyed.ask(FindCommand(0, "c1"))
+    assert taken.batch().column("number").to_pylist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("question", "kind"),
+    [
+        (Append([Event("anna", "c1", 9)], partition=0), "CommandReused"),
+        (Append([Event("a", "x", 1), Event("a", "y", 1), Event("a", "x", 1)]), "JournalError"),
+        (ReadEntity("anna", partition=-1), "JournalError"),
+        (ReadEntity("anna", partition=1 << 60), "JournalError"),
+        (FindCommand(5, "c1"), "JournalError"),
+    ],
+    ids=repr,
+)
+async def test_bad_keys_are_their_askers_error(keyed: Ref[Any], question: Any, kind: str) -> None:
+    await keyed.ask(Append([Event("anna", "c1", 1)]))
+    with pytest.raises(ActorError) as failed:
+        await keyed.ask(question)
+    assert isinstance(failed.value.__cause__, RemoteFailure)
+    assert failed.value.__cause__.kind == kind
+    assert (await keyed.ask(ReadEntity(b"anna\xff", start=-7))).count == 0
+    assert (await keyed.ask(FindCommand(0, b"c1"))).count == 1
+    assert (await keyed.ask(GetExtent())).end == {0: 1}
+
+
+async def test_a_journal_without_keys_says_so(journal: Ref[Any]) -> None:
+    with pytest.raises(ActorError, match=r"open it with Keyed\(entity=\)"):
+        await journal.ask(ReadEntity("anna"))
 
 
 async def test_waiting_for_rows(journal: Ref[Any]) -> None:

@@ -111,7 +111,7 @@ class Keys:
     def places(self, entity: str | bytes, start: int = 0) -> Iterator[int]:
         """Yield the offsets of the rows that may be of an entity, from `start` on; the same hash may be another entity's."""
         key = _hash(entity)
-        for first, index in self._indexes():
+        for first, index in self._indexes(start):
             for place in index.rows_of(key):
                 if first + place >= start:
                     yield first + place
