@@ -387,7 +387,8 @@ async def test_jobs_for_workers_on_nodes_are_done_once_or_said_to_be_lost(
         assert router.depth() == 0
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.ci) for seed in range(1, 25))])
+@pytest.mark.ci
+@pytest.mark.parametrize("seed", range(25))
 async def test_in_any_trouble_all_members_agree_in_the_end(
     autojump_clock: MockClock, seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
