@@ -210,6 +210,7 @@ async def test_consistent_hash_keeps_a_key_with_one_routee(system: ActorSystem) 
     assert len(set(places.values())) == 5
 
 
+@pytest.mark.ci
 @given(keys=st.sets(st.text(max_size=8), min_size=60, max_size=100), before=st.integers(1, 6), after=st.integers(1, 6))
 def test_consistent_hash_moves_no_more_keys_than_it_must(keys: set[str], before: int, after: int) -> None:
     async def main() -> tuple[dict[str, str], dict[str, str]]:

@@ -182,6 +182,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR, "levada")
 
 
+@pytest.mark.ci
 @pytest.mark.rule("I-5", "I-13")
 @pytest.mark.usefixtures("quiet")
 async def test_i5_i13_nothing_leaks(autojump_clock: MockClock, pytestconfig: pytest.Config) -> None:

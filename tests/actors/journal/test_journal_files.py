@@ -227,6 +227,7 @@ def answer_none(directory: Path) -> None:
     shutil.copy(directory / "ends-of-none", directory / "ends")
 
 
+@pytest.mark.ci
 def test_a_tail_torn_at_any_octet_is_cut_to_the_last_whole_block(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

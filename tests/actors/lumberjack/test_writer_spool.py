@@ -223,6 +223,7 @@ def test_files_that_are_gone_or_cut_off_are_logged(
         assert opened(config, caplog) == (there, []), "the end is that of what is left now"
 
 
+@pytest.mark.ci
 def test_no_changed_byte_loses_an_event_in_silence(
     tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -106,6 +106,7 @@ async def test_parts_of_a_connection_are_its_children(start: Start) -> None:
             assert all(child.path.startswith(end.ref.path + "/") for child in end.children)
 
 
+@pytest.mark.ci
 async def test_few_actors_are_left_after_many_operations(start: Start) -> None:
     """What is at rest is bounded, and bursts above that end their actors."""
     async with start({100: nothing, 101: echo}, carrier=MemoryConfig(shape="connection", max_streams_bidi=600)) as ends:

@@ -151,6 +151,7 @@ async def waiting(ends: Ends, attack: Callable[[], Awaitable[None]]) -> float:
     return waited
 
 
+@pytest.mark.timeout(300)  # CPU time decides
 @pytest.mark.parametrize(("worst", "peak", "seconds"), WORST, ids=[case[0].__name__ for case in WORST])
 async def test_what_the_worst_operations_cost(
     start: Start, worst: Callable[[Attacker], Awaitable[None]], peak: int, seconds: float

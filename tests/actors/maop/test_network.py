@@ -339,6 +339,7 @@ async def many(count: int) -> float:
     return octets / count / 1000
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("count", [2_000, pytest.param(50_000, marks=[pytest.mark.release, pytest.mark.timeout(600)])])
 async def test_many_operations_at_once_take_bounded_memory(count: int) -> None:
     megabytes = await many(count)

@@ -75,6 +75,7 @@ async def test_cancels_and_requests_are_read_while_many_produce() -> None:
         assert listener.peers[0].statistics().open_streams == 0
 
 
+@pytest.mark.ci
 async def test_a_burst_that_cancels_itself() -> None:
     """Requests, CANCELs and the echo in one write."""
     async with (

@@ -813,6 +813,7 @@ async def conversation(memory: MemoryConfig) -> tuple[list[bytes], list[bytes], 
     return got[0], got[1], near.link.octets
 
 
+@pytest.mark.ci
 async def test_loss_at_every_octet(autojump_clock: MockClock) -> None:
     """Wherever the connection is cut, each end sees a loss and has received a beginning of what was sent."""
     wanted = [b"short", b"m" * 200]

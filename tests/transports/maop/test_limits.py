@@ -111,6 +111,7 @@ def test_ma6_ma95_cutting_changes_nothing(seed: int) -> None:
         assert results[0][4] == results[1][4]
 
 
+@pytest.mark.ci
 @pytest.mark.rule("MA-115")
 def test_ma115_a_long_connection_keeps_nothing() -> None:
     """8,000 operations and as many refusals later nothing is left of them."""
@@ -139,6 +140,7 @@ def test_ma115_a_long_connection_keeps_nothing() -> None:
     assert len(core.unacked) <= 1001
 
 
+@pytest.mark.ci
 @pytest.mark.rule("MA-131a")
 def test_ma131a_many_operations_at_once() -> None:
     """20,000 in flight on one connection, each within 2 kB, and all of them complete."""

@@ -104,6 +104,7 @@ async def test_a_bottleneck_that_reorders_is_filled(lab: Any, autojump_clock: Mo
     assert await transfer(lab, net) < 3.8
 
 
+@pytest.mark.ci
 async def test_a_packet_that_a_thousand_others_overtake_is_taken(lab: Any, autojump_clock: MockClock) -> None:
     """A receiver that takes it for a duplicate makes the sender lose it for good."""
     net = SimNet(1)
