@@ -221,7 +221,6 @@ async def talks(system: ActorSystem) -> AsyncIterator[None]:
 
 async def mute(system: ActorSystem) -> AsyncIterator[None]:
     """An app that is never ready."""
-    print("waiting for the database", file=sys.stderr)
     await trio.sleep_forever()
     yield
 

@@ -95,6 +95,14 @@ async def test_a_node_that_says_the_wrong_thing_is_an_error_of_the_block(
                 pass
 
 
+async def test_an_app_that_is_never_ready_is_an_error_of_the_block(autojump_clock: MockClock) -> None:
+    async with ActorSystem() as system:
+        text = r"n0 did not say that its app is ready within 5 s \(NodeSettings.start_timeout\)$"
+        with pytest.raises(NodeLost, match=text):
+            async with nodes_here(system, 1, "tests.actors.nodes.apps:mute"):
+                pass
+
+
 async def test_a_process_that_cannot_be_started_is_an_error_of_the_block(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:

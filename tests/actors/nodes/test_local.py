@@ -17,7 +17,7 @@ from levada.actors.nodes import NodeDown, NodeLost, NodeSettings, NodeUp, local_
 from levada.framework import ActorSystem, Failed, Lost
 from levada.framework.errors import ConfigurationError
 
-from .apps import Add, Counter, Facts, Reporter, Where, app, forks, mute, talks
+from .apps import Add, Counter, Facts, Reporter, Where, app, forks, talks
 from .processes import ROOT, driver, gone, is_alive, processes_of
 
 pytestmark = pytest.mark.ci
@@ -132,16 +132,6 @@ async def test_lines_of_a_node_are_logged_whole_with_its_name(caplog: pytest.Log
     assert ("INFO", "n0: no end of line") in seen
     (long,) = [text for _, text in seen if "xxx" in text]
     assert long.endswith("x (83616 bytes more)")
-
-
-async def test_an_app_that_is_never_ready_is_an_error_that_says_what_it_wrote() -> None:
-    async with ActorSystem() as system:
-        settings = NodeSettings(start_timeout=2.5)
-        with pytest.raises(
-            NodeLost, match=r"n0 did not say that its app is ready within 2.5 s .*: waiting for the database"
-        ):
-            async with local_nodes(system, 1, mute, settings=settings):
-                pass
 
 
 async def test_a_program_that_ends_before_its_hello_is_an_error_with_its_last_lines(
