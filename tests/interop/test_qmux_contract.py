@@ -67,15 +67,22 @@ async def test_levada_interop_qmux(carrier: str, certificates: SelfSigned, tmp_p
         )
         assert process.stdin is not None
         assert process.stdout is not None
-        with trio.fail_after(PATIENCE):
-            word, host, port, said = (await process.stdout.receive_some()).split()
-            assert (word, said) == (b"LISTENING", carrier.encode())
-            where = host.decode() if carrier == "unix" else f"{host.decode()}:{port.decode()}"
-            async with dial(f"qmux+{carrier}://{where}", trusting(carrier, certificates, "qmux-02.interop")) as client:
-                stream = await client.open_stream()
-                stream.send_nowait(b"!send 3\n", fin=True)
-                assert await stream.receive_some() == bytes(range(3))
-            await process.stdin.aclose()
-            assert await process.wait() == 0
-            await process.stdout.aclose()
+        try:
+            with trio.fail_after(PATIENCE):
+                word, host, port, said = (await process.stdout.receive_some()).split()
+                assert (word, said) == (b"LISTENING", carrier.encode())
+                where = host.decode() if carrier == "unix" else f"{host.decode()}:{port.decode()}"
+                async with dial(
+                    f"qmux+{carrier}://{where}", trusting(carrier, certificates, "qmux-02.interop")
+                ) as client:
+                    stream = await client.open_stream()
+                    stream.send_nowait(b"!send 3\n", fin=True)
+                    assert await stream.receive_some() == bytes(range(3))
+                await process.stdin.aclose()
+                assert await process.wait() == 0
+        finally:
+            process.kill()
+            with trio.CancelScope(shield=True):
+                await process.wait()
+                await process.stdout.aclose()
     assert (tmp_path / "errors").read_bytes() == b""

@@ -255,6 +255,22 @@ async def test_text_is_taken_if_wanted() -> None:
     assert await websocket.receive() == "grüß dich".encode()
 
 
+async def test_a_mistake_can_be_left_to_the_application() -> None:
+    """It is told at once, also if messages came before; nothing goes out but its own goodbye."""
+    websocket, far = await against(client=False, config=attrs.evolve(QUIET, leave_faults=True))
+    await far.send(BytesMessage(data=b"fine"), Message(data="text"))
+    assert await websocket.receive() == b"fine"
+    for _ in range(2):
+        with pytest.raises(ConnectionLost) as lost:
+            await websocket.receive()
+        assert lost.value.code == 1003
+    await websocket.send(b"goodbye")
+    assert await far.events() == [BytesMessage(data=b"goodbye")]
+    async with in_background(websocket.aclose):
+        assert await far.events() == [CloseConnection(code=1000, reason="")]
+        await far.send(CloseConnection(code=1000))
+
+
 async def test_fragments_with_a_ping_between_them() -> None:
     websocket, far = await against(client=False)
     await far.send(BytesMessage(data=b"one ", message_finished=False), Ping(b"now"), BytesMessage(data=b"two"))
