@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pty
@@ -24,6 +25,7 @@ from levada.actors.cli import demo
 for needed in demo.NEEDED:
     pytest.importorskip(needed)
 
+from levada.actors.demo import ingest  # noqa: E402
 from levada.actors.demo.engine import descendants  # noqa: E402
 from levada.actors.demo.ingest import unpack  # noqa: E402
 from levada.actors.demo.known import KNOWN  # noqa: E402
@@ -261,3 +263,92 @@ def test_what_is_known_adds_up() -> None:
     lines = KNOWN["access", "lines"][""]
     assert sum(KNOWN["access", "day"].values()) == lines
     assert sum(KNOWN["access", "status"].values()) + sum(KNOWN["access", "damaged"].values()) == lines
+
+
+ONE = 10_000
+"""Lines of the demo's access log."""
+
+
+def repeated(folder: Path, times: int) -> Path:
+    """The access log, so many times."""
+    one = unpack(folder / "logs")[0].read_bytes()
+    path = folder / "long.log"
+    with path.open("wb") as file:
+        for _ in range(times):
+            file.write(one)
+    return path
+
+
+def require_counts(result: dict[str, Any], times: int) -> None:
+    """Each line of the repeated log counts once."""
+    counts = result["counts"]["access"]
+    assert (counts["records"], counts["lines"]) == ({"": times * ONE}, {"": times * ONE})
+    for kind in ("status", "day"):
+        assert counts[kind] == {key: times * count for key, count in KNOWN["access", kind].items()}
+    # The damaged line of each copy, by its place in the file.
+    [where] = KNOWN["access", "damaged"]
+    place, fault = int(where.split()[1].rstrip(":")), where.partition(": ")[2]
+    size = len(gzip.decompress((Path(ingest.__file__).parent / "data" / "apache-access-2015.log.gz").read_bytes()))
+    assert counts["damaged"] == {f"octet {place + number * size}: {fault}": 1 for number in range(times)}
+
+
+def anonymous_memory(process: int) -> int:
+    """KiB that belong to the process alone."""
+    [line] = [line for line in Path(f"/proc/{process}/status").read_text().splitlines() if line.startswith("RssAnon:")]
+    return int(line.split()[1])
+
+
+@pytest.mark.timeout(3 * 3600)
+@pytest.mark.release
+def test_ten_million_lines(tmp_path: Path) -> None:
+    """Counts come while lines still do, no micro-batch is larger than allowed, memory stays the same, and each line counts once."""
+    times, limit = 1000, 200_000
+    log = repeated(tmp_path, times)
+    memory: list[tuple[int, int]] = []
+    early = 0
+    with started(tmp_path, "--json", "--batch-rows", str(limit), "--input", str(log)) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            said = re.search(r"([\d,]+) records shipped(?: \((\d+)%\))?, ([\d,]+) records counted", line)
+            if said is not None and process.poll() is None and "done" not in line:
+                shipped, counted = (int(said[number].replace(",", "")) for number in (1, 3))
+                memory.append((shipped, anonymous_memory(process.pid)))
+                early = max(early, counted if said[2] is not None and int(said[2]) < 90 else 0)
+        assert process.stdout is not None
+        result = json.loads(process.stdout.read())
+        assert process.wait() == 0
+    require_counts(result, times)
+    assert result["largest_batch"] <= limit
+    assert early > 0
+    # From the first million on: what grows until then is caches and the results that are kept for later clients.
+    half = [used for shipped, used in memory if ONE * times * 0.1 <= shipped < ONE * times * 0.5]
+    rest = [used for shipped, used in memory if shipped >= ONE * times * 0.5]
+    assert max(rest) < max(half) + 32 * 1024
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.release
+def test_each_line_counts_once_though_a_node_is_killed(tmp_path: Path) -> None:
+    times = 20
+    log = repeated(tmp_path, times)
+    with started(tmp_path, "--json", "--nodes", "2", "--rate", "8000", "--input", str(log)) as process:
+        assert process.stderr is not None
+        assert any(re.search(r": [1-9][\d,]* records shipped", line) for line in process.stderr)
+        [victim] = [each for each in descendants(process.pid) if "levada.actors.nodes\0n0" in command_of(each)]
+        os.kill(victim, signal.SIGKILL)
+        out, err = process.communicate(timeout=1000)
+        assert process.returncode == 0, err
+        family = descendants(process.pid)
+    result = json.loads(out)
+    require_counts(result, times)
+    assert set(result["lines_read"]) == {"n0", "n1"}
+    assert sum(result["lines_read"].values()) == times * ONE
+    assert family == []
+
+
+def command_of(process: int) -> str:
+    """The command line of a process; empty if it has ended."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_text()
+    except OSError:
+        return ""

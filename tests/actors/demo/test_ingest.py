@@ -44,12 +44,12 @@ def rows(lines: Lines) -> list[dict[str, Any]]:
 
 def test_lines_of_each_file_and_writer_go_apart_with_their_numbers() -> None:
     found = lines_of(unit(event(ACCESS, 4), event("b", 5), event("c", 6, file="/other"), event("d", 7), event("e")))
-    assert [(each.key, each.writer, each.numbers) for each in found] == [
-        ("web:/log", WRITER, [(4, 5), (5, 6), (7, 8)]),
-        ("web:/other", WRITER, [(6, 7)]),
-        ("web:/log", "", []),
+    assert [(each.host, each.file, each.writer, each.numbers) for each in found] == [
+        ("web", "/log", WRITER, [(4, 5), (5, 6), (7, 8)]),
+        ("web", "/other", WRITER, [(6, 7)]),
+        ("web", "/log", "", []),
     ]
-    assert rows(found[0])[0] == {"source": "access", "host": "web", "file": "/log", "offset": 17, "text": ACCESS}
+    assert rows(found[0])[0] == {"source": "access", "offset": 17, "text": ACCESS}
     assert [row["text"] for row in rows(found[0])] == [ACCESS, "b", "d"]
 
 
@@ -70,9 +70,8 @@ def test_what_a_shipper_sends_never_ends_the_way() -> None:
     [lines] = lines_of(unit(event(latin, offset="9" * 19), event("x", offset="-1"), event("y", offset="seven")))
     assert [(row["text"], row["offset"]) for row in rows(lines)] == [("caf\ufffd", 0), ("x", 0), ("y", 0)]
     [lines] = lines_of(unit({"message": "from a Beat", "host": {"name": "h"}, "offset": 3}))
-    assert rows(lines) == [
-        {"source": "other", "host": "192.0.2.7:5044", "file": "", "offset": 0, "text": "from a Beat"}
-    ]
+    assert (lines.host, lines.file) == ("192.0.2.7:5044", "")
+    assert rows(lines) == [{"source": "other", "offset": 0, "text": "from a Beat"}]
 
 
 def numbered(*numbers: int) -> Lines:
@@ -86,8 +85,9 @@ def opened(system: ActorSystem, folder: Path) -> Mailbox[LogLine]:
 
 
 async def texts(journal: Ref[Any]) -> list[str]:
-    blocks = await journal.ask(Read(0, 0))
-    return [row["text"] for block in blocks for row in block.batch().to_pylist()]
+    found = [row for block in await journal.ask(Read(0, 0)) for row in block.batch().to_pylist()]
+    assert {(row["host"], row["file"], row["source"], row["offset"]) for row in found} == {("web", "/log", "other", 17)}
+    return [row["text"] for row in found]
 
 
 async def test_a_line_that_comes_again_is_in_the_journal_once(tmp_path: Path) -> None:

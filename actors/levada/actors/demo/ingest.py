@@ -27,8 +27,9 @@ import attrs
 import pyarrow as pa
 import trio
 
+from levada.actors.journal import columns_of
 from levada.actors.journal.ipc import rows_of_stream
-from levada.actors.lumberjack import Deliver, HostConfig, Tail, TailConfig, connect, tail
+from levada.actors.lumberjack import Deliver, HostConfig, Tail, TailConfig, WriterConfig, connect, tail
 from levada.actors.spark.bridge import Mailbox
 from levada.framework import Actor, ActorSystem, handles
 from levada.framework.errors import ConfigurationError
@@ -44,6 +45,10 @@ LOGS = ("apache-access-2015.log", "linux-auth-2017.log", "kafka-controller-2016.
 """The demo's own logs."""
 EVENT = r"^\["
 """The beginning of an event, in a log whose events may have several lines."""
+WINDOW = 4096
+"""Lines that are sent, parsed and appended together: a quarter of the messages of the writer's default."""
+UNDER_WAY = 4 * WINDOW
+"""Lines of a file that are read and not acknowledged: two windows for each of two nodes."""
 WRITERS = 64
 """Writers whose numbers are known. One more, and the writer that was silent for longest is forgotten."""
 
@@ -76,9 +81,16 @@ class Intake(Actor[Lines]):
             new = known.new(m.numbers)
             rows = rows if all(new) else rows.filter(pa.array(new))
         if rows.num_rows:
-            await self.logs.append(rows, key=m.key)
+            await self.logs.append(_whole(rows, m), key=f"{m.host}:{m.file}")  # lines of a file stay in order
         known.add(m.numbers)
         self.read[m.node] += rows.num_rows
+
+
+def _whole(rows: pa.RecordBatch, m: Lines) -> pa.RecordBatch:
+    """Add the columns that are the same for all rows."""
+    host, file = (pa.repeat(text, rows.num_rows) for text in (m.host, m.file))
+    schema = columns_of(LogLine).schema
+    return pa.RecordBatch.from_arrays([rows["source"], host, file, rows["offset"], rows["text"]], schema=schema)
 
 
 @attrs.define
@@ -132,11 +144,13 @@ async def ship(system: ActorSystem, urls: Sequence[str], ca: Path, paths: Iterab
     async with AsyncExitStack() as stack:
         # A name that is in the certificate, whatever address the reader listens at.
         hosts = HostConfig(tls=TlsConfig(ca=ca, server_name="localhost"), several="balance")
-        writer = await stack.enter_async_context(connect(system, urls, hosts=hosts, stamp=True))
+        config = WriterConfig(window=WINDOW, max_bytes=4 << 20)
+        writer = await stack.enter_async_context(connect(system, urls, config=config, hosts=hosts, stamp=True))
         deliver = functools.partial(pace.deliver, writer.deliver)
         for path in paths:
-            config = TailConfig(once=True, multiline=EVENT if re.match(EVENT, _first_line(path)) else None)
-            pace.tails.append(await stack.enter_async_context(tail(system, [str(path)], deliver, config=config)))
+            begins = EVENT if re.match(EVENT, _first_line(path)) else None
+            follow = TailConfig(once=True, multiline=begins, max_lines=UNDER_WAY)
+            pace.tails.append(await stack.enter_async_context(tail(system, [str(path)], deliver, config=follow)))
         for followed in pace.tails:
             await followed.finished()
 

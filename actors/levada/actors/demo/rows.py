@@ -27,9 +27,10 @@ class Lines(Asks[None]):
     """Lines of one file, on their way to the journal; answered when they are on the disk."""
 
     rows: bytes
-    """Columns of `LogLine`, as an Arrow stream."""
-    key: str
-    """Chooses the partition of the journal: lines with the same key stay in order."""
+    """Columns ``source``, ``offset`` and ``text`` of `LogLine`, as an Arrow stream."""
+    host: str
+    """The same for all lines, as is the file."""
+    file: str
     writer: str
     """The shipper that has numbered these lines; empty: they have no numbers, and may come twice."""
     numbers: list[tuple[int, int]]
