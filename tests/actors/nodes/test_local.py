@@ -47,11 +47,16 @@ async def test_a_killed_child_process_is_replaced_and_nothing_is_left() -> None:
         assert [is_alive(pid) for pid in pids] == [False, False, False]
 
 
-async def test_nodes_end_at_once_when_their_driver_is_killed() -> None:
-    async with driver() as d:
-        pids = await d.ready()
-        os.kill(d.pid, signal.SIGKILL)
-        assert [await gone(pid, 2.0) for pid in pids] == [True, True]
+async def test_nodes_end_at_once_when_their_driver_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # a path that has room for sockets
+        monkeypatch.setenv("TMPDIR", folder)
+        async with driver() as d:
+            pids = await d.ready()
+            (name,) = os.listdir(folder)
+            assert len(os.listdir(f"{folder}/{name}")) == 3
+            os.kill(d.pid, signal.SIGKILL)
+            assert [await gone(pid, 5.0) for pid in pids] == [True, True]
+        assert os.listdir(folder) == []
 
 
 @pytest.mark.parametrize("app", ["stubborn", "deaf"])

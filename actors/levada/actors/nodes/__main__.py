@@ -58,6 +58,8 @@ class _Process:
         """End without draining; called in the heart's thread."""
         self._lost = reason
         exit_within(self._grace)
+        if self._folder and self._heart.is_alone:  # of the fleet's sockets, which nobody else can remove
+            shutil.rmtree(self._folder, ignore_errors=True)
         if self._token is not None:
             try:
                 self._token.run_sync_soon(self._life.cancel)
@@ -99,8 +101,6 @@ class _Process:
             code = 1
         if self._lost:
             log.warning("%s", self._lost)
-            if self._folder and self._heart.is_alone:  # of the fleet's sockets
-                shutil.rmtree(self._folder, ignore_errors=True)
             return ORPHANED
         return 1 if self._life.cancelled_caught else code
 

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 from urllib.parse import quote
@@ -133,12 +134,16 @@ class ChildProcesses:
 
     def listen_url(self, run: Run) -> str:
         """Return the URL where a node is to listen."""
-        return f"aqueduct+unix://{quote(self._folder)}/{run.index}.{run.number}"
+        return f"aqueduct+unix://{quote(self._folder)}/{self._file(run)}"
+
+    def _file(self, run: Run) -> str:
+        return f"{run.index}.{run.number}"
 
     @asynccontextmanager
     async def start(self, run: Run) -> AsyncIterator[Child]:
         """Start a process; see `Launcher.start`."""
         with ExitStack() as ours:
+            ours.callback(Path(self._folder, self._file(run)).unlink, missing_ok=True)  # if it was killed
             with ExitStack() as theirs:
                 link, heart = (_pair(ours, theirs) for _ in range(2))
                 output, errors = (_pipe(ours, theirs) for _ in range(2))
