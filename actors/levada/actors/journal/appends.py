@@ -142,8 +142,9 @@ class Appends:
             self._store.end(part.number)  # there must be such a partition
             part.counts = [0]
             return part
-        _, part.batch = self._store.prepare(part.number, self.batch_of(rows))
-        part.counts = [part.batch.num_rows] if len(each) == 1 else list(map(len, each))
+        _, batch = self._store.prepare(part.number, self.batch_of(rows))
+        part.batch = batch
+        part.counts = [batch.num_rows] if len(each) == 1 else list(map(len, each))
         return part
 
     def _write(self, parts: Sequence[_Part]) -> list[tuple[Job, Answer]]:

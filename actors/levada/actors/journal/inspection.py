@@ -13,11 +13,11 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 
 from .columns import Envelope, columns_of
 from .ends import Promise
@@ -32,6 +32,7 @@ from .segments import Segment
 __all__ = ["Finding", "Inspection", "inspect", "journals_in"]
 
 _BLOCKS = 4 << 20
+pc: Any = pyarrow.compute  # its functions are made when it is imported, so type checkers see none
 
 
 @attrs.frozen

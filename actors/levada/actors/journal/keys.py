@@ -31,7 +31,7 @@ from typing import Any
 
 import attrs
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 
 from levada.framework.errors import ConfigurationError
 
@@ -50,6 +50,7 @@ _MAGIC = b"levadaI1"
 _HEAD = struct.Struct("<8sII16sQQ8sII")
 _CRC = struct.Struct("<I4x")
 _BLOCKS = 4 << 20
+pc: Any = pyarrow.compute  # its functions are made when it is imported, so type checkers see none
 
 
 def check_keyed(keyed: Keyed, schema: pa.Schema) -> None:
