@@ -137,7 +137,7 @@ class Journal(
         ...         print(block.batch().column("value")[0])
         >>> with tempfile.TemporaryDirectory() as directory:
         ...     trio.run(main, directory)
-        Appended(partition=0, first=0, count=1)
+        Appended(partition=0, first=0, count=1, repeated=0)
         b'hello'
     """
 

@@ -15,7 +15,7 @@ Example:
     ...         print(await readings.append([Reading("north", 21.5)]))
     >>> with tempfile.TemporaryDirectory() as directory:
     ...     trio.run(main, directory)
-    Appended(partition=0, first=0, count=1)
+    Appended(partition=0, first=0, count=1, repeated=0)
 
 A Spark job then reads it by ``spark.readStream.format("mailbox").option("address", bridge.address).option("mailbox", "readings").load()``.
 
