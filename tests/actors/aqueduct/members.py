@@ -104,7 +104,7 @@ class Fleet:
             config = PeerConfig(fleet=refs, carrier=settings(self.scheme, None))
             clerk: Any = system.spawn(kind, name="clerk")
             system.registry.register("clerk", clerk)
-            async with serve(system, url, ignore, Any, expose={"clerk"}, config=config) as listener:
+            async with serve(system, url, ignore, Any, expose={"clerk", "post"}, config=config) as listener:
                 member = Member(name, system, refs, config, listener, clerk)
                 del clerk  # what the test does not hold, nobody does
                 task_status.started(member)
