@@ -6,6 +6,7 @@ import gc
 import logging
 import random
 import shutil
+import tarfile
 import tracemalloc
 from collections.abc import AsyncIterator
 from functools import partial
@@ -163,6 +164,34 @@ def test_retention_takes_the_index_along(tmp_path: Path) -> None:
         check(store)
         folder = tmp_path / "partition-0000"
         assert {path.stem for path in folder.glob("*.index")} < {path.stem for path in folder.glob("*.segment")}
+
+
+@message("keys.Kept")
+class Kept:
+    entity: str
+    command: str | None
+    number: int
+    text: str = ""
+
+
+def test_a_journal_of_format_2_is_read_with_its_indexes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """See data/README.md. No index is made anew."""
+    with tarfile.open(Path(__file__).parent / "data" / "journal-format-2.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    config = JournalConfig(partitions=2, keyed=KEYED, segment_bytes=8192, block_bytes=2048, retain_bytes=1 << 20)
+    columns = columns_of(Kept)
+    with Store.open(tmp_path / "format-2", columns.schema, config) as store:
+        rows = [row for number in (0, 1) for _, batch in store.batches(number, 0) for row in columns.decode(batch)]
+        kept = [Kept(f"e{n % 5}", f"c{n}", n, "x" * 50) for n in (*range(0, 100, 2), *range(1, 100, 2))]
+        assert rows == [*kept[:50], *(Kept("e0", None, n) for n in range(100, 103)), *kept[50:]]
+        found = [n for _, batch in store.rows_of("e3", partition=1) for n in batch.column("number").to_pylist()]
+        assert found == list(range(3, 100, 10))
+        taken = store.taken(1, "c7")
+        assert taken is not None
+        assert taken.first == 3
+        assert store.delivered("query", 1) is not None
+        assert store.groups() == {"readers": {0: 7, 1: 8}}
+    assert caplog.records == []
 
 
 # ---------------------------------------------------------------- damage
