@@ -233,6 +233,10 @@ class SparkTasks:
             group = f"levada-{self._task.driver.hex()[:8]}-{run.id}-{secrets.token_hex(4)}"
             task = attrs.evolve(self._task, run=run.id, token=ticket.token)
             job = SparkJob(self.context, group, f"levada node {run.name}", task, self.cores)
+            try:
+                await job.submit()
+            except ConfigurationError as error:
+                raise NodeLost(f"{run.name} cannot be started: {error}", node=run.name) from error
             process = TaskProcess(self, job, ticket, run.name)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(process.listen, self._pulse)

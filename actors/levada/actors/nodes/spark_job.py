@@ -16,6 +16,7 @@ from pyspark import InheritableThread, SparkContext
 from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
 from levada.actors.spark.causes import root_cause
+from levada.framework.errors import ConfigurationError
 from levada.transports.text import printable
 
 from .spark_settings import Room
@@ -46,7 +47,7 @@ def _cause(text: str) -> str:
 
 
 class SparkJob:
-    """A job of one task, which starts at once.
+    """A job of one task; `submit` starts it.
 
     Args:
         context: of the application.
@@ -67,7 +68,21 @@ class SparkJob:
         self._trio = trio.lowlevel.current_trio_token()
         self._over = trio.Event()
         self._error: str | None = None
-        InheritableThread(target=self._run, name=group, daemon=True).start()
+
+    async def submit(self) -> None:
+        """Start the job.
+
+        Raises:
+            ConfigurationError: Spark has stopped, or its Java has gone.
+
+        Cancellation:
+            the job may have been started.
+        """
+        thread = InheritableThread(target=self._run, name=self._group, daemon=True)
+        try:
+            await trio.to_thread.run_sync(thread.start, abandon_on_cancel=True)
+        except Exception as error:  # of Py4J, of the operating system, or an assertion of Spark's
+            raise ConfigurationError(f"Spark has stopped, or its Java has gone: {error}") from error
 
     @property
     def is_over(self) -> bool:
