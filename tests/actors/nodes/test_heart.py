@@ -5,7 +5,10 @@ from __future__ import annotations
 import queue
 import socket
 
-from levada.actors.nodes.heart import Heart, Pulse
+import pytest
+
+from levada.actors.nodes import NodeSettings
+from levada.actors.nodes.heart import LAST, MARGIN, Heart, Pulse
 
 
 def test_a_heart_notices_the_end_of_its_driver_at_once() -> None:
@@ -56,3 +59,9 @@ def test_a_heart_and_a_pulse_keep_each_other() -> None:
         assert max(with_heart) < 100
         assert lost.empty()
     assert lost.get(timeout=5) == "the driver has ended"
+
+
+@pytest.mark.parametrize("silence", [0.5, 4.0, 10.0, 120.0])
+def test_a_node_out_of_reach_has_ended_before_its_driver_starts_another(silence: float) -> None:
+    # It may notice one heartbeat late, and its process may take as long as it is given.
+    assert NodeSettings(silence=silence).beat + LAST < MARGIN

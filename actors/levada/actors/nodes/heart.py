@@ -19,10 +19,15 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["ORPHANED", "Beats", "Heart", "Pulse", "exit_within"]
+__all__ = ["LAST", "MARGIN", "ORPHANED", "Beats", "Heart", "Pulse", "exit_within"]
 
 ORPHANED: Final = 70
 """The exit code of a node that has lost its driver, and could not end in order in time."""
+MARGIN: Final = 5.0
+"""Seconds beyond `NodeSettings.silence` after which a node that is out of reach has surely ended: one heartbeat until it notices, which is
+1 second at most, and `LAST`."""
+LAST: Final = 3.0
+"""Seconds that the process of a node has at most when it has lost its driver and the driver cannot see it end."""
 _BEAT: Final = b"\0"
 _ENDED: Final = "the driver has ended"
 _FIRST_BEAT: Final = 1.0  # seconds, until `Heart.settle` says

@@ -37,7 +37,7 @@ from levada.framework.errors import ConfigurationError
 
 from .certificates import Authority, Carrier, MemberKey, carrier_settings
 from .fleet import Fleet
-from .heart import Beats, Pulse
+from .heart import MARGIN, Beats, Pulse
 from .messages import NodeLost
 from .node import Run
 from .nodes import Links, Nodes
@@ -52,12 +52,8 @@ __all__ = ["SparkTasks", "TaskProcess", "spark_nodes"]
 
 logger = logging.getLogger("levada.actors.nodes")
 
-MARGIN: Final = 5.0
-"""Seconds beyond `NodeSettings.silence` after which a node that is out of reach has surely ended its actors."""
 CANCELLED: Final = 10.0
 """Seconds for Spark to end a job that was cancelled; 0.5 at most in trials."""
-KILLED: Final = 6.0
-"""Seconds for Spark to kill the process of a cancelled task; 3.5 at most in trials."""
 
 _authorities: weakref.WeakKeyDictionary[Fleet, Authority] = weakref.WeakKeyDictionary()
 """One for each fleet, so that nodes of several blocks know each other. Written by `spark_nodes` alone."""
@@ -331,10 +327,10 @@ class TaskProcess:
         await self._job.cancel()
 
     async def gone(self, longest: float) -> None:
-        """Make sure that the process is gone.
+        """Make sure that the process is gone: its connection ends with it, which takes Spark 3.5 seconds at most in trials.
 
         Args:
-            longest: seconds after its last heartbeat after which a process that is out of reach has surely ended.
+            longest: seconds after the driver's last heartbeat after which a process that is out of reach has surely ended.
         """
         self.kill()
         with trio.move_on_after(CANCELLED) as scope:
@@ -343,7 +339,7 @@ class TaskProcess:
             logger.error("%s: Spark has not ended its job within %g s", self._name, CANCELLED)
         heart = self._ticket.heart
         if heart is not None:
-            with trio.move_on_after(max(KILLED, longest - self.silence)):
+            with trio.move_on_after(longest):
                 await _hung_up(heart)
         self._launcher.running.discard(self)
         if self._beats is not None:

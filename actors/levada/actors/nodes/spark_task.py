@@ -25,7 +25,7 @@ from levada.framework.errors import ChannelError, ConfigurationError, Connection
 
 from .body import run_node
 from .certificates import Carrier, MemberKey, carrier_settings
-from .heart import Heart, exit_within
+from .heart import LAST, Heart, exit_within
 from .messages import NodeLost, Welcome
 from .spark_gate import Certified, Certify, Refusal
 from .spark_links import SparkLinks
@@ -225,7 +225,7 @@ class _Process:
 
     def _cut_off(self, grace: float) -> None:
         self.is_alone = True
-        exit_within(grace)
+        exit_within(min(grace, LAST))
 
     async def _obey(self, signals: AsyncIterator[int], end: trio.Event) -> None:
         async for number in signals:
