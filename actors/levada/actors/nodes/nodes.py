@@ -10,6 +10,7 @@ import math
 import os
 import sys
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, ClassVar, Final, Protocol, TypeVar
@@ -124,7 +125,7 @@ def _own_sockets() -> unix.UnixConfig:
     return unix.UnixConfig(allowed_uids={os.getuid()} if sys.platform == "linux" else None)
 
 
-class Nodes:
+class Nodes(ABC):
     """The nodes of a fleet. `local_nodes` yields it; `nodes_of` finds it in the driver and in each node."""
 
     is_driver: ClassVar[bool] = False
@@ -228,6 +229,7 @@ class Nodes:
         """
         return self.directory.events()
 
+    @abstractmethod
     async def spawn(
         self,
         cls: Callable[..., Actor[T]],
@@ -259,8 +261,8 @@ class Nodes:
         Cancellation:
             the actor may have been started.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     async def register(self, name: str, ref: Ref[Any]) -> None:
         """Give an actor of any member a name of the fleet: a name in the driver's registry, which all members can look up.
 
@@ -273,15 +275,14 @@ class Nodes:
         Cancellation:
             the actor may have the name.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     async def unregister(self, name: str) -> None:
         """Free a name of the fleet; does nothing if no actor has it.
 
         Cancellation:
             the name may be free.
         """
-        raise NotImplementedError
 
     async def lookup(
         self, name: str, *, on: str | int | None = None, timeout: float | None = DEFAULT_TIMEOUT
@@ -310,9 +311,11 @@ class Nodes:
             )
         return ref
 
+    @abstractmethod
     async def _lookup_on(self, name: str, on: str | int) -> Ref[Any]:
-        raise NotImplementedError
+        """Find an actor in the registry of a node."""
 
+    @abstractmethod
     async def drain(self, name: str) -> None:
         """End a node in order: its app ends, open work has `NodeSettings.grace` seconds. It is not started again.
 
@@ -322,8 +325,8 @@ class Nodes:
         Cancellation:
             it goes on ending.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     async def restart(self, name: str | None = None, *, rolling: bool = True) -> None:
         """Drain and start nodes again: new processes, with the app's present code.
 
@@ -335,4 +338,3 @@ class Nodes:
             NodeLost: one did not start again, and stays down; those after it are as they were.
             ConfigurationError: no such node.
         """
-        raise NotImplementedError
