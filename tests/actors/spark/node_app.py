@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 from levada.framework import Actor, ActorSystem, Asks, handles, message
 
 
-@message("test.spark.Add", frozen=True)
+@message(frozen=True)
 class Add(Asks[int]):
     n: int
 
 
-@message("test.spark.Where", frozen=True)
+@message(frozen=True)
 class Where(Asks[int]):
     pass
 
