@@ -141,9 +141,32 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     return result
 
 
+def _trio_tasks() -> str:
+    """Show where each task of trio waits; empty outside of trio."""
+    try:
+        root = trio.lowlevel.current_root_task()
+    except RuntimeError:
+        return ""
+    lines: list[str] = []
+
+    def add(task: trio.lowlevel.Task, depth: int) -> None:
+        frames = [
+            f"{frame.f_code.co_filename}:{line} {frame.f_code.co_name}" for frame, line in task.iter_await_frames()
+        ]
+        lines.extend("    " * depth + line for line in (task.name, *(f"  {frame}" for frame in frames)))
+        for child in (child for nursery in task.child_nurseries for child in nursery.child_tasks):
+            add(child, depth + 1)
+
+    if root is not None:
+        add(root, 0)
+    return "\n".join(lines)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
+    if report.failed and (tasks := _trio_tasks()):
+        report.sections.append(("where the tasks of trio wait", tasks))
     # Some tests log what no UTF-8 can hold; a report on its way out of a worker process is UTF-8.
     report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
     return report
