@@ -123,4 +123,4 @@ def test_every_row_of_the_benchmarks_with_nodes(
     assert cli.main(["bench", name, "--quick", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert {row["title"]: row["budget"] for row in report["rows"]} == budgets
-    assert all(row["ours"][0] > 0 for row in report["rows"])
+    assert all(len(row["ours"]) == 1 and row["ours"][0] >= 0 for row in report["rows"])  # CPU time counts in 10 ms
