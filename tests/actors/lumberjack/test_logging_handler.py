@@ -175,7 +175,7 @@ async def test_in_a_system_that_is_given(small_reader: Readers, log: logging.Log
         assert threading.active_count() <= threads + 1  # no thread of the handler; one of trio's for `in_thread`
 
 
-async def test_a_mistake_shows_at_once_or_in_failure(log: logging.Logger) -> None:
+async def test_a_mistake_shows_at_once_or_in_failure(log: logging.Logger, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ConfigurationError):
         LumberjackHandler("http://example.org")
     hosts = HostConfig(tls=TlsConfig(ca="/nowhere/ca.pem"))
@@ -186,21 +186,24 @@ async def test_a_mistake_shows_at_once_or_in_failure(log: logging.Logger) -> Non
     assert "cannot use the certificates" in str(handler.failure)
     log.info("lost too")
     assert handler.dropped + handler.unacked == 2
+    await in_thread(handler.close)
+    counts = f"{handler.unacked} log records were not acknowledged, {handler.dropped} were dropped"
+    assert caplog.messages[-1] == f"LumberjackHandler: {counts}: {handler.failure}"
 
 
 PROGRAM = """
 import logging, os, sys
 from levada.actors.lumberjack.balance import HostConfig
 from levada.actors.lumberjack.logging_handler import LumberjackHandler
-handler = LumberjackHandler(sys.argv[1], close_timeout=1000.0)
+handler = LumberjackHandler(sys.argv[1], close_timeout=float(sys.argv[2]))
 logging.getLogger().addHandler(handler)
 """
 
 
-def program(code: str, url: str) -> subprocess.CompletedProcess[str]:
+def program(code: str, url: str, close_timeout: float = 1000.0) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM + code, url],
+        [sys.executable, "-c", PROGRAM + code, url, str(close_timeout)],
         env=environment,
         capture_output=True,
         text=True,
@@ -234,10 +237,27 @@ async def test_after_a_fork_each_process_sends_its_own_records(small_reader: Rea
 
 
 @pytest.mark.ci
-async def test_an_absent_reader_delays_the_end_for_the_time_allowed_only() -> None:
-    code = "handler._close_timeout = 0.3\nlogging.warning('x')\n"
-    done = await in_thread(program, code, "lumberjack://127.0.0.1:9")
-    assert (done.returncode, done.stderr) == (0, "")
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        pytest.param("", True, id="no other handler"),
+        pytest.param("logging.getLogger().addHandler(LumberjackHandler(sys.argv[1]))\n", True, id="two of them"),
+        pytest.param("logging.getLogger().removeHandler(handler)\nhandler.close()\n", True, id="no handler any more"),
+        pytest.param(
+            "logging.getLogger('levada').addHandler(logging.FileHandler(os.devnull))\n", False, id="another handler"
+        ),
+        pytest.param("logging.getLogger('levada').setLevel(logging.CRITICAL)\n", False, id="not wanted"),
+    ],
+)
+async def test_an_absent_reader_delays_the_end_for_the_time_allowed_only(code: str, *, shown: bool) -> None:
+    """The loss, and the reason before it, are on stderr unless another handler takes them or they are switched off."""
+    done = await in_thread(program, "logging.warning('x')\n" + code, "lumberjack://127.0.0.1:9", 0.3)
+    assert done.returncode == 0
+    said = [
+        line for line in done.stderr.splitlines() if not line.startswith("lumberjack://127.0.0.1:9: cannot connect")
+    ]
+    assert said == ["LumberjackHandler: 1 log records were not acknowledged, 0 were dropped"] * shown
+    assert shown or not done.stderr
 
 
 @pytest.mark.ci

@@ -5,7 +5,8 @@ a thread of its own, with its own trio and `ActorSystem`, or in a system that wa
 
 * `emit` formats in the thread that logs, since arguments of a record may change later; beside that it is an append to a queue.
 * A full queue makes it wait `block` seconds at most; then the record is dropped and counted.  In the sender's own thread it never waits.
-* Records of levada itself are not taken: each of them would be the cause of another.
+* Records of levada itself are not taken: each of them would be the cause of another. `logging` writes warnings to stderr that find no
+  handler, and so does this handler with those of levada that find no other one.
 * After a fork the child has none of the parent's records, which the parent sends, and starts a thread of its own when it logs.
 * A process of `multiprocessing` may end by `os._exit`, so there the handler is closed by one of its finalizers, and not only by `logging`.
 """
@@ -103,10 +104,6 @@ class LumberjackHandler(logging.Handler):
         self._fields = dict(fields or {})
         self._host = socket.gethostname()
         self._closed = False
-        self.dropped = 0
-        """Records that found the queue full, came after the end, or cannot be sent at all."""
-        self.failure: Exception | None = None
-        """Why the sender has given up; ``None`` while it works."""
         self._begin_anew()
         _handlers.add(self)
         if system is not None:
@@ -114,6 +111,10 @@ class LumberjackHandler(logging.Handler):
 
     def _begin_anew(self) -> None:
         """Be as if nothing had been logged: at first, and in the child of a fork."""
+        self.dropped = 0
+        """Records that found the queue full, came after the end, or cannot be sent at all."""
+        self.failure: Exception | None = None
+        """Why the sender has given up; ``None`` while it works."""
         self._records: deque[dict[str, Any]] = deque()
         self._changed = threading.Condition(threading.Lock())  # guards all that follows
         self._started = False
@@ -145,10 +146,26 @@ class LumberjackHandler(logging.Handler):
 
     def handle(self, record: logging.LogRecord) -> bool:
         """Take a record, without the lock that each handler has: a thread that waits for room must not hold up those that do not."""
-        if record.name == _OURS or record.name.startswith(_OURS + ".") or not self.filter(record):
+        if record.name == _OURS or record.name.startswith(_OURS + "."):
+            self._show(record)
+            return False
+        if not self.filter(record):
             return False
         self.emit(record)
         return True
+
+    def _show(self, record: logging.LogRecord) -> None:
+        """Give a record of levada to the handler of last resort if only handlers of this class would get it, and this is the first of them."""
+        last = logging.lastResort
+        if last is None or record.levelno < last.level:
+            return
+        found: list[logging.Handler] = []
+        at: logging.Logger | None = logging.getLogger(record.name)
+        while at is not None:
+            found += [handler for handler in at.handlers if record.levelno >= handler.level]
+            at = at.parent if at.propagate else None
+        if found[:1] == [self] and all(isinstance(handler, LumberjackHandler) for handler in found):
+            last.handle(record)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queue a record; never raises, and waits `block` seconds at most."""
@@ -199,7 +216,7 @@ class LumberjackHandler(logging.Handler):
     def close(self) -> None:
         """Take no more records, and wait for acks, `close_timeout` seconds at most; in the sender's own thread, do not wait.
 
-        Records that are not acked by then are lost; one warning says how many.
+        Records that are not acked by then are lost; one error in the log says how many. It goes to stderr if no other handler takes it.
         """
         waited = False
         with self._changed:
@@ -214,7 +231,9 @@ class LumberjackHandler(logging.Handler):
                 waited = True
         super().close()
         if first and waited and (self.unacked or self.dropped):
-            logger.warning("%d log records were not acknowledged, %d were dropped", self.unacked, self.dropped)
+            reason = f": {self.failure}" if self.failure else ""
+            counts = f"{self.unacked} log records were not acknowledged, {self.dropped} were dropped"
+            logger.error("LumberjackHandler: %s%s", counts, reason)
 
     async def aclose(self) -> int:
         """Close in the thread of the system that was given; return the records that are not acked.
