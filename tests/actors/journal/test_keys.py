@@ -132,6 +132,42 @@ def test_finding_an_entity_reads_no_block_without_its_rows(tmp_path: Path, monke
         assert [path.stem for path in read] == [f"{0:020d}"]
 
 
+def test_the_newest_rows_of_an_entity(tmp_path: Path) -> None:
+    with open_store(tmp_path) as store:
+        store.append([(0, batch(Event("rare", None, -1)))])
+        fill(store, 100)
+        store.append([(0, batch(*[Event(f"e{n % 2}", None, n) for n in range(20)]))])
+        rows = everything(store)
+        for entity in ("e0", "e3", "rare", "nobody"):
+            own = [(at, amount) for name, at, amount in rows if name == entity]
+            for newest in (1, 2, 11, 1000):
+                for start in (0, 50, 105):
+                    batches = list(store.newest_of(entity, newest, partition=0, start=start))[::-1]
+                    columns = [each.select(["offset", "amount"]).to_pylist() for each in batches]
+                    found = [tuple(row.values()) for each in columns for row in each]
+                    assert found == [row for row in own if row[0] >= start][-newest:]
+
+
+def test_the_newest_row_is_found_without_reading_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_store(tmp_path) as store:
+        fill(store, 200)
+    with open_store(tmp_path) as store:
+        for index in sorted((tmp_path / "partition-0000").glob("*.index"))[:-2]:
+            index.unlink()  # older ones are not looked at either
+        read: list[Any] = []
+        real = Segment.read
+
+        def noted(self: Segment, *rest: Any) -> Any:
+            for block in real(self, *rest):
+                read.append((block.first, block.rows))
+                yield block
+
+        monkeypatch.setattr(Segment, "read", noted)
+        [rows] = store.newest_of("e3", 1, partition=0)
+        assert rows.column("offset").to_pylist() == [199]
+        assert read == [(199, 1)]
+
+
 def test_what_keys_may_be(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="needs a column"):
         Keyed()
@@ -350,6 +386,13 @@ async def test_asked_as_messages(system: ActorSystem, tmp_path: Path) -> None:
         amounts += answer.batch().column("amount").to_pylist()
         start = answer.next
     assert amounts == list(range(1, 40, 2))
+    answer = await journal.ask(ReadEntity("anna", newest=3))
+    assert (answer.batch().column("amount").to_pylist(), answer.next) == ([35, 37, 39], None)
+    answer = await journal.ask(ReadEntity("anna", newest=30, start=30, max_bytes=1))
+    assert answer.batch().column("amount").to_pylist() == [39]
+    assert (await journal.ask(ReadEntity("nobody", newest=1))).count == 0
+    with pytest.raises(ValueError, match="newest"):
+        ReadEntity("anna", newest=0)
     taken = await journal.ask(FindCommand(0, "c7"))
     assert (taken.count, taken.batch().column("offset").to_pylist()) == (1, [7])
     assert (await journal.ask(FindCommand(0, "c99"))).count == 0

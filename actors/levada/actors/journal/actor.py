@@ -430,6 +430,13 @@ class Journal(
         number = partition_of(m.entity, self.config.partitions) if m.partition is None else m.partition
         batches: list[pa.RecordBatch] = []
         octets, following = 0, None
+        if m.newest is not None:
+            for batch in self._store.newest_of(m.entity, m.newest, partition=number, start=m.start):
+                octets += batch.nbytes
+                if batches and octets > m.max_bytes:
+                    break
+                batches.append(batch)
+            return _found(number, batches[::-1], None)
         for end, batch in self._store.rows_of(m.entity, partition=number, start=m.start):
             octets += batch.nbytes
             if batches and octets > m.max_bytes:

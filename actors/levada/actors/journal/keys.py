@@ -24,7 +24,7 @@ import struct
 import sys
 import zlib
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -109,37 +109,55 @@ class Keys:
             self._files[segment.first] = self._write(segment, self._last)
             self._last = _Growing(segments[place + 1].first, self._config)
 
-    def places(self, entity: str | bytes, start: int = 0) -> Iterator[int]:
-        """Yield the offsets of the rows that may be of an entity, from `start` on; the same hash may be another entity's."""
-        key = _hash(entity)
-        for first, index in self._indexes(start):
-            for place in index.rows_of(key):
-                if first + place >= start:
-                    yield first + place
-
     def rows_of(self, entity: str | bytes, start: int, schema: pa.Schema) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield the rows of an entity from `start` on, block by block: the offset behind the block, and its rows with their offsets."""
-        name = self._config.entity
-        assert name is not None
-        places = list(self.places(entity, start))
+        places = list(self._places(entity, start))[::-1]
         at = 0
         while at < len(places):
             block = next(self._partition.read(places[at], self._partition.end, 1))
-            first = at
-            while at < len(places) and places[at] < block.end:
-                at += 1
-            offsets = pa.array(places[first:at], pa.int64())
-            batch = fit(block.batch(), schema).take(pc.subtract(offsets, block.first))
-            batch = batch.add_column(0, _OFFSET, offsets).filter(pc.equal(batch.column(name), pa.scalar(entity)))
+            first, at = at, bisect_left(places, block.end, at)
+            batch = self._rows_at(block, places[first:at], entity, schema)
             if batch.num_rows:
                 yield block.end, batch
+
+    def newest_of(self, entity: str | bytes, start: int, newest: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the newest rows of an entity, not before `start`, with their offsets: as many as there are, the newest block first."""
+        places = self._places(entity, start)
+        place = next(places, None)
+        while place is not None and newest > 0:
+            block = next(self._partition.read(place, place + 1, 1))
+            block = attrs.evolve(block, first=block.first - block.skip, rows=block.rows + block.skip, skip=0)
+            here: list[int] = []
+            while place is not None and place >= block.first and len(here) < newest:
+                here.append(place)
+                place = next(places, None)
+            batch = self._rows_at(block, here[::-1], entity, schema)
+            newest -= batch.num_rows
+            if batch.num_rows:
+                yield batch
+
+    def _places(self, entity: str | bytes, start: int) -> Iterator[int]:
+        """Yield the offsets of the rows that may be of an entity, newest first; the same hash may be another entity's."""
+        key = _hash(entity)
+        for first, index in self._indexes(start):
+            for place in index.rows_of(key):
+                if first + place < start:
+                    return
+                yield first + place
+
+    def _rows_at(self, block: Block, places: list[int], entity: str | bytes, schema: pa.Schema) -> pa.RecordBatch:
+        """Return those of some rows of a block that are of an entity, with their offsets."""
+        offsets = pa.array(places, pa.int64())
+        batch = fit(block.batch(), schema).take(pc.subtract(offsets, block.first))
+        batch = batch.add_column(0, _OFFSET, offsets)
+        return batch.filter(pc.equal(batch.column(self._config.entity or ""), pa.scalar(entity)))
 
     def taken(self, command: str | bytes, schema: pa.Schema) -> Taken | None:
         """Look a command up; None if it is not among the newest `Keyed.remember` rows."""
         key, name = _hash(command), self._config.command
         assert name is not None
         oldest = self._partition.end - self._config.remember
-        for first, index in reversed(list(self._indexes(oldest))):
+        for first, index in self._indexes(oldest):
             place = index.command_at(key)
             if place is not None and first + place >= oldest:
                 rows = self._command_rows(first + place, command, name, schema)
@@ -166,12 +184,14 @@ class Keys:
         segment.with_suffix(".index").unlink(missing_ok=True)
 
     def _indexes(self, oldest: int = 0) -> Iterator[tuple[int, _Growing | _File]]:
-        """Yield the first offset and the index of each segment that reaches beyond an offset, oldest first."""
+        """Yield the first offset and the index of each segment that reaches beyond an offset, newest first."""
         last = self._last
-        for segment in self._partition.segments:
-            if segment.first < last.first and segment.end > oldest:
-                yield segment.first, self._file_of(segment)
         yield last.first, last
+        for segment in reversed(self._partition.segments):
+            if segment.end <= oldest:
+                return
+            if segment.first < last.first:
+                yield segment.first, self._file_of(segment)
 
     def _file_of(self, segment: Segment) -> _File:
         index = self._files.get(segment.first)
@@ -249,14 +269,12 @@ class _Growing:
             place += 1
         self.end += block.rows
 
-    def rows_of(self, key: int) -> Sequence[int]:
-        """Return the places of the rows with a hash, oldest first."""
-        found = []
+    def rows_of(self, key: int) -> Iterator[int]:
+        """Yield the places of the rows with a hash, newest first."""
         place = self._entities.get(key, 0)
         while place:
-            found.append(place - 1)
+            yield place - 1
             place = self._previous[place - 1]
-        return found[::-1]
 
     def command_at(self, key: int) -> int | None:
         """Return the place of the first row of a command; None if it is not here."""
@@ -301,15 +319,13 @@ class _File:
                 return cls(octets)
         raise JournalDamaged("this index is damaged, or of another version", path=str(path))
 
-    def rows_of(self, key: int) -> Sequence[int]:
-        """Return the places of the rows with a hash, oldest first."""
+    def rows_of(self, key: int) -> Iterator[int]:
+        """Yield the places of the rows with a hash, newest first."""
         hashes, places = self._entities
-        at = bisect_left(hashes, key)
-        found = []
-        while at < len(hashes) and hashes[at] == key:
-            found.append(places[at])
-            at += 1
-        return found
+        at = bisect_right(hashes, key)
+        while at and hashes[at - 1] == key:
+            at -= 1
+            yield places[at]
 
     def command_at(self, key: int) -> int | None:
         """Return the place of the first row of a command; None if it is not here."""

@@ -236,13 +236,16 @@ class Found:
 
 @message("levada.journal.read_entity", frozen=True)
 class ReadEntity(Asks[Found]):
-    """Read rows of an entity, as `Store.rows_of`: one block and more, until they have `max_bytes`."""
+    """Read rows of an entity in order: the rows of one block and more, until they have `max_bytes`. No other block is read."""
 
     entity: str | bytes = attrs.field(validator=v.instance_of((str, bytes)))
     partition: int | None = attrs.field(default=None, validator=v.optional(_INT))
     """None: the partition of the entity as a key."""
     start: int = attrs.field(default=0, validator=_INT)
+    """Offset of the first row that may be among them."""
     max_bytes: int = attrs.field(default=4 << 20, validator=[v.instance_of(int), v.ge(1), v.le(MAX_READ)])
+    newest: int | None = attrs.field(default=None, validator=v.optional([v.instance_of(int), v.ge(1)]))
+    """Only so many rows, the newest ones; fewer if they have more than `max_bytes`. `Found.next` is None then."""
 
 
 @message("levada.journal.find_command", frozen=True)

@@ -488,6 +488,27 @@ class Store:
         keys = self._keys_of("entity", partition_of(entity, len(self._partitions)) if partition is None else partition)
         return keys.rows_of(entity, start, self.schema)
 
+    def newest_of(
+        self, entity: str | bytes, newest: int, *, partition: int | None = None, start: int = 0
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the newest rows of an entity, the newest block first, and read no block that has none of them.
+
+        Args:
+            entity: value of the column `Keyed.entity`.
+            newest: most rows; the rows of each batch are in order.
+            partition: None: the partition of the entity as a key (`partition_of`).
+            start: rows before this offset are left out.
+
+        Returns:
+            The rows: a column ``offset``, then the columns of `schema`.
+
+        Raises:
+            JournalError: the journal has no `Keyed.entity`.
+            JournalDamaged: as `read`.
+        """
+        keys = self._keys_of("entity", partition_of(entity, len(self._partitions)) if partition is None else partition)
+        return keys.newest_of(entity, start, newest, self.schema)
+
     def taken(self, partition: int, command: str | bytes) -> Taken | None:
         """Look a command up among the newest rows of a partition (`Keyed.remember`); None if it has not been taken. Raises as `rows_of`."""
         return self._keys_of("command", partition).taken(command, self.schema)
