@@ -170,7 +170,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
         limit = self.core.max_datagram_size
         size = memoryview(data).nbytes
         if size > limit or not limit:
-            raise DatagramTooLarge(f"a datagram of {size} octets, at most {limit} fit", size=size, limit=limit)
+            raise DatagramTooLarge(f"a datagram of {size} bytes, at most {limit} fit", size=size, limit=limit)
         if not self.core.send_datagram(data):
             return False
         self._changed()

@@ -35,4 +35,4 @@ class ReactiveSocketConfig(CoreConfig):
     max_frame_size: int = attrs.field(
         default=16 * 1024 * 1024, validator=[v.instance_of(int), v.ge(12), v.le(MAX_LENGTH)]
     )
-    """Octets of the largest frame, its length field included: taken from the peer (RX-4), or sent without being cut."""
+    """Bytes of the largest frame, its length field included: taken from the peer (RX-4), or sent without being cut."""

@@ -57,13 +57,13 @@ class ConnectionCore(ReactiveStreamsCore):
         sessions: object = None,
     ) -> None:
         super().__init__(config, client=client, framed=framed, now=now)
-        # Octets in.
+        # Bytes in.
         # Before a client is let in, a frame has no more than all that it may send by then.
         self._max_frame = config.max_frame_size if client else min(config.max_frame_size, config.max_setup_backlog)
         self._rest = bytearray()  # of a frame that is not whole; in DECIDING all that came
-        self._wanted = 0  # octets that `_rest` must have before it is worth a look
-        self._base = 0  # octets received before the first of `_rest`, or of the chunk in hand
-        self._at = 0  # octets received before the frame in hand
+        self._wanted = 0  # bytes that `_rest` must have before it is worth a look
+        self._base = 0  # bytes received before the first of `_rest`, or of the chunk in hand
+        self._at = 0  # bytes received before the frame in hand
         # Leases.
         self._leases = client and config.lease is not None
         self._granted, self._held = Allowance(config.lease_grace), Allowance()
@@ -101,7 +101,7 @@ class ConnectionCore(ReactiveStreamsCore):
 
     @property
     def missing(self) -> int:
-        """Octets that a frame lacks whose beginning has come; 0 if there is none, or on a framed carrier."""
+        """Bytes that a frame lacks whose beginning has come; 0 if there is none, or on a framed carrier."""
         return max(0, self._wanted - len(self._rest)) if self._rest else 0
 
     def receive_data(self, data: bytes, now: float) -> list[Event]:
@@ -163,7 +163,7 @@ class ConnectionCore(ReactiveStreamsCore):
     def _receive_message(self, data: bytes, events: list[Event]) -> None:
         self._at = self._base
         self._base += len(data)
-        # RX-5: counted as on other carriers, with the 4 octets of the length field.
+        # RX-5: counted as on other carriers, with the 4 bytes of the length field.
         if not 8 <= len(data) <= self._max_frame - 4:
             return self._fail("RX-5", f"message of {len(data)} bytes, 8 to {self._max_frame - 4} wanted", events)
         kind, flags, stream_id = f.HEADER.unpack_from(data)
@@ -500,7 +500,7 @@ class ConnectionCore(ReactiveStreamsCore):
             self._end(EndReason.CLOSED, 0, "every stream has ended", events)
 
     def _check_live(self, octets: int = 0) -> None:
-        """Refuse to send before set-up or behind the end, or more octets than a frame of this side may have."""
+        """Refuse to send before set-up or behind the end, or more bytes than a frame of this side may have."""
         if self._state not in (_OPENING, _OPEN, _DRAINING):
             raise LocalProtocolError(f"not possible while the connection is {self._state.value}")
         if octets + 24 > self._max_frame:

@@ -1,4 +1,4 @@
-"""ReactiveSocket without I/O: octets and calls in, events and octets out.
+"""ReactiveSocket without I/O: bytes and calls in, events and bytes out.
 
 It has the methods and events of `levada.transports.rsocket.core.RSocketCore`, so that one set of actors drives both; the differences
 on the wire and in the rules is here and in `connection`, `frames` and `state`, each place with the id of its rule.  How a frame goes:
@@ -57,7 +57,7 @@ class ReactiveSocketCore(ConnectionCore):
     A client's core has its SETUP queued from the start (RX-30), and without leases requests may follow at once (RX-37).
 
     The peer's mistakes never raise: the ERROR frame is queued and the last event is `ConnectionEnded`; send the queue, then
-    close the carrier.  What the caller does wrong raises `LocalProtocolError` and changes nothing.  After `ConnectionEnded` octets of the
+    close the carrier.  What the caller does wrong raises `LocalProtocolError` and changes nothing.  After `ConnectionEnded` bytes of the
     peer are ignored (RX-7) and requests and payloads raise.
 
     Args:
@@ -245,7 +245,7 @@ class ReactiveSocketCore(ConnectionCore):
         if gathering is None:
             gathering = stream.gathering = Gathering(is_request=False, complete=False)
         size = len(data) + (len(metadata) if metadata is not None else 0)
-        # RX-74, before the octets are kept.
+        # RX-74, before the bytes are kept.
         if len(gathering) + size > self._config.max_payload_size:
             self._give_up(stream, stream_id, b"a payload above max_payload_size", events)
         elif self._gathered + size > self._config.max_reassembly:
@@ -530,7 +530,7 @@ class ReactiveSocketCore(ConnectionCore):
         if len(frame) <= self._max_out:
             self._out.append(frame)
             return
-        # RX-75: with the header. `split` counts 3 octets for a metadata length, here it has 4.
+        # RX-75: with the header. `split` counts 3 bytes for a metadata length, here it has 4.
         room = self._fragment - 13
         for part, follows in split(payload, room - len(fixed), room):
             # RX-72: C on the last only. RX-71: N and the initial n on the first only.

@@ -1,4 +1,4 @@
-"""ReactiveSocket frames and their octets.
+"""ReactiveSocket frames and their bytes.
 
 All integers are big endian. A frame is ``[length] type flags stream-id``, the fixed fields of the type, ``[metadata length, metadata]``
 if M is set, and data (section 1.1 of the rules). Both lengths have 32 bits and **count themselves** (RX-3, RX-10).
@@ -79,7 +79,7 @@ _FIXED: dict[int, struct.Struct | None] = {
 
 @attrs.define(eq=False, slots=False, str=False)
 class FrameError(DecodeError):
-    """Octets that are not a frame this side understands."""
+    """Bytes that are not a frame this side understands."""
 
     rule: str = "RX-9"
     """``"RX-4"`` a wrong length, ``"RX-9"`` not understood, ``"RX-12"`` a wrong metadata length."""
@@ -97,7 +97,7 @@ def encode(
     """
     if metadata is None:
         return FULL_HEADER.pack(12 + len(fixed) + len(data), kind, flags, stream_id) + fixed + data
-    size = 4 + len(metadata)  # RX-10: counts its own 4 octets
+    size = 4 + len(metadata)  # RX-10: counts its own 4 bytes
     header = FULL_HEADER.pack(12 + len(fixed) + size + len(data), kind, flags | METADATA, stream_id)
     return b"".join((header, fixed, LENGTH.pack(size), metadata, data))
 
@@ -142,7 +142,7 @@ def parse(kind: int, flags: int, octets: bytes, at: int, end: int) -> tuple[tupl
 def _parse_metadata(octets: bytes, at: int, end: int) -> tuple[bytes, int]:
     start = at + 4
     size = int.from_bytes(octets[at:start], "big")
-    # RX-12. R makes the number greater than any frame; with fewer than 4 octets left no number will do.
+    # RX-12. R makes the number greater than any frame; with fewer than 4 bytes left no number will do.
     if not 4 <= size <= end - at:
         raise FrameError(f"metadata of {size} bytes with its length field, {end - at} left", rule="RX-12")
     return octets[start : at + size], at + size
@@ -165,7 +165,7 @@ def parse_setup(
         stop = at + 1 + octets[at] if at < end else at + 1
         if stop > end:
             raise FrameError(f"SETUP ends within its {what} MIME type")
-        # RX-32: a NUL at the end does not count. Latin-1 keeps whatever octets a peer calls a MIME type.
+        # RX-32: a NUL at the end does not count. Latin-1 keeps whatever bytes a peer calls a MIME type.
         mime_types.append(octets[at + 1 : stop].removesuffix(b"\0").decode("latin-1"))
         at = stop
     metadata = None
@@ -199,7 +199,7 @@ class Frame:
     """The rest."""
 
     def encode(self, *, framed: bool = False) -> bytes:
-        """Return the octets; without the length field if the carrier keeps message boundaries (RX-2)."""
+        """Return the bytes; without the length field if the carrier keeps message boundaries (RX-2)."""
         if self.mime_types is None:
             fixed = b"".join(map(WORD.pack, self.numbers))
         else:

@@ -53,7 +53,7 @@ class StreamIdsExhausted(LocalProtocolError):
 
 @attrs.define(eq=False, slots=False, str=False)
 class InvalidFrame(DecodeError):
-    """Octets that are no frame of their type: too short, or a metadata length that is too long."""
+    """Bytes that are no frame of their type: too short, or a metadata length that is too long."""
 
     rule: str = "RS-12"
     """Id of the broken rule."""

@@ -15,7 +15,7 @@ __all__ = ["CUT_INTO", "LARGEST_SENT", "MAX_FRAME", "MAX_U31", "CoreConfig", "Le
 MAX_FRAME: Final = 2**24 - 1  # RS-3: 24-bit frame length
 # RS-86: rsocket-java counts the length field too. It drops larger frames without a word, and whoever waits for them waits for ever.
 LARGEST_SENT: Final = MAX_FRAME - 3
-CUT_INTO: Final = 2**20  # octets of a fragment with its length field, of what no frame can hold
+CUT_INTO: Final = 2**20  # bytes of a fragment with its length field, of what no frame can hold
 MAX_U31: Final = 2**31 - 1
 
 _COUNT = [v.instance_of(int), v.ge(0)]
@@ -36,7 +36,7 @@ def mime_type_fault(metadata_mime_type: str, data_mime_type: str) -> str:
         return "the metadata MIME type is empty"
     if len(metadata_mime_type) > 128:  # EXT-1: no entry of metadata has room for more
         return f"a metadata MIME type of {len(metadata_mime_type)} bytes, at most 128"
-    if len(data_mime_type) > 255:  # one octet for its length
+    if len(data_mime_type) > 255:  # one byte for its length
         return f"a data MIME type of {len(data_mime_type)} bytes, at most 255"
     for what, name in (("metadata", metadata_mime_type), ("data", data_mime_type)):
         if not (name.isascii() and name.isprintable()):
@@ -83,15 +83,15 @@ class CoreConfig:
     resume: bool = False
     """Client: ask for a session that outlives its carrier. Server: give one to clients that ask."""
     resume_token: bytes | None = attrs.field(default=None, validator=v.optional(v.max_len(65_535)))
-    """Client: the session's token; 16 random octets if not given (RS-104)."""
+    """Client: the session's token; 16 random bytes if not given (RS-104)."""
     resume_buffer: int = attrs.field(default=16 * 1024 * 1024, validator=_COUNT)
-    """Octets of sent frames kept until the peer has them, and 48 for each; when it is full the oldest go and resuming may fail (RS-94)."""
+    """Bytes of sent frames kept until the peer has them, and 48 for each; when it is full the oldest go and resuming may fail (RS-94)."""
     resume_timeout: float = attrs.field(default=60.0, validator=v.ge(0))
     """Seconds that a session without carrier lives (RS-102)."""
     reuse_stream_ids: bool = False
     """Begin again at the lowest id when the highest was used, instead of `StreamIdsExhausted` (RS-20)."""
     fragment_size: int | None = attrs.field(default=None, validator=v.optional([v.instance_of(int), v.ge(64)]))
-    """Octets of a frame with its length field above which payloads are cut into fragments of that size.
+    """Bytes of a frame with its length field above which payloads are cut into fragments of that size.
 
     ``None``: only payloads that no frame can hold are cut, into fragments of 1 MiB (RS-86).
     """
@@ -104,15 +104,15 @@ class CoreConfig:
 
     # Limits.
     max_frame_size: int = attrs.field(default=MAX_FRAME, validator=_SIZE)
-    """Octets of the largest frame taken from the peer (RS-5)."""
+    """Bytes of the largest frame taken from the peer (RS-5)."""
     max_payload_size: int = attrs.field(default=64 * 1024 * 1024, validator=_SIZE)
-    """Octets of data and metadata of one payload put together from fragments (RS-85)."""
+    """Bytes of data and metadata of one payload put together from fragments (RS-85)."""
     max_reassembly: int = attrs.field(default=256 * 1024 * 1024, validator=_SIZE)
-    """Octets of all unfinished payloads of the connection together."""
+    """Bytes of all unfinished payloads of the connection together."""
     max_streams: int = attrs.field(default=4096, validator=_COUNT)
     """Streams of the peer open at once; a request above is answered by REJECTED. With their handlers they take 5 to 8 kB each."""
     max_setup_backlog: int = attrs.field(default=1024 * 1024, validator=_COUNT)
-    """Server: octets of the first frame, SETUP or RESUME, and of what a client may send behind SETUP while the server decides."""
+    """Server: bytes of the first frame, SETUP or RESUME, and of what a client may send behind SETUP while the server decides."""
 
     # Times, in seconds.
     setup_timeout: float = attrs.field(default=10.0, validator=v.ge(0))

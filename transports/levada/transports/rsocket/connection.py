@@ -3,7 +3,7 @@
 `core.py` adds the streams.  The rules of this file:
 
 * `_state` changes in `_move` only, by the table in `state.py`.
-* Octets go out through `_put` (streams) and `_put_control` (stream 0, which goes first).  With resumption `_put` also keeps the frame, and
+* Bytes go out through `_put` (streams) and `_put_control` (stream 0, which goes first).  With resumption `_put` also keeps the frame, and
   while there is no carrier it does only that; so no other code needs to know whether there is one.
 * The end comes through `_end` only: it gives every stream its last event, then the connection its own.
 """
@@ -59,7 +59,7 @@ from levada.transports.rsocket.state import CONNECTION, ConnectionInput, Connect
 __all__ = ["RSocketConnection"]
 
 _VERSIONS: Final = ((1, 0), (0, 2))  # RS-41
-_MAX_TEXT: Final = 65_536  # octets of an explanation; it has to fit into a frame
+_MAX_TEXT: Final = 65_536  # bytes of an explanation; it has to fit into a frame
 _REFUSALS: Final = SETUP_CODES - {ErrorCode.REJECTED_RESUME}
 _LIVE: Final = (ConnectionState.OPENING, ConnectionState.OPEN, ConnectionState.DRAINING)
 _WITHOUT_CARRIER: Final = (ConnectionState.SUSPENDED, ConnectionState.RESUMING)
@@ -82,15 +82,15 @@ class RSocketConnection(ReactiveStreamsCore):
             raise ConfigurationError("a server that resumes needs sessions, shared by the cores of one listener")
         super().__init__(config, client=client, framed=framed, now=now)
         self._sessions = sessions
-        # Octets in: what is left of the last call, and how many there must be before it is worth looking again; whole messages that wait.
+        # Bytes in: what is left of the last call, and how many there must be before it is worth looking again; whole messages that wait.
         self._tail: bytearray = bytearray()
         self._need = 0
         self._held_messages: list[bytes] = []
         self._held_size = 0
-        self._offset = 0  # octets received before those in hand
+        self._offset = 0  # bytes received before those in hand
         self._fault = 0  # where the frame in hand began
         self._received = 0  # RS-92: position in the peer's direction
-        # Octets out.
+        # Bytes out.
         self._replay: Replay | None = None
         self._plain = not framed  # a byte carrier, and nothing is kept: no frame is needed in one piece
         self._asked_position = False

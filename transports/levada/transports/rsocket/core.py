@@ -1,6 +1,6 @@
-"""RSocket without I/O: octets and calls in, events and octets out.
+"""RSocket without I/O: bytes and calls in, events and bytes out.
 
-This file has the way of octets in, and the streams; `connection.py` has the connection around them.
+This file has the way of bytes in, and the streams; `connection.py` has the connection around them.
 
 Theory of the hot path: an item of a stream costs what its frame costs here, so the frames of `_FRAMES_OF_STREAMS` are built and read with
 structs, without frame classes, and an item that is whole and expected is taken in the loop of `_read` itself.  `Stream.demand` and
@@ -85,7 +85,7 @@ _FNF_WORD: Final = _REQUEST_WORDS[_FNF]
 _PAYLOAD: Final = FrameType.PAYLOAD.value << 10
 _ITEM: Final = _PAYLOAD | NEXT
 _ITEM_MASK: Final = 0x3F << 10 | FOLLOWS | COMPLETE | NEXT
-_PREFIX: Final = 3  # octets of the frame length (RS-2)
+_PREFIX: Final = 3  # bytes of the frame length (RS-2)
 _SMALLEST: Final = HEADER.size  # RS-5
 
 _DEAF: Final = (ConnectionState.ENDED, ConnectionState.SUSPENDED)
@@ -95,7 +95,7 @@ _NO_STREAMS: Final[dict[int, Stream]] = {}
 
 
 def _not_octets(payload: Payload) -> TypeError:
-    """Told at the call: octets are joined when they are taken, and by then it is too late to say whose they were."""
+    """Told at the call: bytes are joined when they are taken, and by then it is too late to say whose they were."""
     kinds = f"{type(payload.data).__name__} and {type(payload.metadata).__name__}"
     return TypeError(f"data must be bytes and metadata bytes or None, got {kinds}")
 
@@ -106,7 +106,7 @@ class RSocketCore(RSocketConnection):
     A client's core has its SETUP queued from the start (RS-40), and requests may follow at once (RS-50).
 
     The peer's mistakes never raise: the ERROR frame is queued and the last event is `ConnectionEnded`; send the queue, then
-    close the carrier.  What the caller does wrong raises `LocalProtocolError` and changes nothing.  After `ConnectionEnded` octets of the
+    close the carrier.  What the caller does wrong raises `LocalProtocolError` and changes nothing.  After `ConnectionEnded` bytes of the
     peer are ignored (RS-7) and every ``send_…`` raises.
 
     Args:
@@ -139,7 +139,7 @@ class RSocketCore(RSocketConnection):
 
     @property
     def missing(self) -> int:
-        """Octets that a frame lacks whose beginning has come; 0 if there is none, or on a framed carrier."""
+        """Bytes that a frame lacks whose beginning has come; 0 if there is none, or on a framed carrier."""
         return max(0, self._need - len(self._tail)) if self._tail else 0
 
     def receive_data(self, data: bytes, now: float) -> list[Event]:
@@ -183,7 +183,7 @@ class RSocketCore(RSocketConnection):
         return events
 
     def _receive_message(self, message: bytes, events: list[Event]) -> None:
-        # RS-5, RS-6. A message that must wait is judged at once, so that what waits is bounded by its octets.
+        # RS-5, RS-6. A message that must wait is judged at once, so that what waits is bounded by its bytes.
         if not _SMALLEST <= len(message) <= self._max_taken:
             self._fault = self._offset
             text = f"a frame of {len(message)} bytes, {_SMALLEST} to {self._max_taken} wanted"
@@ -301,7 +301,7 @@ class RSocketCore(RSocketConnection):
             self._bound_backlog(events)
 
     def _take(self, stream_id: int, word: int, data: bytes, at: int, end: int, events: list[Event]) -> None:
-        """Act on one frame, whose octets behind the header are `at` to `end` of `data`."""
+        """Act on one frame, whose bytes behind the header are `at` to `end` of `data`."""
         state = self._state
         if state is _AWAITING_SETUP:
             self._max_taken = self._config.max_frame_size
@@ -405,7 +405,7 @@ class RSocketCore(RSocketConnection):
         response = stream.kind is _RESPONSE
         complete = complete or response  # RS-61
         if not (word & NEXT or follows):
-            if complete:  # RS-24: C alone, whatever octets it has
+            if complete:  # RS-24: C alone, whatever bytes it has
                 self._advance(stream_id, stream, _RECEIVE_COMPLETE)
                 events.append(StreamCompleted(stream_id))
             return

@@ -205,7 +205,7 @@ class KeepaliveReceived:
     """The peer answered a KEEPALIVE of this side. The core answers the peer's without an event."""
 
     data: bytes
-    """The octets that were sent with it."""
+    """The bytes that were sent with it."""
 
 
 @attrs.define
@@ -224,7 +224,7 @@ class PeerFellSilent:
     """Nothing came for the whole lifetime, and `CoreConfig.close_when_silent` is off: the application decides (RS-107)."""
 
     silence: float
-    """Seconds since the last octet."""
+    """Seconds since the last byte."""
 
 
 @attrs.define
@@ -274,7 +274,7 @@ class ConnectionEnded:
     rule: str = ""
     """`EndReason.PROTOCOL`: id of the rule that the peer broke."""
     offset: int = 0
-    """`EndReason.PROTOCOL`: octets received before the frame at fault."""
+    """`EndReason.PROTOCOL`: bytes received before the frame at fault."""
 
 
 Event = (

@@ -16,7 +16,7 @@ def split(payload: Payload, first_room: int, room: int) -> Iterator[tuple[Payloa
 
     Args:
         payload: the payload to cut.
-        first_room: octets of the first frame behind its own fields, the metadata length included.
+        first_room: bytes of the first frame behind its own fields, the metadata length included.
         room: the same for those that follow.
     """
     data, metadata = payload.data, payload.metadata

@@ -1,4 +1,4 @@
-"""Frames of RSocket: their layout, octets to classes and back.
+"""Frames of RSocket: their layout, bytes to classes and back.
 
 A frame here is what follows the 24-bit length field of byte carriers; with message carriers it is the whole message (RS-2).  `decode` judges
 what one frame alone can show: lengths.  What a frame means, and whether it may come now, is the core's business.
@@ -76,7 +76,7 @@ def metadata_length(metadata: bytes) -> bytes:
 
 
 def payload_at(frame: bytes, at: int, end: int, flags: int) -> Payload:
-    """Read metadata and data from octets `at` to `end` of a buffer; the flags say whether there is metadata (RS-13, RS-16).
+    """Read metadata and data from bytes `at` to `end` of a buffer; the flags say whether there is metadata (RS-13, RS-16).
 
     Raises:
         InvalidFrame: the metadata length exceeds the rest of the frame (RS-15).
@@ -120,7 +120,7 @@ class SetupFrame:
     stream_id: int = 0
 
     def encode(self) -> bytes:
-        """Return the frame's octets."""
+        """Return the frame's bytes."""
         flags = _flag(self.payload) | (RESUME if self.token is not None else 0) | (LEASE if self.lease else 0)
         parts = [
             _header(FrameType.SETUP, flags, self.stream_id),
@@ -144,7 +144,7 @@ class LeaseFrame:
     stream_id: int = 0
 
     def encode(self) -> bytes:
-        """Return the frame's octets."""
+        """Return the frame's bytes."""
         # RS-14: only metadata follows, so it has no length field.
         flags = 0 if self.metadata is None else METADATA
         header = _header(FrameType.LEASE, flags, self.stream_id)
@@ -161,7 +161,7 @@ class KeepaliveFrame:
     stream_id: int = 0
 
     def encode(self) -> bytes:
-        """Return the frame's octets."""
+        """Return the frame's bytes."""
         header = _header(FrameType.KEEPALIVE, RESPOND if self.respond else 0, self.stream_id)
         return b"".join((header, _U64.pack(self.position), self.data))
 
@@ -180,7 +180,7 @@ class RequestFrame:
     """REQUEST_CHANNEL only."""
 
     def encode(self) -> bytes:
-        """Return the frame's octets."""
+        """Return the frame's bytes."""
         flags = _flag(self.payload) | (FOLLOWS if self.follows else 0) | (COMPLETE if self.complete else 0)
         n = b"" if self.n is None else U32.pack(self.n)
         return b"".join((_header(self.type, flags, self.stream_id), n, _payload_octets(self.payload)))
@@ -194,7 +194,7 @@ class RequestNFrame:
     n: int
 
     def encode(self) -> bytes:
-        """Return the frame's octets."""
+        """Return the frame's bytes."""
         return _header(FrameType.REQUEST_N, stream_id=self.stream_id) + U32.pack(self.n)
 
 
@@ -205,7 +205,7 @@ class CancelFrame:
     stream_id: int
 
     def encode(self) -> bytes:
-        """Return the frame's octets."""
+        """Return the frame's bytes."""
         return _header(FrameType.CANCEL, stream_id=self.stream_id)
 
 
@@ -220,7 +220,7 @@ class PayloadFrame:
     follows: bool = False
 
     def encode(self) -> bytes:
-        """Return the frame's octets."""
+        """Return the frame's bytes."""
         flags = _flag(self.payload) | (FOLLOWS if self.follows else 0)
         flags |= (COMPLETE if self.complete else 0) | (NEXT if self.next else 0)
         return _header(FrameType.PAYLOAD, flags, self.stream_id) + _payload_octets(self.payload)
@@ -235,7 +235,7 @@ class ErrorFrame:
     data: bytes = b""
 
     def encode(self) -> bytes:
-        """Return the frame's octets."""
+        """Return the frame's bytes."""
         return b"".join((_header(FrameType.ERROR, stream_id=self.stream_id), U32.pack(self.code), self.data))
 
 
@@ -247,7 +247,7 @@ class MetadataPushFrame:
     stream_id: int = 0
 
     def encode(self) -> bytes:
-        """Return the frame's octets."""
+        """Return the frame's bytes."""
         return _header(FrameType.METADATA_PUSH, METADATA, self.stream_id) + self.metadata
 
 
@@ -264,7 +264,7 @@ class ResumeFrame:
     stream_id: int = 0
 
     def encode(self) -> bytes:
-        """Return the frame's octets."""
+        """Return the frame's bytes."""
         parts = (
             _header(FrameType.RESUME, stream_id=self.stream_id),
             _VERSION.pack(*self.version),
@@ -284,7 +284,7 @@ class ResumeOkFrame:
     stream_id: int = 0
 
     def encode(self) -> bytes:
-        """Return the frame's octets."""
+        """Return the frame's bytes."""
         return _header(FrameType.RESUME_OK, stream_id=self.stream_id) + _U64.pack(self.client_position)
 
 
@@ -301,7 +301,7 @@ class ExtensionFrame:
     """The M flag; what it means is the extension's business."""
 
     def encode(self) -> bytes:
-        """Return the frame's octets."""
+        """Return the frame's bytes."""
         flags = (IGNORE if self.ignore else 0) | (METADATA if self.metadata else 0)
         return b"".join((_header(FrameType.EXT, flags, self.stream_id), U32.pack(self.extended_type), self.data))
 
@@ -316,7 +316,7 @@ class UnknownFrame:
     rest: bytes
 
     def encode(self) -> bytes:
-        """Return the frame's octets."""
+        """Return the frame's bytes."""
         return HEADER.pack(self.stream_id, self.type << 10 | self.flags) + self.rest
 
 
@@ -329,11 +329,11 @@ Frame = (
 def decode(frame: bytes) -> Frame:
     """Read one whole frame, without the length field of byte carriers.
 
-    Reserved bits are masked off (RS-9), flags that a type does not have are not looked at (RS-10), octets behind frames of a fixed size
+    Reserved bits are masked off (RS-9), flags that a type does not have are not looked at (RS-10), bytes behind frames of a fixed size
     are ignored (RS-23).
 
     Raises:
-        InvalidFrame: too short for its type (RS-12; below 6 octets RS-5), or its metadata length is wrong (RS-15).
+        InvalidFrame: too short for its type (RS-12; below 6 bytes RS-5), or its metadata length is wrong (RS-15).
 
     Source: RSocket, frame header and frame types.
     """
@@ -428,7 +428,7 @@ def _decode_setup(frame: bytes, stream_id: int, flags: int) -> SetupFrame:
 
 
 def _counted(frame: bytes, at: int, width: int) -> tuple[bytes, int]:
-    """Return the octets behind a length field of `width` octets, and where they end."""
+    """Return the bytes behind a length field of `width` bytes, and where they end."""
     start = at + width
     end = start + int.from_bytes(frame[at:start])
     if end > len(frame):

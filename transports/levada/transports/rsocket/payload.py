@@ -19,5 +19,5 @@ class Payload:
 
     @property
     def size(self) -> int:
-        """Octets of both."""
+        """Bytes of both."""
         return len(self.data) + (len(self.metadata) if self.metadata is not None else 0)

@@ -62,7 +62,7 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
         self._streams: dict[int, Stream] = {}
         self._waiting: OrderedDict[int, PendingRequest] = OrderedDict()  # for a lease
         self._peer_streams = 0
-        self._gathered = 0  # octets of all unfinished payloads
+        self._gathered = 0  # bytes of all unfinished payloads
 
     @property
     def state(self) -> ConnectionState:
@@ -106,7 +106,7 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
     @property
     @abstractmethod
     def missing(self) -> int:
-        """Octets that a frame lacks whose beginning has come; 0 if there is none, or on a carrier of messages."""
+        """Bytes that a frame lacks whose beginning has come; 0 if there is none, or on a carrier of messages."""
 
     @abstractmethod
     def statistics(self) -> CoreStatistics:

@@ -2,10 +2,10 @@
 
 Theory:
 
-* A position is the number of octets of *positioned* frames sent, or received, so far in one direction; the length field does not count
+* A position is the number of bytes of *positioned* frames sent, or received, so far in one direction; the length field does not count
   (RS-90).  Positioned is every frame with a stream id above 0 (RS-91).
 * The sender keeps each positioned frame until the peer says, by a KEEPALIVE or while resuming, that it has it.  So whatever a lost carrier
-  swallowed is sent again, from a frame's first octet; and as the receiver counts whole frames only, nothing comes twice.
+  swallowed is sent again, from a frame's first byte; and as the receiver counts whole frames only, nothing comes twice.
 * `Replay` is bounded: when it is full the oldest frames go, and a peer that still needs them cannot resume (RS-94).
 * All of a listener's sessions share a second bound. Where they pass it, the one that keeps the most loses all of it: a session that has lost
   one frame cannot resume anyway. So peers that fill their sessions do no harm to those that keep little.
@@ -20,11 +20,11 @@ __all__ = ["Replay", "Sessions"]
 
 S = TypeVar("S")
 
-_FRAME_COST: Final = 48  # octets of a bytes object beside its contents, and of its place in the deque
+_FRAME_COST: Final = 48  # bytes of a bytes object beside its contents, and of its place in the deque
 
 
 class Room:
-    """What the sessions of a listener keep together, in octets."""
+    """What the sessions of a listener keep together, in bytes."""
 
     __slots__ = ("bound", "replays", "used")
 
@@ -42,7 +42,7 @@ class Replay:
     """Frames of one direction that the peer may not have yet.
 
     Args:
-        bound: octets; each frame counts with what it costs to keep it, so that many small ones do not take many times the bound.
+        bound: bytes; each frame counts with what it costs to keep it, so that many small ones do not take many times the bound.
         room: shared with other sessions; `close` gives back what this one has of it.
     """
 
@@ -59,7 +59,7 @@ class Replay:
         self.sent = 0
         """Position behind the newest frame."""
         self.kept = 0
-        """Octets of the frames kept."""
+        """Bytes of the frames kept."""
         self.reported = 0
         """The highest position that the peer has said to have."""
 
@@ -70,7 +70,7 @@ class Replay:
 
     @property
     def cost(self) -> int:
-        """Octets that count: the frames kept, and 48 for each."""
+        """Bytes that count: the frames kept, and 48 for each."""
         return self.kept + _FRAME_COST * len(self._frames)
 
     def keep(self, frame: bytes) -> None:

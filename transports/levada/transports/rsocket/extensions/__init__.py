@@ -1,6 +1,6 @@
 """Conventions on top of RSocket metadata: what a request is for, who asks, what its data is, which trace it belongs to.
 
-Optional: the protocol cores carry metadata as octets and never look inside. Each class here is a value with ``encode()`` and
+Optional: the protocol cores carry metadata as bytes and never look inside. Each class here is a value with ``encode()`` and
 ``decode(octets)``; reading raises `levada.framework.errors.DecodeError` and nothing else, and building one from wrong values
 raises `TypeError` or `ValueError`.
 """

@@ -31,7 +31,7 @@ class Authentication:
     """What this kind of metadata is called in composite metadata."""
 
     def encode(self) -> bytes:
-        """Return the octets."""
+        """Return the bytes."""
         raise NotImplementedError
 
     @classmethod
@@ -39,7 +39,7 @@ class Authentication:
         """Read credentials of any type; called on a subclass, of that type only.
 
         Raises:
-            DecodeError: cut off, not UTF-8, or another type than wanted. The error holds no part of the octets.
+            DecodeError: cut off, not UTF-8, or another type than wanted. The error holds no part of the bytes.
         """
         kind, at = decode_name(data, 0, "type")
         found: Authentication
@@ -77,7 +77,7 @@ class SimpleAuthentication(Authentication):
     """A user name and a password."""
 
     username: str = attrs.field(validator=_check_text)
-    """At most 65,535 octets of UTF-8."""
+    """At most 65,535 bytes of UTF-8."""
     password: str = attrs.field(validator=_check_text, repr=False)
     """Not shown by ``repr``."""
 
@@ -86,7 +86,7 @@ class SimpleAuthentication(Authentication):
             raise ValueError(f"a username of {len(self.username.encode())} bytes, at most {_MAX_USERNAME}")
 
     def encode(self) -> bytes:
-        """Return the octets."""
+        """Return the bytes."""
         username = self.username.encode()
         return b"\x80" + len(username).to_bytes(2, "big") + username + self.password.encode()
 
@@ -99,7 +99,7 @@ class BearerAuthentication(Authentication):
     """Not shown by ``repr``."""
 
     def encode(self) -> bytes:
-        """Return the octets."""
+        """Return the bytes."""
         return b"\x81" + self.token.encode()
 
 
@@ -120,5 +120,5 @@ class OtherAuthentication(Authentication):
             raise TypeError(f"credentials must be bytes, got {type(self.credentials).__name__}")
 
     def encode(self) -> bytes:
-        """Return the octets."""
+        """Return the bytes."""
         return encode_name(self.type, _IDS) + self.credentials

@@ -22,12 +22,12 @@ class Extension(Protocol):
     """What this kind of metadata is called in composite metadata."""
 
     def encode(self) -> bytes:
-        """Return the octets."""
+        """Return the bytes."""
         ...
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Read the octets; `DecodeError` if they are not of this kind."""
+        """Read the bytes; `DecodeError` if they are not of this kind."""
         ...
 
 
@@ -36,13 +36,13 @@ E = TypeVar("E", bound=Extension)
 
 @attrs.frozen
 class Entry:
-    """One piece of metadata in its octets, known kind or not."""
+    """One piece of metadata in its bytes, known kind or not."""
 
     mime_type: str | int
     """The name, or an id that has none in `WELL_KNOWN_MIME_TYPES`."""
     # The content may be a password: it is not shown.
     metadata: bytes = attrs.field(repr=lambda octets: f"<{len(octets)} bytes>")
-    """The octets, at most 16,777,215; not shown by ``repr``."""
+    """The bytes, at most 16,777,215; not shown by ``repr``."""
 
     def __attrs_post_init__(self) -> None:
         check_mime_type(self.mime_type)
@@ -78,7 +78,7 @@ class CompositeMetadata:
     """The metadata MIME type of a SETUP that announces this."""
 
     entries: tuple[Entry, ...] = attrs.field(converter=_entries)
-    """All entries, in the order of the octets."""
+    """All entries, in the order of the bytes."""
 
     @classmethod
     def of(cls, *parts: Extension | Entry) -> Self:
@@ -86,7 +86,7 @@ class CompositeMetadata:
         return cls(part if isinstance(part, Entry) else Entry(part.MIME_TYPE, part.encode()) for part in parts)
 
     def encode(self) -> bytes:
-        """Return the octets; a well-known MIME type becomes its id, however it came."""
+        """Return the bytes; a well-known MIME type becomes its id, however it came."""
         pieces: list[bytes] = []
         for entry in self.entries:
             pieces += encode_mime_type(entry.mime_type), len(entry.metadata).to_bytes(3, "big"), entry.metadata
@@ -118,7 +118,7 @@ class CompositeMetadata:
         """Read the first entry of a kind; ``None`` if there is no such entry.
 
         Raises:
-            DecodeError: its octets are not of that kind.
+            DecodeError: its bytes are not of that kind.
         """
         return next((kind.decode(entry.metadata) for entry in self.entries if entry.mime_type == kind.MIME_TYPE), None)
 
@@ -126,6 +126,6 @@ class CompositeMetadata:
         """Read all entries of a kind, in order.
 
         Raises:
-            DecodeError: the octets of one of them are not of that kind.
+            DecodeError: the bytes of one of them are not of that kind.
         """
         return [kind.decode(entry.metadata) for entry in self.entries if entry.mime_type == kind.MIME_TYPE]

@@ -1,4 +1,4 @@
-"""MIME types in extension metadata: an octet for a well-known one, else the name (EXT-1, EXT-4, EXT-6)."""
+"""MIME types in extension metadata: a byte for a well-known one, else the name (EXT-1, EXT-4, EXT-6)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WELL_KNOWN_MIME_TYPES = MappingProxyType(
 """Names by id (EXT-6)."""
 
 _IDS = {name: id_ for id_, name in WELL_KNOWN_MIME_TYPES.items()}
-_KNOWN = 0x80  # EXT-1: this bit of the first octet says that the rest of it is an id
+_KNOWN = 0x80  # EXT-1: this bit of the first byte says that the rest of it is an id
 
 
 def check_name(name: str | int, known: Container[int], what: str) -> None:
@@ -55,7 +55,7 @@ def check_name(name: str | int, known: Container[int], what: str) -> None:
 
 
 def encode_name(name: str | int, ids: dict[str, int]) -> bytes:
-    """Return an id as its octet; a name as the octet of its id if it has one, else length - 1 and the name (EXT-1)."""
+    """Return an id as its byte; a name as the byte of its id if it has one, else length - 1 and the name (EXT-1)."""
     id_ = ids.get(name) if isinstance(name, str) else name
     if id_ is not None:
         return bytes((_KNOWN | id_,))
@@ -67,7 +67,7 @@ def decode_name(data: bytes, at: int, path: str) -> tuple[str | int, int]:
     """Read a name or an id; return it and the offset of what follows.
 
     Raises:
-        DecodeError: the octets end too soon, or a name is not ASCII.
+        DecodeError: the bytes end too soon, or a name is not ASCII.
     """
     if at >= len(data):
         raise DecodeError("ends where an id or a name was to begin", path=path)
@@ -117,7 +117,7 @@ class DataMimeType:
         check_mime_type(self.mime_type)
 
     def encode(self) -> bytes:
-        """Return the octets."""
+        """Return the bytes."""
         return encode_mime_type(self.mime_type)
 
     @classmethod
@@ -125,7 +125,7 @@ class DataMimeType:
         """Read one MIME type.
 
         Raises:
-            DecodeError: too few octets or too many, or a name that is not ASCII.
+            DecodeError: too few bytes or too many, or a name that is not ASCII.
         """
         mime_type, at = decode_mime_type(data, 0, "mime_type")
         if at != len(data):
@@ -157,7 +157,7 @@ class AcceptableMimeTypes:
             check_mime_type(mime_type)
 
     def encode(self) -> bytes:
-        """Return the octets."""
+        """Return the bytes."""
         return b"".join(map(encode_mime_type, self.mime_types))
 
     @classmethod

@@ -17,7 +17,7 @@ class Routing:
     """A route, and perhaps further tags.
 
     Args:
-        tags: each at most 255 octets of UTF-8; the first one is the route.
+        tags: each at most 255 bytes of UTF-8; the first one is the route.
 
     Source: routing metadata (EXT-2).
     """
@@ -42,7 +42,7 @@ class Routing:
         return self.tags[0] if self.tags else None
 
     def encode(self) -> bytes:
-        """Return the octets."""
+        """Return the bytes."""
         encoded = [tag.encode() for tag in self.tags]
         return b"".join(bytes((len(tag),)) + tag for tag in encoded)
 

@@ -49,7 +49,7 @@ class ZipkinTracing:
                 raise ValueError(f"{name}_id must have at most {bits} bits, got {value:#x}")
 
     def encode(self) -> bytes:
-        """Return the octets."""
+        """Return the bytes."""
         flags = _DEBUG if self.debug else 0
         if self.sampled is not None:
             flags |= _SAMPLED if self.sampled else _NOT_SAMPLED
@@ -72,7 +72,7 @@ class ZipkinTracing:
         """Read flags and ids.
 
         Raises:
-            DecodeError: too few octets or too many for the flags, or both sampled and not sampled.
+            DecodeError: too few bytes or too many for the flags, or both sampled and not sampled.
         """
         if not data:
             raise DecodeError("no flags")
