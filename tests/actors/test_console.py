@@ -250,7 +250,7 @@ async def still_served(server: Server) -> bool:
         (b'{"levada-console":1,"limit":true}\n', "limit is a number of actors, 1 or more, not True"),
         (b"[" * 4000 + b"\n", "not a line of JSON: "),
         (b"\xff\xfe\n", "not a line of JSON: "),
-        (b"x" * 5000, "a line of more than 4096 bytes"),
+        (b"x" * 70_000, "a line of more than 65536 bytes"),
         (b"", None),
         (b'{"levada-console":1', None),
     ],

@@ -43,8 +43,10 @@ A = TypeVar("A", bound="Acceptor[Any]")
 R = TypeVar("R", bound="Driver[Any] | Acceptor[Any]")
 
 
-class Acceptor(DescribedActor, Generic[C]):
+class Acceptor(DescribedActor[Any], Generic[C]):
     """Accepts carriers and makes a connection of each."""
+
+    subject = "listener"
 
     authenticate: Authenticate | Authentication | None = attrs.field(default=None, kw_only=True)
     """Decides on clients; None lets all in."""
@@ -88,6 +90,10 @@ class Acceptor(DescribedActor, Generic[C]):
         """The URL, and the number of clients."""
         refused = f", refused: {self.gatekeeper.refused:,}" if self.gatekeeper.refused else ""
         return f"{self.url}, clients: {len(self.connections):,}{refused}"
+
+    async def report(self) -> dict[str, object]:
+        """Return the URL and the counts."""
+        return {"url": self.url, "clients": len(self.connections), "refused": self.gatekeeper.refused}
 
     def started(self) -> None:
         """Begin to listen, and register with the end of the system."""

@@ -66,7 +66,7 @@ from .links import Cancelled, Down, Exit, Failed, Killed, Lost, Normal, Reason, 
 from .loop import Inbox
 from .mailbox import MailboxPolicy, Overflow, bounded, conflate, unbounded
 from .message import Asks, message
-from .observe import ActorInfo, Histogram
+from .observe import ActorDetail, ActorInfo, ChannelInfo, Histogram
 from .ref import FromThread, Ref
 from .registry import Groups, Joined, Left, Registry
 from .supervision import (
@@ -87,6 +87,7 @@ from .timers import Timers
 __all__ = [
     "PHASES",
     "Actor",
+    "ActorDetail",
     "ActorError",
     "ActorFailed",
     "ActorInfo",
@@ -102,6 +103,7 @@ __all__ = [
     "ChannelCancelled",
     "ChannelConnectionLost",
     "ChannelError",
+    "ChannelInfo",
     "ChannelLost",
     "ChildSpec",
     "Children",

@@ -105,6 +105,21 @@ class _Handle:
         self._check_here()
         return self._half.state
 
+    @property
+    def mode(self) -> Mode:
+        """How the messages travel."""
+        return self._core.mode
+
+    @property
+    def window(self) -> int:
+        """The number of messages that may be under way."""
+        return self._core.window
+
+    @property
+    def queued(self) -> int:
+        """Messages in this process that the receiver has not taken."""
+        return len(self._core.queue)
+
     async def terminated(self) -> TerminalState:
         """Wait until this half has ended; return how. A cancellation only ends the wait.
 
@@ -328,16 +343,6 @@ class Sender(_SendingHalf, Generic[T_contra]):
 
     __slots__ = ()
     attachment_kind = "sender"
-
-    @property
-    def mode(self) -> Mode:
-        """How the messages travel."""
-        return self._core.mode
-
-    @property
-    def window(self) -> int:
-        """How many messages may be under way."""
-        return self._core.window
 
     def ordered(self, window: int = WINDOW) -> Self:
         """Deliver all messages in the order of sending; the default.

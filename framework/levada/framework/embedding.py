@@ -4,7 +4,7 @@ It has five things that applications do not need:
 
 * **Children driven by direct calls.** A mailbox turn costs more than all of a protocol's work for one frame. `adopt` makes an actor
   object a child without a factory, and its parent calls its methods; the child can still be watched, linked and killed like any actor.
-  `release` ends it; `signal_exit` ends it as if something it was linked to was lost.
+  `release` ends it; `signal_exit` ends it as if something it was linked to was lost; `restart_actor` restarts it on request.
 * **The runtime's record of an actor**: `local_ref` returns its `LocalRef`, a `Ref` with the actor's `ActorPhase` and more. A driver
   that uses it often keeps it.
 * **Peers**: an actor that is a connection derives from `ConnectionActor`, so that `Actor.peer` of its children is the other end. What it
@@ -49,7 +49,8 @@ Private fields used here: ``Actor._bound``, ``Actor._cell``, ``Cell._scheduler``
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Generic, TypeVar
 
 import trio
 
@@ -72,9 +73,11 @@ from ._runtime.channel_core import (
 from ._runtime.phase import RUNNING, ActorPhase
 from ._runtime.remote import act_for
 from .actor import Actor
+from .errors import ActorError, ConfigurationError
 from .identity import RemotePeer
-from .links import NORMAL, Reason
+from .links import NORMAL, Failed, Reason
 from .ref import Ref
+from .supervision import RestartPolicy, wants_restart
 
 __all__ = [
     "LARGE",
@@ -102,27 +105,45 @@ __all__ = [
     "let_others_run",
     "local_ref",
     "release",
+    "restart_actor",
     "send_for",
     "signal_exit",
     "stopped_error",
 ]  # fmt: skip
 
 
-class DescribedActor(Actor[Any]):
+M = TypeVar("M")
+
+
+class DescribedActor(Actor[M], Generic[M]):
     """An actor that says in a snapshot what it is."""
 
     _has_about: ClassVar[bool] = True
+    subject: ClassVar[str] = ""
+    """What it is for a dashboard, which lists all actors of a subject: ``connection``, ``listener``, ``journal``, ``query``."""
 
     @property
     def about(self) -> str:
         """A short printable text for `ActorInfo.about`. Called for each snapshot, so it must be quick and must not raise."""
         raise NotImplementedError
 
+    async def report(self) -> Mapping[str, object]:
+        """Return its figures for a dashboard: values that JSON has, text printable. Called only while a dashboard shows them.
 
-class ConnectionActor(DescribedActor):
+        Raises:
+            LevadaError: there are none now; the dashboard shows the text.
+
+        Cancellation:
+            nothing has changed.
+        """
+        return {}
+
+
+class ConnectionActor(DescribedActor[Any]):
     """An actor that is a connection: it and the actors that it spawns act for `remote_peer`, see `Actor.peer`."""
 
     _is_connection: ClassVar[bool] = True
+    subject = "connection"
 
     @property
     def about(self) -> str:
@@ -157,6 +178,20 @@ def release(actor: Actor[Any], reason: Reason = NORMAL) -> None:
     """
     cell: LocalRef = actor._cell
     cell._scheduler.system.lifecycle.release(cell, reason)  # `cell.system` would be one call more
+
+
+def restart_actor(ref: LocalRef) -> None:
+    """Restart an actor as after a failure; its running handler is cancelled.
+
+    Raises:
+        ConfigurationError: its supervision would not start it again.
+    """
+    supervised = ref.make_extras().supervised
+    reason = Failed(ActorError("restarted on request", actor=ref.path))
+    policy = supervised.policy if supervised is not None else None
+    if not isinstance(policy, RestartPolicy) or not wants_restart(policy, reason):
+        raise ConfigurationError(f"{ref.path} was not spawned with supervise=restart(…), so it would end for good")
+    ref.system.lifecycle.request(ref, reason, cancel=True)
 
 
 def signal_exit(actor: Actor[Any], source: Any, reason: Reason) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-__all__ = ["ActorInfo", "Histogram"]
+__all__ = ["ActorDetail", "ActorInfo", "ChannelInfo", "Histogram"]
 
 
 class Histogram:
@@ -62,3 +62,36 @@ class ActorInfo:
     """The number of children left out of the snapshot, see `Observer.tree`."""
     about: str = ""
     """Of a connection: who is at its other end. Of a listener: its URL, clients and refusals."""
+
+
+@attrs.frozen
+class ChannelInfo:
+    """One end of a channel that an actor holds in a field: `ActorDetail.channels`."""
+
+    name: str
+    end: str
+    """The class of the handle: ``Sender``, ``Receiver``, ``OneshotSender`` or ``OneshotReceiver``."""
+    item: str
+    """The name of the type of its messages."""
+    mode: str
+    """``ordered``, ``unordered`` or ``unreliable``."""
+    queued: int
+    """Messages in this process that the receiver has not taken."""
+    window: int
+    """Messages that may be under way."""
+
+
+@attrs.frozen
+class ActorDetail:
+    """What a snapshot of the tree leaves out about an actor: `Observer.detail`."""
+
+    supervision: str
+    """What follows a failure, for example ``stop`` or ``restart (permanent, 3 in 5 s)``."""
+    capacity: int | None
+    """Of the mailbox; ``None``: unbounded."""
+    links: tuple[str, ...]
+    """Paths of the actors that it is linked to, at most a hundred."""
+    watchers: int
+    """Actors and parts of the runtime that learn of its end."""
+    channels: tuple[ChannelInfo, ...]
+    """Open channels in its fields, at most a hundred ends."""

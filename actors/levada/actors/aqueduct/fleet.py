@@ -285,7 +285,7 @@ class LinkState(Enum):
     """There are no more claims; the next one makes a new link."""
 
 
-class Link(DescribedActor):
+class Link(DescribedActor[Any]):
     """The connection that this side has dialled to one node. It makes claims, and ends when nothing uses it."""
 
     fleet: FleetRefs

@@ -17,8 +17,9 @@ from .client import ConsoleClient, connect_console
 from .server import Console, serve_console
 from .snapshot import NodeSnapshot, Row, Snapshot, take_snapshot
 from .view import SORTS, Sort, show, table, text
+from .viewing import View, Viewer
 
 __all__ = [
-    "SORTS", "Console", "ConsoleClient", "NodeSnapshot", "Row", "Snapshot", "Sort", "connect_console", "serve_console", "show", "table",
-    "take_snapshot", "text",
+    "SORTS", "Console", "ConsoleClient", "NodeSnapshot", "Row", "Snapshot", "Sort", "View", "Viewer", "connect_console", "serve_console",
+    "show", "table", "take_snapshot", "text",
 ]  # fmt: skip

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+import attrs
 import trio
 
 from levada.framework.errors import CarrierError, ConnectionLost, IdleTimeout
 
 from .snapshot import Snapshot
+from .viewing import View
 from .wire import LineReader, parse_line, to_line
 
 __all__ = ["ConsoleClient", "connect_console"]
@@ -44,6 +46,15 @@ class ConsoleClient:
             the connection cannot be used again.
         """
         return Snapshot.from_json(await self._ask({"limit": limit}, self._timeout))
+
+    async def view(self, view: View) -> dict[str, Any]:
+        """Ask for what a dashboard shows, see `Viewer.look`; one call at a time. Errors and cancellation as `snapshot`."""
+        return await self._ask({"view": attrs.asdict(view)}, self._timeout)
+
+    async def act(self, members: Mapping[str, Any]) -> dict[str, Any]:
+        """Prepare or confirm an action, see `Viewer.act`; ``refused`` in the answer says why not. Errors as `snapshot`."""
+        wanted = {name: members[name] for name in ("act", "path", "confirm") if name in members}
+        return await self._ask(wanted, self._timeout)
 
     async def command(self, name: str, *, timeout: float | None = None, **members: object) -> dict[str, Any]:
         """Request one of the program's commands (`serve_console`); one call at a time.

@@ -13,7 +13,7 @@ import os
 import socket
 import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -22,18 +22,19 @@ import attrs
 import trio
 
 from levada.framework import Actor, ActorSystem, Reason
-from levada.framework.errors import ConfigurationError, DecodeError
+from levada.framework.errors import ActorStopped, ConfigurationError, DecodeError
 from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.streams import accept_from
 
 from .snapshot import MOST_ACTORS, ask_nodes, take_snapshot
+from .viewing import View, Viewer
 from .wire import LineReader, parse_line, to_line
 
 __all__ = ["Console", "serve_console"]
 
 logger = logging.getLogger("levada.actors.console")
 
-REQUEST_LIMIT = 4096
+REQUEST_LIMIT = 65_536  # a view with many open actors
 MOST_CLIENTS = 8
 IDLE = 600.0  # seconds; clients ask every few seconds
 PATIENCE = 10.0  # seconds for a client to take its answer, and seconds of silence after which it gives way
@@ -50,6 +51,10 @@ class Console(Actor[Any]):
     listener: trio.SocketListener
     commands: Mapping[str, Command] = attrs.field(factory=dict)
     """What clients may request besides snapshots, by name."""
+    actions: bool = False
+    """Whether clients may stop, kill and restart actors."""
+    tracebacks: bool = False
+    """Whether clients see the texts and tracebacks of errors."""
 
     def started(self) -> None:
         """Begin to accept, in a task of this actor."""
@@ -78,10 +83,9 @@ class Console(Actor[Any]):
                 if self._has_room():
                     with trio.CancelScope() as scope:
                         self._asked[scope] = trio.current_time()
-                        try:
-                            why = await self._answer_requests(stream, scope)
-                        finally:
-                            self._asked.pop(scope, None)
+                        with ExitStack() as resources:
+                            resources.callback(self._asked.pop, scope, None)
+                            why = await self._answer_requests(stream, scope, resources)
                     if scope.cancelled_caught:
                         why = "it has been silent, and all places are taken"
                 else:
@@ -103,9 +107,12 @@ class Console(Actor[Any]):
         scope.cancel()
         return True
 
-    async def _answer_requests(self, stream: trio.abc.Stream, scope: trio.CancelScope) -> str | None:
+    async def _answer_requests(
+        self, stream: trio.abc.Stream, scope: trio.CancelScope, resources: ExitStack
+    ) -> str | None:
         """Answer a client until it is gone; return the reason if it is turned away."""
         lines = LineReader(stream, REQUEST_LIMIT)
+        viewer: Viewer | None = None
         while True:
             line = None
             try:
@@ -116,7 +123,15 @@ class Console(Actor[Any]):
                 members = parse_line(line)
                 self._asked.pop(scope, None)
                 self._asked[scope] = trio.current_time()
-                answer = await (self._obey(members) if "do" in members else self._look(members))
+                if "view" in members or "act" in members or "confirm" in members:
+                    if viewer is None:
+                        viewer = Viewer(self.system, actions=self.actions, tracebacks=self.tracebacks)
+                        resources.callback(viewer.close)
+                    answer = await _view(viewer, members)
+                else:
+                    answer = await (self._obey(members) if "do" in members else self._look(members))
+            except ActorStopped:  # the system is ending
+                return None
             except (DecodeError, ConfigurationError) as error:
                 await self._answer(stream, to_line({"error": str(error)}))
                 return str(error)
@@ -151,20 +166,37 @@ class Console(Actor[Any]):
         return not scope.cancelled_caught
 
 
+async def _view(viewer: Viewer, members: Mapping[str, Any]) -> bytes:
+    """Answer what a dashboard requests. A refused action does not end the connection: the actor may just have ended."""
+    if "view" in members:
+        return to_line(await viewer.look(View.from_json(members["view"])))
+    try:
+        return to_line(await viewer.act(members))
+    except ConfigurationError as error:
+        return to_line({"refused": str(error)})
+
+
 @asynccontextmanager
 async def serve_console(
-    system: ActorSystem, path: str | os.PathLike[str], *, commands: Mapping[str, Command] | None = None
+    system: ActorSystem,
+    path: str | os.PathLike[str],
+    *,
+    commands: Mapping[str, Command] | None = None,
+    actions: bool = False,
+    tracebacks: bool = False,
 ) -> AsyncIterator[str]:
     """Let ``levada top PATH`` look at `system` while the block lasts.
 
     Only this user can open the socket (mode 0600).  Clients see names, classes and counts, never a message, and can change nothing
-    but by `commands`.  Within an actor: ``await self.enter(serve_console(self.system, path))``.
+    but by `commands` and `actions`.  Within an actor: ``await self.enter(serve_console(self.system, path))``.
 
     Args:
         system: has been entered.
         path: of the socket; the socket of a dead program is replaced.
         commands: what a client may request by ``{"do": name}``; each is called with the request and returns the answer, or raises
             `ConfigurationError` for the client.
+        actions: let ``levada top --web --actions`` stop, kill and restart actors.
+        tracebacks: let ``levada top --web`` show the texts and tracebacks of errors; these may quote messages.
 
     Yields:
         The path.
@@ -176,7 +208,7 @@ async def serve_console(
     path = os.fspath(path)
     with _bound(path) as listening:
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
-        console = system.spawn(Console, listener, commands or {})
+        console = system.spawn(Console, listener, commands or {}, actions, tracebacks)
         try:
             yield path
         finally:

@@ -45,6 +45,30 @@ class Row:
     """Children that the limit left out."""
     about: str = ""
 
+    @classmethod
+    def of(cls, info: ActorInfo, level: int) -> Row:
+        """Make the row of an actor."""
+        return cls(
+            level=level,
+            path=info.path,
+            kind=info.kind,
+            state=info.state,
+            depth=info.depth,
+            age=info.age,
+            handled=info.handled,
+            restarts=info.restarts,
+            handler=info.handler,
+            where=info.where,
+            waits_for=info.waits_for[:_MOST_WAITS],
+            hidden=info.hidden,
+            about=info.about,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return values that the `json` module writes."""
+        # With `json.dumps` 4.4 µs a row; `attrs.asdict` makes it 7.6.
+        return {name: getattr(self, name) for name in _COLUMNS}
+
 
 _COLUMNS = tuple(field.name for field in attrs.fields(Row))
 
@@ -97,8 +121,7 @@ class Snapshot:
         return {
             **attrs.asdict(self, recurse=False, filter=lambda field, _: field.name != "nodes"),
             "statistics": attrs.asdict(self.statistics),
-            # With `json.dumps` 4.4 µs a row; `attrs.asdict` makes it 7.6.
-            "actors": [{name: getattr(row, name) for name in _COLUMNS} for row in self.actors],
+            "actors": [row.to_json() for row in self.actors],
             **nodes,
         }
 
@@ -194,23 +217,7 @@ def take_snapshot(system: ActorSystem, *, limit: int = MOST_ACTORS) -> Snapshot:
     while stack:
         level, info = stack.pop()
         stack += [(level + 1, child) for child in reversed(info.children)]
-        rows.append(
-            Row(
-                level=level,
-                path=info.path,
-                kind=info.kind,
-                state=info.state,
-                depth=info.depth,
-                age=info.age,
-                handled=info.handled,
-                restarts=info.restarts,
-                handler=info.handler,
-                where=info.where,
-                waits_for=info.waits_for[:_MOST_WAITS],
-                hidden=info.hidden,
-                about=info.about,
-            )
-        )
+        rows.append(Row.of(info, level))
     return Snapshot(
         system=system.name,
         phase=system.phase,

@@ -1,7 +1,8 @@
 """The console's protocol, version 1: JSON objects, one a line, over a Unix socket that only its owner may open.
 
 The client sends ``{"levada-console": 1, "limit": 1000}``; the server answers each such line with one line: the members of `Snapshot`
-or ``"error"``, a text, and always ``"levada-console"``, its version.  After an error the server closes the connection.  Either line may
+or ``"error"``, a text, and always ``"levada-console"``, its version.  After an error the server closes the connection.  A dashboard sends
+``"view"`` instead (`levada.actors.console.viewing.View`) and gets only what is in view; ``"act"`` and ``"confirm"`` are its actions.  Either line may
 get new members without a new version; unknown members are ignored.
 """
 

@@ -1,0 +1,366 @@
+"""What one client sees of a system: the part that is in view, and nothing else is computed.
+
+A client says what it shows (`View`) and asks again and again; `Viewer.look` answers with that part.  A viewer that is not asked does
+nothing, except that its recorder takes events until `Viewer.close`.
+
+What it costs: the tree is walked along open actors only, rows are made for the window only, and searches go on from request to request
+(`Scan`).  After an answer that took long the next one waits, so a viewer takes 2 % of a core at most, the first pass of a search aside.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import islice
+from typing import Any, Final, Literal, get_args
+
+import attrs
+import trio
+
+from levada.framework import ActorSystem, bounded
+from levada.framework.embedding import LocalRef, restart_actor
+from levada.framework.errors import ConfigurationError, DecodeError, LevadaError
+from levada.transports.text import printable
+
+from .news import Recorder
+from .scan import MOST_FOUND, Scan
+from .snapshot import Row, ask_nodes
+
+__all__ = ["ACTIONS", "MOST_OPEN", "MOST_ROWS", "PAGES", "Page", "View", "Viewer"]
+
+Page = Literal["actors", "connections", "channels", "journals", "queries", "nodes", "none"]
+PAGES: Final[tuple[Page, ...]] = get_args(Page)
+"""``none`` shows the system as a whole; the others add rows."""
+Action = Literal["stop", "kill", "restart"]
+ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
+
+MOST_ROWS: Final = 200
+"""Rows in view at most."""
+MOST_OPEN: Final = 500
+"""Actors whose children are in view, at most."""
+_PATH: Final = 1000
+"""Characters of a path, or of a search text."""
+_SHARE: Final = 0.02
+"""Share of a core for one viewer."""
+_LONGEST: Final = 3.0
+"""Seconds between two answers at most, however long they take."""
+_PATIENCE: Final = 1.0
+"""Seconds for the figures of one actor."""
+_CONFIRM: Final = 60.0
+"""Seconds to confirm an action."""
+_EVERY: Final[Mapping[Page, float]] = {
+    "queries": 2.0,
+    "nodes": 2.0,
+    "journals": 1.0,
+    "connections": 1.0,
+    "channels": 1.0,
+}
+"""Seconds between answers, where figures cost more than rows."""
+
+
+@attrs.frozen(kw_only=True)
+class View:
+    """What a client shows."""
+
+    page: Page = "actors"
+    search: str = ""
+    """Part of a path or of a class name; case is ignored. Empty: the tree."""
+    open: tuple[str, ...] = ()
+    """Paths of the actors whose children are shown."""
+    first: int = 0
+    """Rows above the window."""
+    count: int = 50
+    """Rows in the window."""
+    selected: str | None = None
+    """Path of the actor to tell more about."""
+    after: int = 0
+    """Number of the last event that the client has."""
+
+    @classmethod
+    def from_json(cls, value: object) -> View:
+        """Read a view.
+
+        Raises:
+            DecodeError: it is not one, or asks for too much.
+        """
+        if not isinstance(value, dict):
+            raise DecodeError("a view is a JSON object")
+        names = {field.name for field in attrs.fields(cls)}
+        view = cls(**{name: member for name, member in value.items() if name in names})
+        paths = view.open
+        if not isinstance(paths, list) or len(paths) > MOST_OPEN or not all(_is_path(path) for path in paths):
+            raise DecodeError(f"open is a list of {MOST_OPEN} paths at most")
+        numbers = (view.first, view.count, view.after)
+        if not all(type(number) is int and 0 <= number < 1 << 53 for number in numbers) or view.count > MOST_ROWS:
+            raise DecodeError(f"first, count and after are numbers, and count is {MOST_ROWS} at most")
+        if (
+            view.page not in PAGES
+            or not _is_path(view.search)
+            or not (view.selected is None or _is_path(view.selected))
+        ):
+            raise DecodeError(f"page is one of {', '.join(PAGES)}; search and selected are short texts")
+        return attrs.evolve(view, open=tuple(paths))
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= _PATH
+
+
+@attrs.frozen
+class _Prepared:
+    """An action that waits to be confirmed. It holds the actor, so another one of the same path is safe."""
+
+    action: Action
+    actor: LocalRef
+    code: str
+    until: float
+
+    def is_meant_by(self, code: object) -> bool:
+        right = isinstance(code, str) and hmac.compare_digest(code.encode(errors="replace"), self.code.encode())
+        return right and trio.current_time() <= self.until and self.actor.is_alive
+
+    def carry_out(self) -> None:
+        match self.action:
+            case "restart":
+                restart_actor(self.actor)
+            case "kill":
+                self.actor.kill()
+            case "stop":
+                self.actor.stop()
+
+
+class Viewer:
+    """Answers one client.
+
+    Args:
+        system: has been entered.
+        actions: whether the client may stop, kill and restart actors.
+        tracebacks: whether it sees the texts and tracebacks of errors.
+    """
+
+    def __init__(self, system: ActorSystem, *, actions: bool = False, tracebacks: bool = False) -> None:
+        self._system = system
+        self._actions = actions
+        self._recorder = Recorder(tracebacks)
+        self._recording = system.spawn(lambda: self._recorder, mailbox=bounded(256, overflow="raise"))
+        self._known: dict[str, LocalRef] = {}
+        self._scan: Scan | None = None
+        self._scanned: tuple[str, str] = ("", "")
+        self._prepared: _Prepared | None = None
+        self._rest_until = 0.0
+
+    def close(self) -> None:
+        """Stop to record."""
+        self._recording.kill()
+
+    async def look(self, view: View) -> dict[str, Any]:
+        """Return what is in view, as JSON has it; waits if the last answer came just now and took long.
+
+        Raises:
+            ActorStopped: the system is ending.
+
+        Cancellation:
+            the next call goes on.
+        """
+        await trio.sleep_until(self._rest_until)
+        self._rest_until = 0.0
+        began = time.perf_counter()
+        rows: list[dict[str, Any]] = []
+        total, searching = 0, False
+        if view.page == "actors" and not view.search:
+            rows, total = self._tree(view)
+            self._scan = None
+        elif view.page == "nodes":
+            nodes = await ask_nodes(self._system, 1)
+            rows, total = [_node(node) for node in nodes[view.first :][: view.count]], len(nodes)
+            began = time.perf_counter()  # others answered meanwhile
+        elif view.page != "none":
+            scan = self._scan_for(view)
+            await scan.advance()
+            found, searching = scan.found, not scan.complete
+            total = len(found)
+            window = found[view.first :][: view.count]
+            if view.page == "actors":
+                rows = [Row.of(self._system.observe.actor(cell), 0).to_json() for cell in window]
+                self._known.update((cell.path, cell) for cell in window)
+            else:
+                rows = await self._reports(view.page, window)
+                began = time.perf_counter()
+        detail = self._detail(view.selected)
+        self._recorder.renew()
+        last, news = self._recorder.after(view.after)
+        interval = min(_LONGEST, (time.perf_counter() - began) / _SHARE)
+        self._rest_until = trio.current_time() + interval
+        return {
+            **self._summary(),
+            "page": view.page,
+            "rows": rows,
+            "first": view.first,
+            "total": total,
+            "most": MOST_FOUND,
+            "searching": searching,
+            "detail": detail,
+            "news": news,
+            "last": last,
+            "interval": max(interval, _EVERY.get(view.page, 0.5)),
+        }
+
+    async def act(self, members: Mapping[str, Any]) -> dict[str, Any]:
+        """Prepare an action, or carry out the one that was prepared.
+
+        Args:
+            members: ``act`` and ``path``; then ``confirm``, the code of the first answer.
+
+        Raises:
+            ConfigurationError: actions are not allowed, there is no such actor, or the code is not the latest one.
+        """
+        await trio.lowlevel.checkpoint()
+        if not self._actions:
+            raise ConfigurationError(
+                "this dashboard changes nothing; the program would have to allow it with actions=True"
+            )
+        if "confirm" in members:
+            prepared, self._prepared = self._prepared, None
+            if prepared is None or not prepared.is_meant_by(members["confirm"]):
+                raise ConfigurationError("there is nothing to confirm: the actor has ended, or a minute has passed")
+            prepared.carry_out()
+            return {"done": f"{prepared.action} {printable(prepared.actor.path, _PATH)}"}
+        action, path = members.get("act"), members.get("path")
+        actor = self._find(path) if isinstance(path, str) else None
+        if action not in ACTIONS or actor is None:
+            raise ConfigurationError("no such action, or no such actor now")
+        code = secrets.token_urlsafe(16)
+        self._prepared = _Prepared(action, actor, code, trio.current_time() + _CONFIRM)
+        supervision = self._system.observe.detail(actor).supervision
+        return {"confirm": code, "act": action, "path": printable(actor.path, _PATH), "supervision": supervision}
+
+    def _summary(self) -> dict[str, Any]:
+        system = self._system
+        return {
+            "system": printable(system.name),
+            "phase": system.phase,
+            "pid": os.getpid(),
+            "time": trio.current_time(),
+            "cpu": time.process_time(),
+            "statistics": attrs.asdict(system.statistics()),
+            "turn_times": list(system.observe.turn_times.counts),
+            "queue_times": list(system.observe.queue_times.counts),
+            "actions": list(ACTIONS) if self._actions else [],
+        }
+
+    def _tree(self, view: View) -> tuple[list[dict[str, Any]], int]:
+        """Return the rows of the window, and how many rows there are."""
+        observe, root = self._system.observe, self._system.root
+        inner: dict[LocalRef, set[LocalRef]] = {}
+        at_path: dict[str, LocalRef] = {"": root}
+        for path in sorted(view.open, key=lambda path: path.count("/")):
+            cell, parent = self._find(path), at_path.get(path.rpartition("/")[0])
+            if cell is not None and parent is not None:
+                at_path[path] = cell
+                inner.setdefault(parent, set()).add(cell)
+        known = {cell.path: cell for cell in at_path.values() if cell is not root}
+        rows: list[dict[str, Any]] = []
+        end = view.first + view.count
+        at = 0
+
+        def show(cells: Iterator[LocalRef], level: int) -> None:
+            for cell in cells:
+                row = Row.of(observe.actor(cell), level)
+                known[row.path] = cell
+                rows.append(row.to_json())
+
+        todo = [(root, iter(observe.children(root)), len(observe.children(root)))]
+        while todo:
+            cell, children, left = todo.pop()
+            special, level = inner.get(cell, set()), len(todo)
+            # One by one up to the next open child; what is behind the last one is not looked at, only counted.
+            opened: LocalRef | None = None
+            while special and left and opened is None:
+                child = next(children)
+                left -= 1
+                if view.first <= at < end:
+                    show(iter((child,)), level)
+                at += 1
+                if child in special:
+                    special.discard(child)
+                    opened = child
+            if opened is not None:
+                todo.append((cell, children, left))
+                todo.append((opened, iter(observe.children(opened)), len(observe.children(opened))))
+                continue
+            show(islice(children, max(0, view.first - at), max(0, min(left, end - at))), level)
+            at += left
+        self._known = known
+        return rows, at
+
+    def _find(self, path: str) -> LocalRef | None:
+        cell = self._known.get(path)
+        if cell is not None and cell.is_alive:
+            return cell
+        found = self._system.lookup(path)
+        return found if isinstance(found, LocalRef) else None
+
+    def _scan_for(self, view: View) -> Scan:
+        wanted = view.page, view.search
+        if self._scan is None or self._scanned != wanted:
+            self._scan, self._scanned = Scan(self._system, self._predicate(view)), wanted
+            self._known = {path: cell for path, cell in self._known.items() if path == view.selected}
+        return self._scan
+
+    def _predicate(self, view: View) -> Callable[[LocalRef, str], bool]:
+        observe, text = self._system.observe, view.search.casefold()
+        if view.page == "actors":
+            return lambda cell, path: text in path.casefold() or text in observe.kind(cell).casefold()
+        if view.page == "channels":
+            return lambda cell, path: text in path.casefold() and observe.holds_channels(cell)
+        subjects = {"connections": ("connection", "listener"), "journals": ("journal",), "queries": ("query",)}[
+            view.page
+        ]
+        return lambda cell, path: observe.subject(cell) in subjects and text in path.casefold()
+
+    async def _reports(self, page: Page, cells: Collection[LocalRef]) -> list[dict[str, Any]]:
+        """Return what actors tell of themselves."""
+        observe = self._system.observe
+        if page == "channels":
+            return [
+                {"path": printable(cell.path, _PATH), **attrs.asdict(channel)}
+                for cell in cells
+                for channel in observe.detail(cell).channels
+            ]
+        rows = [Row.of(observe.actor(cell), 0).to_json() for cell in cells]
+
+        async def fill(row: dict[str, Any], cell: LocalRef) -> None:
+            row["subject"] = observe.subject(cell)
+            with trio.move_on_after(_PATIENCE) as scope:
+                try:
+                    row["report"] = dict(await observe.report(cell))
+                except LevadaError as error:
+                    row["error"] = printable(str(error))
+            if scope.cancelled_caught:
+                row["error"] = f"no answer within {_PATIENCE:g} s"
+
+        async with trio.open_nursery() as nursery:
+            for row, cell in zip(rows, cells, strict=True):
+                nursery.start_soon(fill, row, cell)
+        self._known.update((cell.path, cell) for cell in cells)
+        return rows
+
+    def _detail(self, path: str | None) -> dict[str, Any] | None:
+        cell = self._find(path) if path is not None else None
+        if cell is None:
+            return None
+        self._known[cell.path] = cell
+        row = Row.of(self._system.observe.actor(cell), 0).to_json()
+        return {**row, **attrs.asdict(self._system.observe.detail(cell)), "incarnation": cell.incarnation}
+
+
+def _node(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave of a node's snapshot what its row shows."""
+    snapshot = node.get("snapshot")
+    rest = {name: value for name, value in node.items() if name != "snapshot"}
+    if not isinstance(snapshot, dict):
+        return rest
+    return {**rest, **{name: snapshot.get(name) for name in ("statistics", "phase", "turn_times", "queue_times")}}

@@ -1,0 +1,314 @@
+"""Views of the console: what a dashboard gets is what it shows, and what it may do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from levada.actors.console import View, Viewer, connect_console, serve_console
+from levada.actors.console.news import KEPT, MOST_NEWS
+from levada.actors.console.viewing import MOST_OPEN, MOST_ROWS
+from levada.framework import Actor, ActorSystem, Receiver, Ref, Sender, channel, handles, message, restart
+from levada.framework.errors import CarrierError, ConfigurationError, DecodeError
+
+
+@message
+class Work:
+    pass
+
+
+@message
+class Fail:
+    secret: str
+
+
+class Clerk(Actor[Work | Fail]):
+    @handles
+    def work(self, m: Work) -> None:
+        pass
+
+    @handles
+    def fail(self, m: Fail) -> None:
+        raise ValueError(m.secret)
+
+
+class Office(Actor[Work]):
+    clerks: int
+
+    def started(self) -> None:
+        for number in range(self.clerks):
+            self.spawn(Clerk, name=f"clerk{number}")
+
+    @handles
+    def work(self, m: Work) -> None:
+        pass
+
+
+class Desk(Actor[Work]):
+    out: Sender[int]
+
+    @handles
+    def work(self, m: Work) -> None:
+        self.out.send_nowait(1)
+
+
+@asynccontextmanager
+async def viewed(*offices: int, **allowed: bool) -> AsyncIterator[tuple[ActorSystem, Viewer]]:
+    async with ActorSystem("town") as system:
+        for number, clerks in enumerate(offices):
+            system.spawn(Office, clerks, name=f"office{number}")
+        await wait_all_tasks_blocked()
+        viewer = Viewer(system, **allowed)
+        await wait_all_tasks_blocked()
+        yield system, viewer
+        viewer.close()
+
+
+def shown(answer: dict[str, Any]) -> list[tuple[int, str, int]]:
+    return [(row["level"], row["path"], row["hidden"]) for row in answer["rows"]]
+
+
+async def test_a_tree_is_folded_but_for_the_open_actors(autojump_clock: MockClock) -> None:
+    async with viewed(2, 3) as (_, viewer):
+        # The last one without a name records what happens.
+        folded = await viewer.look(View())
+        assert shown(folded) == [(0, "/office0", 2), (0, "/office1", 3), (0, "/$8", 0)]
+        assert folded["total"] == 3
+        answer = await viewer.look(View(open=("/office1",)))
+        assert shown(answer) == [
+            (0, "/office0", 2),
+            (0, "/office1", 3),
+            (1, "/office1/clerk0", 0),
+            (1, "/office1/clerk1", 0),
+            (1, "/office1/clerk2", 0),
+            (0, "/$8", 0),
+        ]
+        assert answer["total"] == 6
+
+
+@pytest.mark.parametrize("first", range(9))
+@pytest.mark.parametrize("count", [0, 1, 3, 20])
+async def test_a_window_is_a_part_of_the_whole(autojump_clock: MockClock, first: int, count: int) -> None:
+    paths = ("/office0", "/office2", "/nobody", "/office0/clerk1")
+    async with viewed(2, 3, 1) as (_, viewer):
+        whole = await viewer.look(View(open=paths, count=200))
+        part = await viewer.look(View(open=paths, first=first, count=count))
+        assert len(shown(whole)) == whole["total"] == part["total"] == 7
+        assert shown(part) == shown(whole)[first : first + count]
+
+
+async def test_children_of_a_folded_actor_are_not_shown(autojump_clock: MockClock) -> None:
+    async with viewed(2) as (_, viewer):
+        answer = await viewer.look(View(open=("/office0/clerk1",)))
+        assert [path for _, path, _ in shown(answer)] == ["/office0", "/$4"]
+
+
+async def test_a_search_finds_paths_and_classes(autojump_clock: MockClock) -> None:
+    async with viewed(2, 2) as (system, viewer):
+        for text, found in (
+            ("CLERK1", ["/office0/clerk1", "/office1/clerk1"]),
+            ("office1/", ["/office1/clerk0", "/office1/clerk1"]),
+            ("recorder", ["/$7"]),
+            ("nothing", []),
+        ):
+            answer = await viewer.look(View(search=text))
+            assert ([path for _, path, _ in shown(answer)], answer["total"]) == (found, len(found))
+            assert not answer["searching"]
+        # What ended is gone at once, what began is found by a later pass.
+        clerk = system.lookup("/office0/clerk1")
+        assert clerk is not None
+        await viewer.look(View(search="clerk1"))
+        clerk.kill()
+        await wait_all_tasks_blocked()
+        assert [path for _, path, _ in shown(await viewer.look(View(search="clerk1")))] == ["/office1/clerk1"]
+        system.spawn(Clerk, name="clerk11")
+        await viewer.look(View(search="clerk1"))
+        assert [path for _, path, _ in shown(await viewer.look(View(search="clerk1")))] == [
+            "/office1/clerk1",
+            "/clerk11",
+        ]
+
+
+async def test_the_selected_actor_in_detail(autojump_clock: MockClock) -> None:
+    async with viewed() as (system, viewer):
+        sender, receiver = channel(int, name="orders")
+        desk: Ref[Work] = system.spawn(Desk, sender, name="desk", supervise=restart("permanent", max=2, within=9.0))
+        desk.tell(Work())
+        await wait_all_tasks_blocked()
+        detail = (await viewer.look(View(page="none", selected="/desk")))["detail"]
+        assert {name: detail[name] for name in ("path", "kind", "handled", "supervision", "capacity", "links")} == {
+            "path": "/desk",
+            "kind": "Desk",
+            "handled": 1,
+            "supervision": "restart (permanent, 2 in 9 s)",
+            "capacity": None,
+            "links": (),
+        }
+        channels = ({"name": "orders", "end": "Sender", "item": "int", "mode": "ordered", "queued": 1, "window": 256},)
+        assert detail["channels"] == channels
+        answer = await viewer.look(View(page="channels"))
+        assert answer["rows"] == [{"path": "/desk", **channels[0]}]
+        assert (await viewer.look(View(selected="/gone")))["detail"] is None
+        receiver.close()
+        assert isinstance(receiver, Receiver)
+
+
+@pytest.mark.handler_fails
+async def test_what_happens_is_told_without_the_texts(autojump_clock: MockClock) -> None:
+    async with viewed() as (system, viewer):
+        clerk: Ref[Work | Fail] = system.spawn(Clerk, name="clerk")
+        clerk.tell(Fail("password"))
+        await wait_all_tasks_blocked()
+        clerk.tell(Work())
+        await wait_all_tasks_blocked()
+        answer = await viewer.look(View())
+        told = [(each["number"], each["what"], each["actor"], each["message"], each["why"]) for each in answer["news"]]
+        assert told == [
+            (1, "failure", "/clerk", "Fail", "ValueError"),
+            (2, "dead letter", "/clerk", "Work", "stopped"),
+        ]
+        assert "password" not in repr(answer)
+        assert (answer["last"], (await viewer.look(View(after=2)))["news"]) == (2, [])
+
+
+@pytest.mark.handler_fails
+async def test_tracebacks_if_they_are_asked_for(autojump_clock: MockClock) -> None:
+    async with viewed(tracebacks=True) as (system, viewer):
+        system.spawn(Clerk, name="clerk").tell(Fail("wrong"))
+        await wait_all_tasks_blocked()
+        (failure,) = (await viewer.look(View()))["news"]
+        assert failure["traceback"][0] == "Traceback (most recent call last):"
+        assert failure["traceback"][-1] == "ValueError: wrong"
+
+
+async def test_a_flood_of_events_is_cut_off_until_the_next_look(autojump_clock: MockClock) -> None:
+    async with viewed() as (system, viewer):
+        clerk: Ref[Work | Fail] = system.spawn(Clerk, name="clerk")
+        clerk.kill()
+        await wait_all_tasks_blocked()
+        for _ in range(10 * KEPT):
+            clerk.tell(Work())
+        await wait_all_tasks_blocked()
+        answer = await viewer.look(View())
+        assert (answer["last"] <= 256, answer["statistics"]["dead_letters"]) == (True, 10 * KEPT)
+        last = answer["last"]
+        for _ in range(3):
+            for _ in range(MOST_NEWS - 1):
+                clerk.tell(Work())
+            await wait_all_tasks_blocked()
+            answer = await viewer.look(View(after=last))
+            assert len(answer["news"]) == MOST_NEWS - 1
+            last = answer["last"]
+
+
+async def test_nobody_watching_leaves_no_trace(autojump_clock: MockClock) -> None:
+    async with viewed(1) as (system, viewer):
+        from levada.framework import ActorFailed, DeadLetter
+
+        assert system.events.wants(DeadLetter)
+        viewer.close()
+        await wait_all_tasks_blocked()
+        assert not system.events.wants(DeadLetter)
+        assert not system.events.wants(ActorFailed)
+        assert system.statistics().actors == 2
+
+
+@pytest.mark.handler_fails
+async def test_actions_are_confirmed(autojump_clock: MockClock) -> None:
+    async with viewed(actions=True) as (system, viewer):
+        clerk = system.spawn(Clerk, name="clerk", supervise=restart("transient"))
+        clerk.tell(Work())
+        await wait_all_tasks_blocked()
+        asked = await viewer.act({"act": "restart", "path": "/clerk"})
+        assert (asked["act"], asked["path"], asked["supervision"]) == (
+            "restart",
+            "/clerk",
+            "restart (transient, 5 in 10 s)",
+        )
+        assert (await viewer.look(View(selected="/clerk")))["detail"]["restarts"] == 0
+        assert await viewer.act({"confirm": asked["confirm"]}) == {"done": "restart /clerk"}
+        await trio.sleep(1)
+        assert (await viewer.look(View(selected="/clerk")))["detail"]["restarts"] == 1
+        for wrong in (asked["confirm"], "", "é", "\ud800", None, 5):
+            with pytest.raises(ConfigurationError, match="nothing to confirm"):
+                await viewer.act({"confirm": wrong})
+        asked = await viewer.act({"act": "stop", "path": "/clerk"})
+        await trio.sleep(61)
+        with pytest.raises(ConfigurationError, match="a minute has passed"):
+            await viewer.act({"confirm": asked["confirm"]})
+        asked = await viewer.act({"act": "stop", "path": "/clerk"})
+        await viewer.act({"confirm": asked["confirm"]})
+        await wait_all_tasks_blocked()
+        assert not clerk.is_alive
+        # The code was for that actor, not for the next one of its name.
+        other = system.spawn(Clerk, name="clerk")
+        asked = await viewer.act({"act": "kill", "path": "/clerk"})
+        other.kill()
+        await wait_all_tasks_blocked()
+        heir = system.spawn(Clerk, name="clerk")
+        with pytest.raises(ConfigurationError, match="the actor has ended"):
+            await viewer.act({"confirm": asked["confirm"]})
+        assert heir.is_alive
+        asked = await viewer.act({"act": "restart", "path": "/clerk"})
+        with pytest.raises(ConfigurationError, match="was not spawned with supervise=restart"):
+            await viewer.act({"confirm": asked["confirm"]})
+        for wrong in ({"act": "delete", "path": "/clerk"}, {"act": "stop", "path": "/nobody"}, {"act": "stop"}):
+            with pytest.raises(ConfigurationError, match="no such action, or no such actor now"):
+                await viewer.act(wrong)
+
+
+async def test_nothing_can_be_changed_unless_it_is_allowed(autojump_clock: MockClock) -> None:
+    async with viewed(1) as (system, viewer):
+        with pytest.raises(ConfigurationError, match="this dashboard changes nothing"):
+            await viewer.act({"act": "stop", "path": "/office0"})
+        assert (await viewer.look(View()))["actions"] == []
+        assert system.lookup("/office0") is not None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        5,
+        {"page": "secrets"},
+        {"page": []},
+        {"search": 1},
+        {"search": "x" * 1001},
+        {"open": "/a"},
+        {"open": [1]},
+        {"open": ["/a"] * (MOST_OPEN + 1)},
+        {"first": -1, "open": []},
+        {"first": True, "open": []},
+        {"first": 1.5, "open": []},
+        {"count": MOST_ROWS + 1, "open": []},
+        {"after": 1 << 53, "open": []},
+        {"selected": {}, "open": []},
+    ],
+)
+def test_what_is_no_view(wrong: object) -> None:
+    with pytest.raises(DecodeError):
+        View.from_json(wrong)
+
+
+@pytest.mark.loopback
+async def test_views_over_the_socket(tmp_path: Path) -> None:
+    async with ActorSystem("town") as system, serve_console(system, tmp_path / "c", actions=True) as path:
+        office = system.spawn(Office, 2, name="office")
+        await wait_all_tasks_blocked()
+        async with connect_console(path) as console:
+            answer = await console.view(View(open=("/office",), count=2, first=1))
+            assert [row["path"] for row in answer["rows"]] == ["/office", "/office/clerk0"]
+            assert (await console.act({"act": "stop", "path": "/nobody"}))["refused"].startswith("no such action")
+            asked = await console.act({"act": "kill", "path": "/office"})
+            assert (await console.act({"confirm": asked["confirm"]}))["done"] == "kill /office"
+            await office.terminated()
+            assert (await console.snapshot()).statistics.actors == 2
+            with pytest.raises(CarrierError, match="count is 200 at most"):
+                await console.view(View(count=1000))
+        await wait_all_tasks_blocked()
+        assert system.statistics().actors == 1
