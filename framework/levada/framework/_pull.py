@@ -132,8 +132,8 @@ class Work(Take):
         Args:
             cell: the actor.
             entry: the message, or the question.
-            over: called once: with True when the handler has finished, or the actor ended meanwhile; with False if the actor has ended
-                and no handler has started.
+            over: called once: with True when the handler has finished, the actor has ended meanwhile, or the asker had gone before; with
+                False if the actor has ended and no handler has started.
         """
         self._cell = cell
         self._entry = entry
@@ -152,13 +152,15 @@ class Work(Take):
     def next(self, cell: Any) -> Any:
         if self._over is None:
             return TURN
-        if self._started:
-            self._cell.forget_watcher(self)
-            self._end()
-            return TURN
-        self._started = True
-        cell.admit(self)
-        return self._entry
+        entry = self._entry
+        if not self._started:
+            self._started = True
+            if not (isinstance(entry, Ask) and entry.settled):  # else its asker has gone
+                cell.admit(self)
+                return entry
+        self._cell.forget_watcher(self)
+        self._end()
+        return TURN
 
     def taken(self, cell: Any) -> Any:
         return self._entry

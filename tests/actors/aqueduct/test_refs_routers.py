@@ -16,7 +16,7 @@ from trio.testing import MockClock
 
 from levada.actors.aqueduct import PeerConfig, connect, serve
 from levada.framework import Actor, ActorSystem, Asks, Sender, bounded, channel, handles, message, restart
-from levada.framework.errors import ActorError, ActorStopped, AskTimeout, NoValue
+from levada.framework.errors import ActorError, ActorStopped, AskTimeout, MailboxFull, NoValue
 from levada.framework.events import DeadLetter
 from levada.framework.router import at_random, broadcast, consistent_hash, group, least_mailbox, pull, round_robin
 from levada.transports.carriers import MemoryConfig
@@ -223,6 +223,62 @@ async def test_questions_of_threads_go_through_too(offices: Offices, autojump_cl
     autojump_clock.autojump_threshold = 0.05
     assert await trio.to_thread.run_sync(lambda: router.from_thread.ask(Question(1, 0.0))) == 1
     autojump_clock.autojump_threshold = 0
+
+
+@pytest.mark.parametrize("routing", [pull, round_robin, least_mailbox])
+async def test_a_job_whose_asker_has_gone_is_not_begun(
+    offices: Offices, autojump_clock: MockClock, routing: Callable[[], Any]
+) -> None:
+    """After a time-out, a cancellation, and a time-out in a thread; with `pull`, the others wait their turn all the same."""
+    office = await offices.open()
+    router = offices.here.spawn(group("g", routing=routing()))
+    cell, ref = await offices.hire(office, "worker")
+    offices.here.groups.join("g", ref)
+
+    async def times_out(number: int) -> None:
+        with pytest.raises(AskTimeout):
+            await router.ask(Question(number), timeout=1)
+
+    async def is_cancelled(number: int) -> None:
+        with trio.move_on_after(1):
+            await router.ask(Question(number), timeout=None)
+
+    for number, asks in enumerate((times_out, is_cancelled)):
+        cell.tell(Job(100 + number, 5.0))
+        await asks(number)
+        cell.tell(Job(200 + number))
+        assert await router.ask(Question(300 + number), timeout=60) == 300 + number
+    autojump_clock.autojump_threshold = 0.05
+    cell.tell(Job(102, 500.0))
+    with pytest.raises(AskTimeout):
+        await trio.to_thread.run_sync(lambda: router.from_thread.ask(Question(2), timeout=0.001))
+    autojump_clock.autojump_threshold = 0
+    await trio.sleep(1000)
+    assert offices.begun() == offices.ended() == [100, 200, 300, 101, 201, 301, 102]
+    assert cell.depth() == 0
+    assert offices.letters == []
+
+
+async def test_a_job_that_waits_for_room_is_not_sent_when_its_asker_has_gone(
+    offices: Offices, autojump_clock: MockClock
+) -> None:
+    """The window of the ref is full of other messages; then the routee takes the next job."""
+    office = await offices.open()
+    router = offices.here.spawn(group("g", routing=pull()))
+    cell, ref = await offices.hire(office, "worker", mailbox=bounded(1))
+    offices.here.groups.join("g", ref)
+    cell.tell(Job(100, 5.0))
+    sent = 0
+    with pytest.raises(MailboxFull):
+        while True:
+            ref.tell(f"{sent}")
+            sent += 1
+            await trio.sleep(0.001)
+    with pytest.raises(AskTimeout):
+        await router.ask(Question(1), timeout=1)
+    assert await router.ask(Question(2), timeout=60) == 2
+    assert offices.begun() == [100, 2]
+    assert sum(what.isdigit() for _, what, _ in offices.log) == sent
 
 
 async def test_a_routee_that_fails_loses_the_message_in_hand_and_no_other(
@@ -578,7 +634,7 @@ async def test_consistent_hash_tells_members_of_two_systems_with_one_path_apart(
 async def test_in_any_trouble_no_message_is_handled_twice_or_lost_in_silence(
     autojump_clock: MockClock, seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Routees here and in two other systems fail, end, are killed and cut off, at any moment."""
+    """Routees here and in two other systems fail, end, are killed and cut off, at any moment. No job begins when its asker has gone."""
     caplog.set_level("CRITICAL", "levada")
     rng = random.Random(seed)
     async with at_work(seed) as offices:
@@ -596,6 +652,7 @@ async def test_in_any_trouble_no_message_is_handled_twice_or_lost_in_silence(
             here.groups.join("g", ref)
             cells.append((cell, ref))
         answers: dict[int, str] = {}
+        never: list[int] = []
 
         async def ask(number: int) -> None:
             how = rng.choice(["", "", "fail", "stop", "later"])
@@ -604,6 +661,9 @@ async def test_in_any_trouble_no_message_is_handled_twice_or_lost_in_silence(
                 answers[number] = "answer"
             except (ActorStopped, AskTimeout, NoValue) as error:
                 answers[number] = type(error).__name__
+            await trio.sleep(0.1)  # more than the latency
+            if number not in offices.begun():
+                never.append(number)
 
         async def trouble() -> None:
             for _ in range(8):
@@ -635,6 +695,7 @@ async def test_in_any_trouble_no_message_is_handled_twice_or_lost_in_silence(
         await trio.sleep(1000)
         begun = Counter(number for number in offices.begun() if number >= 0)
         assert max(begun.values()) == 1
+        assert not any(begun[number] for number in never)
         lost = Counter(m.number for m, _ in offices.letters if isinstance(m, Job) and m.number >= 0)
         assert all(begun[number] or lost[number] for number in told)
         assert len(answers) == 60 - len(told)

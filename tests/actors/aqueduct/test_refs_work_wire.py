@@ -10,8 +10,8 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.aqueduct import RawMessage, envelopes
-from levada.framework import Failed, OneshotReceiver, Receiver, channel, oneshot
-from levada.framework.errors import ConfigurationError, DecodeError, LevadaError, NoValue
+from levada.framework import Failed, OneshotReceiver, Receiver, TerminalState, channel, oneshot
+from levada.framework.errors import AskTimeout, ConfigurationError, DecodeError, LevadaError, NoValue
 from levada.framework.events import DeadLetter
 from levada.framework.router import group, least_mailbox, pull, round_robin
 from levada.transports.aqueduct import Headers
@@ -358,3 +358,62 @@ async def test_rf48_at_most_64_messages_are_in_work(raw: Begin, autojump_clock: 
         for reported in reports:
             assert (await reported).payload == DONE
         assert ends.notes == [str(number) for number in range(70)]
+
+
+@pytest.mark.rule("RF-49")
+@pytest.mark.parametrize("how", ["time-out", "cancelled"])
+async def test_rf49_an_asker_that_goes_away_closes_the_oneshot_of_the_answer(
+    raw: Begin,  # noqa: F811
+    autojump_clock: MockClock,
+    how: str,
+) -> None:
+    """And nothing else: the routee gets its next message when this one is reported."""
+    async with raw(**GREETED) as ends:
+        router, receiver, letters = await begin(ends)
+
+        async def ask() -> None:
+            if how == "cancelled":
+                with trio.move_on_after(2):
+                    await router.ask(Size(), timeout=None)
+            else:
+                with pytest.raises(AskTimeout):
+                    await router.ask(Size(), timeout=2)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            report, answer = (await receiver.receive()).attachments
+            await trio.sleep(1.9)
+            assert answer.state is TerminalState.OPEN
+        assert await answer.terminated() is TerminalState.RECEIVER_CLOSED
+        assert report.state is TerminalState.OPEN
+        router.tell("next")
+        await wait_all_tasks_blocked()
+        with pytest.raises(trio.WouldBlock):
+            receiver.receive_nowait()
+        report.send(RawMessage(DONE))
+        following = await receiver.receive()
+        assert following.payload == envelopes.WORK + packed("next")
+        OPEN.extend(following.attachments)
+        assert letters == []
+        receiver.close()
+
+
+@pytest.mark.rule("RF-49")
+async def test_rf49_a_question_whose_answer_is_not_wanted_is_not_begun(raw: Begin, autojump_clock: MockClock) -> None:  # noqa: F811
+    """It is done when its turn comes; one that has begun goes on."""
+    async with raw() as ends:
+        reports = []
+        for seconds in (5.0, 7.0, 9.0):
+            (report, reported), (answer, answered) = oneshot(RawMessage), oneshot(RawMessage)
+            await ends.to.send(RawMessage(envelopes.WORK_ASK + do("sleep", seconds), (report, answer)))
+            reports.append(reported)
+            if seconds < 9:
+                await trio.sleep(1)
+                answered.close()
+            else:
+                last = answered
+        began = trio.current_time()
+        for reported, after in zip(reports, (3, 3, 12), strict=True):
+            assert (await reported).payload == DONE
+            assert trio.current_time() - began == pytest.approx(after)
+        assert (await last).payload.startswith(envelopes.ANSWER)

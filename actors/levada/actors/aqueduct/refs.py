@@ -495,10 +495,7 @@ class RemoteRef(Ref[Any]):
             else:
                 later.failed(None)
         elif self._reason is None:
-            asking = Asking(self, message)
-            if isinstance(message, _ThreadQuestion):
-                message.asking = asking
-            self._try_post(asking)
+            self._try_post(Asking(self, message))
         else:
             message.fail(self.stopped(message.message))
 
@@ -648,7 +645,11 @@ class RemoteRef(Ref[Any]):
     def _try_post(self, signal: Signal) -> None:
         """Send a signal like `_post`, and report an error by `Signal.failed`."""
         self._standing.discard(signal)
-        if signal.wanted and self._reason is None:
+        if self._reason is not None:
+            return  # it has been told
+        if not signal.wanted:
+            signal.unsent()
+        else:
             try:
                 self._post(signal)
             except Exception as error:  # noqa: BLE001 - the sender must learn of any error
@@ -676,20 +677,6 @@ def _release(channel: ChannelCore, watching: Watching | None, handle: object = N
         channel.finish_producer(handle)
 
 
-class _ThreadQuestion(ThreadAsk):
-    """A question of a thread; its withdrawal also tells the owner's side."""
-
-    __slots__ = ("asking",)
-
-    asking: Asking | None
-
-    def withdraw(self) -> None:
-        super().withdraw()
-        asking = getattr(self, "asking", None)
-        if asking is not None:
-            asking.withdraw()
-
-
 class _RemoteFromThread(FromThread[Any]):
     __slots__ = ("_ref",)
 
@@ -703,6 +690,6 @@ class _RemoteFromThread(FromThread[Any]):
         system = self._ref.system
         if system.inbox.is_home():
             raise RuntimeError("from_thread.ask() in the system's own thread would wait for ever; await ask() instead")
-        question = _ThreadQuestion(message, self._ref)  # type: ignore[arg-type]
+        question = ThreadAsk(message, self._ref)  # type: ignore[arg-type]
         system.inbox.put(self._ref, question)  # type: ignore[arg-type]
         return question.block(system.inbox, system.ask_timeout if timeout == DEFAULT_TIMEOUT else timeout)

@@ -49,6 +49,9 @@ class Signal:
         """Handle an error of a later send; the error is ``None`` if the ref has ended."""
         raise NotImplementedError
 
+    def unsent(self) -> None:
+        """Handle that there is room now, and it needs no sending any more."""
+
 
 class Later(Signal):
     """A message that waits, from a sender that cannot wait."""
@@ -91,10 +94,12 @@ class Asking(Signal):
         """Attach the oneshot for the answer; return the bytes of the question."""
         self._refs = refs
         self._answer = Awaited(refs.halves, self._answered, self._over)
+        self.question.asker_gone = self._answer.close
         packing.take(self._answer, Attach.ONESHOT_SENDER)
         return refs.codec.encode(self.question.message, attachments=packing)
 
     def failed(self, error: BaseException | None) -> None:
+        self.withdraw()
         self.question.fail(error or self.ref.stopped(self.question.message))
 
     def withdraw(self) -> None:

@@ -65,9 +65,8 @@ class WorkAsking(Asking):
         """Whether one of two things has happened: the report has come, and the oneshot for the answer has ended without a value, as it does
         if the question was returned, or its answer was given up."""
 
-    @property
-    def wanted(self) -> bool:
-        return True  # the router waits for the report
+    def unsent(self) -> None:
+        self._ended(Outcome.PROCESSED)  # the routee is free for the next message
 
     def encode(self, refs: Referring, packing: Packing) -> bytes:
         packing.take(_report(refs, self.ref, self._finished), Attach.ONESHOT_SENDER)
@@ -80,8 +79,8 @@ class WorkAsking(Asking):
 
     def refuse(self, error: BaseException) -> None:
         """Note that the question cannot travel."""
-        self.question.fail(error)
         self.withdraw()
+        self.question.fail(error)
 
     def unanswered(self) -> None:
         if self._half_over:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from _thread import get_ident
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import trio
@@ -71,8 +72,10 @@ class Wrapped:
 class Ask(Wrapped):
     """A question in a mailbox and the task that waits for the answer."""
 
-    __slots__ = ("edge", "error", "settled", "target", "task", "timer", "value")
+    __slots__ = ("asker_gone", "edge", "error", "settled", "target", "task", "timer", "value")
 
+    asker_gone: Callable[[], None]
+    """Set if the question has gone to another system: called if the asker goes away, so that the owner there learns of it."""
     edge: Edge
     """Set if a handler waits for the answer, see `WaitGraph`."""
 
@@ -118,6 +121,7 @@ class Ask(Wrapped):
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
+        self._tell_gone()
 
     @enable_ki_protection
     async def wait(self) -> Any:
@@ -146,6 +150,12 @@ class Ask(Wrapped):
     def _expire(self) -> None:
         assert self.timer is not None
         self.fail(self.timed_out(self.timer.delay))
+        self._tell_gone()
+
+    def _tell_gone(self) -> None:
+        gone: Callable[[], None] | None = getattr(self, "asker_gone", None)
+        if gone is not None:
+            gone()
 
     @enable_ki_protection
     def _settle(self, value: Any, error: BaseException | None) -> None:
