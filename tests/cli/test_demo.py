@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 import pytest
 import trio
@@ -38,12 +38,14 @@ WITHOUT_QUIC = "import sys; sys.modules['aioquic'] = None; from levada.actors.cl
 
 
 @contextmanager
-def started(folder: Path, *arguments: str, quic: bool = True) -> Iterator[subprocess.Popen[str]]:
+def started(
+    folder: Path, *arguments: str, quic: bool = True, stdout: int | IO[str] = subprocess.PIPE
+) -> Iterator[subprocess.Popen[str]]:
     program = ["-m", "levada.actors"] if quic else ["-c", WITHOUT_QUIC]
     command = [sys.executable, *program, "demo", *arguments]
     pipe = subprocess.PIPE
     with subprocess.Popen(
-        command, cwd=folder, env=ENVIRONMENT, text=True, stdout=pipe, stderr=pipe, start_new_session=True
+        command, cwd=folder, env=ENVIRONMENT, text=True, stdout=stdout, stderr=pipe, start_new_session=True
     ) as process:
         try:
             yield process
@@ -306,17 +308,23 @@ def test_ten_million_lines(tmp_path: Path) -> None:
     log = repeated(tmp_path, times)
     memory: list[tuple[int, int]] = []
     early = 0
-    with started(tmp_path, "--json", "--batch-rows", str(limit), "--input", str(log)) as process:
+    err: list[str] = []
+    # A pipe would be full of the result before stderr ends.
+    out = tmp_path / "result.json"
+    with (
+        out.open("w") as file,
+        started(tmp_path, "--json", "--batch-rows", str(limit), "--input", str(log), stdout=file) as process,
+    ):
         assert process.stderr is not None
         for line in process.stderr:
+            err.append(line)
             said = re.search(r"([\d,]+) records shipped(?: \((\d+)%\))?, ([\d,]+) records counted", line)
             if said is not None and process.poll() is None and "done" not in line:
                 shipped, counted = (int(said[number].replace(",", "")) for number in (1, 3))
                 memory.append((shipped, anonymous_memory(process.pid)))
                 early = max(early, counted if said[2] is not None and int(said[2]) < 90 else 0)
-        assert process.stdout is not None
-        result = json.loads(process.stdout.read())
-        assert process.wait() == 0
+        assert process.wait() == 0, "".join(err[-10:])
+    result = json.loads(out.read_text())
     require_counts(result, times)
     assert result["largest_batch"] <= limit
     assert early > 0

@@ -30,7 +30,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--profile") == "soak":
         return  # its limit is far beyond that
     for item in items:
-        if item.path.is_relative_to(Path(__file__).parent) and item.get_closest_marker("timeout") is None:
+        limited = item.get_closest_marker("timeout") or item.get_closest_marker("release")
+        if item.path.is_relative_to(Path(__file__).parent) and limited is None:
             item.add_marker(pytest.mark.timeout(INSTALL_TIMEOUT + 60))
 
 
@@ -65,7 +66,7 @@ def peer_folder(
         lasts = request.config.pluginmanager.has_plugin("cacheprovider")
         path = request.config.cache.mkdir(name) if lasts else tmp_path_factory.mktemp(name)
         if request.config.getoption("--profile") == "fast" and not (path / MARK).exists():
-            pytest.skip(f"{kind} {wanted}: installed in the profiles ci and soak only")
+            pytest.skip(f"{kind} {wanted}: the profile fast installs nothing; use --profile ci")
         return path
 
     return folder

@@ -28,7 +28,7 @@ from levada.transports.carriers.websocket_config import WebSocketConfig
 from levada.transports.qmux import QmuxConfig
 from levada.transports.qmux.entry import dial
 
-pytestmark = [pytest.mark.loopback, pytest.mark.release, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.loopback, pytest.mark.release]
 
 HERE = Path(__file__).parent
 SOURCES = HERE / "qmux_rust"
