@@ -157,8 +157,10 @@ class ConnectionActor(DescribedActor[Any]):
         raise NotImplementedError
 
 
-def adopt(parent: Actor[Any], child: Actor[Any]) -> bool:
+def adopt(parent: Actor[Any], child: Actor[Any], *, name: str | None = None) -> bool:
     """Make an actor object a child of `parent`, with an unbounded mailbox and no supervision; its `Actor.started` runs soon.
+
+    Raises `NameTaken` if a living sibling has the name; the default is a number.
 
     When the parent ends, children adopted one after another are stopped together: they share ``stop_timeout`` seconds.
     Costs 1.5 µs; `Actor.spawn` with a function that returns the object costs 2.5.  If the parent is ending, does nothing and returns False.
@@ -166,7 +168,7 @@ def adopt(parent: Actor[Any], child: Actor[Any]) -> bool:
     cell: LocalRef = parent._cell
     if cell.phase is not RUNNING:
         return False
-    cell._scheduler.system.install(cell, child, type(child), (), None, None, "stop", True)
+    cell._scheduler.system.install(cell, child, type(child), (), name, None, "stop", True)
     return True
 
 

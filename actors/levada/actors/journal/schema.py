@@ -19,7 +19,7 @@ from levada.framework.errors import ConfigurationError
 from .errors import SchemaMismatch
 
 __all__ = [
-    "DEFAULT", "check_for_spark", "check_growth", "check_schema", "conform", "differences", "fingerprint", "fit",
+    "DEFAULT", "check_for_spark", "check_growth", "check_schema", "conform", "default_of", "differences", "fingerprint", "fit",
     "offsets", "with_default",
 ]  # fmt: skip
 
@@ -220,7 +220,7 @@ def fit(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _filled(field: pa.Field, rows: int) -> pa.Array:
-    default = _default(field)
+    default = default_of(field)
     if default is None:
         if not field.nullable:
             raise _mismatch("other columns", [f"{field.name}: missing, and it has no default"], "")
@@ -255,7 +255,8 @@ def with_default(field: pa.Field, value: pa.Array) -> pa.Field:
     return field.with_metadata({**(field.metadata or {}), DEFAULT: base64.b64encode(octets)})
 
 
-def _default(field: pa.Field) -> pa.Array | None:
+def default_of(field: pa.Field) -> pa.Array | None:
+    """Return the default of a field as an array of one value; None if it has none."""
     octets = (field.metadata or {}).get(DEFAULT)
     if octets is None:
         return None

@@ -1,0 +1,20 @@
+"""Durable actors: actors whose state survives, because it is the sum of events in a journal.
+
+Needs the extra: ``pip install 'levada[journal]'``.
+
+Derive from `Durable`, `Durable.record` events in handlers, mark with `applies` what an event changes, and start them with `shards`.
+"""
+
+from __future__ import annotations
+
+from levada.actors.journal import CommandReused
+
+from .entity import Durable, applies
+from .entry import Entity, Shards, shards
+from .errors import DurableError, EntityErased, OutcomeUnknown, ReplayFailed, ShardLost
+from .shard import ShardStatistics
+
+__all__ = [
+    "CommandReused", "Durable", "DurableError", "Entity", "EntityErased", "OutcomeUnknown", "ReplayFailed", "ShardLost",
+    "ShardStatistics", "Shards", "applies", "shards",
+]  # fmt: skip

@@ -1,0 +1,129 @@
+"""Group commit of a shard: one append is under way, and commands that finish meanwhile form the next one.
+
+Everything is told in the order in which it was queued, when it is on the disk. So an answer waits for all that was queued before it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import trio
+
+from levada.actors.journal import Append, Appended, JournalError, stream_of
+from levada.framework import Ref
+from levada.framework.embedding import LocalRef
+from levada.framework.errors import LevadaError
+
+from .errors import ShardLost
+from .rows import Log, Row
+
+__all__ = ["JOURNAL_TIMEOUT", "Commit", "Commits"]
+
+MOST_ROWS = 4096
+"""Rows of one append, unless one command has more."""
+MOST_OCTETS = 4 << 20
+"""About the bytes of one append, unless one command has more."""
+JOURNAL_TIMEOUT = 60.0
+"""Seconds after which a journal that does not answer is out of reach."""
+
+
+@attrs.define(eq=False)
+class Commit:
+    """Rows that belong together, and what happens when they are on the disk."""
+
+    rows: Sequence[Row]
+    octets: int
+    done: Callable[[Commit, int], None]
+    """Called with this and the offset behind the rows."""
+    turn: Any = None
+    value: Any = None
+    tells: Sequence[tuple[Ref[Any], Any]] = ()
+
+
+class Commits:
+    """The queue of one shard. Its `run` is a task of the shard."""
+
+    def __init__(self, shard: int, journal: Ref[Any], log: Log, end: int) -> None:
+        self.shard = shard
+        self.end = end
+        """Offset behind the last row of the partition."""
+        self.queued = 0
+        """Rows that were queued."""
+        self.written = 0
+        """Rows of these that are on the disk."""
+        self._journal = journal
+        self._log = log
+        self._queue: deque[Commit] = deque()
+        self._wake = trio.Event()
+        self._progress = trio.Event()
+
+    def put(self, commit: Commit) -> int:
+        """Queue rows; return their place: they are on the disk when `written` has reached it."""
+        self._queue.append(commit)
+        self.queued += len(commit.rows)
+        self._wake.set()
+        return self.queued
+
+    async def reach(self, place: int) -> None:
+        """Wait until all up to a place is on the disk."""
+        while self.written < place:
+            await self._progress.wait()
+
+    async def drain(self) -> None:
+        """Wait until the queue is empty."""
+        while self._queue:
+            await self._progress.wait()
+
+    async def run(self) -> None:
+        """Write group after group.
+
+        Raises:
+            ShardLost: another writer has been there, or the journal failed or is out of reach. Rows of the last group may have been written.
+        """
+        while True:
+            if not self._queue:
+                self._wake = trio.Event()
+                await self._wake.wait()
+            group = self._group()
+            rows = [row for commit in group for row in commit.rows]
+            first = self.end
+            if rows:
+                await self._append(rows)
+            for commit in group:
+                self._queue.popleft()
+                first += len(commit.rows)
+                self.written += len(commit.rows)
+                commit.done(commit, first)
+            self._progress.set()
+            self._progress = trio.Event()
+
+    def _group(self) -> list[Commit]:
+        group: list[Commit] = []
+        rows = octets = 0
+        for commit in self._queue:
+            rows += len(commit.rows)
+            octets += commit.octets
+            if group and (rows > MOST_ROWS or octets > MOST_OCTETS):
+                break
+            group.append(commit)
+        return group
+
+    async def _append(self, rows: list[Row]) -> None:
+        batch: Any = self._log.batch(rows, self.end)
+        if not isinstance(self._journal, LocalRef):
+            batch = stream_of(batch)
+        try:
+            answer = await self._journal.ask(Append(batch, partition=self.shard, at=self.end), timeout=JOURNAL_TIMEOUT)
+        except (LevadaError, OSError) as error:
+            what = "refused rows" if isinstance(error, JournalError) else "is out of reach"
+            raise ShardLost(f"shard {self.shard}: the journal {what}: {error}", shard=self.shard) from error
+        if not isinstance(answer, Appended):
+            raise ShardLost(
+                f"shard {self.shard}: another process has written to it, up to row {answer.end} where this one knows {self.end}: it owns the "
+                "shard now",
+                shard=self.shard,
+            )
+        self.end = answer.first + answer.count

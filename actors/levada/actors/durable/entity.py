@@ -1,0 +1,258 @@
+"""`Durable`: an actor whose state survives, because it is the sum of its events.
+
+A handler records events; a method marked with `applies` changes the state by one event, now and at each replay. The shard (`shard.py`) hands the
+entity one command after the other, and writes what the handler recorded before it passes the answer on.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar, NoReturn, TypeVar
+
+import attrs
+import trio
+
+from levada.framework import Actor, Failed, Ref, handles
+from levada.framework.embedding import local_ref, stopped_error
+from levada.framework.errors import ActorError, ConfigurationError
+from levada.framework.handlers import build_table, find_handler, flatten
+from levada.framework.links import CANCELLED
+
+from .rows import Row
+from .turns import Live, Turn
+
+__all__ = ["Durable", "applies", "bind", "handler_of"]
+
+M = TypeVar("M")
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MARK = "__levada_applies__"
+MOST_OCTETS = 8 << 20
+"""Most bytes that one command records, about."""
+
+
+class Durable(Actor[M]):
+    """An actor whose state survives its process. Derive, annotate fields with defaults, mark methods with `handles` and `applies`.
+
+    State changes only in `applies` methods, by the events that handlers `record`. An answer leaves when the events of its handler are on the
+    disk. A handler that raises has recorded nothing, except what it committed before.
+
+    The fields are the state; each has a default, and a type that a message may hold, because snapshots keep them.
+
+    Example:
+        >>> from levada.framework import Asks, handles, message
+        >>> @message("docs.deposit")
+        ... class Deposit(Asks[int]):
+        ...     amount: int
+        >>> @message("docs.deposited")
+        ... class Deposited:
+        ...     amount: int
+        >>> class Account(Durable[Deposit]):
+        ...     balance: int = 0
+        ...     @handles
+        ...     def deposit(self, m: Deposit) -> int:
+        ...         self.record(Deposited(m.amount))
+        ...         return self.balance
+        ...     @applies
+        ...     def deposited(self, e: Deposited) -> None:
+        ...         self.balance += e.amount
+    """
+
+    _live: Live = attrs.field(init=False)
+
+    appliers: ClassVar[dict[type, Callable[[Any, Any], None]]] = {}
+    """From each class of events to the method that `applies` it."""
+    command_table: ClassVar[dict[Any, Any]] = {}
+    """From each class of messages to its handler."""
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        cls.appliers = {**cls.appliers, **_appliers(cls)}
+        cls.command_table = build_table(cls)
+
+    @handles(Turn)
+    def _take_turn(self, turn: Turn) -> Awaitable[None] | None:
+        turn.running = True
+        try:
+            result = find_handler(type(turn.message), self.command_table)(self, turn.message)
+            if isinstance(result, Awaitable):
+                return self._finish_turn(turn, result)
+            turn.shard.finished(turn, result)
+        except BaseException as error:
+            self._fail_turn(turn, error)
+            raise
+        return None
+
+    async def _finish_turn(self, turn: Turn, result: Awaitable[Any]) -> None:
+        try:
+            turn.shard.finished(turn, await result)
+        except BaseException as error:
+            self._fail_turn(turn, error)
+            raise
+
+    def _fail_turn(self, turn: Turn, error: BaseException) -> None:
+        reason = Failed(error) if isinstance(error, Exception) else CANCELLED
+        turn.fail(stopped_error(local_ref(self), reason, turn.message))
+
+    @property
+    def entity(self) -> str:
+        """The id of this entity."""
+        return self._here_live("entity").entity
+
+    def record(self, *events: Any) -> None:
+        """Apply events to the state, and have them written before the answer of this command leaves.
+
+        Raises:
+            ActorError: no command is being handled: a timer, a watch or a message to `ref` cannot record. Send the entity a command.
+            ConfigurationError: the class has no `applies` for an event, or `shards` was not told of it.
+            SchemaMismatch: a value does not fit its column.
+            Exception: whatever `applies` raised; the command fails, even if this is caught.
+        """
+        live = self._here_live("record()")
+        turn = live.turn
+        if turn is None or not turn.running:
+            raise ActorError(
+                f"record() outside a command of entity {live.entity!r:.100}: send the entity a command by its shards",
+                actor=self.ref.path,
+            )
+        writer = live.writer
+        for event in events:
+            kind = writer.log.kinds.get(type(event))
+            if kind is None:
+                raise ConfigurationError(
+                    f"{type(self).__name__} records {type(event).__name__}, which shards(events=…) does not name"
+                )
+            values = kind.values(event)
+            try:
+                self.appliers[kind.cls](self, event)
+            except BaseException as error:
+                live.failed = error
+                raise
+            live.sequence += 1
+            live.since += 1
+            row = Row(
+                live,
+                kind.tag,
+                writer.now(),
+                version=kind.version,
+                command=turn.command,
+                places=kind.places,
+                values=values,
+            )
+            live.recorded.append(row)
+            live.octets += row.octets
+        if live.octets > MOST_OCTETS:
+            live.failed = ValueError(
+                f"one command recorded more than {MOST_OCTETS} bytes: commit() between the parts, or record less"
+            )
+            raise live.failed
+
+    async def commit(self) -> None:
+        """Wait until everything recorded so far is on the disk. Only an ``async def`` handler needs it, before it acts on others.
+
+        Committed events stay, even if the handler raises afterwards.
+
+        Cancellation: it may be on the disk, or may come there.
+        """
+        live = self._here_live("commit()")
+        event = live.writer.commit(live)
+        if event is not None:
+            await event.wait()
+        else:
+            await trio.lowlevel.checkpoint()
+
+    def after_commit(self, ref: Ref[Any], message: Any) -> None:
+        """Tell an actor something when the events of this command are on the disk. A plain `Ref.tell` goes at once.
+
+        It is lost if the process ends in between: at most once.
+        """
+        live = self._here_live("after_commit()")
+        live.tells = live.tells or []
+        live.tells.append((ref, message))
+
+    def reply_later(self) -> NoReturn:
+        """Refuse: the answer of a command is what its handler returns."""
+        raise ActorError(
+            f"{type(self).__name__} is durable: return the answer, from an async handler if need be",
+            actor=self.ref.path,
+        )
+
+    def stash(self, message: Any) -> NoReturn:
+        """Refuse: what a durable actor puts aside is part of its state."""
+        raise ActorError(f"{type(self).__name__} is durable: record what it puts aside", actor=self.ref.path)
+
+    def become(self, behaviour: Any) -> NoReturn:
+        """Refuse: a replay would not know of it."""
+        raise ActorError(
+            f"{type(self).__name__} is durable: keep its mode in a field, and record its changes", actor=self.ref.path
+        )
+
+    def _here_live(self, what: str) -> Live:
+        try:
+            return self._live
+        except AttributeError:
+            raise ActorError(
+                f"{what} of this {type(self).__name__}: it belongs to no shards(); use shards(system, …)[id]"
+            ) from None
+
+
+def bind(actor: Durable[Any], live: Live) -> None:
+    """Give an entity its actor object."""
+    actor._live = live
+    live.actor = actor
+
+
+def handler_of(cls: type[Durable[Any]], kind: type) -> Callable[[Any, Any], Any] | None:
+    """Return the handler of a class of messages; None if there is none."""
+    found: Callable[[Any, Any], Any] | None = find_handler(kind, cls.command_table)
+    return found
+
+
+def applies(function: F) -> F:
+    """Mark a method that changes the state by one event: ``def deposited(self, e: Deposited) -> None``.
+
+    It runs when the event is recorded, and again at each replay. So it depends on nothing but the state and the event: no clock, no
+    chance, no messages.
+    """
+    if not hasattr(function, "__code__"):
+        raise ConfigurationError(f"@applies marks methods, not {function!r}")
+    names = dict(sys._getframe(1).f_locals)
+    outer = sys._getframe(1).f_back
+    if outer is not None and outer.f_globals is function.__globals__ and outer.f_locals is not outer.f_globals:
+        names = {**outer.f_locals, **names}
+    setattr(function, _MARK, names)
+    return function
+
+
+def _appliers(cls: type) -> dict[type, Callable[[Any, Any], None]]:
+    found: dict[type, Callable[[Any, Any], None]] = {}
+    for name, function in list(vars(cls).items()):
+        if not hasattr(function, _MARK):
+            continue
+        where = f"{cls.__name__}.{name}"
+        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+            raise ConfigurationError(
+                f"{where} applies an event: it must be a plain def, since it runs again at each replay"
+            )
+        code = function.__code__
+        parameters = code.co_varnames[: code.co_argcount]
+        annotation = function.__annotations__.get(parameters[1]) if len(parameters) == 2 else None
+        if annotation is None:
+            raise ConfigurationError(
+                f"{where} applies an event: it takes self and one parameter annotated with its class"
+            )
+        if isinstance(annotation, str):
+            try:
+                annotation = eval(annotation, function.__globals__, getattr(function, _MARK))
+            except Exception as error:
+                raise ConfigurationError(
+                    f"{where}: cannot resolve the annotation {annotation!r} ({error}); define the class first"
+                ) from error
+        setattr(function, _MARK, {})
+        for kind in flatten(annotation):
+            if kind in found:
+                raise ConfigurationError(f"{where}: another method of {cls.__name__} applies {kind.__name__} too")
+            found[kind] = function
+    return found

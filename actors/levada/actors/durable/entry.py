@@ -1,0 +1,262 @@
+"""`shards`: where durable actors are started, and how they are reached."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import attrs
+import trio
+
+from levada.actors.journal import GetExtent, Journal, Store, check_growth, partition_of
+from levada.framework import Actor, ActorSystem, Asks, Ref, bounded, handles, restart
+from levada.framework.errors import ConfigurationError
+from levada.framework.handlers import flatten
+from levada.framework.message import tag_of
+from levada.framework.ref import DEFAULT_TIMEOUT
+
+from .entity import Durable, handler_of
+from .rows import Log, log_config
+from .shard import GetShardStatistics, Settings, Shard, ShardStatistics
+from .turns import Command, Turn
+
+__all__ = ["Entity", "Shards", "shards"]
+
+M = TypeVar("M")
+R = TypeVar("R")
+
+MAILBOX = 1024
+"""Commands that wait for a shard that has as many as it takes."""
+LONGEST_ID = 1000
+"""Bytes of an id."""
+_AGAIN = restart("transient", max=1 << 30, within=60.0, backoff=(0.05, 5.0))
+
+
+@attrs.frozen(eq=False)
+class Entity(Generic[M]):
+    """One durable actor, whether it is in memory or not. Made by ``shards[id]``; costs nothing to make."""
+
+    id: str
+    cls: type[Durable[Any]] = attrs.field(repr=False)
+    shard: Ref[Command] = attrs.field(repr=False)
+    """The actor that owns it."""
+
+    async def ask(self, message: Asks[R], *, command: str | None = None, timeout: float | None = DEFAULT_TIMEOUT) -> R:
+        """Send a question and return the answer, when all that it rests on is on the disk.
+
+        Args:
+            message: an instance of a class that the durable actor handles.
+            command: an id of this command, 1 to 1000 bytes. If the entity has had it, nothing is done again, and the answer is the recorded
+                one. The entity remembers the newest of its ids.
+            timeout: as of `Ref.ask`.
+
+        Raises:
+            OutcomeUnknown: the shard was lost meanwhile; ask again with the same id.
+            ReplayFailed: the entity's events cannot be applied.
+            CommandReused: the id was another message's.
+            AskTimeout, ActorStopped: as of `Ref.ask`.
+            ConfigurationError: the durable actor has no handler for the message.
+
+        Cancellation: a command that was not begun is withdrawn; else it goes on, and its answer is dropped.
+        """
+        answer: R = await self.shard.ask(self._command(message, command), timeout=timeout)
+        return answer
+
+    def tell(self, message: M, *, command: str | None = None) -> None:
+        """Send a message without waiting; raises as `Ref.tell`. If the process ends before it is on the disk, it is lost."""
+        self.shard.tell(self._command(message, command))
+
+    async def send(self, message: M, *, command: str | None = None) -> None:
+        """Send a message, waiting for room at the shard; raises as `Ref.send`."""
+        await self.shard.send(self._command(message, command))
+
+    def _command(self, message: Any, command: str | None) -> Command:
+        if handler_of(self.cls, type(message)) is None:
+            raise ConfigurationError(f"{self.cls.__name__} has no handler for {type(message).__name__}")
+        if command is not None:
+            _check_text("command", command)
+        return Command(self.id, message, command)
+
+
+class Shards(Generic[M]):
+    """All entities of a durable class. Made by `shards`.
+
+    Example:
+        ``await accounts["anna"].ask(Deposit(5), command="order-17")``
+    """
+
+    def __init__(self, cls: type[Durable[M]], ref: Ref[Any], refs: list[Ref[Command]]) -> None:
+        self.cls = cls
+        """The durable class."""
+        self.ref = ref
+        """The actor above the shards: stop it, and all entities end."""
+        self._refs = refs
+
+    def __getitem__(self, entity: str) -> Entity[M]:
+        """Return an entity; its id is text of 1 to 1000 bytes."""
+        _check_text("id of an entity", entity)
+        return Entity(entity, self.cls, self._refs[partition_of(entity, len(self._refs))])
+
+    async def statistics(self) -> ShardStatistics:
+        """Add up the counters of all shards."""
+        found: list[Any] = [await ref.ask(GetShardStatistics()) for ref in self._refs]
+        return ShardStatistics(*(sum(column) for column in zip(*[attrs.astuple(each) for each in found], strict=True)))
+
+
+def _check_text(what: str, text: object) -> None:
+    try:
+        fits = isinstance(text, str) and 1 <= len(text.encode()) <= LONGEST_ID
+    except UnicodeEncodeError:
+        fits = False
+    if not fits:
+        raise ConfigurationError(f"the {what} is text of 1 to {LONGEST_ID} bytes, not {text!r:.60}")
+
+
+@attrs.frozen
+class _Start(Asks[list[Ref[Any]]]):
+    """Start the shards."""
+
+
+class _Root(Actor[_Start]):
+    """The actor above the shards of a class, and above its journal if that is a folder."""
+
+    settings: Settings
+    journal: Ref[Any] | None
+    folder: Path | None
+    count: int
+
+    @handles
+    async def start(self, _: _Start) -> list[Ref[Any]]:
+        """Start the journal and the shards."""
+        journal = self.journal
+        if self.folder is not None:
+            factory = partial(Journal, self.folder, self.settings.log.schema, config=log_config(self.count))
+            journal = self.spawn(factory, name="journal", mailbox=bounded(256), supervise=_AGAIN)
+        assert journal is not None
+        return [
+            self.spawn(
+                Shard, self.settings, number, journal, name=str(number), mailbox=bounded(MAILBOX), supervise=_AGAIN
+            )
+            for number in range(self.count)
+        ]
+
+
+async def shards(
+    system: ActorSystem,
+    cls: type[Durable[M]],
+    *,
+    events: Any,
+    journal: str | os.PathLike[str] | Ref[Any],
+    shards: int = 16,
+    idle: float = 60.0,
+    remember: int = 256,
+    max_live: int = 100_000,
+    name: str | None = None,
+    clock: Callable[[], float] = time.time,
+) -> Shards[M]:
+    """Start the shards of a durable class.
+
+    Args:
+        system: where they live, below ``/NAME``.
+        cls: the durable class; all its fields have defaults.
+        events: the classes of its events, as a union (``Deposited | Withdrawn``). Each has an `applies` method.
+        journal: a folder, made if it is not there, which this process alone may have open; or the ref of a `Journal` with the columns
+            `log_columns` and the config `log_config`, perhaps in another process.
+        shards: number of partitions of the log, fixed when it is made. Entities are spread over them by their ids.
+        idle: seconds without a command after which an entity leaves memory.
+        remember: number of command ids that an entity knows, the newest.
+        max_live: most entities in memory, about: beyond it those used least recently leave first.
+        name: of the actor above them; the name of the class.
+        clock: seconds since 1970.
+
+    Raises:
+        ConfigurationError: what of the above does not fit, and what to do.
+        JournalError: the folder cannot be opened, see `Store.open`.
+        NameTaken: there is an actor of this name.
+
+    Cancellation: nothing was started.
+    """
+    kinds = tuple(dict.fromkeys(flatten(events)))
+    _check_class(cls, kinds)
+    if not isinstance(shards, int) or not 1 <= shards <= 4096:
+        raise ConfigurationError(f"shards is a number from 1 to 4096, not {shards!r}")
+    for setting, value in (("idle", idle), ("remember", remember), ("max_live", max_live)):
+        if not isinstance(value, int | float) or not value > 0:
+            raise ConfigurationError(f"{setting} is more than 0, not {value!r}")
+    folder = None if isinstance(journal, Ref) else Path(journal)
+    if folder is not None:
+        log = await trio.to_thread.run_sync(_prepare, folder, kinds, shards)
+    else:
+        log = Log(kinds)
+        assert isinstance(journal, Ref)
+        extent = await journal.ask(GetExtent())
+        if len(extent.end) != shards:
+            raise ConfigurationError(
+                f"the journal has {len(extent.end)} partitions, so give shards={len(extent.end)}, not {shards}"
+            )
+    settings = Settings(
+        cls=cls,
+        log=log,
+        node=f"{system.name}:{os.getpid()}",
+        idle=idle,
+        remember=remember,
+        max_live=-(-max_live // shards),
+        clock=clock,
+    )
+    ref = system.spawn(
+        _Root,
+        settings,
+        journal if isinstance(journal, Ref) else None,
+        folder,
+        shards,
+        name=name or cls.__name__,
+        supervise="escalate",
+    )
+    return Shards(cls, ref, await ref.ask(_Start(), timeout=None))
+
+
+def _prepare(folder: Path, events: tuple[type, ...], shards: int) -> Log:
+    """Return the columns of the log: the existing ones first. Raises if the folder cannot be opened."""
+    config = log_config(shards)
+    there = None
+    if (folder / "ledger.sqlite").exists():
+        try:
+            with Store.open(folder, None, config) as store:
+                there = store.schema
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"{error}: the number of shards was fixed when the log was made, give it as shards="
+            ) from error
+    log = Log(events, there)
+    if there is not None:
+        check_growth(there, log.schema, where=str(folder))
+    return log
+
+
+def _check_class(cls: type[Durable[Any]], events: tuple[type, ...]) -> None:
+    if not isinstance(cls, type) or not issubclass(cls, Durable):
+        raise ConfigurationError(f"shards() takes a class derived from Durable, not {cls!r}")
+    missing = [kind.__name__ for kind in events if kind not in cls.appliers]
+    if missing:
+        raise ConfigurationError(f"{cls.__name__} has no @applies method for {', '.join(missing)}")
+    extra = [kind.__name__ for kind in cls.appliers if kind not in events]
+    if extra:
+        raise ConfigurationError(f"{cls.__name__} applies {', '.join(extra)}, which shards(events=…) does not name")
+    for kind in cls.command_table:
+        if isinstance(kind, type) and kind.__module__.split(".")[:2] != ["levada", "framework"] and kind is not Turn:
+            try:
+                tag_of(kind)
+            except TypeError as error:
+                raise ConfigurationError(
+                    f"{cls.__name__} handles {kind.__name__}: commands are messages, decorate it with @message('a.name')"
+                ) from error
+    fields: Any = attrs.fields(cls)  # type: ignore[arg-type]  # each actor class is an attrs class
+    required = [field.name for field in fields if field.init and field.default is attrs.NOTHING]
+    if required:
+        raise ConfigurationError(
+            f"{cls.__name__}.{required[0]}: a field of a durable actor is state, and begins with a default"
+        )

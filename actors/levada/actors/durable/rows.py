@@ -1,0 +1,236 @@
+"""The log of a durable class: its columns, and events as rows.
+
+Each row has the columns `BOOKKEEPING`, then the fields of the events, flat and nullable: two classes of events may share a column of the same
+name and type. ``kind`` is the event's wire name. Kinds that begin with ``$`` are the shard's own rows. The rows of the shard itself, as opposed
+to one of its entities, have the entity ``""``.
+
+Columns are only ever added at the end, so the columns of a log that is there come first, in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import pyarrow as pa
+import pyarrow.compute
+
+from levada.actors.journal import Columns, JournalConfig, Keyed, columns_of
+from levada.actors.journal.schema import default_of
+from levada.framework.errors import ConfigurationError
+from levada.framework.message import field_types, tag_of
+
+if TYPE_CHECKING:
+    from .turns import Live
+
+__all__ = ["ANSWER", "BOOKKEEPING", "OWNED", "SNAPSHOT", "EventKind", "Log", "Row", "log_config"]
+
+pc: Any = pyarrow.compute  # its functions are made when it is imported, so type checkers see none
+
+BOOKKEEPING = pa.schema(
+    [
+        pa.field("entity", pa.string(), nullable=False),
+        pa.field("sequence", pa.int64(), nullable=False),
+        pa.field("command", pa.string()),
+        pa.field("time", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("version", pa.int32()),
+        pa.field("reply", pa.binary()),
+        pa.field("body", pa.binary()),
+        pa.field("snapshot", pa.int64()),
+        pa.field("data", pa.binary()),
+    ]
+)
+"""The columns that every log has, first."""
+_HEAD = len(BOOKKEEPING)
+
+ANSWER = "$answer"
+"""A command with an id that recorded no event."""
+SNAPSHOT = "$snapshot"
+"""State of the entity in ``data``."""
+OWNED = "$owned"
+"""A process opened the shard."""
+
+SEGMENT_BYTES = 64 << 20
+_FOR_EVER = 1 << 60
+
+
+def log_config(shards: int) -> JournalConfig:
+    """Return how the journal of a durable class is kept: a partition for each shard, rows found by entity, and nothing ever deleted."""
+    return JournalConfig(
+        partitions=shards,
+        segment_bytes=SEGMENT_BYTES,
+        retain_bytes=_FOR_EVER,
+        max_bytes=_FOR_EVER + (shards + 1) * SEGMENT_BYTES,
+        keyed=Keyed(entity="entity"),
+    )
+
+
+class Row:
+    """A row that is not on the disk yet. Its time, and the offset of the entity's snapshot, are added when it is written."""
+
+    __slots__ = ("body", "command", "data", "kind", "live", "places", "reply", "sequence", "time", "values", "version")
+
+    def __init__(
+        self,
+        live: Live,
+        kind: str,
+        time: int,
+        *,
+        version: int | None = None,
+        command: str | None = None,
+        data: bytes | None = None,
+        places: Sequence[int] = (),
+        values: Sequence[Any] = (),
+    ) -> None:
+        self.live = live
+        self.sequence = live.sequence
+        self.kind = kind
+        self.time = time
+        """Microseconds since 1970."""
+        self.version = version
+        self.command = command
+        self.data = data
+        self.places = places
+        """Columns of `values`, counted behind `BOOKKEEPING`."""
+        self.values = values
+        self.reply: bytes | None = None
+        self.body: bytes | None = None
+
+    @property
+    def octets(self) -> int:
+        """About the size of the row."""
+        held = (*self.values, self.data, self.reply)
+        return 128 + sum(len(each) for each in held if isinstance(each, str | bytes | list | dict))
+
+
+@attrs.frozen(eq=False)
+class EventKind:
+    """A class of events."""
+
+    cls: type
+    tag: str
+    version: int
+    columns: Columns[Any] | None
+    """None: it has no fields."""
+    places: tuple[int, ...]
+    """The columns of its fields, counted behind `BOOKKEEPING`."""
+
+    @property
+    def names(self) -> list[str]:
+        """Names of its columns."""
+        return list(self.columns.schema.names) if self.columns is not None else []
+
+    def values(self, event: Any) -> tuple[Any, ...]:
+        """Return the values of an event for its columns; `SchemaMismatch` if one does not fit."""
+        return self.columns.row(event) if self.columns is not None else ()
+
+    def events(self, batch: pa.RecordBatch) -> list[Any]:
+        """Turn rows of this kind into events. A null where none may be is the default: the field is younger than the row."""
+        if self.columns is None:
+            cls: Any = self.cls
+            return [cls() for _ in range(batch.num_rows)]
+        wanted = self.columns.schema
+        arrays = [
+            _filled(batch.column(field.name), field) if field.name in batch.schema.names else None for field in wanted
+        ]
+        there = [array for array in arrays if array is not None]
+        return self.columns.decode(pa.RecordBatch.from_arrays(there, schema=pa.schema(list(wanted)[: len(there)])))
+
+
+def _filled(column: pa.Array, field: pa.Field) -> pa.Array:
+    if field.nullable or not column.null_count:
+        return column
+    default = default_of(field)
+    if default is None:
+        return column  # the class says which field it misses
+    places = pc.if_else(pc.is_null(column), len(column), pa.array(range(len(column)), pa.int64()))
+    return pa.concat_arrays([column, default]).take(places)
+
+
+class Log:
+    """The columns of a log, and its classes of events.
+
+    Raises:
+        ConfigurationError: an event cannot be in columns, two need a column of the same name and another type, or a field has the name of a
+            column of `BOOKKEEPING`.
+    """
+
+    def __init__(self, events: Iterable[type], there: pa.Schema | None = None) -> None:
+        fields: dict[str, pa.Field] = {field.name: field for field in list(there or ())[_HEAD:]}
+        owners: dict[str, type] = {}
+        kinds = []
+        for cls in events:
+            tag, columns = _columns_of(cls)
+            for field in columns.schema if columns is not None else ():
+                where = f"{cls.__qualname__}.{field.name}"
+                if field.name in BOOKKEEPING.names:
+                    raise ConfigurationError(f"{where}: each row of a log has a column of this name: rename the field")
+                known, owner = fields.get(field.name), owners.get(field.name)
+                if known is not None and known.type != field.type and owner is not None:
+                    other = f"{owner.__qualname__}.{field.name}"
+                    raise ConfigurationError(
+                        f"{where} is {field.type}, and {other} is {known.type}: fields of one name share a column, so rename one of them"
+                    )
+                if known is None or owner is None:
+                    fields[field.name] = pa.field(field.name, field.type, nullable=True)
+                owners.setdefault(field.name, cls)
+            kinds.append((cls, tag, columns))
+        places = {name: place for place, name in enumerate(fields)}
+        self.schema: pa.Schema = pa.schema([*BOOKKEEPING, *fields.values()])
+        """All columns."""
+        self.kinds: dict[type, EventKind] = {
+            cls: EventKind(
+                cls,
+                tag,
+                _version_of(cls),
+                columns,
+                tuple(places[name] for name in columns.schema.names) if columns is not None else (),
+            )
+            for cls, tag, columns in kinds
+        }
+        """By the class of event."""
+        self.tags: Mapping[str, EventKind] = {kind.tag: kind for kind in self.kinds.values()}
+        """By the wire name."""
+
+    def batch(self, rows: Sequence[Row], first: int) -> pa.RecordBatch:
+        """Put rows into columns; `first` is the offset that the first of them gets."""
+        heads = []
+        for offset, row in enumerate(rows, first):
+            live = row.live
+            heads.append(
+                (
+                    live.entity, row.sequence, row.command, row.time, row.kind, row.version, row.reply, row.body,
+                    live.snapshot, row.data,
+                )
+            )  # fmt: skip
+            if row.kind is SNAPSHOT:
+                live.snapshot = offset
+        columns: list[Any] = list(zip(*heads, strict=True))
+        values: list[list[Any]] = [[None] * len(rows) for _ in range(len(self.schema) - _HEAD)]
+        for number, row in enumerate(rows):
+            for place, value in zip(row.places, row.values, strict=True):
+                values[place][number] = value
+        arrays = [pa.array(column, field.type) for column, field in zip([*columns, *values], self.schema, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def _columns_of(cls: type) -> tuple[str, Columns[Any] | None]:
+    try:
+        tag = tag_of(cls)
+    except TypeError as error:
+        raise ConfigurationError(f"events are messages: decorate {cls.__qualname__} with @message('a.name')") from error
+    return tag, columns_of(cls) if field_types(cls) else None
+
+
+def _version_of(cls: type) -> int:
+    version = getattr(cls, "event_version", 1)
+    if not isinstance(version, int) or not 1 <= version < 1 << 31:
+        raise ConfigurationError(f"{cls.__qualname__}.event_version is a number from 1 on, not {version!r}")
+    return version
+
+
+def offsets_of(batch: pa.RecordBatch) -> Iterator[int]:
+    """Yield the offsets of rows that were found by their entity."""
+    yield from batch.column("offset").to_pylist()

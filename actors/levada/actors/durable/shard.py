@@ -1,0 +1,465 @@
+"""`Shard`: the actor that owns a partition of the log, and the entities whose ids hash to it.
+
+A command comes to the shard. If the entity is in memory, the shard puts the command into the entity's mailbox, one at a time; else it loads the
+entity first, with a task of its own. When the handler has returned, `finished` queues its rows, and the answer with them (`commits.py`).
+
+The shard ends if its partition takes no more of its rows: another process has written there, or the journal failed. Then all commands under way
+fail with `OutcomeUnknown`, the entities end, and the supervisor starts the shard again, which reads everything anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import trio
+
+from levada.actors.journal import Append, Appended, CommandReused, GetExtent, JournalError, ReadRows, stream_of
+from levada.framework import Codec, Reason, Ref, Reply, handles, message
+from levada.framework.embedding import ActorPhase, DescribedActor, LocalRef, adopt, local_ref, release
+from levada.framework.errors import ActorError, ActorStopped, AskTimeout, LevadaError
+from levada.framework.message import Asks, reply_type
+
+from .commits import JOURNAL_TIMEOUT, Commit, Commits
+from .entity import Durable, handler_of
+from .errors import OutcomeUnknown, ReplayFailed, ShardLost
+from .replay import load
+from .rows import ANSWER, OWNED, Log, Row
+from .turns import Command, Live, Turn
+
+__all__ = ["GetShardStatistics", "Settings", "Shard", "ShardStatistics"]
+
+logger = logging.getLogger("levada.actors.durable")
+
+MOST_UNDER_WAY = 4096
+"""Commands that a shard takes before the first of them is answered; more wait in its mailbox."""
+MOST_FAILED = 1000
+"""Entities of a shard whose failed replay is remembered; others are read again with each command."""
+FIRST_DELAY, LAST_DELAY = 0.05, 5.0
+"""Seconds between attempts to reach the journal."""
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """What all shards of a durable class share."""
+
+    cls: type[Durable[Any]]
+    log: Log
+    node: str
+    """Names this process in the log."""
+    idle: float
+    remember: int
+    max_live: int
+    """Of one shard."""
+    clock: Callable[[], float]
+    codec: Codec = attrs.field(factory=Codec)
+
+
+@message("levada.durable.shard_statistics", frozen=True)
+class ShardStatistics:
+    """Counters of a shard since it started, and sizes of this moment."""
+
+    live: int
+    """Entities in memory."""
+    loading: int
+    """Entities that are read now."""
+    under_way: int
+    """Commands that are not answered yet."""
+    rows: int
+    """Written."""
+    end: int
+    """Offset behind the last row."""
+    replayed: int
+    """Entities that were loaded."""
+    failed: int
+    """Entities that cannot be replayed."""
+    repeated: int
+    """Commands that came again."""
+
+
+@message("levada.durable.get_shard_statistics", frozen=True)
+class GetShardStatistics(Asks[ShardStatistics]):
+    """Ask a shard for `ShardStatistics`."""
+
+
+@attrs.frozen
+class _Sweep:
+    """Time to passivate."""
+
+
+class Shard(DescribedActor):
+    """Owns one partition. Supervise it with back-off."""
+
+    settings: Settings
+    number: int
+    journal: Ref[Any]
+
+    async def started(self) -> None:
+        """Take the partition, and start the task that writes."""
+        self._live: dict[str, Live] = {}
+        self._loading: dict[str, list[Turn]] = {}
+        self._ended: dict[str, Live] = {}
+        self._unreadable: dict[str, ReplayFailed] = {}
+        self._turns: set[Turn] = set()
+        self._room = trio.Event()
+        self._replayed = self._repeated = 0
+        self.log = self.settings.log
+        self._own = Live("", self)
+        delay = FIRST_DELAY
+        while True:
+            try:
+                end = await self._take()
+                break
+            except (ActorStopped, AskTimeout, ShardLost) as error:
+                logger.warning(
+                    "%s: %s; trying again in %g s", self.ref.path, error, delay, extra={"event": "shard_waits"}
+                )
+                await trio.sleep(delay)
+                delay = min(2 * delay, LAST_DELAY)
+        self._commits = Commits(self.number, self.journal, self.log, end)
+        self.start_soon(self._commits.run)
+        self.timers.every("sweep", self.settings.idle / 4, _Sweep())
+
+    async def _take(self) -> int:
+        """Write that this process owns the partition; return the offset behind that row."""
+        extent = await self.journal.ask(GetExtent(), timeout=JOURNAL_TIMEOUT)
+        end: int = extent.end[self.number]
+        data = self.settings.codec.encode({"node": self.settings.node})
+        batch: Any = self.log.batch([Row(self._own, OWNED, self.now(), data=data)], end)
+        if not isinstance(self.journal, LocalRef):
+            batch = stream_of(batch)
+        answer = await self.journal.ask(Append(batch, partition=self.number, at=end), timeout=JOURNAL_TIMEOUT)
+        if not isinstance(answer, Appended):
+            raise ShardLost(f"shard {self.number}: another process writes to it", shard=self.number)
+        return end + 1
+
+    async def stopping(self, reason: Reason) -> None:
+        """Write the rows of finished handlers; the other commands fail."""
+        if hasattr(self, "_commits"):
+            try:
+                await self._commits.drain()
+            finally:
+                self._give_up()
+
+    def restarting(self, error: BaseException | None, message: Any) -> None:
+        """Fail the commands under way."""
+        if hasattr(self, "_turns"):
+            self._give_up()
+
+    def _give_up(self) -> None:
+        for turn in self._turns:
+            if turn.reply is not None:
+                command = f"command {turn.command!r:.100}" if turn.command is not None else type(turn.message).__name__
+                what = f"{self.ref.path}: {command} of entity {turn.entity!r:.100} is not done, or not known to be"
+                what += ": ask again with the same command id"
+                turn.reply.fail(OutcomeUnknown(what, entity=turn.entity, command=turn.command or ""))
+        self._turns.clear()
+
+    @property
+    def about(self) -> str:
+        """How many entities live, and how many commands are under way."""
+        if not hasattr(self, "_turns"):
+            return "opening"
+        return f"{len(self._live)} live, {len(self._turns)} under way"
+
+    # Commands, on their way in.
+
+    @handles
+    async def command(self, m: Command) -> None:
+        """Take a command, when there is room."""
+        while len(self._turns) >= MOST_UNDER_WAY:
+            await self._room.wait()
+        turn = Turn(local_ref(self), self, m, self._reply())
+        if handler_of(self.settings.cls, type(m.message)) is None:
+            name = self.settings.cls.__name__
+            self._refuse(turn, ActorError(f"{name} has no handler for {type(m.message).__name__}", actor=self.ref.path))
+            return
+        if m.command is not None:
+            try:
+                octets = self.settings.codec.encode(m.message)
+            except (TypeError, ValueError, LevadaError) as error:
+                self._refuse(turn, error)
+                return
+            turn.body = hashlib.blake2b(octets, digest_size=16).digest()
+        self._turns.add(turn)
+        self._dispatch(turn)
+
+    def _reply(self) -> Reply[Any] | None:
+        try:
+            return self.reply_later()
+        except ActorError:  # told, not asked
+            return None
+
+    def _dispatch(self, turn: Turn) -> None:
+        live = self._live.get(turn.entity)
+        if live is not None:
+            if live.cell.is_alive:
+                self._offer(live, turn)
+                return
+            self._drop(live)
+        waiting = self._loading.get(turn.entity)
+        if waiting is not None:
+            waiting.append(turn)
+        elif (error := self._unreadable.get(turn.entity)) is not None:
+            self._refuse(turn, error)
+        else:
+            self._loading[turn.entity] = [turn]
+            self.start_soon(self._load, turn.entity)
+
+    def _offer(self, live: Live, turn: Turn) -> None:
+        """Give a command to an entity in memory, unless it has been given before."""
+        command = turn.command
+        if command is not None and not self._is_new(live, turn, command):
+            return
+        turn.live = live
+        if live.turn is not None:
+            if live.waiting is None:
+                live.waiting = deque()
+            live.waiting.append(turn)
+        else:
+            self._begin(live, turn)
+
+    def _begin(self, live: Live, turn: Turn) -> None:
+        live.turn = turn
+        # Least recently used first.
+        del self._live[live.entity]
+        self._live[live.entity] = live
+        live.used = trio.current_time()
+        live.cell.enqueue(turn)
+
+    def _is_new(self, live: Live, turn: Turn, command: str) -> bool:
+        first = live.underway.get(command) if live.underway is not None else None
+        known = live.commands.get(command) if live.commands is not None else None
+        if first is None and known is None:
+            live.underway = live.underway or {}
+            live.underway[command] = turn
+            return True
+        self._repeated += 1
+        body = first.body if first is not None else known[1] if known is not None else None
+        if body != turn.body:
+            offset = known[0] if known is not None else self._commits.end
+            what = f"command {command!r:.100} of entity {live.entity!r:.100} was another message before: give each command an id of its own"
+            self._refuse(turn, CommandReused(what, command=command, partition=self.number, first=offset))
+        elif first is not None:
+            first.also = first.also or []
+            first.also.append(turn)
+        elif known is not None:
+            self.start_soon(self._repeat, turn, known[0])
+        return False
+
+    async def _repeat(self, turn: Turn, offset: int) -> None:
+        """Answer with the reply in the log."""
+        try:
+            rows = await self.journal.ask(ReadRows(self.number, offset, offset + 1), timeout=JOURNAL_TIMEOUT)
+            octets = rows.batch().column("reply")[0].as_py()
+            self._send(turn, self.settings.codec.decode(octets, _expected(turn.message)))
+        except LevadaError as error:
+            self._refuse(turn, error)
+
+    async def _load(self, entity: str) -> None:
+        """Read an entity, and give it the commands that came meanwhile."""
+        ended = self._ended.pop(entity, None)
+        if ended is not None:
+            await ended.cell.terminated()
+            await self._commits.reach(ended.ticket)
+        settings = self.settings
+        try:
+            live = await load(settings.cls, entity, self, self.journal, self.number, settings.remember)
+        except (ActorStopped, AskTimeout) as error:
+            raise ShardLost(f"shard {self.number}: the journal is out of reach: {error}", shard=self.number) from error
+        except (JournalError, ReplayFailed) as error:
+            if isinstance(error, ReplayFailed):
+                logger.error("%s", error, extra={"event": "replay_failed"})
+                if len(self._unreadable) < MOST_FAILED:
+                    self._unreadable[entity] = error
+            for turn in self._loading.pop(entity):
+                self._refuse(turn, error)
+            return
+        self._replayed += 1
+        turns = self._loading.pop(entity)
+        if not adopt(self, live.actor, name=_name_of(entity)):
+            return  # the shard is ending, and gives the commands up
+        live.cell = local_ref(live.actor)
+        live.used = trio.current_time()
+        self._live[entity] = live
+        for turn in turns:
+            self._dispatch(turn)
+        self._make_room()
+
+    # Commands, on their way out.
+
+    def now(self) -> int:
+        """Return the time in microseconds since 1970."""
+        return int(self.settings.clock() * 1e6)
+
+    def finished(self, turn: Turn, value: Any) -> None:
+        """Queue the rows of a handler that has returned, and its answer behind them. Raises if the answer cannot be kept."""
+        live = turn.live
+        assert live is not None
+        if live.failed is not None:
+            raise live.failed
+        rows = live.recorded
+        if turn.command is not None:
+            reply = self.settings.codec.encode(value, _expected(turn.message))
+            if not rows:
+                rows.append(Row(live, ANSWER, self.now(), command=turn.command))
+            rows[-1].reply, rows[-1].body = reply, turn.body
+        turn.settled = True
+        tells = live.tells
+        if rows:
+            commit = Commit(rows, live.octets, self._done, turn, value, tells or ())
+            live.recorded, live.octets = [], 0
+            live.ticket = self._commits.put(commit)
+        elif live.ticket > self._commits.written:
+            self._commits.put(Commit((), 0, self._done, turn, value, tells or ()))
+        else:
+            self._done(Commit((), 0, self._done, turn, value, tells or ()), 0)
+        live.tells = live.turn = None
+        if live.waiting:
+            self._begin(live, live.waiting.popleft())
+
+    def commit(self, live: Live) -> trio.Event | None:
+        """Queue what an entity has recorded in the middle of a handler."""
+        if live.failed is not None:
+            raise live.failed
+        if not live.recorded and live.ticket <= self._commits.written:
+            return None
+        event = trio.Event()
+        tells, live.tells = live.tells or (), None
+        rows, live.recorded = live.recorded, []
+        live.ticket = self._commits.put(Commit(rows, live.octets, self._part_done, None, event, tells))
+        live.octets = 0
+        return event
+
+    def _part_done(self, commit: Commit, _: int) -> None:
+        self._tell(commit)
+        commit.value.set()
+
+    def _done(self, commit: Commit, end: int) -> None:
+        """Answer: everything up to the command's last row is on the disk."""
+        turn: Turn = commit.turn
+        if commit.tells:
+            self._tell(commit)
+        if turn.command is not None and turn.live is not None:
+            live = turn.live
+            assert live.underway is not None
+            assert turn.body is not None
+            del live.underway[turn.command]
+            live.commands = live.commands if live.commands is not None else {}
+            live.commands[turn.command] = (end - 1, turn.body)
+            if len(live.commands) > self.settings.remember:
+                del live.commands[next(iter(live.commands))]
+        self._send(turn, commit.value)
+
+    def _tell(self, commit: Commit) -> None:
+        for ref, each in commit.tells:
+            try:
+                ref.tell(each)
+            except LevadaError as error:
+                logger.warning(
+                    "%s: a message after a commit is lost: %s", self.ref.path, error, extra={"event": "tell_lost"}
+                )
+
+    def _send(self, turn: Turn, value: Any) -> None:
+        self._settle(turn)
+        if turn.reply is not None:
+            turn.reply.send(value)
+        for each in turn.also or ():
+            self._send(each, value)
+
+    def _refuse(self, turn: Turn, error: BaseException) -> None:
+        self._settle(turn)
+        if turn.reply is None:
+            logger.warning(
+                "%s: %s to %r was told and failed: %s",
+                self.ref.path,
+                type(turn.message).__name__,
+                turn.entity,
+                error,
+                extra={"event": "told"},
+            )
+        else:
+            turn.reply.fail(error)
+        for each in turn.also or ():
+            self._refuse(each, error)
+
+    def _settle(self, turn: Turn) -> None:
+        self._turns.discard(turn)
+        if len(self._turns) == MOST_UNDER_WAY - 1:
+            self._room.set()
+            self._room = trio.Event()
+
+    def failed(self, turn: Turn, error: BaseException) -> None:
+        """Drop an entity that ended on a command. Those behind it are for its next life."""
+        if turn not in self._turns:
+            return  # the shard has given it up
+        live = turn.live
+        assert live is not None
+        self._refuse(turn, error)
+        waiting = live.waiting
+        live.waiting = None
+        if self._live.get(live.entity) is live:
+            self._drop(live)
+        if local_ref(self).phase is ActorPhase.RUNNING:
+            for each in waiting or ():
+                self._dispatch(each)
+
+    def _drop(self, live: Live) -> None:
+        """Forget an entity that has ended on its own; it is read again when its rows are on the disk."""
+        del self._live[live.entity]
+        self._ended[live.entity] = live
+
+    # Passivation.
+
+    @handles
+    def sweep(self, _: _Sweep) -> None:
+        """Let entities go that had no command for some time."""
+        oldest = trio.current_time() - self.settings.idle
+        for live in list(self._live.values()):
+            if live.used > oldest:
+                break
+            self._let_go(live)
+        for entity, live in list(self._ended.items()):
+            if not live.cell.is_alive and live.ticket <= self._commits.written:
+                del self._ended[entity]
+
+    def _make_room(self) -> None:
+        excess = len(self._live) - self.settings.max_live
+        if excess > 0:
+            for live in list(self._live.values())[:excess]:
+                self._let_go(live)
+
+    def _let_go(self, live: Live) -> None:
+        if live.turn is None and live.ticket <= self._commits.written:
+            del self._live[live.entity]
+            release(live.actor)
+            if live.cell.is_alive:
+                self._ended[live.entity] = live
+
+    @handles
+    def count(self, _: GetShardStatistics) -> ShardStatistics:
+        """Answer with the counters."""
+        return ShardStatistics(
+            len(self._live),
+            len(self._loading),
+            len(self._turns),
+            self._commits.written,
+            self._commits.end,
+            self._replayed,
+            len(self._unreadable),
+            self._repeated,
+        )
+
+
+def _expected(question: Any) -> Any:
+    return reply_type(type(question)) if isinstance(question, Asks) else Any
+
+
+def _name_of(entity: str) -> str:
+    """Return an id as the name of an actor, which has no slash and does not begin with a dollar."""
+    quoted = entity.replace("%", "%25").replace("/", "%2F")
+    return f"%24{quoted[1:]}" if quoted.startswith("$") else quoted

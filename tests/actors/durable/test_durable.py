@@ -1,0 +1,278 @@
+"""Durable actors in one process: what survives, what is answered when, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+pytest.importorskip("pyarrow")
+
+from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Deposited, Move, Withdraw, Withdrawn
+
+from levada.actors.durable import CommandReused, Durable, Shards, applies, shards
+from levada.actors.durable.rows import Log, log_config
+from levada.actors.journal import Journal, JournalLocked, Store
+from levada.framework import ActorSystem, Asks, Ref, handles, message
+from levada.framework.errors import ActorStopped, ConfigurationError
+
+
+@asynccontextmanager
+async def accounts_in(folder: Path, **settings: Any) -> AsyncIterator[Shards[Any]]:
+    async with ActorSystem("test", seed=0, shutdown=20.0, ask_timeout=60.0) as system:
+        cls = settings.pop("cls", Account)
+        yield await shards(system, cls, **{"events": EVENTS, "journal": folder, "shards": 2, **settings})
+
+
+def rows_of(folder: Path, *columns: str, shards: int = 2) -> list[tuple[Any, ...]]:
+    """The rows of the log but for the shards' own, shard by shard."""
+    found = []
+    with Store.open(folder, None, log_config(shards)) as store:
+        for number in range(shards):
+            for _, batch in store.batches(number, 0):
+                found += [tuple(row[name] for name in columns) for row in batch.to_pylist() if row["entity"]]
+    return found
+
+
+async def test_state_survives_its_process(tmp_path: Path) -> None:
+    async with accounts_in(tmp_path) as accounts:
+        assert await accounts["anna"].ask(Deposit(5)) == 5
+        assert await accounts["anna"].ask(Withdraw(2)) == 3
+        assert await accounts["bert"].ask(Move([1, 2, 3])) == 6
+    async with accounts_in(tmp_path) as accounts:
+        assert [await accounts[name].ask(Balance()) for name in ("anna", "bert", "cleo")] == [3, 6, 0]
+    columns = ("entity", "sequence", "kind", "amount", "note", "version", "command")
+    assert sorted(rows_of(tmp_path, *columns)) == [
+        ("anna", 1, "test.durable.deposited", 5, None, 1, None),
+        ("anna", 2, "test.durable.withdrawn", 2, "", 1, None),
+        ("bert", 1, "test.durable.deposited", 1, None, 1, None),
+        ("bert", 2, "test.durable.deposited", 2, None, 1, None),
+        ("bert", 3, "test.durable.deposited", 3, None, 1, None),
+    ]
+
+
+async def test_a_command_with_an_id_is_done_once_and_answered_alike(tmp_path: Path) -> None:
+    async with accounts_in(tmp_path) as accounts:
+        anna = accounts["anna"]
+        assert await anna.ask(Deposit(5), command="order-1") == 5
+        assert await anna.ask(Deposit(7), command="order-2") == 12
+        assert await anna.ask(Deposit(5), command="order-1") == 5
+        assert await anna.ask(Balance(), command="question") == 12
+        assert await accounts["bert"].ask(Deposit(1), command="order-1") == 1  # ids belong to the entity
+    async with accounts_in(tmp_path) as accounts:
+        anna = accounts["anna"]
+        assert await anna.ask(Deposit(5), command="order-1") == 5
+        assert await anna.ask(Deposit(1)) == 13
+        assert await anna.ask(Balance(), command="question") == 12  # the answer of then
+        with pytest.raises(CommandReused, match="'order-2' of entity 'anna' was another message"):
+            await anna.ask(Deposit(8), command="order-2")
+        assert await anna.ask(Balance()) == 13
+
+
+async def test_the_newest_ids_are_remembered(tmp_path: Path) -> None:
+    for _ in range(2):
+        async with accounts_in(tmp_path, remember=2) as accounts:
+            for number in range(3):
+                await accounts["anna"].ask(Deposit(1), command=f"order-{number}")
+    async with accounts_in(tmp_path, remember=2) as accounts:
+        assert await accounts["anna"].ask(Balance()) == 6  # 0, 1, 2, then 0 again and so 1 and 2 again
+
+
+async def test_a_repeated_id_waits_for_the_command_under_way(tmp_path: Path) -> None:
+    async with accounts_in(tmp_path) as accounts:
+        answers: list[int] = []
+
+        async def ask() -> None:
+            answers.append(await accounts["anna"].ask(Deposit(5), command="order-1"))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(ask)
+        assert answers == [5] * 20
+        assert (await accounts.statistics()).repeated == 19
+
+
+async def test_a_failing_handler_has_recorded_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, "levada")
+    async with accounts_in(tmp_path) as accounts:
+        anna = accounts["anna"]
+        answers: list[Any] = []
+
+        async def ask(question: Any, command: str | None = None) -> None:
+            try:
+                answers.append(await anna.ask(question, command=command))
+            except ActorStopped as error:
+                answers.append(repr(error.__cause__))
+
+        await anna.ask(Deposit(5))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, Withdraw(9), "order-1")
+            nursery.start_soon(ask, Withdraw(9), "order-1")
+        assert answers == ["ValueError('anna has -4')"] * 2
+        assert await anna.ask(Deposit(6)) == 11
+        assert await anna.ask(Withdraw(9), command="order-1") == 2  # it was not taken
+    assert [row[0] for row in rows_of(tmp_path, "amount")] == [5, 6, 9]
+
+
+async def test_commands_behind_a_failing_one_are_handled(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, "levada")
+    async with accounts_in(tmp_path) as accounts:
+        anna = accounts["anna"]
+        await anna.ask(Deposit(1))
+        for amount in (1, 100, 2):
+            anna.tell(Deposit(amount) if amount < 100 else Withdraw(amount))
+        assert await anna.ask(Balance()) == 4
+
+
+async def test_a_told_command_is_done(tmp_path: Path) -> None:
+    async with accounts_in(tmp_path) as accounts:
+        accounts["anna"].tell(Deposit(5))
+        await accounts["anna"].send(Deposit(6), command="order-1")
+        assert await accounts["anna"].ask(Balance()) == 11
+    assert [row[0] for row in rows_of(tmp_path, "amount")] == [5, 6]
+
+
+async def test_a_journal_may_be_given_as_a_ref(tmp_path: Path) -> None:
+    async with ActorSystem("test", ask_timeout=60.0) as system:
+        journal: Ref[Any] = system.spawn(
+            lambda: Journal(tmp_path, Log([Deposited, Withdrawn]).schema, config=log_config(2))
+        )
+        accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=2)
+        assert await accounts["anna"].ask(Deposit(5)) == 5
+        with pytest.raises(ConfigurationError, match="2 partitions, so give shards=2, not 3"):
+            await shards(system, Account, events=EVENTS, journal=journal, shards=3, name="other")
+        await trio.lowlevel.checkpoint()
+
+
+async def test_another_writer_ends_the_shard_and_its_rows_are_seen(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A second owner fences the first: nothing of the first is written after the second one's rows."""
+    caplog.set_level(logging.CRITICAL, "levada")
+    async with ActorSystem("test", ask_timeout=60.0) as system:
+        log = Log([Deposited, Withdrawn])
+        journal: Ref[Any] = system.spawn(lambda: Journal(tmp_path, log.schema, config=log_config(1)))
+        one = await shards(system, Account, events=EVENTS, journal=journal, shards=1, name="one")
+        assert await one["anna"].ask(Deposit(5)) == 5
+        two = await shards(system, Account, events=EVENTS, journal=journal, shards=1, name="two")
+        assert await two["anna"].ask(Deposit(6)) == 11
+        from levada.actors.durable import OutcomeUnknown
+
+        with pytest.raises(OutcomeUnknown, match="not done, or not known to be: ask again with the same command id"):
+            await one["anna"].ask(Deposit(7), command="order-1")
+        assert await one["anna"].ask(Deposit(7), command="order-1") == 18
+    assert [row[0] for row in rows_of(tmp_path, "amount", shards=1)] == [5, 6, 7]
+
+
+async def test_entities_leave_memory_and_come_back(tmp_path: Path, mock_clock: trio.testing.MockClock) -> None:
+    async with accounts_in(tmp_path, idle=60.0) as accounts:
+        for name in ("anna", "bert", "cleo"):
+            await accounts[name].ask(Deposit(5), command="order-1")
+        assert (await accounts.statistics()).live == 3
+        mock_clock.jump(50)
+        await accounts["bert"].ask(Balance())
+        mock_clock.jump(30)
+        while (await accounts.statistics()).live > 1:
+            await trio.lowlevel.checkpoint()
+        assert await accounts["anna"].ask(Deposit(5), command="order-1") == 5
+        assert await accounts["anna"].ask(Deposit(6)) == 11
+        found = await accounts.statistics()
+        assert (found.live, found.replayed) == (2, 4)
+
+
+async def test_the_least_recently_used_leave_first(tmp_path: Path) -> None:
+    async with accounts_in(tmp_path, shards=1, max_live=3) as accounts:
+        for name in ("a", "b", "c", "d", "e", "a"):
+            await accounts[name].ask(Deposit(1))
+        found = await accounts.statistics()
+        assert (found.live, found.replayed) == (3, 6)
+        assert await accounts["b"].ask(Balance()) == 1
+
+
+async def test_an_entity_is_an_actor_below_its_shard(tmp_path: Path) -> None:
+    async with ActorSystem("test", ask_timeout=60.0) as system:
+        accounts = await shards(system, Account, events=EVENTS, journal=tmp_path, shards=2)
+        await accounts["anna"].ask(Deposit(1))
+        await accounts["$x/y%"].ask(Deposit(1))
+        assert accounts["anna"].shard.path == "/Account/1"
+        assert system.lookup("/Account/1/anna") is not None
+        assert system.lookup(accounts["$x/y%"].shard.path + "/%24x%2Fy%25") is not None
+
+
+def test_misuse_is_refused_where_it_is_given(tmp_path: Path) -> None:
+    @message("test.durable.unapplied")
+    class Unapplied:
+        amount: int
+
+    @message("test.durable.clash")
+    class Clash:
+        amount: str
+
+    @message("test.durable.kind")
+    class Kind:
+        kind: str
+
+    class Plain(Asks[int]):
+        pass
+
+    class Both(Durable[Any]):
+        @applies
+        def one(self, e: Deposited | Clash | Kind) -> None: ...
+
+    class Handles(Durable[Any]):
+        @handles
+        def plain(self, m: Plain) -> None: ...
+
+        @applies
+        def one(self, e: Deposited) -> None: ...
+
+    class Needs(Durable[Any]):
+        balance: int
+
+        @applies
+        def one(self, e: Deposited) -> None: ...
+
+    async def refused(cls: Any, events: Any, match: str, **settings: Any) -> None:
+        async with ActorSystem("test") as system:
+            with pytest.raises(ConfigurationError, match=match):
+                await shards(system, cls, **{"events": events, "journal": tmp_path, "shards": 2, **settings})
+
+    async def main() -> None:
+        await refused(Account, EVENTS | Unapplied, "Account has no @applies method for Unapplied")
+        await refused(Account, Deposited, "applies Withdrawn, which shards\\(events=…\\) does not name")
+        await refused(Both, Deposited | Clash | Kind, "Clash.amount is string, and .*Deposited.amount is int64")
+        await refused(Handles, Deposited, "Handles handles Plain: commands are messages")
+        await refused(Needs, Deposited, "Needs.balance: a field of a durable actor is state")
+        await refused(Durable, Deposited, "Durable has no @applies")
+        await refused(str, Deposited, "takes a class derived from Durable")
+        await refused(Account, EVENTS, "shards is a number from 1 to 4096", shards=0)
+        await refused(Account, EVENTS, "idle is more than 0", idle=0)
+
+    trio.run(main)
+
+
+async def test_misuse_of_an_entity_is_refused(tmp_path: Path) -> None:
+    async with accounts_in(tmp_path) as accounts:
+        for wrong in ("", "x" * 1001, "\ud800", 5):
+            with pytest.raises(ConfigurationError, match="the id of an entity is text of 1 to 1000 bytes"):
+                accounts[wrong]  # type: ignore[index]
+        with pytest.raises(ConfigurationError, match="Account has no handler for Deposited"):
+            await accounts["anna"].ask(Deposited(1))  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match="the command is text"):
+            await accounts["anna"].ask(Deposit(1), command="")
+    with pytest.raises(
+        ConfigurationError, match=r"2 partitions, which is for ever, not 3.*fixed when the log was made"
+    ):
+        async with accounts_in(tmp_path, shards=3):
+            pass
+
+
+async def test_a_folder_that_is_open_elsewhere_is_refused(tmp_path: Path) -> None:
+    with Store.open(tmp_path, Log([Deposited, Withdrawn]).schema, log_config(2)), pytest.raises(JournalLocked):
+        async with accounts_in(tmp_path):
+            pass
