@@ -134,7 +134,6 @@ def test_ctrl_c_leaves_nothing_running(tmp_path: Path, moment: str) -> None:
         assert running(family, process.pid) == []
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.release
 def test_serving_takes_more_and_gives_all(tmp_path: Path) -> None:
     """While it serves, `levada ship` adds a line and `levada call` gets its count, over RSocket and over Aqueduct; SIGTERM is an ordinary end."""
@@ -146,13 +145,13 @@ def test_serving_takes_more_and_gives_all(tmp_path: Path) -> None:
         assert process.stderr is not None
         lines = (process.stderr.readline().partition("#")[0] for _ in range(3))
         ship, call, follow = (shlex.split(line)[1:] for line in lines)
-        until = ["--limit", "6", "--timeout", "100"]
+        until = ["--limit", "6", "--timeout", "300"]
         said = []
         written = report.stat().st_mtime_ns
         for arguments in ([*ship[:-1], "more.log", "--once"], [*call, *until], [*follow, *until, "--json"]):
             command = [sys.executable, "-m", "levada.actors", *arguments]
             done = subprocess.run(
-                command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=120
+                command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=320
             )
             said.append([json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")])
         rows: list[dict[str, Any]] = said[1]
@@ -166,7 +165,6 @@ def test_serving_takes_more_and_gives_all(tmp_path: Path) -> None:
     assert report.stat().st_mtime_ns > written  # once more at the end
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.release
 def test_the_example(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "examples" / "log_pipeline.py"
@@ -177,7 +175,7 @@ def test_the_example(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=380,
+        timeout=1100,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1] == "verified: all counts are those that are known for this log"
@@ -334,7 +332,6 @@ def test_ten_million_lines(tmp_path: Path) -> None:
     assert max(rest) < max(half) + 32 * 1024
 
 
-@pytest.mark.timeout(1200)
 @pytest.mark.release
 def test_each_line_counts_once_though_a_node_is_killed(tmp_path: Path) -> None:
     times = 20

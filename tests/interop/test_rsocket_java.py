@@ -17,7 +17,7 @@ import trio
 from levada.actors.rsocket import Request, connect, serve
 from levada.framework import ActorSystem
 
-pytestmark = [pytest.mark.release, pytest.mark.loopback, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.release, pytest.mark.loopback]
 
 HERE = Path(__file__).parent / "java"
 LARGEST = 16_777_212  # octets of a frame, with its header of 6, that rsocket-java takes

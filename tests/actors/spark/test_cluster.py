@@ -72,7 +72,6 @@ def test_the_zip_has_folders_and_nothing_that_is_not_source(tmp_path: Path, caps
 
 @pytest.mark.release
 @pytest.mark.loopback
-@pytest.mark.timeout(400)
 def test_a_submitted_job_on_a_cluster_asks_over_tls_with_the_package_from_a_zip(
     make_actors: Any, tmp_path: Path
 ) -> None:
@@ -114,7 +113,7 @@ def submit(folder: Path, packed: Path, token: Path, arguments: list[str]) -> Any
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=360, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1100, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
