@@ -15,7 +15,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar, cast
 
@@ -176,8 +176,15 @@ class Journal(
                 await self._progress.wait()
 
     @handles
-    async def append(self, m: Append) -> None:
+    def append(self, m: Append) -> Coroutine[Any, Any, None] | None:
         """Queue rows for the next group."""
+        # Not a coroutine function: an ask of an idle journal calls this at once, without a turn of the mailbox.
+        if self._octets >= self.max_octets and not self._full:
+            return self._append_later(m)
+        self._queue(Job(None, self._reply(), m, _octets_of(m.rows)))
+        return None
+
+    async def _append_later(self, m: Append) -> None:
         # Not while it is full: the questions that make room come by the same mailbox.
         while self._octets >= self.max_octets and not self._full:
             await self._progress.wait()
@@ -307,9 +314,10 @@ class Journal(
         except (JournalError, OSError) as error:
             job.fail(error)
             self._require_store(error)
-        self._done(job)
+        self._take([job])
 
     async def _run_group(self) -> None:
+        await self._let_askers_come()
         jobs: list[Job] = []
         octets = 0
         for job in self._waiting:
@@ -317,12 +325,14 @@ class Journal(
                 break
             jobs.append(job)
             octets += job.octets
-        for job in [job for job in jobs if not job.wanted]:
-            jobs.remove(job)
-            self._done(job)
-        if not jobs:
-            return
-        answers, error = await self._in_thread(functools.partial(self._appends.write, jobs))
+        wanted = [job for job in jobs if job.wanted]
+        answers, error = await self._in_thread(functools.partial(self._appends.write, wanted)) if wanted else ([], None)
+        self._take(jobs)
+        if len(answers) < len(wanted):  # the others wait for room
+            answered = {job for job, _ in answers}
+            left = [job for job in wanted if job not in answered]
+            self._waiting.extendleft(reversed(left))
+            self._octets += sum(job.octets for job in left)
         for job, answer in answers:
             if isinstance(answer, Exception):
                 job.fail(answer)
@@ -330,15 +340,24 @@ class Journal(
                 job.answer(answer)
                 self._appended += isinstance(answer, Appended)
                 self._warned = False
-            self._done(job)
         if isinstance(error, JournalFull):
             self._note_full(error)
         elif error is not None:
             self._require_store(error)
 
-    def _done(self, job: Job) -> None:
-        self._waiting.remove(job)
-        self._octets -= job.octets
+    async def _let_askers_come(self) -> None:
+        """Let those that got answers ask again before the next group is written: half as many groups, for the same rows, cost less."""
+        there = 0
+        while there < len(self._waiting) < GROUP_APPENDS:
+            there = len(self._waiting)
+            for _ in range(2):  # the first wakes them, in the second a busy mailbox has its turn
+                await trio.lowlevel.checkpoint()
+
+    def _take(self, jobs: Sequence[Job]) -> None:
+        """Take the first jobs out of the queue."""
+        for job in jobs:
+            self._waiting.popleft()
+            self._octets -= job.octets
 
     def _note_full(self, error: JournalFull) -> None:
         self._full = True

@@ -33,7 +33,7 @@ logger = logging.getLogger("levada.actors.journal")
 Answer = Appended | Fenced | Exception
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)  # not frozen: that costs 0.5 µs for each append
 class Job:
     """Work for the thread that writes."""
 
