@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import resource
@@ -15,7 +14,9 @@ from typing import Any
 import trio
 
 from levada.actors.nodes import nodes_of
-from levada.framework import Actor, ActorSystem, Asks, Reason, Ref, handles, message
+from levada.framework import Actor, ActorSystem, Asks, Ref, handles, message
+
+from .single import Where
 
 
 @message("tests.nodes.Add")
@@ -23,11 +24,6 @@ class Add(Asks[int]):
     """Add a number; the answer is the total."""
 
     n: int
-
-
-@message("tests.nodes.Where")
-class Where(Asks[tuple[int, str]]):
-    """Ask for the process and the name of the system."""
 
 
 @message("tests.nodes.Fail")
@@ -94,51 +90,6 @@ class Friend(Actor[SpawnOn | Ask]):
         """Ask."""
         total: int = await m.counter.ask(Add(1))
         return total
-
-
-@message("tests.nodes.Handle")
-class Handle(Asks[int]):
-    """Handle a numbered message."""
-
-    number: int
-
-
-class Single(Actor[Handle | Where]):
-    """Runs at most once at a time, and writes down what it handles.
-
-    Args:
-        folder: has the file that a running one locks, and the file with what was handled.
-    """
-
-    folder: str
-
-    def started(self) -> None:
-        """Lock the file; the system unlocks it when this process has ended."""
-        self.lock = open(f"{self.folder}/lock", "w")  # noqa: SIM115 - until the actor ends
-        try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.write("two")
-
-    def stopping(self, reason: Reason) -> None:
-        """Unlock the file."""
-        self.lock.close()
-
-    def write(self, text: object) -> None:
-        """Append a line."""
-        with open(f"{self.folder}/handled", "a") as file:
-            file.write(f"{text}\n")
-
-    @handles
-    def handle(self, m: Handle) -> int:
-        """Write it down."""
-        self.write(m.number)
-        return m.number
-
-    @handles
-    def where(self, m: Where) -> tuple[int, str]:
-        """Tell."""
-        return os.getpid(), self.system.name
 
 
 @message("tests.nodes.Watch")

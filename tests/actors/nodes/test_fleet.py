@@ -13,8 +13,9 @@ from levada.actors.nodes import MemberState, NodeDown, NodeLost, NodeUp, nodes_o
 from levada.framework import ActorSystem, Failed, Lost, Normal, Ref, bounded, conflate, restart
 from levada.framework.errors import ActorError, ConfigurationError, NameTaken, NameUnknown
 
-from .apps import Add, Ask, Counter, Fail, Friend, SpawnOn, Where, app
+from .apps import Add, Ask, Counter, Fail, Friend, SpawnOn, app
 from .conftest import nodes_here
+from .single import Where
 
 
 async def successor(system: ActorSystem, name: str, old: Ref[Any]) -> Ref[Any]:

@@ -15,10 +15,10 @@ import trio
 
 from levada.actors.nodes import MemberState, NodeDown, NodeLost, Nodes, NodeSettings, NodeUp, local_nodes
 from levada.framework import ActorSystem, Failed, Receiver, Ref, restart
-from levada.framework.errors import ActorError
 
-from .apps import Counter, Handle, Single, Watch, Watcher, Where, app
+from .apps import Counter, Watch, Watcher, app
 from .processes import ROOT, driver, gone, is_alive, processes_of
+from .single import Load, Single, Where
 
 HANG = 1.0
 SOON = 10.0  # seconds; what is measured here must hold on a busy machine
@@ -39,28 +39,6 @@ def chance() -> random.Random:
     seed = int(os.environ.get("LEVADA_SEED", "0")) or random.randrange(1, 1 << 32)
     print(f"LEVADA_SEED={seed}")
     return random.Random(seed)
-
-
-class Load:
-    """Sends numbered questions to the actor with a name, all the time."""
-
-    def __init__(self, system: ActorSystem) -> None:
-        self.system = system
-        self.answered: set[int] = set()
-        self.sent = 0
-
-    async def run(self) -> None:
-        """Send."""
-        while True:
-            single = self.system.registry.get("single")
-            number, self.sent = self.sent, self.sent + 1
-            if single is not None:
-                try:
-                    assert await single.ask(Handle(number), timeout=SOON) == number
-                    self.answered.add(number)
-                except ActorError:
-                    pass  # it may have been handled, once
-            await trio.sleep(0.002)
 
 
 async def next_of(events: Receiver[NodeUp | NodeDown], name: str, kind: type[Any]) -> Any:
@@ -134,7 +112,7 @@ async def campaign(chance: random.Random, strikes: int, folder: Path) -> None:
     )  # fmt: skip
     times: dict[str, list[float]] = {}
     async with ActorSystem() as system, trio.open_nursery() as nursery:
-        load = Load(system)
+        load = Load(system, pause=0.002)
         async with local_nodes(system, 3, app, settings=settings) as nodes, nodes.events() as events:
             policy = restart("permanent", max=1000, within=1.0)
             await nodes.spawn(Single, str(folder), name="single", supervise=policy)
@@ -142,10 +120,7 @@ async def campaign(chance: random.Random, strikes: int, folder: Path) -> None:
             for _ in range(strikes):
                 await strike(nodes, events, chance, times)
         nursery.cancel_scope.cancel()
-    handled = (folder / "handled").read_text().split()
-    assert "two" not in handled
-    assert len(handled) == len(set(handled))
-    assert load.answered <= {int(number) for number in handled}
+    load.check(folder)
     assert len(load.answered) > strikes
     assert processes_of(f"LEVADA_TEST={marker}") == []
     for what, seconds in sorted(times.items()):

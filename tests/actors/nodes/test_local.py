@@ -17,8 +17,9 @@ from levada.actors.nodes import NodeDown, NodeLost, NodeSettings, NodeUp, local_
 from levada.framework import ActorSystem, Failed, Lost
 from levada.framework.errors import ConfigurationError
 
-from .apps import Add, Counter, Facts, Reporter, Where, app, forks, talks
+from .apps import Add, Counter, Facts, Reporter, app, forks, talks
 from .processes import ROOT, driver, gone, is_alive, processes_of
+from .single import Where
 
 pytestmark = pytest.mark.ci
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import AsyncIterator
 
@@ -29,6 +30,9 @@ class Counter(Actor[Add | Where]):
     @handles
     def where(self, m: Where) -> int:
         return os.getpid()
+
+
+importlib.import_module("single")  # shipped, too; nodes run only what they have imported
 
 
 async def app(system: ActorSystem) -> AsyncIterator[None]:

@@ -6,7 +6,7 @@ CORES are those of a node, 0 for the default; SETTINGS are Spark's, as JSON. Ste
 to the process of the first node, to its parent and so on, and wait until all nodes are up again; ``kill:PID`` does it to another process;
 ``random:N:SEED`` does N of the first five to random nodes; ``restart`` is a rolling restart, ``query`` an ordinary job of Spark, ``drain`` drains the
 last node; ``secrets`` tells the random values that were made so far. ``wait`` waits to be killed.
-Prints a JSON object for each step when it is done.
+Prints a JSON object for each step when it is done. Meanwhile a supervised actor is asked all the time, which nodes run once at most.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import trio
 
 from levada.actors.nodes import Member, MemberState, Nodes, NodeSettings, spark_nodes
 from levada.actors.spark.session import session
-from levada.framework import ActorSystem, Failed
+from levada.framework import ActorSystem, Failed, restart
 from levada.framework.errors import LevadaError
 
 if TYPE_CHECKING:
@@ -169,8 +169,11 @@ def gateway() -> int:
 async def main(master: str, count: int, cores: int, settings: dict[str, str], steps: list[str]) -> None:
     spark = session(master=master, log_level="off", **settings)
     try:
-        spark.sparkContext.addPyFile(str(Path(__file__).with_name("node_app.py")))
-        async with ActorSystem("driver") as system:
+        for module in (Path(__file__).parents[1] / "nodes" / "single.py", Path(__file__).with_name("node_app.py")):
+            spark.sparkContext.addPyFile(str(module))
+        single = importlib.import_module("single")  # shipped
+        async with ActorSystem("driver") as system, trio.open_nursery() as nursery:
+            load = single.Load(system, pause=0.02)
             how = NodeSettings(start_timeout=LIMIT, silence=4.0, grace=5.0)
             async with spark_nodes(system, spark, count, "node_app:app", settings=how, cores=cores or None) as nodes:
                 trial = Trial(spark, nodes)
@@ -179,12 +182,17 @@ async def main(master: str, count: int, cores: int, settings: dict[str, str], st
                 nodes.directory.watchers.append(trial.note)
                 await trial.settled()
                 say(step="up", hosts=trial.hosts())
+                policy = restart("permanent", max=1000, within=1.0)
+                await nodes.spawn(single.Single, str(Path.cwd()), name="single", supervise=policy)
+                nursery.start_soon(load.run)
                 for step in steps:
                     await trial.step(step)
             with trio.fail_after(20):
                 while trial.living():  # noqa: ASYNC110 - the kernel has no event for it
                     await trio.sleep(0.05)
-        say(step="drained")
+            nursery.cancel_scope.cancel()
+        load.check(Path.cwd())
+        say(step="drained", answered=len(load.answered), asked=load.sent)
     finally:
         spark.stop()
 

@@ -30,12 +30,14 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.ci, pytest.mark.loopback, pytest.mark.timeout(180)]
 
 SETTINGS = NodeSettings(start_timeout=90.0)
+MODULES = Path(__file__).parents[1] / "nodes" / "single.py", Path(__file__).with_name("node_app.py")
 
 
 @pytest.fixture
 def shipped(spark: SparkSession) -> Any:
     """The app's module, which executors have."""
-    spark.sparkContext.addPyFile(str(Path(__file__).with_name("node_app.py")))
+    for module in MODULES:
+        spark.sparkContext.addPyFile(str(module))
     return importlib.import_module("node_app")
 
 

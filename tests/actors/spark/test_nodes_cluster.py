@@ -90,6 +90,7 @@ class Cluster:
             self.shown.update(self.living().values())
         assert process.wait() == 0, (self.folder / "driver.log").read_text()[-4000:]
         assert [step["step"] for step in told[-1:]] == ["drained"]
+        assert told[-1]["answered"] > len(steps)
         return told
 
     def living(self) -> dict[int, str]:
