@@ -5,11 +5,15 @@ from __future__ import annotations
 import datetime
 import ipaddress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
+
+if TYPE_CHECKING:
+    from levada.transports.quic import QuicConfig
 
 NAMES = [x509.DNSName("server"), x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
 
@@ -34,3 +38,12 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
         + made.public_bytes(serialization.Encoding.PEM)
     )
     return file
+
+
+@pytest.fixture(scope="session")
+def quic(certificate: Path) -> tuple[QuicConfig, QuicConfig]:
+    """Settings of a server and of a client that trusts it."""
+    from levada.transports.quic import QuicConfig
+
+    server = QuicConfig(alpn=("aqueduct",), certificate=certificate, key=certificate)
+    return server, QuicConfig(alpn=("aqueduct",), ca=certificate)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -144,13 +143,6 @@ def start(scheme: str) -> Start:
                 yield Ends(system, listener, peer, keeper.got)
 
     return begin
-
-
-@pytest.fixture(scope="session")
-def quic(certificate: Path) -> tuple[QuicConfig, QuicConfig]:
-    """Settings of a server and of a client that trusts it."""
-    server = QuicConfig(alpn=("aqueduct",), certificate=certificate, key=certificate)
-    return server, QuicConfig(alpn=("aqueduct",), ca=certificate)
 
 
 @pytest.fixture

@@ -98,10 +98,10 @@ class Fleet:
     async def _live(self, name: str, kind: type[Clerk], *, task_status: trio.TaskStatus[Member]) -> None:
         async def ignore(m: Any) -> None: ...
 
-        url = f"aqueduct+{self.scheme}://{name}"
+        url = self.url(name)
         async with ActorSystem(name) as system:
             refs = FleetRefs(system, id_of(name), partial(self._dial, name), **self.changes)
-            config = PeerConfig(fleet=refs, carrier=settings(self.scheme, None))
+            config = PeerConfig(fleet=refs, carrier=self.settings(name))
             clerk: Any = system.spawn(kind, name="clerk")
             system.registry.register("clerk", clerk)
             async with serve(system, url, ignore, Any, expose={"clerk", "post"}, config=config) as listener:
@@ -110,6 +110,14 @@ class Fleet:
                 task_status.started(member)
                 await member.over.wait()
         member.gone.set()
+
+    def url(self, name: str) -> str:
+        """Where a member listens."""
+        return f"aqueduct+{self.scheme}://{name}"
+
+    def settings(self, name: str) -> Any:
+        """The carrier's settings of a member."""
+        return settings(self.scheme, None)
 
     async def end(self, name: str) -> Member:
         """End a member; the others are not told."""
@@ -132,8 +140,10 @@ class Fleet:
 
     @asynccontextmanager
     async def _connected(self, source: Member, target: Member) -> AsyncIterator[Peer[Any]]:
-        carrier = settings(self.scheme, self.carrier(source, target))
-        config = attrs.evolve(source.config, carrier=carrier)
+        carrier = self.carrier(source, target)
+        config = (
+            source.config if carrier is None else attrs.evolve(source.config, carrier=settings(self.scheme, carrier))
+        )
         async with connect(source.system, target.listener.url, object, config=config) as peer:
             self.lines = [line for line in self.lines if not line[2].is_over]
             self.lines.append((source, target, peer))

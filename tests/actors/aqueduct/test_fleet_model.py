@@ -191,9 +191,7 @@ class Fleets(ActorStateMachine):
     @initialize()
     async def begin(self) -> None:
         """Three members, who know each other."""
-        self.fleet = await Fleet("memory", dial_timeout=5, claim_timeout=5, idle=15).__aenter__()
-        self.fleet.way = self.way
-        self.fleet.carrier = lambda source, target: MemoryConfig(shape="connection", latency=self.latency)
+        self.fleet = await self.make_fleet().__aenter__()
         self.blocked: dict[frozenset[str], str] = {}
         self.beings: list[Being] = []
         self.held: list[Held] = []
@@ -209,6 +207,13 @@ class Fleets(ActorStateMachine):
             for target in [*self.fleet.members.values()]:
                 if source is not target:
                     await self.road(source, target)
+
+    def make_fleet(self) -> Fleet:
+        """Make the fleet, and its network."""
+        fleet = Fleet("memory", dial_timeout=5, claim_timeout=5, idle=15)
+        fleet.way = self.way
+        fleet.carrier = lambda source, target: MemoryConfig(shape="connection", latency=self.latency)
+        return fleet
 
     async def way(self, source: Member, target: Member) -> None:
         """A member dials another: it may be refused, or wait."""
@@ -396,8 +401,7 @@ class Fleets(ActorStateMachine):
             return
         if not orderly:
             for other in self.fleet.members.values():
-                for carrier in self.fleet.between(member, other):
-                    cut(carrier)
+                self.trouble(member, other, "cut")
         await self.fleet.end(member.name)
         for being in self.beings:
             if being.member is member:
@@ -432,11 +436,7 @@ class Fleets(ActorStateMachine):
 
     async def rest(self) -> None:
         """All ways are open, all news are told: nothing hangs, and what should have arrived has."""
-        self.blocked.clear()
-        for *_, peer in self.fleet.lines:
-            carrier: Any = peer._connection.carrier
-            if carrier is not None and not peer.is_over:
-                carrier.link.release()
+        self.open_all()
         while self.news:
             self.hear(*self.news.pop())
         await trio.sleep(100)
@@ -458,6 +458,14 @@ class Fleets(ActorStateMachine):
                 assert isinstance(reason, (Lost, over or Lost))
             if not held.lost and over is None:
                 assert self.texts_of(held) == held.told, "what was told over a ref that is not lost"
+
+    def open_all(self) -> None:
+        """Let all connections go on, and all be made."""
+        self.blocked.clear()
+        for *_, peer in self.fleet.lines:
+            carrier: Any = peer._connection.carrier
+            if carrier is not None and not peer.is_over:
+                carrier.link.release()
 
     def texts_of(self, held: Held) -> list[str]:
         mine = f"{held.number}:"
