@@ -19,7 +19,7 @@ from levada.framework.events import DeadLetter
 from levada.framework.router import consistent_hash, group, pull, round_robin
 
 from . import sharing_app
-from .conftest import Task, nodes_here
+from .conftest import nodes_here
 from .sharing_app import SYSTEMS, Job, Letters, Listener, Single, Text, Who, Worker
 
 APP = "tests.actors.nodes.sharing_app:app"
@@ -38,7 +38,7 @@ class Fleet:
 
     driver: ActorSystem
     nodes: Nodes
-    tasks: list[Task]
+    tasks: list[Any]
 
     @property
     def systems(self) -> dict[str, ActorSystem]:
@@ -54,7 +54,7 @@ class Fleet:
         """Check that all systems have these members."""
         assert self.members(topic) == [set(labels)] * len(self.systems)
 
-    def task(self, name: str) -> Task:
+    def task(self, name: str) -> Any:
         """Return the present process of a node."""
         return [task for task in self.tasks if task.run.name == name][-1]
 

@@ -340,7 +340,7 @@ class Link(DescribedActor[Any]):
         self.stop()
 
     def _check(self, headers: Headers) -> None:
-        """Refuse another node than the one that was dialled.
+        """Refuse any node but the one dialled.
 
         Raises:
             ConnectionLost: it is another one, or no node at all.

@@ -263,7 +263,7 @@ class _RefOutbound(Outbound):
     """Stands in for the owner at the end of a ref's channel."""
 
     begun: Callable[[], None] | None = attrs.field(default=None, kw_only=True)
-    """Sends what has waited for the channel."""
+    """Sends the messages that have waited for the channel."""
 
     def start(self) -> None:
         """Begin; the message with the half has been opened."""

@@ -118,7 +118,7 @@ class Launcher(Protocol):
         Its connection has to authenticate as `Run.id`.
 
         Raises:
-            NodeLost: it cannot be started; the text says what is missing.
+            NodeLost: it cannot be started; the text names the missing part.
             OSError: the same.
         """
         ...

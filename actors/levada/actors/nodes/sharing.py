@@ -2,10 +2,10 @@
 
 * A membership is changed by the process of its actor alone, and told to the driver, which tells all nodes. So news of one membership has
   one source and one way, and all members end with the same groups. A wish of another process goes the same way to that process.
-* The names of the fleet are those of the driver's registry. The nodes have copies.
+* The names in the driver's registry are the names of the fleet. The nodes have copies.
 * News goes through a `Relay` for each receiver, in order. A relay keeps the last news of each membership and each name, and no more, so a
   slow node costs no more memory than the state itself. The first news is everything there is.
-* Nobody watches the members of other processes. Those of a node that has ended are lost with its refs (`FleetRefs.ended`), at once and in
+* No process watches the members of another. When a node has ended, its members are lost with its refs (`FleetRefs.ended`), at once and in
   each process by itself. A ref that is lost although its node lives is replaced by a new one.
 """
 
@@ -269,7 +269,7 @@ class Sharing:
                 relay.put(name, Named(name, ref))
 
     def _tell(self, key: tuple[Hashable, Address], news: Membership) -> None:
-        """Tell all others: the driver tells all nodes but that of the actor, and a node tells the driver what is its own."""
+        """Tell all others: the driver tells all nodes except the actor's, and a node tells the driver of its own actors."""
         for node_id, relay in self._relays.items():
             if node_id != news.node and (self._driver or news.node == self._refs.node_id):
                 relay.put(key, news)
