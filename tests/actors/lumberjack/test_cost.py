@@ -204,7 +204,6 @@ def reader_process() -> Iterator[tuple[str, Callable[[], float], Callable[[], tu
 
 @pytest.mark.loopback
 @pytest.mark.release
-@pytest.mark.timeout(300)
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and the clock of another process")
 @pytest.mark.rule("LJ-42b")
 @pytest.mark.rule("LJ-47")
