@@ -12,7 +12,7 @@ It has five things that applications do not need:
   `act_for`.
 * **Channels whose other half is in another process**: `ChannelCore` is the core of a channel, and its module documentation says how a
   network takes the place of either half. An `Envelope` is a channel entry for a message that is decoded only when it is received.
-
+* **Work before an ask**: a task in `BEFORE_ASKS` awaits a function before each of its asks. A ref of another process calls `prepare_to_ask`.
 * **Routers whose routees are in another process**: a `Work` in an actor's mailbox brings one message of a `pull` router, and reports when
   it is finished.
 
@@ -55,7 +55,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import trio
 
 from ._pull import Work
-from ._runtime.ask import Ask, RemoteAsk, RemoteTell, ThreadAsk, stopped_error
+from ._runtime.ask import BEFORE_ASKS, Ask, RemoteAsk, RemoteTell, ThreadAsk, prepare_to_ask, stopped_error
 from ._runtime.cell import Cell as LocalRef
 from ._runtime.cell import make_dead as dead_ref
 from ._runtime.channel_core import (
@@ -80,6 +80,7 @@ from .ref import Ref
 from .supervision import RestartPolicy, wants_restart
 
 __all__ = [
+    "BEFORE_ASKS",
     "LARGE",
     "ActorPhase",
     "Ask",
@@ -104,6 +105,7 @@ __all__ = [
     "dead_ref",
     "let_others_run",
     "local_ref",
+    "prepare_to_ask",
     "release",
     "restart_actor",
     "send_for",

@@ -30,6 +30,7 @@ from levada.framework import ActorSystem, Failed, Lost, Reason, Ref
 from levada.framework.channel import WINDOW
 from levada.framework.codec import AttachmentKind
 from levada.framework.embedding import (
+    BEFORE_ASKS,
     Ask,
     ChannelCore,
     LocalRef,
@@ -37,6 +38,7 @@ from levada.framework.embedding import (
     TerminalState,
     ThreadAsk,
     dead_ref,
+    prepare_to_ask,
     stopped_error,
 )
 from levada.framework.errors import ActorError, ChannelError, HandleNotForwardable, LevadaError, MailboxFull
@@ -417,6 +419,8 @@ class RemoteRef(Ref[Any]):
             TypeError, ValueError, LevadaError: the question cannot travel; its handles still belong to this side.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
+        if BEFORE_ASKS:
+            await prepare_to_ask()
         if self._reason is not None:
             raise self.stopped(message)
         asking = Asking(self, Ask(message, self))  # type: ignore[arg-type]

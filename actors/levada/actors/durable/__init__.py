@@ -12,9 +12,10 @@ from levada.actors.journal import CommandReused
 from .entity import Durable, applies
 from .entry import Entity, Shards, shards
 from .errors import DurableError, EntityErased, OutcomeUnknown, ReplayFailed, ShardLost
+from .evolution import upcasts
 from .shard import ShardStatistics
 
 __all__ = [
     "CommandReused", "Durable", "DurableError", "Entity", "EntityErased", "OutcomeUnknown", "ReplayFailed", "ShardLost",
-    "ShardStatistics", "Shards", "applies", "shards",
+    "ShardStatistics", "Shards", "applies", "shards", "upcasts",
 ]  # fmt: skip

@@ -1,6 +1,6 @@
 """Group commit of a shard: one append is under way, and commands that finish meanwhile form the next one.
 
-Everything is told in the order in which it was queued, when it is on the disk. So an answer waits for all that was queued before it.
+Answers leave in the order of the queue, when their rows are on the disk. So an answer waits for everything queued before it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Commit:
 
     rows: Sequence[Row]
     octets: int
-    done: Callable[[Commit, int], None]
-    """Called with this and the offset behind the rows."""
+    done: Callable[[Commit], None]
+    """Called with this when they are."""
     turn: Any = None
     value: Any = None
     tells: Sequence[tuple[Ref[Any], Any]] = ()
@@ -89,14 +89,12 @@ class Commits:
                 await self._wake.wait()
             group = self._group()
             rows = [row for commit in group for row in commit.rows]
-            first = self.end
             if rows:
                 await self._append(rows)
             for commit in group:
                 self._queue.popleft()
-                first += len(commit.rows)
                 self.written += len(commit.rows)
-                commit.done(commit, first)
+                commit.done(commit)
             self._progress.set()
             self._progress = trio.Event()
 

@@ -9,18 +9,23 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from typing import Any, ClassVar, NoReturn, TypeVar
+from uuid import uuid4
 
 import attrs
 import trio
 
 from levada.framework import Actor, Failed, Ref, handles
-from levada.framework.embedding import local_ref, stopped_error
+from levada.framework.embedding import BEFORE_ASKS, local_ref, stopped_error
 from levada.framework.errors import ActorError, ConfigurationError
 from levada.framework.handlers import build_table, find_handler, flatten
 from levada.framework.links import CANCELLED
+from levada.framework.message import tag_of
 
-from .rows import Row
+from .evolution import Upcaster, upcasters_of
+from .reminders import Reminder
+from .rows import FORGOT, REMIND, Row
 from .turns import Live, Turn
 
 __all__ = ["Durable", "applies", "bind", "handler_of"]
@@ -66,11 +71,16 @@ class Durable(Actor[M]):
     """From each class of events to the method that `applies` it."""
     command_table: ClassVar[dict[Any, Any]] = {}
     """From each class of messages to its handler."""
+    upcasters: ClassVar[dict[tuple[str, int], Upcaster]] = {}
+    """From each wire name and version of old events to the function that `upcasts` them."""
+    snapshot_version: ClassVar[int] = 1
+    """Change it if the same events give another state than before: snapshots of other versions are ignored."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         cls.appliers = {**cls.appliers, **_appliers(cls)}
         cls.command_table = build_table(cls)
+        cls.upcasters = {**cls.upcasters, **upcasters_of(cls)}
 
     @handles(Turn)
     def _take_turn(self, turn: Turn) -> Awaitable[None] | None:
@@ -86,11 +96,14 @@ class Durable(Actor[M]):
         return None
 
     async def _finish_turn(self, turn: Turn, result: Awaitable[Any]) -> None:
+        turn.waiter = trio.lowlevel.current_task()
         try:
             turn.shard.finished(turn, await result)
         except BaseException as error:
             self._fail_turn(turn, error)
             raise
+        finally:
+            BEFORE_ASKS.pop(turn.waiter, None)
 
     def _fail_turn(self, turn: Turn, error: BaseException) -> None:
         reason = Failed(error) if isinstance(error, Exception) else CANCELLED
@@ -110,14 +123,10 @@ class Durable(Actor[M]):
             SchemaMismatch: a value does not fit its column.
             Exception: whatever `applies` raised; the command fails, even if this is caught.
         """
-        live = self._here_live("record()")
-        turn = live.turn
-        if turn is None or not turn.running:
-            raise ActorError(
-                f"record() outside a command of entity {live.entity!r:.100}: send the entity a command by its shards",
-                actor=self.ref.path,
-            )
+        live, turn = self._here_turn("record()")
         writer = live.writer
+        if turn.waiter is not None:
+            BEFORE_ASKS[turn.waiter] = self.commit
         for event in events:
             kind = writer.log.kinds.get(type(event))
             if kind is None:
@@ -156,7 +165,9 @@ class Durable(Actor[M]):
 
         Cancellation: it may be on the disk, or may come there.
         """
-        live = self._here_live("commit()")
+        live, turn = self._here_turn("commit()")
+        if turn.waiter is not None:
+            BEFORE_ASKS.pop(turn.waiter, None)
         event = live.writer.commit(live)
         if event is not None:
             await event.wait()
@@ -168,9 +179,58 @@ class Durable(Actor[M]):
 
         It is lost if the process ends in between: at most once.
         """
-        live = self._here_live("after_commit()")
+        live, _ = self._here_turn("after_commit()")
         live.tells = live.tells or []
         live.tells.append((ref, message))
+
+    def remind(self, at: float | datetime, message: Any, *, key: str | None = None) -> None:
+        """Have this entity get a message at some time, also after a restart. It is kept with the events of this command.
+
+        The message is a command like any other, and is handled once; if its handler fails, again after a while. Late reminders come at once.
+
+        Args:
+            at: seconds since 1970, or a datetime with a timezone.
+            message: of a class that this actor handles.
+            key: a second reminder with the same key takes the place of the first. None: the wire name of the message.
+
+        Raises:
+            ActorError: no command is being handled.
+            ConfigurationError: the class has no handler for the message, or `at` has no timezone.
+            TypeError, ValueError: the message cannot be encoded.
+        """
+        live, _ = self._here_turn("remind()")
+        if find_handler(type(message), self.command_table) is None:
+            raise ConfigurationError(f"{type(self).__name__} has no handler for {type(message).__name__}")
+        if isinstance(at, datetime):
+            if at.utcoffset() is None:
+                raise ConfigurationError(
+                    "a datetime without timezone is another moment elsewhere; use e.g. datetime.now(UTC)"
+                )
+            at = at.timestamp()
+        octets = live.writer.reminders.codec.encode(message)
+        key = tag_of(type(message)) if key is None else key
+        self._keep(live, REMIND, Reminder(live.entity, key, f"$remind-{uuid4().hex}", float(at), octets))
+
+    def forget_reminder(self, key: str | type) -> bool:
+        """Take a reminder back; return whether there was one. The key may be the message's class."""
+        live, _ = self._here_turn("forget_reminder()")
+        name = tag_of(key) if isinstance(key, type) else key
+        for row in reversed(live.own or ()):
+            found = live.writer.reminders.read(row)
+            if found.key == name:
+                if row.kind == FORGOT:
+                    return False
+                self._keep(live, FORGOT, found)
+                return True
+        reminder = live.writer.reminders.pending.get((live.entity, name))
+        if reminder is None:
+            return False
+        self._keep(live, FORGOT, reminder)
+        return True
+
+    def _keep(self, live: Live, kind: str, reminder: Reminder) -> None:
+        live.own = live.own or []
+        live.own.append(live.writer.reminders.row(live.writer.own, kind, live.writer.now(), reminder))
 
     def reply_later(self) -> NoReturn:
         """Refuse: the answer of a command is what its handler returns."""
@@ -188,6 +248,16 @@ class Durable(Actor[M]):
         raise ActorError(
             f"{type(self).__name__} is durable: keep its mode in a field, and record its changes", actor=self.ref.path
         )
+
+    def _here_turn(self, what: str) -> tuple[Live, Turn]:
+        live = self._here_live(what)
+        turn = live.turn
+        if turn is None or not turn.running:
+            raise ActorError(
+                f"{what} outside a command of entity {live.entity!r:.100}: send the entity a command by its shards",
+                actor=self.ref.path,
+            )
+        return live, turn
 
     def _here_live(self, what: str) -> Live:
         try:

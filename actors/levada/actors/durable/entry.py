@@ -13,7 +13,7 @@ import attrs
 import trio
 
 from levada.actors.journal import GetExtent, Journal, Store, check_growth, partition_of
-from levada.framework import Actor, ActorSystem, Asks, Ref, bounded, handles, restart
+from levada.framework import Actor, ActorSystem, Asks, Codec, Ref, bounded, handles, restart
 from levada.framework.errors import ConfigurationError
 from levada.framework.handlers import flatten
 from levada.framework.message import tag_of
@@ -22,6 +22,7 @@ from levada.framework.ref import DEFAULT_TIMEOUT
 from .entity import Durable, handler_of
 from .rows import Log, log_config
 from .shard import GetShardStatistics, Settings, Shard, ShardStatistics
+from .snapshots import Snapshots
 from .turns import Command, Turn
 
 __all__ = ["Entity", "Shards", "shards"]
@@ -154,6 +155,7 @@ async def shards(
     shards: int = 16,
     idle: float = 60.0,
     remember: int = 256,
+    snapshot_every: int = 1000,
     max_live: int = 100_000,
     name: str | None = None,
     clock: Callable[[], float] = time.time,
@@ -169,6 +171,7 @@ async def shards(
         shards: number of partitions of the log, fixed when it is made. Entities are spread over them by their ids.
         idle: seconds without a command after which an entity leaves memory.
         remember: number of command ids that an entity knows, the newest.
+        snapshot_every: rows of an entity after which its state is written too, so that reading it begins there.
         max_live: most entities in memory, about: beyond it those used least recently leave first.
         name: of the actor above them; the name of the class.
         clock: seconds since 1970.
@@ -184,9 +187,16 @@ async def shards(
     _check_class(cls, kinds)
     if not isinstance(shards, int) or not 1 <= shards <= 4096:
         raise ConfigurationError(f"shards is a number from 1 to 4096, not {shards!r}")
-    for setting, value in (("idle", idle), ("remember", remember), ("max_live", max_live)):
+    for setting, value in (
+        ("idle", idle),
+        ("remember", remember),
+        ("snapshot_every", snapshot_every),
+        ("max_live", max_live),
+    ):
         if not isinstance(value, int | float) or not value > 0:
             raise ConfigurationError(f"{setting} is more than 0, not {value!r}")
+    codec = Codec()
+    snapshots = Snapshots(cls, codec)
     folder = None if isinstance(journal, Ref) else Path(journal)
     if folder is not None:
         log = await trio.to_thread.run_sync(_prepare, folder, kinds, shards)
@@ -204,6 +214,9 @@ async def shards(
         node=f"{system.name}:{os.getpid()}",
         idle=idle,
         remember=remember,
+        snapshot_every=snapshot_every,
+        snapshots=snapshots,
+        codec=codec,
         max_live=-(-max_live // shards),
         clock=clock,
     )
@@ -254,9 +267,3 @@ def _check_class(cls: type[Durable[Any]], events: tuple[type, ...]) -> None:
                 raise ConfigurationError(
                     f"{cls.__name__} handles {kind.__name__}: commands are messages, decorate it with @message('a.name')"
                 ) from error
-    fields: Any = attrs.fields(cls)  # type: ignore[arg-type]  # each actor class is an attrs class
-    required = [field.name for field in fields if field.init and field.default is attrs.NOTHING]
-    if required:
-        raise ConfigurationError(
-            f"{cls.__name__}.{required[0]}: a field of a durable actor is state, and begins with a default"
-        )

@@ -9,7 +9,7 @@ Columns are only ever added at the end, so the columns of a log that is there co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -24,7 +24,19 @@ from levada.framework.message import field_types, tag_of
 if TYPE_CHECKING:
     from .turns import Live
 
-__all__ = ["ANSWER", "BOOKKEEPING", "OWNED", "SNAPSHOT", "EventKind", "Log", "Row", "log_config"]
+__all__ = [
+    "ANSWER",
+    "BOOKKEEPING",
+    "FIRED",
+    "FORGOT",
+    "OWNED",
+    "REMIND",
+    "SNAPSHOT",
+    "EventKind",
+    "Log",
+    "Row",
+    "log_config",
+]
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported, so type checkers see none
 
@@ -48,9 +60,11 @@ _HEAD = len(BOOKKEEPING)
 ANSWER = "$answer"
 """A command with an id that recorded no event."""
 SNAPSHOT = "$snapshot"
-"""State of the entity in ``data``."""
+"""State of the entity, or all reminders of the shard, in ``data``."""
 OWNED = "$owned"
-"""A process opened the shard."""
+"""A process opened the shard; which one is in ``data``."""
+REMIND, FIRED, FORGOT = "$remind", "$fired", "$forgot"
+"""A reminder was set, has been handled, or was taken back. These rows are the shard's own; the reminder is in ``data``."""
 
 SEGMENT_BYTES = 64 << 20
 _FOR_EVER = 1 << 60
@@ -70,7 +84,9 @@ def log_config(shards: int) -> JournalConfig:
 class Row:
     """A row that is not on the disk yet. Its time, and the offset of the entity's snapshot, are added when it is written."""
 
-    __slots__ = ("body", "command", "data", "kind", "live", "places", "reply", "sequence", "time", "values", "version")
+    __slots__ = (
+        "body", "command", "data", "kind", "live", "places", "reply", "sequence", "state", "time", "values", "version",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -97,11 +113,13 @@ class Row:
         self.values = values
         self.reply: bytes | None = None
         self.body: bytes | None = None
+        self.state: Mapping[str, bytes] | None = None
+        """Of a snapshot: the fields of the entity."""
 
     @property
     def octets(self) -> int:
         """About the size of the row."""
-        held = (*self.values, self.data, self.reply)
+        held = (*self.values, self.data, self.reply, *(self.state or {}).values())
         return 128 + sum(len(each) for each in held if isinstance(each, str | bytes | list | dict))
 
 
@@ -125,6 +143,13 @@ class EventKind:
     def values(self, event: Any) -> tuple[Any, ...]:
         """Return the values of an event for its columns; `SchemaMismatch` if one does not fit."""
         return self.columns.row(event) if self.columns is not None else ()
+
+    def batch(self, columns: Mapping[str, Any]) -> pa.RecordBatch:
+        """Put the values of one event into a row; missing ones are null."""
+        fields = [field.with_nullable(True) for field in (self.columns.schema if self.columns is not None else ())]
+        return pa.RecordBatch.from_pylist(
+            [{field.name: columns.get(field.name) for field in fields}], pa.schema(fields)
+        )
 
     def events(self, batch: pa.RecordBatch) -> list[Any]:
         """Turn rows of this kind into events. A null where none may be is the default: the field is younger than the row."""
@@ -199,14 +224,14 @@ class Log:
         heads = []
         for offset, row in enumerate(rows, first):
             live = row.live
+            snapshot = live.snapshot
+            live.writer.placed(row, offset)
             heads.append(
                 (
                     live.entity, row.sequence, row.command, row.time, row.kind, row.version, row.reply, row.body,
-                    live.snapshot, row.data,
+                    snapshot, row.data,
                 )
             )  # fmt: skip
-            if row.kind is SNAPSHOT:
-                live.snapshot = offset
         columns: list[Any] = list(zip(*heads, strict=True))
         values: list[list[Any]] = [[None] * len(rows) for _ in range(len(self.schema) - _HEAD)]
         for number, row in enumerate(rows):
@@ -229,8 +254,3 @@ def _version_of(cls: type) -> int:
     if not isinstance(version, int) or not 1 <= version < 1 << 31:
         raise ConfigurationError(f"{cls.__qualname__}.event_version is a number from 1 on, not {version!r}")
     return version
-
-
-def offsets_of(batch: pa.RecordBatch) -> Iterator[int]:
-    """Yield the offsets of rows that were found by their entity."""
-    yield from batch.column("offset").to_pylist()

@@ -12,7 +12,8 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
 from typing import Any
 
 import attrs
@@ -27,8 +28,10 @@ from levada.framework.message import Asks, reply_type
 from .commits import JOURNAL_TIMEOUT, Commit, Commits
 from .entity import Durable, handler_of
 from .errors import OutcomeUnknown, ReplayFailed, ShardLost
-from .replay import load
-from .rows import ANSWER, OWNED, Log, Row
+from .reminders import Reminder, Reminders
+from .replay import load, newest_snapshot, rows_from
+from .rows import ANSWER, FIRED, FORGOT, OWNED, REMIND, SNAPSHOT, Log, Row
+from .snapshots import Snapshots
 from .turns import Command, Live, Turn
 
 __all__ = ["GetShardStatistics", "Settings", "Shard", "ShardStatistics"]
@@ -39,6 +42,8 @@ MOST_UNDER_WAY = 4096
 """Commands that a shard takes before the first of them is answered; more wait in its mailbox."""
 MOST_FAILED = 1000
 """Entities of a shard whose failed replay is remembered; others are read again with each command."""
+LONGEST_WAIT = 60.0
+"""Seconds after which the clock is looked at again, and most seconds between attempts at a reminder."""
 FIRST_DELAY, LAST_DELAY = 0.05, 5.0
 """Seconds between attempts to reach the journal."""
 
@@ -53,10 +58,12 @@ class Settings:
     """Names this process in the log."""
     idle: float
     remember: int
+    snapshot_every: int
+    snapshots: Snapshots
     max_live: int
     """Of one shard."""
     clock: Callable[[], float]
-    codec: Codec = attrs.field(factory=Codec)
+    codec: Codec
 
 
 @message("levada.durable.shard_statistics", frozen=True)
@@ -91,8 +98,15 @@ class _Sweep:
     """Time to passivate."""
 
 
-class Shard(DescribedActor):
+@attrs.frozen
+class _Due:
+    """Time to look at the reminders."""
+
+
+class Shard(DescribedActor[Any]):
     """Owns one partition. Supervise it with back-off."""
+
+    subject = "shard"
 
     settings: Settings
     number: int
@@ -108,7 +122,9 @@ class Shard(DescribedActor):
         self._room = trio.Event()
         self._replayed = self._repeated = 0
         self.log = self.settings.log
-        self._own = Live("", self)
+        self.own = Live("", self)
+        self.reminders = Reminders(self.settings.codec)
+        self._attempts: dict[str, int] = {}
         delay = FIRST_DELAY
         while True:
             try:
@@ -123,18 +139,29 @@ class Shard(DescribedActor):
         self._commits = Commits(self.number, self.journal, self.log, end)
         self.start_soon(self._commits.run)
         self.timers.every("sweep", self.settings.idle / 4, _Sweep())
+        self._arm()
 
     async def _take(self) -> int:
-        """Write that this process owns the partition; return the offset behind that row."""
+        """Write that this process owns the partition, and read the reminders; return the offset behind all rows."""
         extent = await self.journal.ask(GetExtent(), timeout=JOURNAL_TIMEOUT)
         end: int = extent.end[self.number]
+        _, self.own.snapshot = await newest_snapshot(self.journal, "", self.number)
         data = self.settings.codec.encode({"node": self.settings.node})
-        batch: Any = self.log.batch([Row(self._own, OWNED, self.now(), data=data)], end)
+        batch: Any = self.log.batch([Row(self.own, OWNED, self.now(), data=data)], end)
         if not isinstance(self.journal, LocalRef):
             batch = stream_of(batch)
         answer = await self.journal.ask(Append(batch, partition=self.number, at=end), timeout=JOURNAL_TIMEOUT)
         if not isinstance(answer, Appended):
             raise ShardLost(f"shard {self.number}: another process writes to it", shard=self.number)
+        self.own.since = 0
+        async with aclosing(rows_from(self.journal, "", self.number, self.own.snapshot or 0)) as batches:
+            async for rows in batches:
+                self.own.since += rows.num_rows
+                for kind, data in zip(rows.column("kind").to_pylist(), rows.column("data").to_pylist(), strict=True):
+                    if kind == SNAPSHOT:
+                        self.reminders.restore(data)
+                    elif kind in (REMIND, FIRED, FORGOT):
+                        self.reminders.note(kind, data)
         return end + 1
 
     async def stopping(self, reason: Reason) -> None:
@@ -165,6 +192,11 @@ class Shard(DescribedActor):
         if not hasattr(self, "_turns"):
             return "opening"
         return f"{len(self._live)} live, {len(self._turns)} under way"
+
+    async def report(self) -> Mapping[str, object]:
+        """Return `ShardStatistics` by name."""
+        found: Any = self.count(GetShardStatistics())
+        return dict(attrs.asdict(found))
 
     # Commands, on their way in.
 
@@ -268,7 +300,7 @@ class Shard(DescribedActor):
             await self._commits.reach(ended.ticket)
         settings = self.settings
         try:
-            live = await load(settings.cls, entity, self, self.journal, self.number, settings.remember)
+            live = await load(settings.cls, entity, self, self.journal, settings.snapshots, settings.remember)
         except (ActorStopped, AskTimeout) as error:
             raise ShardLost(f"shard {self.number}: the journal is out of reach: {error}", shard=self.number) from error
         except (JournalError, ReplayFailed) as error:
@@ -310,14 +342,14 @@ class Shard(DescribedActor):
             rows[-1].reply, rows[-1].body = reply, turn.body
         turn.settled = True
         tells = live.tells
-        if rows:
-            commit = Commit(rows, live.octets, self._done, turn, value, tells or ())
-            live.recorded, live.octets = [], 0
-            live.ticket = self._commits.put(commit)
+        if turn.reminder is not None:
+            live.own = [self.reminders.row(self.own, FIRED, self.now(), turn.reminder), *(live.own or ())]
+        if rows or live.own:
+            self._put(live, turn, value)
         elif live.ticket > self._commits.written:
             self._commits.put(Commit((), 0, self._done, turn, value, tells or ()))
         else:
-            self._done(Commit((), 0, self._done, turn, value, tells or ()), 0)
+            self._done(Commit((), 0, self._done, turn, value, tells or ()))
         live.tells = live.turn = None
         if live.waiting:
             self._begin(live, live.waiting.popleft())
@@ -326,33 +358,66 @@ class Shard(DescribedActor):
         """Queue what an entity has recorded in the middle of a handler."""
         if live.failed is not None:
             raise live.failed
-        if not live.recorded and live.ticket <= self._commits.written:
+        if not live.recorded and not live.own and not live.tells and live.ticket <= self._commits.written:
             return None
         event = trio.Event()
-        tells, live.tells = live.tells or (), None
-        rows, live.recorded = live.recorded, []
-        live.ticket = self._commits.put(Commit(rows, live.octets, self._part_done, None, event, tells))
-        live.octets = 0
+        self._put(live, None, event)
+        live.tells = None
         return event
 
-    def _part_done(self, commit: Commit, _: int) -> None:
+    def _put(self, live: Live, turn: Turn | None, value: Any) -> None:
+        """Queue the rows of an entity, and what happens when they are on the disk."""
+        own, rows = live.own or (), live.recorded
+        live.recorded, live.own = [], None
+        if own:
+            self.own.since += len(own)
+            rows = [*own, *rows]
+            if self.own.since > max(self.settings.snapshot_every, 2 * len(self.reminders.pending)):
+                self.own.since = 0
+                rows.append(Row(self.own, SNAPSHOT, self.now()))
+        if live.since >= self.settings.snapshot_every:
+            rows.append(self._snapshot(live))
+        done = self._done if turn is not None else self._part_done
+        live.ticket = self._commits.put(Commit(rows, live.octets, done, turn, value, live.tells or ()))
+        live.octets = 0
+
+    def _snapshot(self, live: Live) -> Row:
+        live.since = 0
+        row = Row(live, SNAPSHOT, self.now())
+        row.state = self.settings.snapshots.state(live.actor)
+        live.octets += row.octets
+        return row
+
+    def placed(self, row: Row, offset: int) -> None:
+        """Note the offset that a row gets; rows come in the order of the log."""
+        live = row.live
+        if row.body is not None and row.command is not None:
+            if live.commands is None:
+                live.commands = {}
+            live.commands[row.command] = (offset, row.body)
+            if len(live.commands) > self.settings.remember:
+                del live.commands[next(iter(live.commands))]
+        if row.kind is SNAPSHOT:
+            live.snapshot = offset
+            row.data = self.reminders.pack() if row.state is None else self.settings.snapshots.pack(row.state, live)
+        elif live is self.own and row.data is not None and row.kind is not OWNED:
+            self.reminders.note(row.kind, row.data)
+
+    def _part_done(self, commit: Commit) -> None:
         self._tell(commit)
+        self._arm()
         commit.value.set()
 
-    def _done(self, commit: Commit, end: int) -> None:
+    def _done(self, commit: Commit) -> None:
         """Answer: everything up to the command's last row is on the disk."""
         turn: Turn = commit.turn
         if commit.tells:
             self._tell(commit)
-        if turn.command is not None and turn.live is not None:
-            live = turn.live
-            assert live.underway is not None
-            assert turn.body is not None
-            del live.underway[turn.command]
-            live.commands = live.commands if live.commands is not None else {}
-            live.commands[turn.command] = (end - 1, turn.body)
-            if len(live.commands) > self.settings.remember:
-                del live.commands[next(iter(live.commands))]
+        if turn.command is not None and turn.live is not None and turn.live.underway is not None:
+            del turn.live.underway[turn.command]
+        if self.reminders.pending or turn.reminder is not None:
+            self._attempts.pop(turn.command or "", None)
+            self._arm()
         self._send(turn, commit.value)
 
     def _tell(self, commit: Commit) -> None:
@@ -373,7 +438,9 @@ class Shard(DescribedActor):
 
     def _refuse(self, turn: Turn, error: BaseException) -> None:
         self._settle(turn)
-        if turn.reply is None:
+        if turn.reminder is not None:
+            self._again(turn.reminder, error)
+        elif turn.reply is None:
             logger.warning(
                 "%s: %s to %r was told and failed: %s",
                 self.ref.path,
@@ -412,6 +479,48 @@ class Shard(DescribedActor):
         """Forget an entity that has ended on its own; it is read again when its rows are on the disk."""
         del self._live[live.entity]
         self._ended[live.entity] = live
+
+    # Reminders.
+
+    def _arm(self) -> None:
+        """Wake up for the next reminder, or in a while, since the clock of the world may be set."""
+        at = self.reminders.next()
+        if at is not None:
+            self.timers.once("due", min(max(0.0, at - self.settings.clock()), LONGEST_WAIT), _Due())
+
+    @handles
+    def due(self, _: _Due) -> None:
+        """Give entities the reminders that are due, as far as there is room."""
+        while len(self._turns) < MOST_UNDER_WAY and (reminder := self.reminders.take(self.settings.clock())):
+            self._remind(reminder)
+        if len(self._turns) < MOST_UNDER_WAY:
+            self._arm()
+        else:
+            self.timers.once("due", FIRST_DELAY, _Due())
+
+    def _remind(self, reminder: Reminder) -> None:
+        try:
+            command = Command(reminder.entity, self.settings.codec.decode(reminder.message), reminder.id)
+            if handler_of(self.settings.cls, type(command.message)) is None:
+                raise ActorError(f"{self.settings.cls.__name__} has no handler for {type(command.message).__name__}")
+        except LevadaError as error:
+            self._again(reminder, error)
+            return
+        turn = Turn(local_ref(self), self, command, None)
+        turn.body = hashlib.blake2b(reminder.message, digest_size=16).digest()
+        turn.reminder = reminder
+        self._turns.add(turn)
+        self._dispatch(turn)
+
+    def _again(self, reminder: Reminder, error: BaseException) -> None:
+        """Try a reminder that failed once more, later each time."""
+        tried = self._attempts[reminder.id] = self._attempts.get(reminder.id, 0) + 1
+        wait = min(LONGEST_WAIT, 2.0 ** min(tried, 10) / 2)
+        logger.warning(
+            "%s: reminder %r of %r failed, again in %g s: %s", self.ref.path, reminder.key, reminder.entity, wait, error
+        )
+        self.reminders.retry(reminder, self.settings.clock() + wait)
+        self._arm()
 
     # Passivation.
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from levada.framework import Ref
 
     from .entity import Durable
+    from .reminders import Reminder, Reminders
     from .rows import Log, Row
 
 __all__ = ["Command", "Live", "Turn", "Writer"]
@@ -35,6 +36,9 @@ class Writer(Protocol):
 
     log: Log
     number: int
+    own: Live
+    """The record of the shard's own rows."""
+    reminders: Reminders
 
     def now(self) -> int:
         """Return the time in microseconds since 1970."""
@@ -42,6 +46,10 @@ class Writer(Protocol):
 
     def commit(self, live: Live) -> trio.Event | None:
         """Queue the recorded rows; return the event of its being on the disk, None if all is."""
+        ...
+
+    def placed(self, row: Row, offset: int) -> None:
+        """Note the offset that a row gets; rows come in the order of the log."""
         ...
 
     def finished(self, turn: Turn, value: Any) -> None:
@@ -57,7 +65,7 @@ class Live:
     """An entity in memory."""
 
     __slots__ = (
-        "actor", "cell", "commands", "entity", "failed", "octets", "recorded", "sequence", "since", "snapshot", "tells", "ticket",
+        "actor", "cell", "commands", "entity", "failed", "octets", "own", "recorded", "sequence", "since", "snapshot", "tells", "ticket",
         "turn", "underway", "used", "waiting", "writer",
     )  # fmt: skip
 
@@ -72,7 +80,7 @@ class Live:
         self.snapshot: int | None = None
         """Offset of its newest snapshot."""
         self.since = 0
-        """Events since that."""
+        """Its rows since that."""
         self.ticket = 0
         """Place of its newest row in the queue of the shard."""
         self.used = 0.0
@@ -87,6 +95,8 @@ class Live:
         """Commands after that."""
         self.recorded: list[Row] = []
         """Rows of this command that are not in the shard's queue yet."""
+        self.own: list[Row] | None = None
+        """Rows of the shard itself that go with them."""
         self.octets = 0
         """About the size of all rows of this command since the last commit."""
         self.tells: list[tuple[Ref[Any], Any]] | None = None
@@ -98,7 +108,7 @@ class Live:
 class Turn(Ask):
     """A command on its way through an entity. It is an entry of the entity's mailbox, and fails if the entity ends first."""
 
-    __slots__ = ("also", "body", "command", "entity", "live", "reply", "running", "shard")
+    __slots__ = ("also", "body", "command", "entity", "live", "reminder", "reply", "running", "shard", "waiter")
 
     def __init__(self, target: LocalRef, shard: Writer, command: Command, reply: Reply[Any] | None) -> None:
         super().__init__(command.message, target)
@@ -114,6 +124,10 @@ class Turn(Ask):
         self.live: Live | None = None
         self.running = False
         """Whether its handler has begun."""
+        self.waiter: trio.lowlevel.Task | None = None
+        """The task of its handler, if that is async."""
+        self.reminder: Reminder | None = None
+        """The reminder that it is."""
 
     def fail(self, error: BaseException) -> None:
         """Tell the shard that the entity ended before the answer."""

@@ -41,7 +41,7 @@ from levada.framework.links import KILLED, NORMAL, SHUTDOWN, Reason
 from levada.framework.mailbox import Conflate, MailboxPolicy
 from levada.framework.ref import DEFAULT_TIMEOUT, FromThread, Ref
 
-from .ask import Ask, ThreadAsk, Wrapped, content_of, stopped_error
+from .ask import BEFORE_ASKS, Ask, ThreadAsk, Wrapped, content_of, prepare_to_ask, stopped_error
 from .extras import Extras
 from .phase import PAUSED, RUNNING, STOPPED, ActorPhase
 from .tokens import ROOM, START, STOP, TAKE, TURN, Start, Stop, TakeSignal, Turn
@@ -146,6 +146,8 @@ class Cell(Ref[Any]):
 
     async def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Any:
         await trio.lowlevel.checkpoint_if_cancelled()
+        if BEFORE_ASKS:
+            await prepare_to_ask()
         scheduler = self._scheduler
         if scheduler.parked and get_ident() != scheduler.thread:
             raise self.wrong_thread_error("ask")

@@ -1,0 +1,61 @@
+"""Evolution: old rows become events of today.
+
+A class of events may get new fields with defaults at its end. If the meaning of its fields changed, it says ``event_version: ClassVar[int] = 2``,
+and a function marked with `upcasts` brings the columns of an old row to the next version, or makes an event of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from levada.framework.errors import ConfigurationError
+
+__all__ = ["Upcaster", "upcasters_of", "upcasts"]
+
+Upcaster = Callable[[Mapping[str, Any]], Any]
+_MARK = "__levada_upcasts__"
+F = TypeVar("F")
+
+
+def upcasts(kind: str, *, version: int) -> Callable[[F], F]:
+    """Mark a static method of a durable class that turns an old row into the next version of its event.
+
+    It gets the row's columns by name, with the values that Arrow gives (an enum is its value, a message a dict), null for those that other events
+    use. It returns a mapping of the columns of version ``version + 1``, or an event.
+
+    Args:
+        kind: wire name of the event.
+        version: of the rows that it takes.
+
+    Example:
+        ``@staticmethod`` below ``@upcasts("account.deposited", version=1)``: ``def in_cents(row): return {"cents": round(row["amount"] * 100)}``
+    """
+    if not isinstance(kind, str) or not isinstance(version, int) or version < 1:
+        raise ConfigurationError(f"upcasts takes a wire name and a version from 1 on, not {kind!r} and {version!r}")
+
+    def mark(function: F) -> F:
+        setattr(getattr(function, "__func__", function), _MARK, (kind, version))
+        return function
+
+    return mark
+
+
+def upcasters_of(cls: type) -> dict[tuple[str, int], Upcaster]:
+    """Collect the marked functions of a class body."""
+    found: dict[tuple[str, int], Upcaster] = {}
+    for name, member in list(vars(cls).items()):
+        function = getattr(member, "__func__", member)
+        key = getattr(function, _MARK, None)
+        if key is None:
+            continue
+        if not isinstance(member, staticmethod):
+            raise ConfigurationError(
+                f"{cls.__name__}.{name} upcasts a row: make it a @staticmethod, for there is no entity yet"
+            )
+        if key in found:
+            raise ConfigurationError(
+                f"{cls.__name__}.{name}: another method upcasts {key[0]!r} of version {key[1]} too"
+            )
+        found[key] = function
+    return found

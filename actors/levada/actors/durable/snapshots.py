@@ -1,0 +1,83 @@
+"""Snapshots: the state of an entity as bytes.
+
+A snapshot holds the fields of the class by name, each encoded as its annotation says, and the command ids that the entity remembers. It fits a
+class that has exactly these fields, and the same `Durable.snapshot_version`. Any other is ignored, and the entity is replayed from its first row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from levada.framework import Codec
+from levada.framework.errors import ConfigurationError, LevadaError
+from levada.framework.message import field_types
+
+from .entity import Durable
+from .turns import Live
+
+__all__ = ["Snapshots"]
+
+
+class Snapshots:
+    """How entities of one class become bytes.
+
+    Raises:
+        ConfigurationError: a field of the class has no default, or its annotation is no type that a message may hold.
+    """
+
+    def __init__(self, cls: type[Durable[Any]], codec: Codec) -> None:
+        fields: Any = attrs.fields(cls)  # type: ignore[arg-type]  # each actor class is an attrs class
+        kept = [field for field in fields if field.init]
+        for field in kept:
+            if field.default is attrs.NOTHING:
+                raise ConfigurationError(
+                    f"{cls.__name__}.{field.name}: a field of a durable actor is state, and begins with a default"
+                )
+        self._codec = codec
+        self._version = cls.snapshot_version
+        self._types = _types_of(cls, [field.name for field in kept])
+        fresh = cls()
+        for name, kind in self._types.items():
+            try:
+                codec.encode(getattr(fresh, name), kind)
+            except (TypeError, ValueError, LevadaError) as error:
+                raise ConfigurationError(
+                    f"{cls.__name__}.{name}: a field of a durable actor is state, and this one cannot be kept: {error}; give it the type "
+                    "of a field of a message, or attrs.field(init=False)"
+                ) from error
+
+    def state(self, actor: Durable[Any]) -> dict[str, bytes]:
+        """Encode the fields; raises as `Codec.encode`."""
+        return {name: self._codec.encode(getattr(actor, name), kind) for name, kind in self._types.items()}
+
+    def pack(self, state: Mapping[str, bytes], live: Live) -> bytes:
+        """Put a state and the remembered commands together."""
+        commands = [[command, *known] for command, known in (live.commands or {}).items()]
+        return self._codec.encode({"version": self._version, "state": dict(state), "commands": commands})
+
+    def restore(self, data: bytes, actor: Durable[Any], live: Live) -> bool:
+        """Give an actor the state of a snapshot; False if it does not fit, then nothing has changed."""
+        try:
+            found = self._codec.decode(data)
+            state = found["state"]
+            if found["version"] != self._version or state.keys() != self._types.keys():
+                return False
+            values = {name: self._codec.decode(state[name], kind) for name, kind in self._types.items()}
+            commands = {command: (offset, body) for command, offset, body in found["commands"]}
+        except (TypeError, ValueError, KeyError, LevadaError):
+            return False
+        for name, value in values.items():
+            setattr(actor, name, value)
+        live.commands = commands or None
+        return True
+
+
+def _types_of(cls: type[Durable[Any]], names: list[str]) -> dict[str, Any]:
+    try:
+        found = field_types(cls)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error}; the fields of a durable actor are kept in snapshots") from error
+    return {name: found[name] for name in names}

@@ -1,0 +1,322 @@
+"""What waits for what: async handlers, commits, messages after a commit, asks inside handlers, and failures."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+pytest.importorskip("pyarrow")
+
+from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Deposited, Withdraw
+
+from levada.actors.durable import Durable, applies, shards
+from levada.actors.durable.rows import Log, log_config
+from levada.actors.journal import Append, Journal
+from levada.framework import Actor, ActorSystem, Asks, Ref, handles, message
+from levada.framework.errors import ActorError, ActorStopped
+from levada.framework.testing import Probe
+
+TIMES: dict[str, Any] = {"ask_timeout": 60.0, "shutdown": 20.0}
+
+
+class Slow(Journal):
+    """A journal whose appends wait for leave."""
+
+    gate: Any = None
+
+    @handles
+    async def append(self, m: Append) -> None:
+        """Wait, then append."""
+        self.gate.appends += 1
+        self.gate.waiting += 1
+        await self.gate.open.wait()
+        self.gate.waiting -= 1
+        await super().append(m)
+
+
+class Gate:
+    def __init__(self) -> None:
+        self.open = trio.Event()
+        self.open.set()
+        self.waiting = self.appends = 0
+
+    async def until_one_waits(self) -> None:
+        while not self.waiting:
+            await trio.lowlevel.checkpoint()
+
+
+def slow_journal(system: ActorSystem, folder: Path, gate: Gate, events: Any = EVENTS) -> Ref[Any]:
+    from levada.framework.handlers import flatten
+
+    return system.spawn(lambda: Slow(folder, Log(flatten(events)).schema, config=log_config(1), gate=gate))
+
+
+@message("test.durable.step")
+class Step(Asks[int]):
+    name: str
+    times: int = 1
+
+
+@message("test.durable.stepped")
+class Stepped:
+    name: str
+
+
+class Walker(Durable[Step]):
+    """Its handler records, waits, asks and fails as it is told."""
+
+    steps: int = 0
+
+    @handles
+    async def step(self, m: Step) -> int:
+        self.record(Stepped(m.name))
+        match m.name:
+            case "commit":
+                await self.commit()
+                self.record(Stepped("half"))
+                raise ValueError("after the commit")
+            case "fail":
+                await trio.lowlevel.checkpoint()
+                raise ValueError("no commit")
+            case "wait":
+                await trio.sleep_forever()
+        return self.steps
+
+    @applies
+    def stepped(self, e: Stepped) -> None:
+        self.steps += 1
+
+
+async def test_an_answer_waits_for_the_disk_and_a_question_for_earlier_events(tmp_path: Path) -> None:
+    gate = Gate()
+    async with ActorSystem("test", **TIMES) as system:
+        journal = slow_journal(system, tmp_path, gate)
+        accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=1)
+        await accounts["anna"].ask(Balance())
+        await accounts["bert"].ask(Balance())
+        answers: list[tuple[str, int]] = []
+
+        async def ask(name: str, question: Asks[int]) -> None:
+            answers.append((name, await accounts[name].ask(question)))
+
+        gate.open = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, "anna", Deposit(5))
+            await gate.until_one_waits()
+            nursery.start_soon(ask, "anna", Balance())
+            nursery.start_soon(ask, "bert", Balance())
+            while not answers:
+                await trio.lowlevel.checkpoint()
+            await trio.testing.wait_all_tasks_blocked()
+            assert answers == [("bert", 0)]  # nothing of bert is under way
+            gate.open.set()
+        assert answers[1:] == [("anna", 5), ("anna", 5)]
+
+
+async def test_commands_that_come_while_the_disk_is_busy_share_the_next_append(tmp_path: Path) -> None:
+    gate = Gate()
+    async with ActorSystem("test", **TIMES) as system:
+        journal = slow_journal(system, tmp_path, gate)
+        accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=1)
+        names = [f"a{n}" for n in range(50)]
+        for name in names:
+            await accounts[name].ask(Balance())
+        gate.open = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(accounts["a0"].ask, Deposit(1))
+            await gate.until_one_waits()
+            before = gate.appends
+            for name in names:
+                nursery.start_soon(accounts[name].ask, Deposit(1))
+            await trio.testing.wait_all_tasks_blocked()
+            gate.open.set()
+        assert gate.appends == before + 1
+        assert [await accounts[name].ask(Balance()) for name in names] == [2] + [1] * 49
+
+
+async def test_committed_events_stay_though_the_handler_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, "levada")
+    async with ActorSystem("test", **TIMES) as system:
+        walkers = await shards(system, Walker, events=Stepped, journal=tmp_path, shards=1)
+        for name in ("commit", "fail"):
+            with pytest.raises(ActorStopped) as caught:
+                await walkers["w"].ask(Step(name))
+            assert isinstance(caught.value.__cause__, ValueError)
+        assert await walkers["w"].ask(Step("plain")) == 2  # "commit" and "plain"
+
+
+async def test_a_killed_entity_fails_its_command_and_comes_back(tmp_path: Path) -> None:
+    async with ActorSystem("test", **TIMES) as system:
+        walkers = await shards(system, Walker, events=Stepped, journal=tmp_path, shards=1)
+        failed: list[str] = []
+
+        async def ask(name: str) -> None:
+            try:
+                await walkers["w"].ask(Step(name))
+            except ActorStopped as error:
+                failed.append(error.actor)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, "wait")
+            while (ref := system.lookup("/Walker/0/w")) is None or not (await walkers.statistics()).under_way:
+                await trio.lowlevel.checkpoint()
+            await trio.testing.wait_all_tasks_blocked()
+            ref.kill()
+        assert failed == ["/Walker/0/w"]
+        assert await walkers["w"].ask(Step("plain")) == 1
+
+
+class Sum(Actor[Deposit]):
+    """Says how many rows were on the disk when it was asked."""
+
+    gate: Gate
+
+    @handles
+    def add(self, m: Deposit) -> int:
+        return self.gate.waiting
+
+
+@message("test.durable.relay")
+class Relay(Asks[int]):
+    by: str = "ask"
+
+
+class Relayer(Durable[Relay]):
+    steps: int = 0
+
+    @handles
+    async def relay(self, m: Relay) -> int:
+        self.record(Stepped("relay"))
+        self.after_commit(TARGETS["probe"], "after")
+        if m.by == "ask":
+            return int(await TARGETS["sum"].ask(Deposit(self.steps)))
+        if m.by == "nursery":
+            answers: list[int] = []
+
+            async def ask() -> None:
+                answers.append(await TARGETS["sum"].ask(Deposit(self.steps)))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask)
+            return answers[0]
+        TARGETS["probe"].tell("at once")
+        return 0
+
+    @applies
+    def stepped(self, e: Stepped) -> None:
+        self.steps += 1
+
+
+TARGETS: dict[str, Any] = {}
+
+
+@pytest.mark.parametrize("by", ["ask", "nursery"])
+async def test_an_ask_inside_a_handler_waits_for_what_was_recorded(tmp_path: Path, by: str) -> None:
+    gate = Gate()
+    async with ActorSystem("test", **TIMES) as system:
+        TARGETS["probe"], TARGETS["sum"] = Probe(system).ref, system.spawn(Sum, gate)
+        journal = slow_journal(system, tmp_path, gate, Stepped)
+        relays = await shards(system, Relayer, events=Stepped, journal=journal, shards=1)
+        gate.open = trio.Event()
+        answers: list[int] = []
+
+        async def ask() -> None:
+            answers.append(await relays["r"].ask(Relay(by)))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await gate.until_one_waits()
+            await trio.testing.wait_all_tasks_blocked()
+            assert not answers
+            gate.open.set()
+        assert answers == [0]  # no append waited any more when the sum was asked
+
+
+async def test_messages_after_a_commit_come_behind_it(tmp_path: Path) -> None:
+    gate = Gate()
+    async with ActorSystem("test", **TIMES) as system:
+        probe = Probe(system)
+        TARGETS["probe"] = probe.ref
+        journal = slow_journal(system, tmp_path, gate, Stepped)
+        relays = await shards(system, Relayer, events=Stepped, journal=journal, shards=1)
+        await relays["r"].ask(Relay("tell"))
+        assert [await probe.expect(), await probe.expect()] == ["at once", "after"]
+
+
+class Stubborn(Durable[Step]):
+    """Does everything that a durable actor may not do."""
+
+    steps: int = 0
+
+    @handles
+    def step(self, m: Step) -> Any:
+        match m.name:
+            case "later":
+                return self.reply_later()
+            case "stash":
+                return self.stash(m)
+            case "become":
+                return self.become(None)
+            case "unknown":
+                return self.record(Deposited(1))
+            case "misfit":
+                return self.record(Stepped(5))  # type: ignore[arg-type]
+            case "huge":
+                return self.record(*[Stepped("x" * (1 << 20)) for _ in range(9)])
+            case "unkept":
+                return object()
+            case "caught":
+                try:
+                    self.record(Stepped("bad"))
+                except ValueError:
+                    return 1
+        self.record(Stepped(m.name))
+        return self.steps
+
+    @handles
+    def tick(self, m: Withdraw) -> None:
+        self.record(Stepped("outside"))
+
+    @applies
+    def stepped(self, e: Stepped) -> None:
+        if e.name == "bad":
+            raise ValueError("bad")
+        self.steps += 1
+
+
+async def test_misuse_in_a_handler_fails_its_command_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, "levada")
+    async with ActorSystem("test", **TIMES) as system:
+        found = await shards(system, Stubborn, events=Stepped, journal=tmp_path, shards=1)
+        causes = {}
+        for name in ("later", "stash", "become", "unknown", "misfit", "huge", "unkept", "caught"):
+            with pytest.raises(ActorStopped) as caught:
+                await found["s"].ask(Step(name), command=name)
+            causes[name] = str(caught.value.__cause__)
+        assert await found["s"].ask(Step("fine")) == 1
+        ref = system.lookup("/Stubborn/0/s")
+        assert ref is not None
+        with pytest.raises(ActorStopped) as caught:
+            await ref.ask(Withdraw(1))
+        causes["outside"] = str(caught.value.__cause__)
+        assert await found["s"].ask(Step("fine")) == 2
+    assert {name: text.partition(":")[0] for name, text in causes.items()} == {
+        "later": "Stubborn is durable",
+        "stash": "Stubborn is durable",
+        "become": "Stubborn is durable",
+        "unknown": "Stubborn records Deposited, which shards(events=…) does not name",
+        "misfit": "Stepped.name",
+        "huge": "one command recorded more than 8388608 bytes",
+        "unkept": "expected int, got object",
+        "caught": "bad",
+        "outside": "record() outside a command of entity 's'",
+    }
+
+
+def test_a_durable_actor_without_shards_says_so() -> None:
+    with pytest.raises(ActorError, match=r"record\(\) of this Walker: it belongs to no shards\(\)"):
+        Walker().record(Stepped("x"))

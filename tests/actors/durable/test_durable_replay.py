@@ -1,0 +1,276 @@
+"""Snapshots, old events, and events that cannot be applied."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+pytest.importorskip("pyarrow")
+
+from levada.actors.durable import Durable, ReplayFailed, applies, shards, upcasts
+from levada.actors.durable.rows import log_config
+from levada.actors.journal import SchemaMismatch, Store
+from levada.framework import ActorSystem, Asks, handles, message
+from levada.framework.errors import ConfigurationError
+from levada.framework.message import BY_TAG
+
+TIMES: dict[str, Any] = {"ask_timeout": 60.0, "shutdown": 20.0}
+
+
+@message("test.durable.add")
+class Add(Asks[list[int]]):
+    number: int
+
+
+def added(version: int = 1, **fields: Any) -> Any:
+    """Define the event once more, as a later program would."""
+    BY_TAG.pop("test.durable.added", None)
+    body: dict[str, Any] = {
+        "__annotations__": {"number": "int"},
+        "__module__": __name__,
+        "__qualname__": f"Added{version}",
+    }
+    for name, (kind, default) in fields.items():
+        body["__annotations__"][name] = kind
+        if default is not ...:
+            body[name] = default
+    body["event_version"] = version
+    body["__annotations__"]["event_version"] = "ClassVar[int]"
+    return message("test.durable.added")(type(f"Added{version}", (), body))
+
+
+Added = added()
+
+
+def adder(event: Any = Added, **members: Any) -> Any:
+    """Define the durable class, as a later program would."""
+
+    def add(self: Any, m: Add) -> list[int]:
+        if m.number >= 0:
+            self.record(event(m.number))
+        return list(self.numbers)
+
+    def apply(self: Any, e: Any) -> None:
+        CALLS.append(e)
+        if e.number == 13:
+            raise ValueError("13 is bad luck")
+        self.numbers.append(e.number)
+
+    from attrs import field
+
+    body = {
+        "__annotations__": {"numbers": "list[int]"},
+        "__module__": __name__,
+        "numbers": field(factory=list),
+        "add": handles(Add)(add),
+        **members,
+    }
+    apply.__annotations__["e"] = event
+    body.setdefault("apply", applies(apply))
+    return type("Adder", (Durable,), body)
+
+
+CALLS: list[Any] = []
+
+
+async def run(folder: Path, cls: Any, events: Any, *numbers: int, ids: bool = False, **settings: Any) -> list[int]:
+    """Add numbers in one life of the system; return the state."""
+    CALLS.clear()
+    async with ActorSystem("test", **TIMES) as system:
+        found = await shards(system, cls, events=events, journal=folder, shards=1, **settings)
+        state: list[int] = await found["a"].ask(Add(-1))
+        for number in numbers:
+            state = await found["a"].ask(Add(number), command=f"add-{number}" if ids else None)
+    return state
+
+
+def kinds(folder: Path) -> list[tuple[str, int | None]]:
+    with Store.open(folder, None, log_config(1)) as store:
+        rows = [row for _, batch in store.batches(0, 0) for row in batch.to_pylist()]
+    return [(row["kind"], row["snapshot"]) for row in rows if row["entity"] == "a"]
+
+
+async def test_reading_begins_at_the_newest_snapshot(tmp_path: Path) -> None:
+    cls = adder()
+    assert await run(tmp_path, cls, Added, *range(5), snapshot_every=2) == [0, 1, 2, 3, 4]
+    names = [name for name, _ in kinds(tmp_path)]
+    assert names == [
+        *["test.durable.added"] * 2,
+        "$snapshot",
+        *["test.durable.added"] * 2,
+        "$snapshot",
+        "test.durable.added",
+    ]
+    offsets = [snapshot for _, snapshot in kinds(tmp_path)]
+    assert offsets[:3] == [None] * 3
+    assert offsets[3] == offsets[4] == offsets[5] != offsets[6]
+    assert await run(tmp_path, cls, Added) == [0, 1, 2, 3, 4]
+    assert [event.number for event in CALLS] == [4]
+
+
+async def test_command_ids_are_part_of_a_snapshot(tmp_path: Path) -> None:
+    cls = adder()
+    assert await run(tmp_path, cls, Added, *range(6), ids=True, snapshot_every=2) == [0, 1, 2, 3, 4, 5]
+    assert await run(tmp_path, cls, Added, 0, 5, ids=True) == [0, 1, 2, 3, 4, 5]  # both are answered from the log
+    assert await run(tmp_path, cls, Added) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("change", ["field", "version"])
+async def test_a_snapshot_that_does_not_fit_is_ignored(
+    tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert await run(tmp_path, adder(), Added, *range(5), snapshot_every=2) == [0, 1, 2, 3, 4]
+    members: dict[str, Any] = {
+        "snapshot_version": 2,
+        "__annotations__": {"numbers": "list[int]", "snapshot_version": "ClassVar[int]"},
+    }
+    if change == "field":
+        members = {"total": 0, "__annotations__": {"numbers": "list[int]", "total": "int"}}
+    caplog.set_level(logging.WARNING, "levada.actors.durable")
+    assert await run(tmp_path, adder(**members), Added, 7) == [0, 1, 2, 3, 4, 7]
+    assert [event.number for event in CALLS] == [0, 1, 2, 3, 4, 7]
+    assert "Adder 'a': its snapshot does not fit the class" in caplog.text
+
+
+async def test_new_fields_with_defaults_are_filled(tmp_path: Path) -> None:
+    await run(tmp_path, adder(), Added, 1)
+    newer = added(note=("str", "none"), weight=("float | None", None))
+    assert await run(tmp_path, adder(newer), newer, 2) == [1, 2]
+    assert [(event.number, event.note, event.weight) for event in CALLS] == [(1, "none", None), (2, "none", None)]
+    again = added(note=("str", "other"), weight=("float | None", None))
+    assert await run(tmp_path, adder(again), again) == [1, 2]
+    assert [event.note for event in CALLS] == ["other", "none"]
+
+
+async def test_a_new_field_without_default_names_the_event(tmp_path: Path) -> None:
+    await run(tmp_path, adder(), Added, 1)
+    newer = added(note=("str", ...))
+    with pytest.raises(ReplayFailed, match=r"event 1, 'test.durable.added', at row 1 of shard 0: .*note: has nulls"):
+        await run(tmp_path, adder(newer), newer)
+
+
+async def test_old_versions_are_upcast(tmp_path: Path) -> None:
+    await run(tmp_path, adder(), Added, 1, 2)
+
+    def thousandfold(row: Any) -> Any:
+        return {"number": row["number"] * 1000}
+
+    second = added(2)
+    with pytest.raises(ReplayFailed, match=r"it has version 1, shards\(\) knows version 2, and no method upcasts it"):
+        await run(tmp_path, adder(second), second)
+    cls = adder(second, old=upcasts("test.durable.added", version=1)(staticmethod(thousandfold)))
+    assert await run(tmp_path, cls, second, 3) == [1000, 2000, 3]
+    third = added(3, note=("str", "x"))
+    more = {
+        "old": upcasts("test.durable.added", version=1)(staticmethod(thousandfold)),
+        "less": upcasts("test.durable.added", version=2)(staticmethod(lambda row: third(row["number"] + 1, note="up"))),
+    }
+    assert await run(tmp_path, adder(third, **more), third, 5) == [1001, 2001, 4, 5]
+    assert [event.note for event in CALLS] == ["up", "up", "up", "x"]
+    with pytest.raises(ReplayFailed, match=r"it has version 3, shards\(\) knows version 2"):
+        await run(tmp_path, cls, second)
+
+
+async def test_an_unknown_kind_is_named_and_nothing_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One entity cannot be read; the others go on, and a program that knows the kind reads it."""
+    caplog.set_level(logging.CRITICAL, "levada")
+
+    @message("test.durable.other")
+    class Other:
+        number: int
+
+    def other(self: Any, e: Any) -> None:
+        self.numbers.append(-e.number)
+
+    other.__annotations__["e"] = Other
+
+    def add(self: Any, m: Add) -> list[int]:
+        if m.number >= 0:
+            self.record(Other(m.number))
+        return list(self.numbers)
+
+    both = adder(other=applies(other), add=handles(Add)(add))
+    assert await run(tmp_path, both, Added | Other, 4) == [-4]
+    async with ActorSystem("test", **TIMES) as system:
+        found = await shards(system, adder(), events=Added, journal=tmp_path, shards=1)
+        for _ in range(2):
+            with pytest.raises(ReplayFailed, match=r"shards\(events=…\) does not name it") as caught:
+                await found["a"].ask(Add(1))
+        error = caught.value
+        assert (error.entity, error.type, error.sequence, error.kind, error.offset) == (
+            "a",
+            "Adder",
+            1,
+            "test.durable.other",
+            1,
+        )
+        assert await found["b"].ask(Add(1)) == [1]
+        assert (await found.statistics()).failed == 1
+    assert await run(tmp_path, both, Added | Other) == [-4]
+
+
+async def test_a_poison_event_is_named_and_a_repaired_class_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "levada")
+
+    def fine(self: Any, e: Any) -> None:
+        self.numbers.append(e.number)
+
+    fine.__annotations__["e"] = Added
+    assert await run(tmp_path, adder(apply=applies(fine)), Added, 12, 13, 14) == [12, 13, 14]
+    with pytest.raises(
+        ReplayFailed, match=r"event 2, 'test.durable.added', at row 2 of shard 0: ValueError\('13 is bad luck'\)"
+    ) as caught:
+        await run(tmp_path, adder(), Added)
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert await run(tmp_path, adder(apply=applies(fine)), Added) == [12, 13, 14]
+
+
+async def test_columns_that_changed_their_type_are_refused(tmp_path: Path) -> None:
+    await run(tmp_path, adder(), Added, 1)
+    BY_TAG.pop("test.durable.added", None)
+
+    @message("test.durable.added")
+    class Text:
+        number: str
+
+    def apply(self: Any, e: Any) -> None: ...
+
+    apply.__annotations__["e"] = Text
+    with pytest.raises(SchemaMismatch, match="number: string, in the journal int64"):
+        await run(tmp_path, adder(apply=applies(apply)), Text)
+
+
+def test_definitions_that_cannot_work_are_refused(tmp_path: Path) -> None:
+    def refused(match: str, function: Any) -> None:
+        with pytest.raises(ConfigurationError, match=match):
+            function()
+
+    async def late(self: Any, e: Any) -> None: ...
+
+    late.__annotations__["e"] = Added
+    refused("it must be a plain def", lambda: adder(apply=applies(late)))
+    refused("one parameter annotated with its class", lambda: adder(apply=applies(lambda self, e: None)))
+    refused("make it a @staticmethod", lambda: adder(up=upcasts("a", version=1)(lambda row: row)))
+    refused("a version from 1 on", lambda: upcasts("a", version=0))
+    refused("marks methods", lambda: applies(5))  # type: ignore[type-var]
+
+    def twice(self: Any, e: Any) -> None: ...
+
+    twice.__annotations__["e"] = Added
+    refused("another method of Adder applies", lambda: adder(twice=applies(twice)))
+
+    async def start(cls: Any) -> None:
+        async with ActorSystem("test") as system:
+            await shards(system, cls, events=Added, journal=tmp_path, shards=1)
+
+    members = {"__annotations__": {"numbers": "list[int]", "lock": "trio.Lock"}, "lock": None}
+    with pytest.raises(
+        ConfigurationError, match=r"Adder\.lock: a field of a durable actor is state, and this one cannot be kept"
+    ):
+        trio.run(start, adder(**members))

@@ -1,0 +1,212 @@
+"""Reminders: kept with the events, fired after restarts, handled once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+
+pytest.importorskip("pyarrow")
+
+from levada.actors.durable import Durable, Shards, applies, shards
+from levada.framework import ActorSystem, Asks, handles, message
+from levada.framework.errors import ActorStopped, ConfigurationError
+
+
+@message("test.reminders.plan")
+class Plan(Asks[list[str]]):
+    at: float
+    text: str
+    key: str | None = None
+
+
+@message("test.reminders.drop")
+class Drop(Asks[bool]):
+    key: str | None = None
+
+
+@message("test.reminders.seen")
+class Seen(Asks[list[str]]):
+    pass
+
+
+@message("test.reminders.ring")
+class Ring(Asks[None]):
+    text: str
+
+
+@message("test.reminders.rang")
+class Rang:
+    text: str
+
+
+BROKEN: set[str] = set()
+
+
+class Clock(Durable[Plan | Ring | Seen | Drop]):
+    rung: list[str] = attrs.field(factory=list)
+
+    @handles
+    def plan(self, m: Plan) -> list[str]:
+        self.remind(m.at, Ring(m.text), key=m.key)
+        if m.text == "fail":
+            raise ValueError("after remind()")
+        return self.rung
+
+    @handles
+    def drop(self, m: Drop) -> bool:
+        return self.forget_reminder(m.key or Ring)
+
+    @handles
+    def ring(self, m: Ring) -> None:
+        if m.text in BROKEN:
+            raise ValueError("broken")
+        if m.text != "silent":
+            self.record(Rang(m.text))
+        if m.text == "again":
+            self.remind(datetime.fromtimestamp(1200, UTC), Ring("twice"))
+
+    @handles
+    def seen(self, _: Seen) -> list[str]:
+        return self.rung
+
+    @applies
+    def rang(self, e: Rang) -> None:
+        self.rung.append(e.text)
+
+
+class World:
+    """A clock that the tests set, and trio's with it."""
+
+    def __init__(self, clock: trio.testing.MockClock) -> None:
+        self.now = 1000.0
+        self._clock = clock
+
+    def __call__(self) -> float:
+        return self.now
+
+    def jump(self, seconds: float) -> None:
+        self.now += seconds
+        self._clock.jump(seconds)
+
+
+@pytest.fixture
+def world(mock_clock: trio.testing.MockClock) -> World:
+    return World(mock_clock)
+
+
+@asynccontextmanager
+async def clocks_in(folder: Path, world: World, **settings: Any) -> AsyncIterator[Shards[Any]]:
+    async with ActorSystem("test", ask_timeout=1e6, shutdown=1e6) as system:
+        yield await shards(system, Clock, events=Rang, journal=folder, shards=1, clock=world, **settings)
+
+
+async def rung(clocks: Shards[Any], *wanted: str, entity: str = "c") -> bool:
+    """Whether an entity was reminded of this, once it is."""
+    while (found := await clocks[entity].ask(Seen())) != list(wanted) and len(found) < len(wanted):
+        await trio.lowlevel.checkpoint()
+    return found == list(wanted)
+
+
+async def test_a_reminder_comes_at_its_time(tmp_path: Path, world: World) -> None:
+    async with clocks_in(tmp_path, world) as clocks:
+        assert await clocks["c"].ask(Plan(1010, "tea")) == []
+        assert await clocks["c"].ask(Plan(1005, "egg", key="egg")) == []
+        world.jump(4)
+        assert await clocks["c"].ask(Seen()) == []
+        world.jump(2)
+        assert await rung(clocks, "egg")
+        world.jump(5)
+        assert await rung(clocks, "egg", "tea")
+
+
+async def test_a_late_reminder_comes_after_a_restart_and_only_once(tmp_path: Path, world: World) -> None:
+    async with clocks_in(tmp_path, world) as clocks:
+        await clocks["c"].ask(Plan(1010, "tea"))
+        await clocks["d"].ask(Plan(1010, "silent"))
+    world.jump(100)
+    for _ in range(2):
+        async with clocks_in(tmp_path, world) as clocks:
+            assert await rung(clocks, "tea")
+            world.jump(100)
+            await trio.testing.wait_all_tasks_blocked()
+            assert await rung(clocks, "tea")
+            assert await clocks["d"].ask(Drop()) is False
+
+
+async def test_reminders_outlive_snapshots_of_their_shard(tmp_path: Path, world: World) -> None:
+    async with clocks_in(tmp_path, world, snapshot_every=4) as clocks:
+        for number in range(20):
+            await clocks["c"].ask(Plan(1010 + number, f"n{number}", key=f"k{number % 7}"))
+    async with clocks_in(tmp_path, world, snapshot_every=4) as clocks:
+        world.jump(100)
+        assert await rung(clocks, *(f"n{number}" for number in range(13, 20)))
+
+
+async def test_a_reminder_replaces_another_with_its_key_and_may_be_forgotten(tmp_path: Path, world: World) -> None:
+    async with clocks_in(tmp_path, world) as clocks:
+        await clocks["c"].ask(Plan(1010, "tea"))
+        await clocks["c"].ask(Plan(1020, "coffee"))
+        await clocks["c"].ask(Plan(1015, "egg", key="egg"))
+        assert await clocks["c"].ask(Drop("egg")) is True
+        assert await clocks["c"].ask(Drop("egg")) is False
+        world.jump(100)
+        assert await rung(clocks, "coffee")
+
+
+async def test_a_reminder_may_set_the_next_one(tmp_path: Path, world: World) -> None:
+    async with clocks_in(tmp_path, world) as clocks:
+        await clocks["c"].ask(Plan(1010, "again"))
+        world.jump(100)
+        assert await rung(clocks, "again")
+        world.jump(200)
+        assert await rung(clocks, "again", "twice")
+
+
+async def test_a_reminder_of_a_failing_handler_is_not_set(
+    tmp_path: Path, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "levada")
+    async with clocks_in(tmp_path, world) as clocks:
+        with pytest.raises(ActorStopped):
+            await clocks["c"].ask(Plan(1010, "fail"))
+        assert await clocks["c"].ask(Drop()) is False
+
+
+async def test_a_reminder_whose_handler_fails_comes_again(
+    tmp_path: Path, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "levada")
+    async with clocks_in(tmp_path, world) as clocks:
+        await clocks["c"].ask(Plan(1010, "tea"))
+        BROKEN.add("tea")
+        world.jump(11)
+        await trio.testing.wait_all_tasks_blocked()
+        assert await clocks["c"].ask(Seen()) == []
+        BROKEN.clear()
+        world.jump(2)
+        assert await rung(clocks, "tea")
+
+
+async def test_misuse_is_refused(tmp_path: Path, world: World, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, "levada")
+
+    class Wrong(Clock):
+        @handles
+        def plan(self, m: Plan) -> list[str]:
+            self.remind(datetime(2020, 1, 1) if m.text == "naive" else 1.0, Rang("x"))  # noqa: DTZ001
+            return []
+
+    async with ActorSystem("test", ask_timeout=1e6) as system:
+        found = await shards(system, Wrong, events=Rang, journal=tmp_path, shards=1)
+        with pytest.raises(ActorStopped) as caught:
+            await found["w"].ask(Plan(1, "x"))
+        assert isinstance(caught.value.__cause__, ConfigurationError)
+        assert "Wrong has no handler for Rang" in str(caught.value.__cause__)
