@@ -12,6 +12,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from levada.actors.aqueduct.answers import FEW
 from levada.framework import ActorSystem, channel
 from levada.framework.errors import ActorError, ChannelError, NameUnknown
 
@@ -139,6 +140,12 @@ STEPS: list[Step] = [
 every_step = pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
 
 
+async def number_questions(both: Two) -> None:
+    """Ask so often that the ref has got its channel for answers, which stays."""
+    for _ in range(FEW + 1):
+        await both.ref.ask(Do())
+
+
 async def rest(both: Two) -> None:
     """Let everything arrive, and let the actor forget what it was told."""
     await settled()
@@ -171,6 +178,7 @@ def no_collector() -> Iterator[None]:
 @pytest.mark.usefixtures("no_collector")
 async def test_what_is_done_with_a_ref_leaves_nothing(step: Step, two: Begin, autojump_clock: MockClock) -> None:
     async with two(Trapper) as both:
+        await number_questions(both)
         await step(both)
         await rest(both)
         before = left(both)
@@ -209,6 +217,7 @@ async def test_what_is_done_with_refs_leaves_no_objects(two: Begin, autojump_clo
 @pytest.mark.usefixtures("no_collector")
 async def test_cancelled_at_each_step_it_leaves_nothing(step: Step, two: Begin, autojump_clock: MockClock) -> None:
     async with two(Trapper) as both:
+        await number_questions(both)
         await step(both)
         await rest(both)
         before = left(both)

@@ -274,11 +274,11 @@ class Refs(ActorStateMachine):
 
     @invariant()
     def nothing_is_left(self) -> None:
-        """Channels are those of refs, watches and links, and no more."""
+        """Channels are those of refs, their answers, watches and links, and no more."""
         if hasattr(self, "peer"):
             links = sum(len(far.links) for far in self.remotes)
             noted = sum(heard[0] is Exit for far in self.remotes for heard in far.heard)  # an `Exit` holds its ref
-            most = 1 + 2 * len(self.remotes) + len(self.locals) + 2 * links + noted
+            most = 1 + 4 * len(self.remotes) + len(self.locals) + 2 * links + noted
             assert len(self.peer._connection.core.halves) <= most
 
     def teardown(self) -> None:

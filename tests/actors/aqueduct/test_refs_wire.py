@@ -255,6 +255,8 @@ def test_every_cut_and_every_changed_octet_is_read_or_refused(data: st.DataObjec
         lambda: envelopes.error_from(cut, "/a", None),
         lambda: envelopes.read_done(cut),
         lambda: envelopes.read_load(cut),
+        lambda: envelopes.read_number(envelopes.REPLY, cut),
+        lambda: envelopes.read_withdrawal(cut),
     ):
         try:
             read()

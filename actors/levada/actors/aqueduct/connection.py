@@ -49,7 +49,7 @@ from levada.transports.text import printable
 
 from .config import PeerConfig
 from .entrypoint import EntryOutbound
-from .envelopes import WORK_GREETING
+from .envelopes import ANSWERS_GREETING, WORK_GREETING
 from .fleet import FleetRefs
 from .halves import CODEC, Halves
 from .lookup import Expose, Lookup, Lookups, Names
@@ -135,7 +135,7 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
         schema = () if self.config.schema == "off" else schema_header(self.item_type)
         fleet = self.config.fleet
         node = () if fleet is None else (fleet.header,)
-        return (CODEC, WORK_GREETING, *schema, *node, *self.config.headers)
+        return (CODEC, WORK_GREETING, ANSWERS_GREETING, *schema, *node, *self.config.headers)
 
     def time_out(self, now: float) -> list[Any]:
         """Give the core the current datagram limit and round trip, and handle its timeouts."""

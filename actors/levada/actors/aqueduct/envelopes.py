@@ -23,9 +23,10 @@ from levada.framework.errors import (
 )
 
 __all__ = [
-    "ANSWER", "ASK", "DONE", "DOWN", "EXIT", "FAILURE", "LINK", "LOAD", "LOADED", "RETURNED", "TELL", "WATCH", "WORK", "WORK_ASK",
-    "WORK_GREETING", "Identity", "encode_failure", "encode_load", "encode_signal", "error_from", "head_of", "read_done", "read_failure",
-    "read_load", "read_signal",
+    "ANSWER", "ANSWERS_GREETING", "ASK", "ASK_FIRST", "ASK_NEXT", "DONE", "DOWN", "EXIT", "FAILURE", "LINK", "LOAD", "LOADED",
+    "MAX_NUMBER", "NUMBER_SIZE", "REPLY", "RETURNED", "TELL", "WATCH", "WITHDRAWAL", "WORK", "WORK_ASK", "WORK_GREETING", "Identity",
+    "encode_failure", "encode_load", "encode_signal", "encode_withdrawal", "error_from", "head_of", "read_done", "read_failure",
+    "read_load", "read_number", "read_signal", "read_withdrawal",
 ]  # fmt: skip
 
 # On the channel of a ref. A message follows the first two. Attachment 0 is the oneshot for the answer, or for the notice of the end.
@@ -36,6 +37,12 @@ LINK: Final = b"\x94\x03"
 WORK: Final = b"\x93\x08\xd5\x01\x02\x00"
 WORK_ASK: Final = b"\x94\x09\xd5\x01\x02\x00\xd5\x01\x02\x01"
 LOAD: Final = b"\x92\x0b\xd5\x01\x02\x00"
+# A number of `NUMBER_SIZE` bytes, then a message.
+ASK_FIRST: Final = b"\x95\x0d\xd5\x01\x00\x00\xd5\x01\x01\x01\xce"
+ASK_NEXT: Final = b"\x93\x0e\xce"
+# On the channels that come with `ASK_FIRST`: a number, then an `ANSWER` or a `FAILURE`; a number.
+REPLY: Final = b"\x93\x0f\xce"
+WITHDRAWAL: Final = b"\x92\x10\xce"
 # On oneshots.
 ANSWER: Final = b"\x92\x04"
 FAILURE: Final = b"\x94\x05"
@@ -48,7 +55,15 @@ LOADED: Final = b"\x92\x0c"
 WORK_GREETING: Final = ("levada-work", b"1")
 """Connection header: this side understands `WORK`, `WORK_ASK` and `LOAD`. A peer without it is sent none."""
 
-_HEADS: Final = {head[1]: head for head in (TELL, ASK, WATCH, LINK, WORK, WORK_ASK, LOAD)}
+ANSWERS_GREETING: Final = ("levada-answers", b"1")
+"""Connection header: this side understands `ASK_FIRST` and `ASK_NEXT`. A peer without it is sent `ASK`."""
+
+_HEADS: Final = {head[1]: head for head in (TELL, ASK, ASK_FIRST, ASK_NEXT, WATCH, LINK, WORK, WORK_ASK, LOAD)}
+
+NUMBER_SIZE: Final = 4
+"""Bytes of the number of a question."""
+MAX_NUMBER: Final = 2**32 - 1
+"""The number of a question after that is 0 again."""
 
 MAX_TEXT: Final = 4096
 """The most characters of a text about a failure; the rest is cut off."""
@@ -63,7 +78,7 @@ _PLAIN = Codec(max_bytes=8 * MAX_TEXT)  # a character has up to four bytes, and 
 
 
 def head_of(payload: bytes) -> bytes:
-    """Return the head of an envelope from the channel of a ref: `TELL`, `ASK`, `WATCH`, `LINK`, `WORK`, `WORK_ASK` or `LOAD`.
+    """Return the head of an envelope from the channel of a ref: `TELL`, `ASK`, `ASK_FIRST`, `ASK_NEXT`, `WATCH`, `LINK`, `WORK` or another.
 
     Raises:
         DecodeError: the head is unknown, or not in the prescribed form.
@@ -189,6 +204,34 @@ def _reason(plain: Any, actor: str) -> Reason:
             return Lost(peer)
         case _:
             raise DecodeError(f"no reason: {str(plain)[:60]!a}")
+
+
+def read_number(head: bytes, payload: bytes) -> int:
+    """Return the number that follows a head, with more after it.
+
+    Raises:
+        DecodeError: the head is another one, or nothing follows the number.
+    """
+    size = len(head)
+    if not payload.startswith(head) or len(payload) <= size + NUMBER_SIZE:
+        raise DecodeError(f"expected {head.hex()} and a number, got {payload[:12].hex()}")
+    return int.from_bytes(payload[size : size + NUMBER_SIZE], "big")
+
+
+def encode_withdrawal(number: int) -> bytes:
+    """Write a `WITHDRAWAL`."""
+    return WITHDRAWAL + number.to_bytes(NUMBER_SIZE, "big")
+
+
+def read_withdrawal(payload: bytes) -> int:
+    """Return the number of the question that is withdrawn.
+
+    Raises:
+        DecodeError: it is malformed.
+    """
+    if not payload.startswith(WITHDRAWAL) or len(payload) != len(WITHDRAWAL) + NUMBER_SIZE:
+        raise DecodeError(f"expected {WITHDRAWAL.hex()} and a number, got {payload[:12].hex()}")
+    return int.from_bytes(payload[-NUMBER_SIZE:], "big")
 
 
 def encode_signal(head: bytes, reason: Reason) -> bytes:

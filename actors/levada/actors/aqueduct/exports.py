@@ -24,6 +24,7 @@ from levada.transports.aqueduct import Delivery, ReceiverHalf, SenderHalf
 from levada.transports.text import printable
 
 from . import envelopes
+from .answers import Replies
 from .halves import Referring, give_up, open_delivery, read_unreadable
 from .links import HalfActor
 from .oneshots import Promise
@@ -49,6 +50,8 @@ class Export(HalfActor):
     _busy: bool = attrs.field(default=False, init=False)
     _pausing: bool = attrs.field(default=False, init=False)
     """Whether it waits until other tasks have run for as long as a large message took."""
+    _replies: Replies | None = attrs.field(default=None, init=False)
+    """Sends the answers to numbered questions, after the first of them."""
     tasks: int = attrs.field(default=0, init=False)
     """Messages of `pull` routers that the actor has not finished."""
 
@@ -82,6 +85,8 @@ class Export(HalfActor):
         self.halves.inbound.pop(self.half, None)
         self.halves.core.background.discard(self.half)
         self.pump()
+        if self._replies is not None:
+            self._replies.finish()
         self.retire()
 
     def give_up(self, detail: str) -> None:
@@ -91,12 +96,12 @@ class Export(HalfActor):
 
     def pump(self) -> None:
         """Deliver the envelopes that have arrived."""
-        if self._busy or self._waiting or self.tasks >= MOST_TASKS:
+        if self._busy or not self._takes:
             return
         self._busy = True
         half, halves = self.half, self.halves
         try:
-            while not (self._waiting or self._pausing or self.tasks >= MOST_TASKS) and half.mailbox:
+            while half.mailbox and self._takes:
                 delivery = half.take()
                 halves.received += 1
                 began = trio.current_time() if len(delivery.payload) > LARGE else 0.0
@@ -115,6 +120,14 @@ class Export(HalfActor):
             self._busy = False
         halves.flush_soon()
 
+    @property
+    def _takes(self) -> bool:
+        """Whether it takes another envelope now."""
+        replies = self._replies
+        return not (
+            self._waiting or self._pausing or self.tasks >= MOST_TASKS or (replies is not None and replies.crowded)
+        )
+
     async def _pause(self, seconds: float) -> None:
         await let_others_run(seconds)
         self._pausing = False
@@ -129,8 +142,12 @@ class Export(HalfActor):
         head = envelopes.head_of(delivery.payload)
         if head is envelopes.TELL:
             self._tell(delivery)
+        elif head is envelopes.ASK_NEXT:
+            self._ask_next(delivery, head, 0)
         elif head is envelopes.ASK:
             self._ask(delivery, self._oneshot(delivery))
+        elif head is envelopes.ASK_FIRST:
+            self._ask_first(delivery)
         elif head is envelopes.WATCH or head is envelopes.LOAD:
             if delivery.payload != head or len(delivery.attachments) != 1:
                 raise DecodeError("a watch, or a question for the load, with more than its oneshot")
@@ -169,6 +186,36 @@ class Export(HalfActor):
             question.message, _ = open_delivery(
                 refs.halves, delivery, delivery.payload[len(envelopes.ASK) :], Any, first=1
             )
+        except LevadaError as error:
+            question.fail(ActorError(f"the question cannot be decoded: {error}", actor=self.target.path))
+        else:
+            self._put(question)
+
+    def _ask_first(self, delivery: Delivery) -> None:
+        match delivery.attachments[:2]:
+            case (SenderHalf(oneshot=False) as answers, ReceiverHalf(oneshot=False) as withdrawals) if (
+                self._replies is None
+            ):
+                self._replies = Replies(self.halves, self.pump)
+                self._replies.begin(answers, withdrawals)
+            case _:
+                raise DecodeError("a first question without the two channels that belong to it, or a second one")
+        self._ask_next(delivery, envelopes.ASK_FIRST, 2)
+
+    def _ask_next(self, delivery: Delivery, head: bytes, first: int) -> None:
+        refs, replies = self.halves.refs, self._replies
+        number = envelopes.read_number(head, delivery.payload)
+        if replies is None:
+            raise DecodeError("a question before the first")
+        question = NumberedQuestion(refs, self.target, replies, number)
+        if not replies.add(number, question):
+            raise DecodeError(f"question {number} is open already, or there are too many")
+        payload = delivery.payload[len(head) + envelopes.NUMBER_SIZE :]
+        try:
+            if len(delivery.attachments) > first:
+                question.message, _ = open_delivery(refs.halves, delivery, payload, Any, first=first)
+            else:
+                question.message = refs.halves.codec.decode(payload, detach=refs.unattached)
         except LevadaError as error:
             question.fail(ActorError(f"the question cannot be decoded: {error}", actor=self.target.path))
         else:
@@ -318,14 +365,56 @@ class Task:
         self._export.pump()
 
 
-class Question(RemoteAsk):
-    """A question from the peer, answered on its oneshot."""
+class PeersQuestion(RemoteAsk):
+    """A question from the peer."""
 
-    __slots__ = ("_promise", "_refs")
+    __slots__ = ("_refs",)
 
-    def __init__(self, refs: Referring, cell: LocalRef, half: SenderHalf) -> None:
+    def __init__(self, refs: Referring, cell: LocalRef) -> None:
         super().__init__(None, cell, refs.halves.remote)
         self._refs = refs
+
+    def reply(self, payload: bytes) -> None:
+        """Send the answer or the failure, with the handles in the connection's packing."""
+        raise NotImplementedError
+
+    def _settle(self, value: Any, error: BaseException | None) -> None:
+        super()._settle(value, error)
+        refs = self._refs
+        if error is None:
+            expected = answer_type(self.message)
+            refs.halves.packing.channel = refs.answers
+            try:
+                self.reply(envelopes.ANSWER + refs.codec.encode(value, expected, attachments=refs.halves.packing))
+            except Exception as broken:
+                logger.exception("%s: an answer cannot travel", self.target.path)
+                kind = type(self.message).__name__
+                error = ActorError(f"the answer to {kind} cannot travel: {broken}", actor=self.target.path)
+        if error is not None:
+            self.reply(envelopes.encode_failure(error))
+
+
+class NumberedQuestion(PeersQuestion):
+    """A question whose answer repeats its number."""
+
+    __slots__ = ("_number", "_replies")
+
+    def __init__(self, refs: Referring, cell: LocalRef, replies: Replies, number: int) -> None:
+        super().__init__(refs, cell)
+        self._replies = replies
+        self._number = number
+
+    def reply(self, payload: bytes) -> None:
+        self._replies.send(self._number, payload)
+
+
+class Question(PeersQuestion):
+    """A question that is answered on its oneshot."""
+
+    __slots__ = ("_promise",)
+
+    def __init__(self, refs: Referring, cell: LocalRef, half: SenderHalf) -> None:
+        super().__init__(refs, cell)
         self._promise = Promise(refs.halves, self.withdraw)
         refs.halves.start(self._promise.bound(half))
 
@@ -334,20 +423,8 @@ class Question(RemoteAsk):
         self.withdraw()
         self._promise.finish()
 
-    def _settle(self, value: Any, error: BaseException | None) -> None:
-        super()._settle(value, error)
-        promise, refs = self._promise, self._refs
-        if error is None:
-            expected = answer_type(self.message)
-            refs.halves.packing.channel = refs.answers
-            try:
-                promise.send(envelopes.ANSWER + refs.codec.encode(value, expected, attachments=refs.halves.packing))
-            except Exception as broken:
-                logger.exception("%s: an answer cannot travel", self.target.path)
-                kind = type(self.message).__name__
-                error = ActorError(f"the answer to {kind} cannot travel: {broken}", actor=self.target.path)
-        if error is not None:
-            promise.send(envelopes.encode_failure(error))
+    def reply(self, payload: bytes) -> None:
+        self._promise.send(payload)
 
 
 def answer_type(question: Any) -> Any:

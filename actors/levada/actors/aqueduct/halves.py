@@ -202,6 +202,8 @@ class Halves:
         self.reason: Reason = Shutdown()
         """The reason of actors that end with the connection."""
         self.sent = self.received = self.undelivered = 0
+        self.questions = 0
+        """Open questions of the peer whose answers share a channel."""
         itself: Halves = weakref.proxy(self)
         self.packing = Packing(itself)
         self.plain = Letter(itself, b"", None, [])

@@ -11,9 +11,9 @@ from levada.transports.aqueduct import Delivery, ReceiverHalf, ReceiverState, Se
 
 from .halves import Halves, Letter
 
-__all__ = ["Awaited", "Promise"]
+__all__ = ["ENDS", "SENDING", "Awaited", "Promise", "dispatch"]
 
-_SENDING = (SenderState.OPEN, SenderState.UNATTACHED)
+SENDING = (SenderState.OPEN, SenderState.UNATTACHED)
 
 
 class Awaited:
@@ -103,7 +103,7 @@ class Awaited:
         self._halves.inbound.pop(half, None)
         self._halves.core.background.discard(half)
         self.pump()
-        self._settle(_ENDS.get(half.state, TerminalState.LOST))
+        self._settle(ENDS.get(half.state, TerminalState.LOST))
 
     def _settle(self, state: TerminalState) -> None:
         calls, self._calls = self._calls, None
@@ -111,11 +111,27 @@ class Awaited:
             calls[1](state)
 
 
-_ENDS = {
+ENDS = {
     ReceiverState.FINISHED: TerminalState.FINISHED,
     ReceiverState.CANCELLED: TerminalState.CANCELLED,
     ReceiverState.CONNECTION_LOST: TerminalState.CONNECTION_LOST,
 }
+
+
+def dispatch(halves: Halves, half: SenderHalf, letter: Letter) -> None:
+    """Send a letter over a half that has no actor."""
+    try:
+        made = half.send(letter.payload, [kind for _, kind in letter.attached], token=letter)
+    except LocalProtocolError:
+        letter.settle(Outcome.NOT_PROCESSED)  # it ended meanwhile
+        return
+    halves.sent += 1
+    letter.payload = b""  # the core has it; this would keep it until the ack
+    if made:  # the connection stands for halves without an actor
+        halves.link(halves.connection.ref, half, made)
+    attached, letter.attached = letter.attached, []
+    for (passenger, _), other in zip(attached, made, strict=True):
+        halves.bind(passenger, other)
 
 
 class Promise:
@@ -165,24 +181,11 @@ class Promise:
             return
         letter, self._due = self._due, None
         if letter is None:
-            if half.state in _SENDING:
+            if half.state in SENDING:
                 half.finish()
         else:
-            self._send(half, letter)
+            dispatch(self._halves, half, letter)
         self._halves.flush_soon()
-
-    def _send(self, half: SenderHalf, letter: Letter) -> None:
-        try:
-            made = half.send(letter.payload, [kind for _, kind in letter.attached], token=letter)
-        except LocalProtocolError:
-            letter.settle(Outcome.NOT_PROCESSED)  # it ended meanwhile
-            return
-        self._halves.sent += 1
-        if made:  # the connection stands for halves without an actor
-            self._halves.link(self._halves.connection.ref, half, made)
-        attached, letter.attached = letter.attached, []
-        for (passenger, _), other in zip(attached, made, strict=True):
-            self._halves.bind(passenger, other)
 
     # `levada.actors.aqueduct.halves.Passenger`
 

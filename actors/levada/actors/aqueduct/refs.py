@@ -46,6 +46,7 @@ from levada.framework.ref import DEFAULT_TIMEOUT, FromThread
 from levada.transports.aqueduct import Attach, ReceiverHalf, SenderHalf
 
 from . import envelopes
+from .answers import FEW, Answers
 from .envelopes import Identity
 from .exports import Export
 from .halves import Halves, Outbound, Packing, Referring
@@ -165,6 +166,13 @@ class Refs:
     def takes_work(self) -> bool:
         """Whether the peer understands `envelopes.WORK`."""
         return envelopes.WORK_GREETING in (self.halves.core.peer_headers or ())
+
+    @property
+    def numbers_questions(self) -> bool:
+        """Whether the peer understands `envelopes.ASK_FIRST`, and there is room: less than half of the channels are in use."""
+        halves = self.halves
+        room = halves.has_room(halves.core.config.max_channels // 2 + 2)
+        return room and envelopes.ANSWERS_GREETING in (halves.core.peer_headers or ())
 
     def release(self) -> None:
         """Drop the connection's halves, since its actor has ended and they may hold this object."""
@@ -290,8 +298,8 @@ class RemoteRef(Ref[Any]):
     """A ref of an actor in another system; refs in messages arrive as this."""
 
     __slots__ = (
-        "__weakref__", "_channel", "_reason", "_standing", "_ties", "_watchers", "_watching", "fleet", "identity", "refs", "state",
-        "system",
+        "__weakref__", "_asked", "_channel", "_reason", "_standing", "_ties", "_watchers", "_watching", "answers", "fleet", "identity", "refs",
+        "state", "system",
     )  # fmt: skip
 
     def __init__(self, system: ActorSystem, identity: Identity, fleet: Fleet | None) -> None:
@@ -310,6 +318,10 @@ class RemoteRef(Ref[Any]):
         self._ties: dict[LocalRef, list[Tie]] = {}
         self._watchers: dict[Hashable, Callable[[Reason], None]] = {}
         self._watching: Watching | None = None
+        self.answers: Answers | None = None
+        """Receives the answers to its numbered questions."""
+        self._asked = 0
+        """Questions before those."""
         self._channel = ChannelCore(Any, WINDOW, f"ref {identity.path}")
         self._channel.receiver.away = 1
         this = weakref.ref(self)
@@ -344,6 +356,27 @@ class RemoteRef(Ref[Any]):
         refs.halves.core.background.add(half)
         outbound = _RefOutbound(refs.halves, self._channel, half=half, begun=begun if waiting else None)
         refs.halves.start(outbound)
+
+    def expect_answers(self) -> Answers | None:
+        """Make what receives the answer to this question and later ones; None if a oneshot does."""
+        self._asked += 1
+        refs = self.refs
+        if self._asked <= FEW or refs is None or not refs.numbers_questions:
+            return None
+        this = weakref.ref(self)
+
+        def lost() -> None:
+            ref = this()
+            if ref is not None:
+                ref.lose()
+
+        def given_back() -> None:
+            ref = this()
+            if ref is not None:
+                ref.answers = None
+
+        self.answers = Answers(refs.halves, lost, given_back)
+        return self.answers
 
     @property
     def path(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from levada.framework import Failed, Lost, Reason
@@ -17,6 +18,7 @@ from levada.framework.errors import DecodeError, LevadaError, NoValue
 from levada.transports.aqueduct import Attach, Delivery, ReceiverHalf, SenderHalf
 
 from . import envelopes
+from .answers import Answers
 from .exports import answer_type
 from .halves import Packing, Referring, open_delivery
 from .oneshots import Awaited, Promise
@@ -72,28 +74,41 @@ class Later(Signal):
 
 
 class Asking(Signal):
-    """A question on its way, and the oneshot for its answer."""
+    """A question on its way; its answer comes on the channel for all answers of the ref, or on a oneshot."""
 
-    __slots__ = ("_answer", "_refs", "question", "ref")
+    __slots__ = ("_answer", "_answers", "_number", "_refs", "question", "ref")
 
     _refs: Referring
+    _number: int
 
     def __init__(self, ref: RemoteRef, question: Ask) -> None:
         self.ref = ref
         self.question = question
         self._answer: Awaited | None = None
+        self._answers: Answers | None = None
 
     @property
     def wanted(self) -> bool:
         return not self.question.settled
 
     def encode(self, refs: Referring, packing: Packing) -> bytes:
-        return envelopes.ASK + self.encode_question(refs, packing)
+        ref = self.ref
+        answers, head = ref.answers, envelopes.ASK_NEXT
+        if answers is None:
+            answers, head = ref.expect_answers(), envelopes.ASK_FIRST
+            if answers is None:
+                return envelopes.ASK + self.encode_question(refs, packing)
+            answers.pack(packing)
+        self._refs = refs
+        message = refs.codec.encode(self.question.message, attachments=packing)
+        self._answers, self._number = answers, answers.add(self)
+        self.question.asker_gone = partial(answers.withdraw, self._number)
+        return head + self._number.to_bytes(envelopes.NUMBER_SIZE, "big") + message
 
     def encode_question(self, refs: Referring, packing: Packing) -> bytes:
         """Attach the oneshot for the answer; return the bytes of the question."""
         self._refs = refs
-        self._answer = Awaited(refs.halves, self._answered, self._over)
+        self._answer = Awaited(refs.halves, self.answered, self.over)
         self.question.asker_gone = self._answer.close
         packing.take(self._answer, Attach.ONESHOT_SENDER)
         return refs.codec.encode(self.question.message, attachments=packing)
@@ -104,29 +119,37 @@ class Asking(Signal):
 
     def withdraw(self) -> None:
         """Stop waiting for the answer, and tell the owner's side."""
-        if self._answer is not None:
+        if self._answers is not None:
+            self._answers.withdraw(self._number)
+        elif self._answer is not None:
             self._answer.close()
 
-    def _answered(self, delivery: Delivery) -> None:
+    def answered(self, delivery: Delivery, start: int = 0) -> None:
+        """Take the answer, which begins at byte `start` of a message."""
         question, halves, payload = self.question, self._refs.halves, delivery.payload
         if question.settled:  # withdrawn in the turn when the answer came: its handles are given up
             delivery.discard()
             return
         try:
-            if payload.startswith(envelopes.ANSWER):
+            if payload.startswith(envelopes.ANSWER, start):
                 expected = answer_type(question.message)
-                value, _ = open_delivery(halves, delivery, payload[len(envelopes.ANSWER) :], expected)
+                payload = payload[start + len(envelopes.ANSWER) :]
+                if delivery.attachments:
+                    value, _ = open_delivery(halves, delivery, payload, expected)
+                else:
+                    value = halves.codec.decode(payload, expected, detach=halves.refs.unattached)
                 question.answer(value)
             else:
-                error = envelopes.error_from(payload, self.ref.path, question.message)
+                error = envelopes.error_from(payload[start:], self.ref.path, question.message)
                 delivery.discard()
                 question.fail(error)
         except LevadaError as error:
-            if not payload.startswith(envelopes.ANSWER):
+            if not delivery.payload.startswith(envelopes.ANSWER, start):
                 delivery.discard()
             question.fail(error)
 
-    def _over(self, state: TerminalState) -> None:
+    def over(self, state: TerminalState) -> None:
+        """Note that there will be no answer."""
         if state in _LOST:
             self.question.fail(stopped_error(self.ref, Lost(self._refs.peer), self.question.message))  # type: ignore[arg-type]
         else:
