@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import pty
+import re
+import signal
 import subprocess
 import sys
 import termios
@@ -198,3 +200,39 @@ async def test_on_a_terminal_the_picture_is_redrawn(console: str) -> None:
     # The alternate screen, so that what was on the terminal comes back.
     assert screen.startswith(b"\x1b[?1049h")
     assert b"Traceback" not in screen
+
+
+@pytest.mark.ci
+async def test_in_the_browser(console: str) -> None:
+    """The command prints an address that logs in, serves until Ctrl-C, and leaves nothing behind."""
+    process = await start("top", "--web", console, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = pipes(process)
+    async with out, err:
+        printed = b""
+        while printed.count(b"\n") < 2:
+            printed += await out.receive_some()
+        found = re.fullmatch(
+            r"open http://127\.0\.0\.1:(\d+)/#token=[\w-]{43}\nThe address is good for one login; Ctrl-C ends the dashboard\.\n",
+            printed.decode(),
+        )
+        assert found is not None
+        async with await trio.open_tcp_stream("127.0.0.1", int(found[1])) as stream:
+            await stream.send_all(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{found[1]}\r\n\r\n".encode())
+            page = b"".join([part async for part in stream])
+        assert page.startswith(b"HTTP/1.1 200 ")
+        process.send_signal(signal.SIGINT)
+        assert b"".join([part async for part in err]) == b"levada: interrupted\n"
+    assert await process.wait() == 130
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--host", "0.0.0.0"], "a dashboard at 0.0.0.0 needs TLS, or plaintext=True if the network is yours alone"),
+        (["--host", "0.0.0.0", "--plaintext"], "a dashboard at all addresses needs the names that browsers will use"),
+        (["--cert", "/nowhere.pem"], "cannot use the certificates in /nowhere.pem"),
+    ],
+)
+def test_in_the_browser_of_others(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["top", "PATH", "--web", *arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"levada: {complaint}")

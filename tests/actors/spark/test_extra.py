@@ -13,12 +13,12 @@ SCRIPT = textwrap.dedent(
 
     class Absent:
         def find_spec(self, name, path=None, target=None):
-            if name.partition(".")[0] in ("pyarrow", "pyspark"):
+            if name.partition(".")[0] in ("pyarrow", "pyspark", "h11"):
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     sys.meta_path.insert(0, Absent())
     import levada.actors, levada.actors.cli
-    for name in ("journal", "spark"):
+    for name in ("journal", "spark", "dashboard"):
         try:
             __import__(f"levada.actors.{name}")
         except ModuleNotFoundError as error:
@@ -33,4 +33,5 @@ def test_without_pyarrow_the_packages_say_what_to_install() -> None:
     assert done.stdout == (
         "pyarrow levada.actors.journal needs pyarrow: pip install 'levada[journal]'\n"
         "pyarrow levada.actors.spark needs pyarrow: pip install 'levada[spark]'\n"
+        "h11 levada.actors.dashboard needs h11: pip install 'levada[dashboard]'\n"
     )

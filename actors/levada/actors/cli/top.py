@@ -16,7 +16,7 @@ from levada.actors.console import SORTS, Snapshot, connect_console, table, text
 from levada.actors.console.view import HEADINGS, NUMBERS, headline
 from levada.framework.errors import ConfigurationError
 
-from . import Subparsers
+from . import Subparsers, dashboard
 from .servers import console_of
 
 __all__ = ["add_parser", "run"]
@@ -47,6 +47,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--limit", type=_number, default=1000, metavar="N", help="actors to fetch at most (default: 1000)"
     )
+    dashboard.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
         args.path = str(console_of(args.pid))
     elif args.pid is not None:
         raise ConfigurationError("either PATH or --pid")
+    if args.web:
+        return dashboard.run(args)
     # rich belongs to the extra `cli`.
     live = not args.json and not args.once and sys.stdout.isatty() and importlib.util.find_spec("rich") is not None
     try:

@@ -1,4 +1,4 @@
-"""What one client sees of a system: the part that is in view, and nothing else is computed.
+"""What one client sees of a system: the rows in view; nothing else is computed.
 
 A client says what it shows (`View`) and asks again and again; `Viewer.look` answers with that part.  A viewer that is not asked does
 nothing, except that its recorder takes events until `Viewer.close`.
@@ -157,7 +157,7 @@ class Viewer:
         self._recording.kill()
 
     async def look(self, view: View) -> dict[str, Any]:
-        """Return what is in view, as JSON has it; waits if the last answer came just now and took long.
+        """Return the rows in view and more, as JSON has it; waits if the last answer came just now and took long.
 
         Raises:
             ActorStopped: the system is ending.
@@ -209,7 +209,7 @@ class Viewer:
         }
 
     async def act(self, members: Mapping[str, Any]) -> dict[str, Any]:
-        """Prepare an action, or carry out the one that was prepared.
+        """Prepare an action, or confirm the prepared action.
 
         Args:
             members: ``act`` and ``path``; then ``confirm``, the code of the first answer.
@@ -276,7 +276,7 @@ class Viewer:
         while todo:
             cell, children, left = todo.pop()
             special, level = inner.get(cell, set()), len(todo)
-            # One by one up to the next open child; what is behind the last one is not looked at, only counted.
+            # One by one up to the next open child; those behind the last one are counted only.
             opened: LocalRef | None = None
             while special and left and opened is None:
                 child = next(children)

@@ -1,0 +1,110 @@
+// What each page shows: its columns, from the rows that the program sends.
+
+import { count, octets, rate, seconds, some } from "./format.js";
+
+const last = (path) => path.slice(path.lastIndexOf("/") + 1);
+const text = (value) => (value === undefined || value === null ? "" : String(value));
+const report = (row) => row.report ?? {};
+const column = (label, width, least, value, more = {}) => ({ label, width, least, text: value, ...more });
+const number = (label, least, value, more = {}) => column(label, `${least}px`, least, value, { number: true, ...more });
+
+// The rest of a report, for people: what the columns do not show.
+const rest = (row, shown) => row.error ?? Object.entries(report(row))
+  .filter(([name, value]) => !shown.includes(name) && value !== null && value !== "" && value !== 0)
+  .map(([name, value]) => `${name.replaceAll("_", " ")} ${typeof value === "number" ? count(value) : text(value)}`).join(" · ");
+
+const CONNECTION = ["protocol", "side", "phase", "identity", "address", "octets_sent", "octets_received", "url"];
+const QUERY = ["name", "batch", "rows", "arrival_rate", "processing_rate", "seconds", "state_rows", "watermark"];
+
+const doing = (row) => [row.handler, row.where, row.waits_for.length ? `waits for ${row.waits_for.join(", ")}` : "", row.about].filter(Boolean).join(" ");
+
+export const PAGES = {
+  actors: {
+    label: "Actors", tree: true, narrow: [0, 2, 3, 5],
+    columns: (live) => [
+      column("actor", "minmax(130px, 2fr)", 130, (row) => (live.searching ? row.path : last(row.path)) + (row.hidden > 1 ? `  (${count(row.hidden)})` : ""), { style: "name", hint: (row) => row.path }),
+      column("class", "minmax(90px, 1fr)", 90, (row) => row.kind.replace(/^_+/, "")),
+      column("state", "84px", 84, (row) => row.state, { state: (row) => row.state }),
+      number("queue", 64, (row) => count(row.depth), { title: "messages in its mailbox" }),
+      number("oldest", 72, (row) => (row.age ? seconds(row.age) : ""), { title: "how long the oldest message has waited, at most" }),
+      number("per s", 64, (row) => rate(row.rate), { title: "messages handled per second" }),
+      number("wait ≈", 76, (row) => seconds(row.wait), { title: "messages in the queue, divided by those handled per second" }),
+      number("handled", 92, (row) => count(row.handled)),
+      number("restarts", 68, (row) => some(row.restarts)),
+      column("in", "minmax(120px, 2fr)", 120, doing),
+    ],
+  },
+  connections: {
+    label: "Connections", narrow: [0, 1, 4, 5],
+    columns: () => [
+      column("protocol", "120px", 90, (row) => (row.subject === "listener" ? `${text(report(row).url).split(":")[0]} (listens)` : text(report(row).protocol || row.kind))),
+      column("peer", "minmax(150px, 2fr)", 130, (row) => (row.subject === "listener" ? text(report(row).url) : text(report(row).address || row.about)), { style: "mono" }),
+      column("identity", "minmax(80px, 1fr)", 80, (row) => text(report(row).identity)),
+      column("state", "100px", 90, (row) => text(report(row).phase), { state: (row) => text(report(row).phase) }),
+      number("in per s", 84, (row) => octets(row.received)),
+      number("out per s", 84, (row) => octets(row.sent)),
+      column("more", "minmax(160px, 3fr)", 160, (row) => rest(row, CONNECTION)),
+      column("actor", "minmax(100px, 1fr)", 100, (row) => row.path, { style: "name" }),
+    ],
+  },
+  channels: {
+    label: "Channels", narrow: [0, 2, 5],
+    columns: () => [
+      column("held by", "minmax(140px, 2fr)", 130, (row) => row.path, { style: "name" }),
+      column("name", "minmax(100px, 1fr)", 100, (row) => row.name),
+      column("end", "minmax(90px, 1fr)", 90, (row) => row.end),
+      column("messages", "minmax(90px, 1fr)", 90, (row) => row.item),
+      column("mode", "100px", 90, (row) => row.mode),
+      number("queued", 80, (row) => count(row.queued)),
+      number("window", 80, (row) => count(row.window)),
+    ],
+  },
+  journals: {
+    label: "Journals", narrow: [0, 2, 6],
+    columns: () => [
+      column("journal", "minmax(140px, 1fr)", 130, (row) => text(report(row).name || row.path), { hint: (row) => text(report(row).directory) || row.path }),
+      number("partitions", 84, (row) => count(report(row).partitions)),
+      number("rows", 100, (row) => count(report(row).rows)),
+      number("size", 84, (row) => octets(report(row).octets)),
+      number("appended per s", 110, (row) => rate(row.appended)),
+      number("waiting", 80, (row) => (report(row).full ? "full" : count(report(row).appends_waiting)), { state: (row) => (report(row).full ? "bad" : "") }),
+      column("behind, by group", "minmax(160px, 2fr)", 140, (row) => row.error ?? (Object.entries(report(row).groups ?? {}).map(([group, lag]) => `${group} ${count(lag)}`).join(" · ") || "no groups")),
+      column("actor", "minmax(100px, 1fr)", 100, (row) => row.path, { style: "name" }),
+    ],
+  },
+  queries: {
+    label: "Queries", narrow: [0, 2, 4],
+    columns: () => [
+      column("query", "minmax(120px, 1fr)", 120, (row) => text(report(row).name || last(row.path))),
+      column("state", "84px", 84, (row) => row.state, { state: (row) => row.state }),
+      number("batch", 72, (row) => count(report(row).batch)),
+      number("rows", 84, (row) => count(report(row).rows)),
+      number("in per s", 84, (row) => rate(report(row).arrival_rate)),
+      number("done per s", 88, (row) => rate(report(row).processing_rate)),
+      number("batch took", 88, (row) => seconds(report(row).seconds)),
+      number("state rows", 96, (row) => count(report(row).state_rows)),
+      column("watermark", "minmax(120px, 1fr)", 120, (row) => text(report(row).watermark)),
+      column("more", "minmax(120px, 2fr)", 120, (row) => rest(row, QUERY)),
+    ],
+  },
+  nodes: {
+    label: "Nodes", narrow: [0, 1, 5],
+    columns: () => [
+      column("node", "minmax(100px, 1fr)", 100, (row) => row.name, { style: "name" }),
+      column("state", "90px", 80, (row) => row.state, { state: (row) => row.state }),
+      number("process", 84, (row) => text(row.pid)),
+      column("host", "minmax(80px, 1fr)", 80, (row) => text(row.host)),
+      number("restarts", 76, (row) => some(row.restarts)),
+      number("actors", 84, (row) => count(row.statistics?.actors)),
+      number("waiting", 76, (row) => count(row.statistics?.waiting)),
+      number("failures", 76, (row) => some(row.statistics?.failures)),
+      number("dead letters", 96, (row) => some(row.statistics?.dead_letters)),
+      column("", "minmax(120px, 2fr)", 120, (row) => text(row.error)),
+    ],
+  },
+};
+
+export const NONE = {
+  actors: "no actors", connections: "no connections", channels: "no actor holds a channel in a field", journals: "no journals",
+  queries: "no queries", nodes: "this program has no nodes", found: "nothing found",
+};

@@ -1,0 +1,99 @@
+"""Who may look: one-time tokens, and the signed cookies that they are exchanged for."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from time import time
+from typing import Final
+
+from levada.framework.errors import ConfigurationError
+
+__all__ = ["LASTING", "Login", "key_from"]
+
+LASTING: Final = 12 * 3600
+"""Seconds that a cookie is good for."""
+_TOKENS: Final = 16
+"""Tokens that wait to be used; one more replaces the oldest."""
+_KEY: Final = 32
+
+
+def key_from(path: Path | None) -> bytes:
+    """Read the key for cookies, or make it.
+
+    Raises:
+        ConfigurationError: the file cannot be read or made, other users can read it, or it is not a key.
+    """
+    if path is None:
+        return secrets.token_bytes(_KEY)
+    try:
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            os.write(file, secrets.token_bytes(_KEY))
+            os.lseek(file, 0, os.SEEK_SET)
+        try:
+            if os.fstat(file).st_mode & 0o077:
+                raise ConfigurationError(f"other users can read {path}: chmod 600 it, or delete it")
+            key = os.read(file, _KEY + 1)
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise ConfigurationError(f"cannot use {path} for the key of a dashboard: {error.strerror}") from error
+    if len(key) != _KEY:
+        raise ConfigurationError(f"{path} is not the key of a dashboard ({_KEY} bytes): delete it")
+    return key
+
+
+class Login:
+    """Hands out tokens and cookies, and checks them. It keeps no sessions: a cookie is its own proof.
+
+    Args:
+        key: signs cookies.
+        clock: seconds since 1970.
+    """
+
+    def __init__(self, key: bytes, clock: Callable[[], float] = time) -> None:
+        self._key = key
+        self._clock = clock
+        self._tokens: list[bytes] = []  # hashed, so that a dump of memory does not show them
+
+    def __repr__(self) -> str:
+        return f"<Login: {len(self._tokens)} tokens>"
+
+    def token(self) -> str:
+        """Make a token that is good for one login."""
+        token = secrets.token_urlsafe(_KEY)
+        self._tokens = [*self._tokens[1 - _TOKENS :], _hashed(token)]
+        return token
+
+    def redeem(self, token: str) -> bool:
+        """Use up a token; return whether it was good."""
+        hashed = _hashed(token)
+        right = [hmac.compare_digest(hashed, each) for each in self._tokens]
+        self._tokens = [each for each, used in zip(self._tokens, right, strict=True) if not used]
+        return any(right)
+
+    def cookie(self) -> str:
+        """Make the value of a cookie."""
+        text = f"{int(self._clock()) + LASTING}.{secrets.token_urlsafe(12)}"
+        return f"{text}.{self._signature(text)}"
+
+    def admits(self, cookie: str) -> bool:
+        """Whether a cookie is one of this key and has not run out."""
+        text, _, signature = cookie.rpartition(".")
+        if not hmac.compare_digest(signature.encode(), self._signature(text).encode()):
+            return False
+        return int(text.partition(".")[0]) > self._clock()
+
+    def _signature(self, text: str) -> str:
+        return hmac.new(self._key, b"levada dashboard cookie\n" + text.encode(), hashlib.sha256).hexdigest()
+
+
+def _hashed(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()

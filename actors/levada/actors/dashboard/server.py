@@ -1,0 +1,189 @@
+"""The server of dashboards: one listener, HTTP for the files and the login, WebSockets for the rest."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Final
+from urllib.parse import urlsplit
+
+import trio
+
+from levada.framework import ActorSystem
+from levada.framework.errors import CarrierError
+from levada.transports.carriers import ByteStream, Listener
+from levada.transports.carriers.admission import Admission
+from levada.transports.carriers.streams import plain_nursery
+from levada.transports.carriers.tcp import listen as listen_tcp
+from levada.transports.carriers.tls import listen as listen_tls
+from levada.transports.carriers.websocket_config import Refusal, WebSocketConfig
+from levada.transports.carriers.websocket_handshake import HandshakeRefused, answer
+from levada.transports.carriers.websocket_stream import WebSocketStream
+
+from .config import DashboardConfig
+from .http import receive, send
+from .login import Login, key_from
+from .session import Session
+from .site import SOCKET, Response, Site
+from .sources import ConsoleSource, Source, SystemSource
+
+__all__ = ["Dashboard", "serve_console_dashboard", "serve_dashboard"]
+
+logger = logging.getLogger("levada.actors.dashboard")
+
+PATIENCE: Final = 10.0
+"""Seconds for a request and its answer."""
+MOST_CONNECTIONS: Final = 64
+MOST_BROWSERS: Final = 8
+"""WebSockets at a time; as many as a console has clients."""
+_WEBSOCKET: Final = WebSocketConfig(max_message=65_536, accept_text=True, close_timeout=1.0)
+
+
+class Dashboard:
+    """A dashboard that is served. Made by `serve_dashboard`."""
+
+    def __init__(self, url: str, login: Login, source: Source, site: Site) -> None:
+        self.url = url
+        """Its address, for browsers that are logged in."""
+        self._login = login
+        self._source = source
+        self._site = site
+        self._admission = Admission(url)
+        self._places = trio.CapacityLimiter(MOST_CONNECTIONS)
+        self._browsers = 0
+
+    def login_url(self) -> str:
+        """Return an address that logs one browser in, once. It is a secret: print it for the user, and do not log it."""
+        return f"{self.url}#token={self._login.token()}"
+
+    async def serve(self, listener: Listener[ByteStream]) -> None:
+        """Serve browsers until cancelled.
+
+        Cancellation:
+            connections are closed at once.
+        """
+        async with plain_nursery() as nursery:
+            while True:
+                place = object()
+                await self._places.acquire_on_behalf_of(place)
+                nursery.start_soon(self._serve_in_place, await listener.accept(), place)
+
+    async def _serve_in_place(self, stream: ByteStream, place: object) -> None:
+        try:
+            await self.serve_client(stream)
+        finally:
+            stream.abort()
+            self._places.release_on_behalf_of(place)
+
+    async def serve_client(self, stream: ByteStream) -> None:
+        """Answer one request, or run one WebSocket. Never raises because of the client.
+
+        Cancellation:
+            the stream is left as it is.
+        """
+        socket: WebSocketStream | None = None
+        why: str | None = None
+        try:
+            with trio.move_on_after(PATIENCE) as patience:
+                socket, why = await self._answer(stream)
+            if patience.cancelled_caught:
+                why = "no whole request in time"
+            elif socket is not None:
+                try:
+                    await Session(socket, self._source).run()
+                    await socket.aclose()
+                finally:
+                    self._browsers -= 1
+        except* CarrierError as group:
+            logger.debug("a browser is gone: %r", group.exceptions[0], extra={"event": "dashboard_client_gone"})
+        except* Exception:
+            logger.exception("a mistake in the dashboard", extra={"event": "dashboard_failed"})
+        if why is not None:
+            self._admission.turn_away(stream.info.peer, why)
+
+    async def _answer(self, stream: ByteStream) -> tuple[WebSocketStream | None, str | None]:
+        """Answer a request; return the WebSocket that begins, and why the client was turned away if it was."""
+        try:
+            received = await receive(stream)
+            if received is None:
+                return None, None
+            response = self._site.answer(received.request)
+            if response is None:
+                if self._browsers >= MOST_BROWSERS:
+                    raise HandshakeRefused(Refusal(503, f"{MOST_BROWSERS} browsers are looking already"))
+                asked, _, octets = answer(received.head, received.rest, _WEBSOCKET, SOCKET)
+                self._browsers += 1
+                stream.send_nowait(octets)
+                socket = WebSocketStream(
+                    stream, config=_WEBSOCKET, client=False, early=b"", subprotocol=None, request=asked
+                )
+                return socket, None
+            head_only = received.request.method == "HEAD"
+        except HandshakeRefused as refused:
+            refusal = refused.refusal
+            response, head_only = Response(refusal.status, f"{refusal.detail}\n".encode()), False
+        await send(stream, response, head_only=head_only)
+        await stream.aclose()
+        return None, response.body.decode().strip() if response.status >= 400 and response.status != 404 else None
+
+
+@asynccontextmanager
+async def serve_dashboard(system: ActorSystem, config: DashboardConfig | None = None) -> AsyncIterator[Dashboard]:
+    """Show `system` to browsers while the block lasts; print `Dashboard.login_url` for the user.
+
+    Within an actor: ``await self.enter(serve_dashboard(self.system))``.
+
+    Args:
+        system: has been entered.
+        config: where to listen, and what browsers may do.
+
+    Raises:
+        ConfigurationError: the address, the certificate or the key file cannot be used.
+    """
+    config = config or DashboardConfig()
+    async with _served(SystemSource(system, config), config) as dashboard:
+        yield dashboard
+
+
+@asynccontextmanager
+async def serve_console_dashboard(
+    path: str | os.PathLike[str], config: DashboardConfig | None = None
+) -> AsyncIterator[Dashboard]:
+    """Show a program that serves a console (`levada.actors.console.serve_console`), as ``levada top --web`` does.
+
+    The program may end and start again meanwhile: browsers say so and go on.
+
+    Args:
+        path: of the console's socket; it need not be there yet.
+        config: as for `serve_dashboard`; actions and tracebacks need the program's leave, too.
+
+    Raises:
+        ConfigurationError: the address, the certificate or the key file cannot be used.
+    """
+    config = config or DashboardConfig()
+    async with _served(ConsoleSource(path, config), config) as dashboard:
+        yield dashboard
+
+
+@asynccontextmanager
+async def _served(source: Source, config: DashboardConfig) -> AsyncIterator[Dashboard]:
+    login = Login(key_from(config.key_file))
+    async with _listening(config) as listener, plain_nursery() as nursery:
+        port = urlsplit(listener.url).port
+        assert port is not None
+        secure = config.tls is not None
+        site = Site(login, hosts=config.hosts(port), secure=secure, cookie=f"levada-{port}")
+        name = config.names[0] if config.names else config.host
+        host = f"[{name}]" if ":" in name else name
+        dashboard = Dashboard(f"{'https' if secure else 'http'}://{host}:{port}/", login, source, site)
+        nursery.start_soon(dashboard.serve, listener)
+        yield dashboard
+
+
+def _listening(config: DashboardConfig) -> AbstractAsyncContextManager[Listener[ByteStream]]:
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    if config.tls is not None:
+        return listen_tls(f"tls://{host}:{config.port}", config.tls)
+    return listen_tcp(f"tcp://{host}:{config.port}")

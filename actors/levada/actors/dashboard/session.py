@@ -1,0 +1,105 @@
+"""One browser's WebSocket: it says what it shows, and gets that, twice a second at most unless it shows something else.
+
+A browser that does not read gets nothing more: the next look waits until the last answer is in the carrier's queue, which is bounded.
+Without a browser there is no session, and nothing looks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+import trio
+
+from levada.actors.console import View
+from levada.framework.errors import DecodeError, LevadaError
+from levada.transports.carriers.websocket_stream import WebSocketStream
+from levada.transports.text import printable
+
+from .sources import Looking, Source
+
+__all__ = ["AGAIN", "SOONEST", "Session"]
+
+SOONEST: Final = 0.15
+"""Seconds between two answers to a browser whose view changes all the time."""
+AGAIN: Final = 1.0
+"""Seconds between attempts to reach a program that has gone."""
+
+
+class Session:
+    """Runs one WebSocket."""
+
+    def __init__(self, socket: WebSocketStream, source: Source) -> None:
+        self._socket = socket
+        self._source = source
+        self._view = View(page="none", count=0)
+        self._last = 0  # number of the last event that the browser has
+        self._requests: list[Mapping[str, Any]] = []  # at most one; the reader waits until it is answered
+        self._changed = trio.Event()
+        self._answered = trio.Event()
+
+    async def run(self) -> None:
+        """Serve the browser until it leaves, or breaks a rule.
+
+        Raises:
+            CarrierError: the browser has gone.
+
+        Cancellation:
+            the carrier is left as it is.
+        """
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def show() -> None:
+                while True:
+                    self._last = 0  # a new look counts its events anew
+                    try:
+                        async with self._source.open() as looking:
+                            await self._show(looking)
+                    except LevadaError as error:
+                        await self._send({"gone": printable(str(error))})
+                    await trio.sleep(AGAIN)
+
+            try:
+                await self._read()
+            finally:
+                nursery.cancel_scope.cancel()
+
+    async def _read(self) -> None:
+        while True:
+            try:
+                members = json.loads(await self._socket.receive())
+                if not isinstance(members, dict):
+                    raise DecodeError("a message is a JSON object")
+                if "view" in members:
+                    self._view = View.from_json(members["view"])
+                else:
+                    self._answered = trio.Event()
+                    self._requests.append(members)
+            except (ValueError, RecursionError) as error:  # DecodeError is a ValueError
+                await self._socket.aclose(1008, printable(str(error), 100))
+                return
+            self._changed.set()
+            if self._requests:
+                await self._answered.wait()
+
+    async def _show(self, looking: Looking) -> None:
+        while True:
+            self._changed = trio.Event()
+            while self._requests:
+                answer = await looking.act(self._requests[0])
+                self._requests.clear()
+                self._answered.set()
+                await self._send({"answer": answer})
+            answer = await looking.view(attrs.evolve(self._view, after=self._last))
+            await self._send({"view": answer})
+            self._last = answer["last"]
+            began = trio.current_time()
+            with trio.move_on_after(answer["interval"]):
+                await self._changed.wait()
+                await trio.sleep_until(began + SOONEST)
+
+    async def _send(self, members: Mapping[str, Any]) -> None:
+        await self._socket.send(json.dumps(members, separators=(",", ":")).encode())

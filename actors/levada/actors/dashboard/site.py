@@ -1,0 +1,166 @@
+"""What the dashboard answers to HTTP requests, without I/O: files, the login, and who may open a WebSocket.
+
+Each request names the host it is for, so a name that an attacker points to this address (DNS rebinding) gets nothing.  Requests that do
+something must come from a page of the same origin.  Pages load nothing but their own files; no script is inline.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from http import HTTPStatus
+from importlib import resources
+from typing import Final
+
+import attrs
+
+from .login import LASTING, Login
+
+__all__ = ["LOGIN_BODY", "SOCKET", "Request", "Response", "Site"]
+
+SOCKET: Final = "/socket"
+LOGIN_BODY: Final = 4096
+"""Bytes of a request's body at most."""
+
+_TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+_ALWAYS: Final = (
+    ("Content-Security-Policy", _POLICY),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cross-Origin-Opener-Policy", "same-origin"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("Cache-Control", "no-store"),
+    ("Connection", "close"),
+)
+
+
+@attrs.frozen
+class Request:
+    """One request."""
+
+    method: str
+    target: str
+    headers: tuple[tuple[str, str], ...] = attrs.field(repr=False)
+    """Names in lower case."""
+    body: bytes = attrs.field(default=b"", repr=False)
+
+    def header(self, name: str) -> str:
+        """Return the value of a header; empty if there is none, or more than one."""
+        values = [value for each, value in self.headers if each == name]
+        return values[0] if len(values) == 1 else ""
+
+    def cookie(self, name: str) -> str:
+        """Return the value of a cookie; empty if there is none."""
+        for part in self.header("cookie").split(";"):
+            each, _, value = part.strip().partition("=")
+            if each == name:
+                return value
+        return ""
+
+
+@attrs.frozen
+class Response:
+    """The answer to one request."""
+
+    status: int
+    body: bytes = attrs.field(default=b"", repr=False)
+    kind: str = "text/plain"
+    headers: tuple[tuple[str, str], ...] = attrs.field(default=(), repr=False)
+
+    def fields(self) -> list[tuple[str, str]]:
+        """Return all headers."""
+        kind = (("Content-Type", f"{self.kind}; charset=utf-8"),) if self.body else ()
+        return [*_ALWAYS, *kind, *self.headers, ("Content-Length", str(len(self.body)))]
+
+
+class Site:
+    """Answers requests.
+
+    Args:
+        login: decides on tokens and cookies.
+        hosts: the ``Host`` headers to accept, in lower case.
+        secure: whether browsers come by HTTPS.
+        cookie: name of the cookie. Browsers send cookies to all ports of a host, so each dashboard has a name of its own.
+    """
+
+    def __init__(self, login: Login, *, hosts: frozenset[str], secure: bool, cookie: str) -> None:
+        self._login = login
+        self._hosts = hosts
+        self._scheme = "https" if secure else "http"
+        self._attributes = "; Path=/; HttpOnly; SameSite=Strict" + ("; Secure" if secure else "")
+        self._cookie = f"__Host-{cookie}" if secure else cookie
+        self._files = _files()
+
+    def answer(self, request: Request) -> Response | None:
+        """Answer a request; ``None``: it may become a WebSocket."""
+        host = request.header("host").lower()
+        if host not in self._hosts:
+            return _refusal(HTTPStatus.MISDIRECTED_REQUEST, "no dashboard of this name; DashboardConfig.names has more")
+        path = request.target.partition("?")[0]
+        if path == SOCKET:
+            return self._socket(request, host)
+        if path == "/login":
+            return self._log_in(request, host)
+        file = self._files.get(path)
+        if file is None:
+            return _refusal(HTTPStatus.NOT_FOUND, "there is no such page")
+        if request.method not in ("GET", "HEAD"):
+            return _refusal(HTTPStatus.METHOD_NOT_ALLOWED, "only GET", ("Allow", "GET, HEAD"))
+        return Response(HTTPStatus.OK, file[0], file[1])
+
+    def _is_own(self, request: Request, host: str) -> bool:
+        return request.header("origin").lower() == f"{self._scheme}://{host}"
+
+    def _socket(self, request: Request, host: str) -> Response | None:
+        if not self._is_own(request, host):
+            return _refusal(HTTPStatus.FORBIDDEN, "only pages of this dashboard may connect")
+        if not self._login.admits(request.cookie(self._cookie)):
+            return _refusal(HTTPStatus.UNAUTHORIZED, "not logged in")
+        return None
+
+    def _log_in(self, request: Request, host: str) -> Response:
+        if (
+            request.method == "GET"
+        ):  # whether this browser is logged in: a script learns no more of a WebSocket than that it failed
+            right = self._login.admits(request.cookie(self._cookie))
+            return Response(HTTPStatus.NO_CONTENT) if right else _refusal(HTTPStatus.UNAUTHORIZED, "not logged in")
+        if request.method != "POST":
+            return _refusal(HTTPStatus.METHOD_NOT_ALLOWED, "only POST", ("Allow", "GET, POST"))
+        if not self._is_own(request, host):
+            return _refusal(HTTPStatus.FORBIDDEN, "only pages of this dashboard may log in")
+        try:
+            members = json.loads(request.body)
+        except (ValueError, RecursionError):
+            members = None
+        token = members.get("token") if isinstance(members, dict) else None
+        if not isinstance(token, str) or not token.isascii() or not self._login.redeem(token):
+            return _refusal(
+                HTTPStatus.UNAUTHORIZED, "this link has been used, or is not of this program: print another"
+            )
+        cookie = f"{self._cookie}={self._login.cookie()}; Max-Age={LASTING}{self._attributes}"
+        return Response(HTTPStatus.NO_CONTENT, headers=(("Set-Cookie", cookie),))
+
+
+def _refusal(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Response:
+    return Response(status, f"{text}\n".encode(), headers=headers)
+
+
+def _files() -> Mapping[str, tuple[bytes, str]]:
+    found: dict[str, tuple[bytes, str]] = {}
+    for file in (resources.files("levada.actors.dashboard") / "assets").iterdir():
+        kind = _TYPES.get(file.name.rpartition(".")[2])
+        if kind is not None:
+            found["/" if file.name == "index.html" else f"/{file.name}"] = file.read_bytes(), kind
+    return found

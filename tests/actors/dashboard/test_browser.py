@@ -1,0 +1,241 @@
+"""The dashboard in a real browser: it loads, logs in, updates, survives a restart, and works by keyboard at all widths in both themes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from levada.actors.console import serve_console
+from levada.actors.dashboard import DashboardConfig, serve_console_dashboard, serve_dashboard
+from levada.framework import Actor, ActorSystem, handles, message, restart
+
+from .browser import CHROMIUM, Page, browsing
+
+pytestmark = [
+    pytest.mark.release,
+    pytest.mark.loopback,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt install chromium"),
+]
+
+
+@message
+class Work:
+    pass
+
+
+@message
+class Fail:
+    pass
+
+
+class Clerk(Actor[Work | Fail]):
+    @handles
+    def work(self, m: Work) -> None:
+        pass
+
+    @handles
+    def fail(self, m: Fail) -> None:
+        raise ValueError("<img src=x onerror=alert(1)>")
+
+
+class Office(Actor[Work]):
+    clerks: int
+
+    def started(self) -> None:
+        for number in range(self.clerks):
+            self.spawn(Clerk, name=f"clerk{number}", supervise=restart())
+
+    @handles
+    def work(self, m: Work) -> None:
+        pass
+
+
+@pytest.fixture
+async def page(tmp_path: Path) -> AsyncIterator[Page]:
+    async with browsing(tmp_path / "profile") as page:
+        await page.size(1280, 800)
+        yield page
+        assert page.log == []
+
+
+def row(name: str) -> str:
+    return f"[...document.querySelectorAll('.row')].find((row) => row.querySelector('.name')?.innerText.includes('{name}'))"
+
+
+async def rows(page: Page) -> list[str]:
+    found: list[str] = await page.evaluate(
+        "[...document.querySelectorAll('.row .name')].map((name) => name.innerText.replace(/^[▸▾]/, '').trim())"
+    )
+    return found
+
+
+async def test_it_loads_logs_in_and_updates(page: Page) -> None:
+    async with ActorSystem("town") as system, serve_dashboard(system) as dashboard:
+        system.spawn(Office, 2, name="<b>office")
+        link = dashboard.login_url()
+        await page.go(link)
+        await page.until(row("clerk1"))
+        assert await page.evaluate("location.href") == f"{dashboard.url}#actors"
+        assert await page.evaluate("document.cookie") == ""  # HttpOnly
+        assert "token" not in await page.evaluate("JSON.stringify(Object.values(localStorage))")
+        assert (await rows(page))[:3] == ["<b>office (2)", "clerk0", "clerk1"]
+        assert await page.text("#system") == "town"
+        await page.until("document.querySelector('#link').innerText.includes('live')")
+        clerk = system.lookup("/<b>office/clerk0")
+        assert clerk is not None
+        for _ in range(1234):
+            clerk.tell(Work())
+        await page.until(f"{row('clerk0')}.innerText.includes('1,234')")
+        clerk.tell(Fail())
+        await page.until("document.querySelector('#page-events .badge')")
+        await page.click("#page-events")
+        await page.until("document.querySelector('#events').innerText.includes('ValueError')")
+        assert "onerror" not in await page.evaluate("document.documentElement.outerHTML")
+        # Logged in by the cookie; the link was for once.
+        await page.go(dashboard.url)
+        await page.until(row("clerk1"))
+        await page.go("about:blank")
+        await page.go(link)
+        await page.until("document.querySelector('#banner').innerText.includes('this link has been used')")
+        page.log.clear()  # Chromium notes the 401
+
+
+async def test_a_browser_without_a_login_sees_nothing(page: Page) -> None:
+    async with ActorSystem("town") as system, serve_dashboard(system) as dashboard:
+        await page.go(dashboard.url)
+        await page.until("document.querySelector('#banner').innerText.includes('not logged in')")
+        assert await page.text("#system") == "levada"
+        assert system.statistics().actors == 0
+        page.log.clear()
+
+
+async def test_tracebacks_are_text(page: Page) -> None:
+    async with ActorSystem("town") as system, serve_dashboard(system, DashboardConfig(tracebacks=True)) as dashboard:
+        clerk = system.spawn(Clerk, name="clerk", supervise=restart())
+        await page.go(f"{dashboard.login_url()}")
+        await page.until(row("clerk"))
+        clerk.tell(Fail())
+        await page.click("#page-events")
+        await page.until("document.querySelector('#events pre')")
+        assert await page.evaluate("document.querySelector('#events pre').textContent.includes('<img src=x')")
+        assert await page.evaluate("document.querySelectorAll('img[src=x]').length") == 0
+
+
+async def test_it_survives_a_restart_of_the_program(page: Page, tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    async with serve_console_dashboard(path) as dashboard:
+        async with ActorSystem("first") as system, serve_console(system, path):
+            system.spawn(Clerk, name="clerk")
+            await page.go(dashboard.login_url())
+            await page.until(row("clerk"))
+        await page.until("document.querySelector('#banner').innerText.includes('waits for the program')")
+        assert "program gone" in await page.text("#link")
+        async with ActorSystem("second") as system, serve_console(system, path):
+            system.spawn(Office, 1, name="office")
+            await page.until(row("office"))
+            assert await page.text("#system") == "second"
+            await page.until("document.querySelector('#banner').hidden")
+
+
+async def test_the_keyboard(page: Page) -> None:
+    async with ActorSystem("town") as system, serve_dashboard(system, DashboardConfig(actions=True)) as dashboard:
+        system.spawn(Office, 40, name="office")
+        clerk = system.spawn(Clerk, name="clerk")
+        await page.go(dashboard.login_url())
+        await page.until(row("office"))
+        active = "document.getElementById(document.querySelector('#grid').getAttribute('aria-activedescendant'))"
+        await page.evaluate("document.querySelector('#grid').focus()")
+        await page.key("ArrowRight")
+        await page.until(row("clerk0"))
+        assert await page.evaluate(f"{active}.getAttribute('aria-expanded')") == "true"
+        await page.key("ArrowDown")
+        assert "clerk0" in await page.evaluate(f"{active}.innerText")
+        assert await page.evaluate(f"{active}.getAttribute('aria-level')") == "2"
+        await page.key("ArrowLeft")
+        assert "office" in await page.evaluate(f"{active}.innerText")
+        await page.key("ArrowLeft")
+        await page.until(f"!{row('clerk0')}")
+        await page.key("ArrowDown")
+        await page.key("Enter")
+        await page.until("document.querySelector('#detail h2').innerText === '/clerk'")
+        await page.key("Escape")
+        await page.until("document.querySelector('#detail').hidden")
+        # The search: a slash leads there, Escape back.
+        await page.key("/")
+        for letter in "clerk39":
+            await page.key(letter)
+        await page.until("document.querySelector('#count').innerText === '1 row'")
+        assert await rows(page) == ["/office/clerk39"]
+        await page.evaluate(
+            "(() => { const s = document.querySelector('#search'); s.value = ''; s.dispatchEvent(new Event('input')); })()"
+        )
+        await page.key("Escape")
+        await page.until(row("office"))
+        # An action is asked twice, and Escape takes it back.
+        await page.evaluate(f"{row('clerk')}.click()")
+        await page.until("document.querySelector('#detail .danger')")
+        await page.click("#detail .danger")
+        await page.until("document.querySelector('dialog[open]')")
+        await page.key("Escape")
+        await page.until("!document.querySelector('dialog[open]')")
+        assert clerk.is_alive
+        await page.click("#detail .danger")
+        await page.until("document.querySelector('dialog[open] h2').innerText === 'Stop /clerk?'")
+        await page.click("dialog .danger")
+        await page.until("document.querySelector('dialog[open] h2').innerText === 'Really stop /clerk?'")
+        assert clerk.is_alive
+        await page.click("dialog .danger")
+        await clerk.terminated()
+        await page.until("!document.querySelector('dialog[open]')")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [390, 768, 1280, 1600])
+async def test_every_width_in_both_themes(page: Page, width: int, dark: bool) -> None:
+    async with ActorSystem("town") as system, serve_dashboard(system) as dashboard:
+        system.spawn(Office, 3, name="office")
+        await page.size(width, 800, dark=dark)
+        await page.go(dashboard.login_url())
+        await page.until(row("clerk1"))
+        await page.evaluate(f"{row('clerk1')}.click()")
+        await page.until("document.querySelector('#detail dd')")
+        assert await page.evaluate("document.documentElement.scrollWidth") == width
+        assert await page.evaluate("document.documentElement.scrollHeight") == 800
+        ground, ink = await page.evaluate(
+            "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
+            ".map((color) => color.match(/\\d+/g).map(Number).reduce((sum, each) => sum + each) / 765)"
+        )
+        assert (ground < 0.2, ink > 0.8) == (dark, dark)
+        # Everything that can be used has a name.
+        assert (
+            await page.evaluate(
+                "[...document.querySelectorAll('button, input, a, [role=treegrid], [role=img], dialog[open], aside, section, nav')]"
+                ".filter((each) => !each.closest('[hidden]') && !(each.ariaLabel || each.innerText || each.labels?.length"
+                " || each.getAttribute('aria-label'))).map((each) => each.outerHTML)"
+            )
+            == []
+        )
+        await page.click("#theme")
+        await page.click("#theme")
+        await page.until("getComputedStyle(document.body).backgroundColor === 'rgb(255, 255, 255)'")
+
+
+async def test_a_hundred_thousand_rows(page: Page) -> None:
+    async with ActorSystem("town") as system, serve_dashboard(system) as dashboard:
+        system.spawn(Office, 100_000, name="office")
+        await page.go(dashboard.login_url())
+        await page.until(row("office"))
+        await page.evaluate("document.querySelector('.fold').click()")
+        await page.until("document.querySelector('#count').innerText === '100,002 rows'")
+        await page.evaluate("document.querySelector('#grid').focus()")
+        await page.key("End")
+        await page.until(f"{row('clerk99999')}")
+        assert await page.evaluate("document.querySelectorAll('.row').length") < 60
+        await page.evaluate(
+            "document.querySelector('#grid').scrollTop = document.querySelector('#spacer').clientHeight / 2"
+        )
+        await page.until(f"{row('clerk5000')}")
+        await page.key("Home")
+        await page.until(row("clerk0"))
