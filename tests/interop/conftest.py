@@ -44,24 +44,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def install_once(request: pytest.FixtureRequest) -> Callable[[Path, str, Sequence[str]], None]:
     """Run an installer in a folder, unless it has done its work there before.
 
-    A folder is complete when the mark is in it; what an interrupted installer left is thrown away.
+    A folder is complete when the mark is in it; what an interrupted installer left is thrown away. An installation that failed is not
+    tried again in this process, where it would cost each test as much time.
     """
     limit = install_timeout(request.config)
+    failed: dict[Path, str] = {}
 
     def install(folder: Path, what: str, command: Sequence[str]) -> None:
         mark = folder / MARK
         if mark.exists():
             return
-        for left in folder.iterdir():
-            if left.is_dir():
-                shutil.rmtree(left)
-        try:
-            subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=limit)
-        except subprocess.TimeoutExpired:
-            pytest.skip(f"installing {what} took more than {limit:.0f} s")
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"installing {what} failed: {error.stderr.decode(errors='replace').strip()[-300:]}")
-        mark.touch()
+        if folder not in failed:
+            for left in folder.iterdir():
+                if left.is_dir():
+                    shutil.rmtree(left)
+            try:
+                subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=limit)
+            except subprocess.TimeoutExpired:
+                failed[folder] = f"installing {what} took more than {limit:.0f} s"
+            except subprocess.CalledProcessError as error:
+                failed[folder] = f"installing {what} failed: {error.stderr.decode(errors='replace').strip()[-300:]}"
+            else:
+                mark.touch()
+                return
+        pytest.skip(failed[folder])
 
     return install
 

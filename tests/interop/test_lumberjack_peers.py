@@ -60,9 +60,11 @@ class Sink:
 
     async def until(self, count: int) -> None:
         """Wait until so many different texts have come."""
-        with trio.fail_after(PATIENCE):
+        with trio.move_on_after(PATIENCE):
             while len(set(self.got)) < count:
                 await self.changed.wait()
+            return
+        raise AssertionError(f"{len(set(self.got))} of {count} texts have come within {PATIENCE:.0f} s")
 
 
 @asynccontextmanager
@@ -78,14 +80,21 @@ async def reading(sink: Sink, certificates: SelfSigned | None, **tls: Any) -> As
 
 @asynccontextmanager
 async def running(*command: str, environment: dict[str, str] | None = None) -> AsyncIterator[trio.Process]:
-    """A program that runs as long as the block."""
+    """A program that runs as long as the block; one that fails ends the block with its exit code.
+
+    It is killed at the end: SIGTERM does not always end Filebeat.
+    """
+
+    async def kill(process: trio.Process) -> None:
+        process.kill()
+
     async with trio.open_nursery() as nursery:
         run = functools.partial(
             trio.run_process,
             env={**os.environ, **(environment or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            check=False,
+            deliver_cancel=kill,
         )
         process: trio.Process = await nursery.start(run, command)
         yield process
