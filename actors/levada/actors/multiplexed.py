@@ -277,6 +277,8 @@ class Multiplexed(Generic[E]):
                 if fin:
                     self._end(stream_id, _RECEIVING)
                     return
+            if stream.was_reset:
+                stream.receive_nowait()  # it raises: what is given up is over now, however much is still to be processed
         except StreamWasReset as error:
             self._reset_by(stream_id, error.code, now)
         except ConnectionClosed:

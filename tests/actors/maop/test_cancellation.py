@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -63,6 +64,7 @@ class Log:
             103: Handler(self.give, on_cancel=self.undo),
             104: echo,
             105: Handler(self.give, on_cancel=self.undo),
+            106: Handler(self.hang, spec=STREAMING, on_cancel=self.undo),
         }
 
 
@@ -70,6 +72,11 @@ async def endless() -> AsyncIterator[bytes]:
     while True:
         yield bytes(65_536)
         await trio.sleep(0.01)
+
+
+async def hasty() -> AsyncIterator[bytes]:
+    while True:
+        yield bytes(65_536)
 
 
 async def silent() -> AsyncIterator[bytes]:
@@ -90,6 +97,7 @@ CASES: dict[str, tuple[Callable[[Ends], Awaitable[Any]], list[str]]] = {
     "request with body: waits for Proceed": (lambda e: e.peer.request(101, b"body"), ["decide", "undo"]),
     "message: waits for Proceed": (lambda e: e.peer.message(101, b"body"), ["decide", "undo"]),
     "message: sends": (lambda e: e.peer.message(102, endless()), ["execute", "undo"]),
+    "message: waits for the window": (lambda e: e.peer.message(106, hasty()), ["execute", "undo"]),
     "message: its source gives nothing": (lambda e: e.peer.message(102, silent()), []),
     "request: sends": (lambda e: e.peer.request(102, endless()), ["execute", "undo"]),
     "reply: waits for its beginning": (lambda e: open_and_close(e), ["execute", "undo"]),
@@ -275,20 +283,28 @@ async def test_leaving_by_an_exception_closes_at_once(start: Start, autojump_clo
     assert trio.current_time() < 3
 
 
-async def test_files_are_closed_when_their_sending_is_cancelled(
-    start: Start, tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_files_are_closed_when_their_sending_is_cancelled(start: Start, tmp_path: Path) -> None:
+    """In real time: files are read in threads, and for a virtual clock a thread that reads is a pause to jump over."""
     file = tmp_path / "body"
     file.write_bytes(bytes(10_000_000))
+    begun = trio.Event()
 
     async def slow(call: Call) -> None:
         async for _ in call:
-            await trio.sleep(1)
+            begun.set()
+            await trio.sleep_forever()
+
+    def is_open() -> bool:
+        return any(Path(f"/proc/self/fd/{number}").resolve() == file for number in os.listdir("/proc/self/fd"))
 
     async with start({100: Handler(slow, spec=STREAMING)}) as ends:
-        with trio.move_on_after(3.5):
-            await ends.peer.message(100, file)
-        await settled()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ends.peer.message, 100, file)
+            await begun.wait()
+            assert is_open()
+            nursery.cancel_scope.cancel()
+        assert not is_open()
+        await wait_all_tasks_blocked()
         assert ends.left() == NOTHING
 
 

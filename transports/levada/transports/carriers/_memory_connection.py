@@ -113,6 +113,11 @@ class MemoryStream:
         """Whether everything up to the peer's end was taken: see `Stream.at_end`."""
         return self._in is not None and self._in.ended and not self._in.arrived
 
+    @property
+    def was_reset(self) -> bool:
+        """Whether the peer gave up sending: see `Stream.was_reset`."""
+        return self._in is not None and not self._in.arrived and isinstance(self._in.receive_error, StreamWasReset)
+
     def on_readable(self, tell: Callable[[], None]) -> None:
         """Call back when there is something to take: see `Stream.on_readable`."""
         pipe = self._in or self._cannot_receive()

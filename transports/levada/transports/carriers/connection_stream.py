@@ -334,6 +334,11 @@ class ConnectionStream(Generic[C]):
         """Whether the peer's end has come and everything before it was taken."""
         return self._end and not self._chunks
 
+    @property
+    def was_reset(self) -> bool:
+        """Whether the peer gave up sending, so that there is nothing to take; `Stream.was_reset` says more."""
+        return not self._chunks and isinstance(self._receive_error, StreamWasReset)
+
     def on_readable(self, tell: Callable[[], None]) -> None:
         """Have `tell` called when there is something to take; `Stream.on_readable` says more."""
         if not self._can_receive:

@@ -342,6 +342,11 @@ class Stream(ByteStream, Protocol):
         """Whether the peer's end has come and everything before it was taken."""
         ...
 
+    @property
+    def was_reset(self) -> bool:
+        """Whether the next call that takes bytes raises `StreamWasReset`. It takes nothing, so the peer's window stays as it is."""
+        ...
+
     def on_readable(self, tell: Callable[[], None]) -> None:
         """Have `tell` called when there is something to take: bytes, the end, an error. `receive_some` without a task that waits.
 

@@ -180,8 +180,11 @@ async def tells_when_there_is_something_to_take(traits: CarrierTraits, a: Connec
 
     x, y = await pair_on(traits, a, b, unidirectional=True)
     y.on_readable(lambda: told.append(None))
+    assert not y.was_reset
     x.reset(4)
     await until(traits, lambda: len(told) > 1)
+    assert y.was_reset
+    assert not x.was_reset
     for call, error in (
         (y.receive_nowait, StreamWasReset),
         (x.receive_nowait, LocalProtocolError),
