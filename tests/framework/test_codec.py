@@ -988,3 +988,36 @@ def test_fingerprints_follow_tags_names_and_types_only() -> None:
     assert len(seen) == 6
     with pytest.raises(TypeError, match="not decorated"):
         schema_fingerprint([int])
+
+
+@message("v.Bulk")
+class Bulk:
+    name: str
+    data: bytes
+    runs: list[tuple[int, int]]
+    more: Any = None
+
+
+@pytest.mark.parametrize("size", [0x3FFF, 0x4000, 0xFFF0, 0xFFFF, 0x10000, 300_000])
+def test_bulk_travels_as_msgpack_writes_it(size: int) -> None:
+    """Long bytes take a way of their own, in both directions."""
+    bulk = Bulk("x" * 40, bytes(range(256)) * (size // 256) + bytes(size % 256), [(0, 4096), (5000, 5001)])
+    octets = Codec().encode(bulk)
+    row = msgpack.packb(["v.Bulk", bulk.name, bulk.data, bulk.runs, None])
+    assert octets == msgpack.packb(msgpack.ExtType(2, row))
+    for expected in (Any, Bulk, object):
+        assert Codec().decode(octets, expected) == bulk
+
+
+def test_bulk_that_is_cut_or_wrong_is_refused() -> None:
+    octets = Codec().encode(Bulk("x", bytes(70_000), []))
+    for cut in (5, 6, 20, 40, 69_000, len(octets) - 1):
+        with pytest.raises(DecodeError):
+            Codec().decode(octets[:cut])
+    wrong = octets.replace(b"\xa6v.Bulk\xa1x", b"\xa6v.Bulk\x07\xc0")
+    with pytest.raises(DecodeError):
+        Codec().decode(wrong)
+    claims = msgpack.packb(["v.Bulk", "x", bytes(70_000)])[:-1] + b"\xdd\xff\xff\xff\xff"
+    with pytest.raises(DecodeError):
+        Codec().decode(msgpack.packb(msgpack.ExtType(2, claims)))
+    assert allocated_by_decoding(msgpack.packb(msgpack.ExtType(2, claims)), Codec()) < 500_000

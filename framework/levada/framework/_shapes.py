@@ -28,6 +28,7 @@ from ._wire import (
     Row,
     ext_value,
     got,
+    is_bulk,
     kind_of,
     unpack,
     wire_key,
@@ -555,7 +556,7 @@ def _message(name: str, wanted: tuple[type, ...]) -> Shape:
         into.budget -= len(payload)
         if into.budget < 0:
             raise Misfit(f"messages nested in messages add up to more than {COPIES} times max_bytes")
-        large = Row(payload) if len(payload) >= PIECEMEAL_FROM else None
+        large = Row(payload) if len(payload) >= PIECEMEAL_FROM and not is_bulk(payload) else None
         row = unpack(payload) if large is None else [large.tag]
         tag = row[0] if type(row) is list and row else None
         if type(tag) is not str:

@@ -26,6 +26,8 @@ SCAN_FROM = 1024
 MAX_HANDLES = 16_384
 # Octets from which a message is unpacked field by field: below, what is made in vain before a misfit is found is 6 MB.
 PIECEMEAL_FROM = 1 << 16
+# Octets from which a message may be bulk, and the values that bulk has at most.
+BULK_FROM, BULK_VALUES = 1 << 14, 64
 NAMES = reprlib.Repr()
 NAMES.maxstring = NAMES.maxother = 60
 
@@ -124,7 +126,7 @@ def _malformed(error: Exception) -> Misfit:
 def unpack(data: bytes) -> Any:
     """Exactly one msgpack value: arrays as lists, maps as `Pairs`, timestamps as datetimes in UTC, other ext values as ``(code, payload)``."""
     try:
-        if len(data) >= SCAN_FROM:
+        if len(data) >= SCAN_FROM and not is_bulk(data):
             _scan(data)
         return msgpack.unpackb(data, ext_hook=_ext, object_pairs_hook=Pairs, strict_map_key=False, timestamp=3)
     except _MALFORMED as error:
@@ -204,6 +206,33 @@ _HEAVY = bytes(octet for octet, kind in enumerate(_KINDS) if kind in (list, Pair
 _WEIGHTS = [8 if octet in _HEAVY else 1 for octet in range(0x100)]
 
 
+def is_bulk(data: bytes) -> bool:
+    """Whether data is a few values, most of it long strings or bytes, so that it can be built without a scan for completeness.
+
+    No container among them claims more than 15 items. With 270 kB of bytes, decoding takes 0.3 of the time.
+    """
+    size = len(data)
+    if size < BULK_FROM:
+        return False
+    at = 0
+    for _ in range(BULK_VALUES):
+        if at >= size:
+            return True
+        octet = data[at]
+        if 0xDC <= octet <= 0xDF:
+            return False
+        at += _SIZES[octet] or _long(data, at)
+    return at >= size
+
+
+def _long(data: bytes, at: int) -> int:
+    """Octets of a string, of bytes, or of an ext value that has its length after the first octet."""
+    width, code = _LENGTHS[data[at]]
+    if width < 0:
+        return 2 - width
+    return 1 + width + code + int.from_bytes(data[at + 1 : at + 1 + width], "big")
+
+
 def is_container(octet: int) -> bool:
     """Whether a value that begins with this octet is a list or a map."""
     return _KINDS[octet] in (list, Pairs)
@@ -218,14 +247,18 @@ def refuse_container(octet: int, shape: Shape) -> None:
 def has_at_most(data: bytes, most: int) -> bool:
     """Whether a message has at most so many values, before any is built; see `Codec.max_items`."""
     # Most are known to be few by counting the octets that a container may begin with, 2 ns each; else each value is looked at, for 0.1 µs,
-    # until there are too many.
-    if len(data) <= most and len(data) + 7 * (len(data) - len(data.translate(None, _HEAVY))) <= most:
-        return True
+    # until there are too many. Of bulk, which has few, the first ones are looked at before the octets are counted.
     weights, sizes = _WEIGHTS, _SIZES
     left, at, end = most, 0, len(data)
+    uncounted = BULK_VALUES if end >= BULK_FROM else 0
     ends: list[int] = []
     while True:
         while at < end:
+            if not uncounted:
+                rest = len(data) - at
+                if rest <= left and rest + 7 * (rest - len(data[at:].translate(None, _HEAVY))) <= left:
+                    return True
+            uncounted -= 1
             octet = data[at]
             left -= weights[octet]
             if left < 0:
@@ -262,9 +295,28 @@ _HEADERS = [msgpack.packb(msgpack.ExtType(EXT_MESSAGE, bytes(size)))[: -size or 
 
 def pack_message(row: tuple[Any, ...]) -> bytes:
     """A whole message of plain fields. The header from a table saves 0.3 µs over packing an `msgpack.ExtType`."""
+    for value in row:
+        if type(value) is bytes and len(value) >= BULK_FROM:
+            return _pack_bulk(row)
     packer = new_packer()
     payload = packer.pack(row)
     return _HEADERS[len(payload)] + payload if len(payload) < 256 else packer.pack(ext_value(EXT_MESSAGE, payload))
+
+
+def _pack_bulk(row: tuple[Any, ...]) -> bytes:
+    """The same for a row with long bytes, which are copied once: 0.2 of the time for 270 kB."""
+    packer = new_packer()
+    parts = [b"", packer.pack_array_header(len(row))]
+    for value in row:
+        if type(value) is bytes and 0x10000 <= len(value) < 1 << 32:
+            parts += (b"\xc6", len(value).to_bytes(4, "big"), value)
+        else:
+            parts.append(packer.pack(value))
+    size = sum(map(len, parts))
+    if not 0x10000 <= size < 1 << 32:
+        return packer.pack(ext_value(EXT_MESSAGE, b"".join(parts)))
+    parts[0] = b"\xc9" + size.to_bytes(4, "big") + b"\x02"  # EXT_MESSAGE
+    return b"".join(parts)
 
 
 class Out:
