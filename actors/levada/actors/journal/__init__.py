@@ -45,6 +45,8 @@ if TYPE_CHECKING:
         Deliver,
         DiscardOlder,
         DiscardStaged,
+        Erased,
+        EraseEntity,
         FindCommand,
         ForgetGroup,
         Found,
@@ -67,12 +69,12 @@ if TYPE_CHECKING:
     from .store import Store
 
 __all__ = [
-    "Append", "Appended", "AwaitRows", "Block", "Columns", "CommandReused", "CommitGroup", "DeclareGroup", "Deliver", "Delivered",
-    "DiscardOlder", "DiscardStaged", "Envelope", "Extent", "Fenced", "FindCommand", "ForgetGroup", "Found", "GetExtent", "GetGroups",
-    "GetJournalStatistics", "GetReach", "GetSchema", "Journal", "JournalBehind", "JournalConfig", "JournalDamaged",
-    "JournalError", "JournalFull", "JournalLocked", "JournalStatistics", "JournalUnwritable", "Keyed", "Message", "OffsetGone",
-    "OffsetWithin", "Reach", "Read", "ReadEntity", "ReadRows", "Rows", "SchemaMismatch", "Stage", "StageRows", "Store", "StoreStatistics", "Taken",
-    "check_growth", "columns_of", "differences", "fit", "partition_of", "rows_of_stream", "stream_of",
+    "Append", "Appended", "AwaitRows", "Block", "Columns", "CommandReused", "CommitGroup", "DeclareGroup", "Deliver", "Delivered", "DiscardOlder",
+    "DiscardStaged", "Envelope", "EraseEntity", "Erased", "Extent", "Fenced", "FindCommand", "ForgetGroup", "Found", "GetExtent", "GetGroups",
+    "GetJournalStatistics", "GetReach", "GetSchema", "Journal", "JournalBehind", "JournalConfig", "JournalDamaged", "JournalError", "JournalFull",
+    "JournalLocked", "JournalStatistics", "JournalUnwritable", "Keyed", "Message", "OffsetGone", "OffsetWithin", "Reach", "Read",
+    "ReadEntity", "ReadRows", "Rows", "SchemaMismatch", "Stage", "StageRows", "Store", "StoreStatistics", "Taken", "check_growth", "columns_of",
+    "differences", "fit", "partition_of", "rows_of_stream", "stream_of",
 ]  # fmt: skip
 
 _MODULES = (

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
+from itertools import dropwhile, takewhile
 from typing import Any, TypeVar, cast
 
 import attrs
@@ -43,6 +44,8 @@ from .questions import (
     Deliver,
     DiscardOlder,
     DiscardStaged,
+    Erased,
+    EraseEntity,
     FindCommand,
     ForgetGroup,
     Found,
@@ -60,6 +63,7 @@ from .questions import (
     StageRows,
 )
 from .schema import fit, offsets
+from .segments import Block
 from .staging import Stage
 from .store import Store
 
@@ -93,6 +97,7 @@ class Journal(
         | Deliver
         | DiscardOlder
         | DiscardStaged
+        | EraseEntity
         | FindCommand
         | ForgetGroup
         | GetExtent
@@ -163,6 +168,7 @@ class Journal(
         self._progress = trio.Event()
         self._writing = trio.CapacityLimiter(1)
         self._reading = trio.CapacityLimiter(READERS)
+        self._erasing = trio.Lock()
         opening = functools.partial(Store.open, self.directory, schema, self.config, clock=self.clock)
         self._store = await self.enter(_opened(opening, self._writing))
         self._appends = Appends(self._store, columns)
@@ -427,7 +433,7 @@ class Journal(
         self._read_soon(lambda: self._rows(m))
 
     def _rows(self, m: ReadRows) -> Rows:
-        blocks = list(self._store.read(m.partition, m.start, m.end, max_bytes=m.max_bytes))
+        blocks = self._blocks_from(m)
         if blocks and blocks[0].octets.size > MAX_READ:
             raise JournalError(
                 f"the block at row {m.start} of partition {m.partition} has {blocks[0].octets.size} bytes, and answers have at most "
@@ -438,7 +444,18 @@ class Journal(
         if len(batches) > 1:
             batches = pa.Table.from_batches(batches).combine_chunks().to_batches()
         octets = stream_of(batches[0]) if batches else b""
-        return Rows(m.partition, m.start, sum(block.rows for block in blocks), octets)
+        first = blocks[0].first if blocks else m.start
+        return Rows(m.partition, first, sum(block.rows for block in blocks), octets)
+
+    def _blocks_from(self, m: ReadRows) -> list[Block]:
+        """Return blocks without erased rows before, between and behind them; none if there are no more rows."""
+        start = m.start
+        while True:
+            found = list(self._store.read(m.partition, start, m.end, max_bytes=m.max_bytes))
+            blocks = list(takewhile(lambda block: not block.erased, dropwhile(lambda block: block.erased, found)))
+            if blocks or not found:
+                return blocks
+            start = found[-1].end
 
     @handles
     def read_entity(self, m: ReadEntity) -> None:
@@ -465,6 +482,31 @@ class Journal(
         else:
             following = None
         return _found(number, batches, following)
+
+    @handles
+    def erase(self, m: EraseEntity) -> None:
+        """Erase rows, a segment at a time, between the appends."""
+        self.start_soon(self._erase, m, self._reply())
+
+    async def _erase(self, m: EraseEntity, reply: Reply[Erased] | None) -> None:
+        try:
+            async with self._erasing:
+                number = partition_of(m.entity, self.config.partitions) if m.partition is None else m.partition
+                steps = await self._in_thread(lambda: self._store.erase(m.entity, partition=number, before=m.before))
+                rows = 0
+                while (erased := await self._in_thread(lambda: next(steps, None))) is not None:
+                    rows += erased
+        except (JournalError, OSError) as error:
+            if reply is not None:
+                reply.fail(error)
+            else:
+                logger.error("%s: rows are not erased: %s", self.directory, error, extra={"event": "not_erased"})
+            self._require_store(error)
+            return
+        self._full = False  # there may be room now
+        self._wake.set()
+        if reply is not None:
+            reply.send(Erased(number, rows))
 
     @handles
     def find_command(self, m: FindCommand) -> None:

@@ -69,7 +69,9 @@ class Inspection:
     """Number of batches that were delivered."""
 
     def batches(self, number: int, start: int | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield the rows of a partition from an offset on, in the columns of `schema`, with the offset of the first. Lost rows are left out.
+        """Yield the rows of a partition from an offset on, in the columns of `schema`, with the offset of the first.
+
+        Lost and erased rows are left out.
 
         Raises:
             JournalDamaged: a block is damaged.
@@ -81,7 +83,8 @@ class Inspection:
             at, end = max(segment.first, start or 0), min(segment.end, partition.end)
             while at < end:
                 for block in partition.read(at, end, _BLOCKS):
-                    yield block.first, fit(block.batch(), self.schema)
+                    if not block.erased:
+                        yield block.first, fit(block.batch(), self.schema)
                     at = block.end
 
     def rows_of(self, column: str, entity: str) -> Iterator[tuple[int, int, pa.RecordBatch]]:

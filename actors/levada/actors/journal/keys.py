@@ -116,6 +116,8 @@ class Keys:
         while at < len(places):
             block = next(self._partition.read(places[at], self._partition.end, 1))
             first, at = at, bisect_left(places, block.end, at)
+            if block.erased:  # meanwhile, or the index is from before
+                continue
             batch = self._rows_at(block, places[first:at], entity, schema)
             if batch.num_rows:
                 yield block.end, batch
@@ -126,6 +128,9 @@ class Keys:
         place = next(places, None)
         while place is not None and newest > 0:
             block = next(self._partition.read(place, place + 1, 1))
+            if block.erased:
+                place = next(places, None)
+                continue
             block = attrs.evolve(block, first=block.first - block.skip, rows=block.rows + block.skip, skip=0)
             here: list[int] = []
             while place is not None and place >= block.first and len(here) < newest:
@@ -146,7 +151,7 @@ class Keys:
                 yield first + place
 
     def _rows_at(self, block: Block, places: list[int], entity: str | bytes, schema: pa.Schema) -> pa.RecordBatch:
-        """Return those of some rows of a block that are of an entity, with their offsets."""
+        """Take some rows of a block, with their offsets; leave out rows of other entities."""
         offsets = pa.array(places, pa.int64())
         batch = fit(block.batch(), schema).take(pc.subtract(offsets, block.first))
         batch = batch.add_column(0, _OFFSET, offsets)
@@ -169,14 +174,30 @@ class Keys:
         """Read the rows of a command, which follow each other; None if this is another command with the same hash."""
         found: list[pa.RecordBatch] = []
         for block in self._partition.read(offset, self._partition.end, 1 << 62):
+            if block.erased:
+                break
             batch = fit(block.batch(), schema)
             same = pc.fill_null(pc.equal(batch.column(name), pa.scalar(command)), fill_value=False)
             other = pc.index(same, pa.scalar(value=False)).as_py()
             found.append(batch.slice(0, batch.num_rows if other < 0 else other))
             if other >= 0:
                 break
-        table = pa.Table.from_batches(found)
+        table = pa.Table.from_batches(found, schema)
         return table.combine_chunks().to_batches()[0] if table.num_rows else None
+
+    def segments_of(self, entity: str | bytes) -> list[int]:
+        """Return the first offsets of the segments that may have rows of an entity."""
+        key = _hash(entity)
+        return [first for first, index in self._indexes() if next(index.rows_of(key), None) is not None]
+
+    def rebuild(self, segment: Segment) -> None:
+        """Index a segment anew, from which rows were erased."""
+        growing = _Growing(segment.first, self._config)
+        self._read(segment, growing)
+        if segment.first == self._last.first:
+            self._last = growing
+        else:
+            self._files[segment.first] = self._write(segment, growing)
 
     def drop(self, segment: Path) -> None:
         """Delete the index of a segment that retention deletes."""
@@ -251,6 +272,12 @@ class _Growing:
         """Index the rows of a block."""
         batch, place = block.batch(), self.end - self.first
         config, entities, commands = self._config, self._entities, self._commands
+        if block.erased:
+            if config.entity is not None:
+                self._hashes.extend([0] * block.rows)
+                self._previous.extend(range(place + 1, place + 1 + block.rows))
+            self.end += block.rows
+            return
         for key in _keys(batch, config.entity):
             number = 0 if key is None else _hash(key)
             place += 1

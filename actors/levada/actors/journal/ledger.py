@@ -20,13 +20,14 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import attrs
 
 from .errors import JournalDamaged, JournalError, JournalUnwritable
 
-__all__ = ["Delivered", "Ledger", "Reach", "ledger_errors"]
+__all__ = ["Delivered", "Erasure", "Ledger", "Reach", "ledger_errors"]
 
 KEPT = 1000
 """Batches of each query whose ranges are kept, newest first. Of an older batch the ledger knows only that it was delivered."""
@@ -96,6 +97,31 @@ class Reach:
 
 
 @attrs.frozen
+class Erasure:
+    """An erasure: all rows of an entity before an offset go."""
+
+    partition: int
+    column: str
+    entity: str | bytes
+    before: int
+
+    def to_json(self) -> list[Any]:
+        """Turn it into what the `json` module writes."""
+        entity = [self.entity.hex()] if isinstance(self.entity, bytes) else self.entity
+        return [self.partition, self.column, entity, self.before]
+
+    @classmethod
+    def of_json(cls, text: list[Any]) -> Erasure:
+        """Undo `to_json`."""
+        partition, column, entity, before = text
+        return cls(partition, column, entity if isinstance(entity, str) else bytes.fromhex(entity[0]), before)
+
+    def covers(self, other: Erasure) -> bool:
+        """Whether no row of the other one is left after this one."""
+        return attrs.evolve(other, before=self.before) == self and other.before <= self.before
+
+
+@attrs.frozen
 class _Opening:
     """One line of the history."""
 
@@ -126,6 +152,7 @@ class Ledger:
         self._groups: dict[str, dict[int, int]] = {}
         for name, partition, offset in connection.execute("SELECT name, partition, offset FROM groups"):
             self._groups.setdefault(name, {})[partition] = offset
+        self._erasures = [Erasure.of_json(each) for each in json.loads(facts.get("erasures", "[]"))]
         self._openings: list[_Opening] = []
         self._losses: dict[int, dict[int, int]] = {}
         if self.format > 1:
@@ -199,6 +226,28 @@ class Ledger:
     def begun(self) -> bool:
         """Whether there is a history; a ledger of format 1 has none."""
         return bool(self._openings)
+
+    @property
+    def erasures(self) -> list[Erasure]:
+        """Erasures that are not finished."""
+        return list(self._erasures)
+
+    def begin_erasure(self, erasure: Erasure) -> None:
+        """Note that rows are about to be erased, so that a crash does not leave some of them."""
+        if erasure not in self._erasures:
+            self._set_erasures([*(each for each in self._erasures if not erasure.covers(each)), erasure])
+
+    def end_erasure(self, erasure: Erasure) -> None:
+        """Note that all rows are gone."""
+        self._set_erasures([each for each in self._erasures if each != erasure])
+
+    def _set_erasures(self, erasures: list[Erasure]) -> None:
+        with self._change() as connection:
+            connection.execute("DELETE FROM facts WHERE name = 'erasures'")
+            if erasures:
+                text = json.dumps([each.to_json() for each in erasures])
+                connection.execute("INSERT INTO facts VALUES ('erasures', ?)", (text,))
+        self._erasures = erasures
 
     def begin(self, ends: Mapping[int, int]) -> None:
         """Add a line to the history once all partitions are in order. `ends` has the offset behind the last row of each partition."""

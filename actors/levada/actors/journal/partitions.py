@@ -10,7 +10,7 @@ import itertools
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -135,7 +135,7 @@ class Partition:
         """Check that each segment follows the one before."""
         for before, after in itertools.pairwise(found):
             before.end = known.get(after.first, after.first)
-            if before.end == after.first and after.before not in (None, (before.first, before.size)):
+            if before.end == after.first and not after.follows(before):
                 name, size = after.before or (0, 0)
                 before.examine(committed)
                 self._damaged.add(before.path)
@@ -280,8 +280,33 @@ class Partition:
         last.path.unlink()
         return merged
 
+    def erase(self, segment: Segment, choose: Callable[[int, pa.RecordBatch], Sequence[bool]]) -> int:
+        """Write a segment anew without the rows that `choose` chooses (see `Segment.without`); return how many there were.
+
+        Readers see all rows written. Readers that are under way go on with the old file, which has no name any more.
+
+        Raises:
+            OSError: the disk refuses; the segment stays as it is.
+            JournalDamaged: a block is damaged.
+        """
+        place = self.segments.index(segment)
+        sealed = place + 1 < len(self.segments)
+        done = segment.without(self._journal, choose, sealed=sealed)
+        if done is None:
+            return 0
+        erased, rows = done
+        self.segments = (*self.segments[:place], erased, *self.segments[place + 1 :])
+        size = self._published.size if sealed else erased.size
+        self._published = attrs.evolve(self._published, segments=self.segments, size=size)
+        if sealed:
+            erased.close()
+        segment.close()
+        segment.path.unlink()
+        sync_folder(self.folder)
+        return rows
+
     def _make_segment(self, first: int) -> Segment:
-        before = (self.segments[-1].first, self.segments[-1].size) if self.segments else None
+        before = (self.segments[-1].first, self.segments[-1].named_size) if self.segments else None
         return Segment.create(
             self.folder, partition=self.number, first=first, schema=self.schema, journal=self._journal, before=before
         )

@@ -21,8 +21,8 @@ from .ledger import Delivered, Reach
 from .segments import Block
 
 __all__ = [
-    "Append", "AwaitRows", "CommitGroup", "DeclareGroup", "Deliver", "DiscardOlder", "DiscardStaged", "FindCommand", "ForgetGroup", "Found",
-    "GetExtent", "GetGroups", "GetJournalStatistics", "GetReach", "GetSchema", "JournalStatistics", "OffsetWithin",
+    "Append", "AwaitRows", "CommitGroup", "DeclareGroup", "Deliver", "DiscardOlder", "DiscardStaged", "EraseEntity", "Erased", "FindCommand",
+    "ForgetGroup", "Found", "GetExtent", "GetGroups", "GetJournalStatistics", "GetReach", "GetSchema", "JournalStatistics", "OffsetWithin",
     "Read", "ReadEntity", "ReadRows", "Rows", "StageRows",
 ]  # fmt: skip
 
@@ -206,7 +206,9 @@ class Rows:
 
 @message("levada.journal.read_rows", frozen=True)
 class ReadRows(Asks[Rows]):
-    """Read rows of one partition, as `Store.batches`. To read on, start at `Rows.end`; no rows: there are no more.
+    """Read rows of one partition that follow each other. To read on, start at `Rows.end`; no rows: there are no more.
+
+    Erased rows are passed over: `Rows.first` is then behind `start`.
 
     Fails as `Read`, and with `JournalError` if one block has more than `MAX_READ` bytes.
     """
@@ -254,6 +256,31 @@ class FindCommand(Asks[Found]):
 
     partition: int = attrs.field(validator=_INT)
     command: str | bytes = attrs.field(validator=v.instance_of((str, bytes)))
+
+
+@message("levada.journal.erased", frozen=True)
+class Erased:
+    """The rows of an entity are gone."""
+
+    partition: int
+    rows: int
+    """Number of rows erased now."""
+
+
+@message("levada.journal.erase_entity", frozen=True)
+class EraseEntity(Asks[Erased]):
+    """Erase the rows of an entity from the journal's files; answered when they are gone. Other appends go on meanwhile.
+
+    The other rows keep their offsets, and readers pass over the erased ones. If the journal ends before it is done, the next opening goes
+    on. Fails with `JournalError` without `Keyed.entity`, with `JournalDamaged`, `JournalUnwritable` or `JournalFull` if a file cannot be
+    read or written: ask again.
+    """
+
+    entity: str | bytes = attrs.field(validator=v.instance_of((str, bytes)))
+    partition: int | None = attrs.field(default=None, validator=v.optional(_INT))
+    """None: the partition of the entity as a key."""
+    before: int | None = attrs.field(default=None, validator=v.optional(_OFFSET))
+    """Rows from this offset on stay, such as a tombstone. None: the end at that time."""
 
 
 @attrs.frozen

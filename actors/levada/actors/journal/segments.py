@@ -5,10 +5,12 @@ On the disk
 
     header: ``levadaJ1``, version (4), partition (4), first offset (8), journal id (16), fingerprint of the schema (16), bytes of the schema
     (4), first offset (8) and size (8) of the segment before it, or zeros, crc32 of all of it (4); then the schema as an Arrow IPC message.
-    Version 1 has no segment before it.
+    Version 1 has no segment before it. Version 3, of a file from which rows were erased, has two numbers (8 each) before the crc32: the size
+    that the next segment names, and the file's own size; both are 0 if it was the last segment, and grew on.
 
     block: ``LvB1``, bytes of the message (4), crc32 of the rest of the block (4), rows (4), offset of the first row (8), transaction (8), time in
     microseconds since 1970 (8), bytes of this file that were synced when this block was written (8); then the record batch as an Arrow IPC message.
+    A block without a message stands for erased rows (version 3).
 
 The rules of this file
     * A segment appears under its name with a whole, synced header, by rename. A file cut short inside its header is damage.
@@ -31,6 +33,7 @@ import struct
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
@@ -40,16 +43,20 @@ import pyarrow as pa
 from .errors import JournalDamaged, JournalError
 from .schema import fingerprint
 
-__all__ = ["VERSION", "Block", "Message", "Segment", "State", "sync_folder"]
+__all__ = ["ERASED_VERSION", "VERSION", "Block", "Message", "Segment", "State", "sync_folder"]
 
 _FILE = struct.Struct("<8sIIQ16s16sI")
 _BEFORE = struct.Struct("<QQ")  # from version 2 on
+_SIZES = struct.Struct("<QQ")  # version 3
 _CRC = struct.Struct("<I")
 _BLOCK = struct.Struct("<4sIIIQQqQ")
 _SUMMED = struct.Struct("<IQQqQ")  # the part of a block's header under the checksum, besides the length
 _MAGIC = b"levadaJ1"
 _BLOCK_MAGIC = b"LvB1"
 VERSION = 2
+"""Of new segments."""
+ERASED_VERSION = 3
+"""Of segments from which rows were erased."""
 MAX_SCHEMA = 1 << 24
 STRIDE = 1 << 16
 """Bytes between entries of the index in memory: 160,000 entries for 10 GiB; a search walks through this much at most."""
@@ -58,6 +65,7 @@ _SMALL = 4096
 _FEW = 64
 """Fewer blocks are not worth a merge."""
 _COPY_BELOW = 1 << 16  # a read this small is copied in 4 µs; a mapping costs 15 µs
+_NOTHING = pa.py_buffer(b"")
 _MANY = 512  # buffers of one writev; systems take 1024
 
 
@@ -67,10 +75,10 @@ State = Literal["whole", "torn", "damaged", "uncommitted"]
 
 @attrs.frozen
 class Message:
-    """A record batch ready to be written."""
+    """A record batch ready to be written, or the place of erased rows."""
 
     octets: pa.Buffer
-    """The Arrow IPC message."""
+    """The Arrow IPC message; empty for erased rows."""
     rows: int
 
     @property
@@ -91,7 +99,7 @@ class Block:
     skip: int
     """Rows of the message before `first`."""
     octets: pa.Buffer
-    """The whole block as an Arrow IPC message; usually a slice of the mapped file. Its schema is `schema`."""
+    """The whole block as an Arrow IPC message; usually a slice of the mapped file. Its schema is `schema`. Empty if its rows were erased."""
     schema: pa.Schema
     """Columns of the segment; an old segment may have fewer than the journal."""
     time: float
@@ -102,8 +110,15 @@ class Block:
         """The offset behind the last row."""
         return self.first + self.rows
 
+    @property
+    def erased(self) -> bool:
+        """Whether the rows were erased (`EraseEntity`); only their offsets are left."""
+        return not self.octets.size
+
     def batch(self) -> pa.RecordBatch:
-        """Return the rows in the columns they were written with, without copying them."""
+        """Return the rows in the columns they were written with, without copying them; no rows if they were erased."""
+        if self.erased:
+            return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in self.schema], schema=self.schema)
         return pa.ipc.read_record_batch(self.octets, self.schema).slice(self.skip, self.rows)
 
 
@@ -144,6 +159,7 @@ class Segment:
         start: int,
         before: tuple[int, int] | None,
         version: int = VERSION,
+        sizes: tuple[int, int] = (0, 0),
     ) -> None:
         self.path = path
         self.partition = partition
@@ -153,6 +169,8 @@ class Segment:
         """First offset and size of the segment before this one; None if there was none, or the header does not say."""
         self.version = version
         """Version of the format."""
+        self.sizes = sizes
+        """Of version 3: the size that the next segment names, and its own; zeros if it grew on, or is of another version."""
         self.schema = schema
         self.fingerprint = fingerprint
         self.size = start
@@ -192,6 +210,7 @@ class Segment:
         before: tuple[int, int] | None = None,
         durable: bool = True,
         messages: Sequence[tuple[Message, int, float]] = (),
+        erased: int | None = None,
     ) -> Segment:
         """Make a segment file, open for writing; if `durable`, it is synced. After an `OSError` the name is as before.
 
@@ -204,11 +223,17 @@ class Segment:
             before: first offset and size of the segment before.
             durable: whether the file is on the disk when this returns.
             messages: rows that it has from the beginning, each with its transaction and time.
+            erased: the size that the next segment names, if rows were erased from this one; 0 if there is no next one.
         """
         text = schema.serialize().to_pybytes()
         mark = fingerprint(schema)
-        head = _FILE.pack(_MAGIC, VERSION, partition, first, journal, mark, len(text))
+        version, sizes = (VERSION, (0, 0)) if erased is None else (ERASED_VERSION, (erased, 0))
+        head = _FILE.pack(_MAGIC, version, partition, first, journal, mark, len(text))
         head += _BEFORE.pack(*(before or (0, 0)))
+        if erased is not None:
+            start = _padded(len(head) + _SIZES.size + _CRC.size + len(text))
+            sizes = (erased, start + sum(message.size for message, _, _ in messages) if erased else 0)
+            head += _SIZES.pack(*sizes)
         octets = head + _CRC.pack(zlib.crc32(text, zlib.crc32(head))) + text
         octets += bytes(_padded(len(octets)) - len(octets))
         path = folder / f"{first:020d}.segment"
@@ -224,6 +249,8 @@ class Segment:
                 fingerprint=mark,
                 start=len(octets),
                 before=before,
+                version=version,
+                sizes=sizes,
             )
             segment._descriptor = descriptor
             for message, transaction, time in messages:
@@ -258,12 +285,12 @@ class Segment:
             if len(head) < _FILE.size or head[:8] != _MAGIC:
                 raise JournalDamaged("this is no segment of a journal", path=str(path))
             _, version, number, first, owner, mark, length = _FILE.unpack(head)
-            if not 1 <= version <= VERSION:
+            if not 1 <= version <= ERASED_VERSION:
                 raise JournalError(
-                    f"format version {version}, this program reads 1 to {VERSION}: use the levada that wrote it or a later one",
+                    f"format version {version}, this program reads 1 to {ERASED_VERSION}: use the levada that wrote it or a later one",
                     path=str(path),
                 )
-            more = 0 if version == 1 else _BEFORE.size
+            more = (0, _BEFORE.size, _BEFORE.size + _SIZES.size)[version - 1]
             head += file.read(more)
             rest = file.read(_CRC.size + length) if length <= MAX_SCHEMA else b""
         text = rest[_CRC.size :]
@@ -274,7 +301,8 @@ class Segment:
                 f"a segment of journal {owner.hex()}, partition {number}, offset {first}; it belongs somewhere else",
                 path=str(path),
             )
-        before = _BEFORE.unpack_from(head, _FILE.size) if more else (0, 0)
+        before = _BEFORE.unpack_from(head, _FILE.size) if version > 1 else (0, 0)
+        sizes = _SIZES.unpack_from(head, _FILE.size + _BEFORE.size) if version == ERASED_VERSION else (0, 0)
         segment = cls(
             path,
             partition=partition,
@@ -284,6 +312,7 @@ class Segment:
             start=_padded(len(head) + len(rest)),
             before=before if before[1] else None,
             version=version,
+            sizes=sizes,
         )
         segment.size = segment.visible = path.stat().st_size
         if segment.size < segment.start:
@@ -295,6 +324,17 @@ class Segment:
         """Open the file again, to write behind its last block."""
         if self._descriptor < 0:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+
+    @property
+    def named_size(self) -> int:
+        """The size that the next segment names; after an erasure it is the size of the file before."""
+        return self.sizes[0] or self.size
+
+    def follows(self, before: Segment) -> bool:
+        """Whether this segment was made behind `before`, and that file has the size it should have; true if this header does not say."""
+        if self.before is None:
+            return True
+        return self.before == (before.first, before.named_size) and before.sizes[1] in (0, before.size)
 
     @property
     def fragmented(self) -> bool:
@@ -314,10 +354,51 @@ class Segment:
             OSError: the disk refuses.
             JournalDamaged: a block is damaged.
         """
-        blocks = list(self.read(self.first, self.end, self.size, 0))
-        batches = [block.batch() for block in blocks]
-        number = max((header.transaction for header in self._headers()), default=0)
-        messages = [(message, number, blocks[-1].time) for message in join(batches)]
+        messages: list[Message] = []
+        for erased, blocks in groupby(self.read(self.first, self.end, self.size, 0), lambda block: block.erased):
+            if erased:
+                messages.append(Message(_NOTHING, sum(block.rows for block in blocks)))
+            else:
+                messages += join([block.batch() for block in blocks])
+        number = max((header.transaction for header, _ in self._blocks()), default=0)
+        gaps = any(not message.octets.size for message in messages)
+        return self._replaced(
+            journal, [(message, number, self.last) for message in messages], erased=0 if gaps else None
+        )
+
+    def without(
+        self, journal: bytes, choose: Callable[[int, pa.RecordBatch], Sequence[bool]], *, sealed: bool
+    ) -> tuple[Segment, int] | None:
+        """Replace the file by one without some rows, synced, as `merged`; return it and the number of rows erased, None if there are none.
+
+        Args:
+            journal: sixteen bytes that identify it.
+            choose: gets the offset of the first row of a block and its rows, and says which ones go.
+            sealed: another segment follows.
+
+        Raises:
+            OSError: the disk refuses.
+            JournalDamaged: a block is damaged.
+        """
+        messages: list[tuple[Message, int, float]] = []
+        count = 0
+        for header, octets in self._blocks():
+            here = [Message(pa.py_buffer(octets), header.rows)]
+            if header.length:
+                self._check(header, header.at, octets)
+                batch = pa.ipc.read_record_batch(here[0].octets, self.schema)
+                gone = choose(header.first, batch)
+                if any(gone):
+                    count += sum(gone)
+                    here = list(_split(batch, gone))
+            messages += [(message, header.transaction, header.time / 1e6) for message in here]
+        if not count:
+            return None
+        return self._replaced(journal, messages, erased=self.named_size if sealed else 0), count
+
+    def _replaced(
+        self, journal: bytes, messages: Sequence[tuple[Message, int, float]], *, erased: int | None
+    ) -> Segment:
         whole = self.path.with_suffix(".old")
         whole.unlink(missing_ok=True)
         whole.hardlink_to(self.path)
@@ -331,19 +412,20 @@ class Segment:
                 journal=journal,
                 before=self.before,
                 messages=messages,
+                erased=erased,
             )
         except BaseException:
             self.path = whole.with_suffix(".segment")
             whole.unlink()
             raise
 
-    def _headers(self) -> Iterator[_Header]:
+    def _blocks(self) -> Iterator[tuple[_Header, memoryview]]:
         view, at = _map(self.path, 0, self.size), self.start
         while at < self.size:
             header = _header(view, at, None)
             if header is None:
                 raise self._damaged(at, self.end)
-            yield header
+            yield header, view[at + _BLOCK.size : at + _BLOCK.size + header.length]
             at += header.size
 
     def inode(self) -> int:
@@ -593,6 +675,17 @@ class Segment:
                 start = min(last, end)
             here += header.size
         return start, used
+
+
+def _split(batch: pa.RecordBatch, gone: Sequence[bool]) -> Iterator[Message]:
+    """Yield the runs of rows that stay, and of those that go."""
+    at = 0
+    for erased, run in groupby(gone):
+        rows = sum(1 for _ in run)
+        # Not a slice: that could take bytes beside its rows along.
+        kept = None if erased else batch.take(pa.array(range(at, at + rows), pa.int64()))
+        yield Message(_NOTHING if kept is None else kept.serialize(), rows)
+        at += rows
 
 
 def _padded(size: int) -> int:

@@ -10,6 +10,7 @@ All guarantees rest on the order of writes:
     new segment written aside → synced → renamed; the segment before it is synced first
     group       rows synced → the ledger's line → the record of ends
     retention   the record of ends, synced → files deleted
+    erasure     the ledger's line → each segment written aside without the rows, synced, renamed → the ledger's line dropped
 
 After a crash at any point, the segments hold all rows that the ledger and the record of ends know. Rows behind those are either an append that was
 never answered, which stays, or a transaction without a line, which is cut off. Otherwise the disk has lost rows, and opening raises
@@ -26,28 +27,31 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.compute
 
 from .config import JournalConfig
 from .errors import JournalError, JournalLocked, JournalUnwritable, refused
 from .extent import Appended, Extent, StoreStatistics, partition_of
 from .guard import Guard, Undone
 from .keys import Keys, Taken, check_keyed
-from .ledger import Delivered, Reach, ledger_errors
+from .ledger import Delivered, Erasure, Reach, ledger_errors
 from .packing import pack
 from .partitions import Partition
 from .recovery import Recovered, recover
 from .retention import Clock, Retention
 from .room import Room
 from .schema import check_schema, conform, fit
-from .segments import Block, Message
+from .segments import ERASED_VERSION, Block, Message
 from .staging import Stage, Staging
 
 __all__ = ["Store"]
 
 logger = logging.getLogger("levada.actors.journal")
+
+pc: Any = pyarrow.compute  # its functions are made when it is imported, so type checkers see none
 
 
 class Store:
@@ -121,6 +125,7 @@ class Store:
             resources.callback(staging.close)
             staging.recover(found.ledger)
             store = cls(path, config, Clock(path, clock), found, staging)
+            store._finish_erasures()
             store._resources = resources.pop_all()
         return store
 
@@ -441,7 +446,7 @@ class Store:
     def read(self, partition: int, start: int, end: int | None = None, *, max_bytes: int = 4 << 20) -> Iterator[Block]:
         """Yield the blocks that hold the rows from `start` on, without copying: at least one, if there is a row, and up to `max_bytes`.
 
-        To read on, start at the `Block.end` of the last one. The same offsets always give the same rows.
+        To read on, start at the `Block.end` of the last one. The same offsets always give the same rows, or the block is `Block.erased`.
 
         Args:
             partition: its number.
@@ -459,13 +464,17 @@ class Store:
         return source.read(start, source.end if end is None else end, max_bytes)
 
     def batches(self, partition: int, start: int, end: int | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield the offset of the first row and the rows, in the columns of `schema`, up to `end` or the current end; raises as `read`."""
+        """Yield the offset of the first row and the rows, in the columns of `schema`, up to `end` or the current end; raises as `read`.
+
+        Erased rows are left out.
+        """
         source = self._partition(partition)
         source.check_offset(start)
         stop = min(source.end, source.end if end is None else end)
         while start < stop:
             for block in source.read(start, stop, self.config.block_bytes):
-                yield block.first, fit(block.batch(), self.schema)
+                if not block.erased:
+                    yield block.first, fit(block.batch(), self.schema)
                 start = block.end
 
     def rows_of(
@@ -508,6 +517,83 @@ class Store:
         """
         keys = self._keys_of("entity", partition_of(entity, len(self._partitions)) if partition is None else partition)
         return keys.newest_of(entity, start, newest, self.schema)
+
+    def erase(self, entity: str | bytes, *, partition: int | None = None, before: int | None = None) -> Iterator[int]:
+        """Erase the rows of an entity, also from the disk. Belongs to the thread that writes.
+
+        Each step writes one segment anew without them; between steps there may be other writes. All other rows keep their offsets. The
+        ledger knows about it from the first step to the last: if a crash comes between, the next opening goes on.
+
+        Args:
+            entity: value of the column `Keyed.entity`.
+            partition: None: the partition of the entity as a key (`partition_of`).
+            before: rows from this offset on stay; None: the end.
+
+        Returns:
+            The number of rows erased in each step.
+
+        Raises:
+            JournalError: the journal has no `Keyed.entity`.
+            JournalDamaged: a block is damaged, so its rows cannot be told apart.
+            JournalUnwritable, JournalFull: the disk refuses; ask again.
+        """
+        number = partition_of(entity, len(self._partitions)) if partition is None else partition
+        keys = self._keys_of("entity", number)
+        self._guard.require_usable()
+        end = self._partition(number).end
+        column = self.config.keyed.entity if self.config.keyed is not None else None
+        erasure = Erasure(number, column or "", entity, end if before is None else min(before, end))
+        with ledger_errors(self.directory):
+            self._ledger.begin_erasure(erasure)
+        self._note(self._partitions)
+        return self._erase(erasure, keys)
+
+    def _erase(self, erasure: Erasure, keys: Keys) -> Iterator[int]:
+        partition = self._partition(erasure.partition)
+        entity = pa.scalar(erasure.entity)
+
+        def choose(first: int, batch: pa.RecordBatch) -> Sequence[bool]:
+            if erasure.column not in batch.schema.names:  # from before there was such a column
+                return ()
+            same = pc.fill_null(pc.equal(batch.column(erasure.column), entity), fill_value=False).to_pylist()
+            return [each and first + place < erasure.before for place, each in enumerate(same)]
+
+        for first in keys.segments_of(erasure.entity):
+            self._guard.require_usable()
+            segment = next((each for each in partition.segments if each.first == first), None)
+            if segment is None or first >= erasure.before:
+                continue
+            try:
+                rows = partition.erase(segment, choose)
+            except OSError as error:
+                raise refused(error, self.directory) from error
+            if rows or segment.version == ERASED_VERSION:  # the second: a crash may have come before the index was made
+                keys.rebuild(next(each for each in partition.segments if each.first == first))
+            yield rows
+        self._guard.require_usable()
+        with ledger_errors(self.directory):
+            self._ledger.end_erasure(erasure)
+        self._note(self._partitions)
+
+    def _finish_erasures(self) -> None:
+        """Go on where a crash came between."""
+        for erasure in self._ledger.erasures:
+            keyed = self.config.keyed
+            if keyed is None or keyed.entity != erasure.column:
+                why: object = f"open it with Keyed(entity={erasure.column!r})"
+            else:
+                try:
+                    for _ in self._erase(erasure, self._keys[erasure.partition]):
+                        pass
+                    continue
+                except JournalError as error:
+                    why = error
+            logger.error(
+                "%s: rows that were to be erased are still there: %s",
+                self.directory,
+                why,
+                extra={"event": "not_erased"},
+            )
 
     def taken(self, partition: int, command: str | bytes) -> Taken | None:
         """Look a command up among the newest rows of a partition (`Keyed.remember`); None if it has not been taken. Raises as `rows_of`."""

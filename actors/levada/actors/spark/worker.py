@@ -302,7 +302,8 @@ class RemoteMailbox:
                         raise BridgeError(f"rows from {head.first} on came, where those from {start} on were due")
                     start += head.rows
                     waiting.found()
-                    yield fit(batch, schema)
+                    if batch.num_rows:
+                        yield fit(batch, schema)
                 if start < end:
                     raise BridgeError(f"rows ended at {start}, wanted up to {end}")
             except (RequestFailed, *_AWAY) as error:
@@ -318,7 +319,11 @@ class RemoteMailbox:
                     schema = pa.ipc.read_schema(pa.py_buffer(head.schema))
                 if schema is None:
                     raise BridgeError("the first block of a stream came without its columns")
-                yield head, pa.ipc.read_record_batch(pa.py_buffer(item.data), schema).slice(head.skip, head.rows)
+                if item.data:
+                    batch = pa.ipc.read_record_batch(pa.py_buffer(item.data), schema).slice(head.skip, head.rows)
+                else:  # erased rows
+                    batch = pa.RecordBatch.from_pylist([], schema)
+                yield head, batch
 
     def stage(self, head: StageHead, batches: Iterable[pa.RecordBatch], *, timeout: float = TIMEOUT) -> int:
         """Stage rows, with at most `WINDOW` blocks on their way; return how many. Goes on when a bridge that was away is back.
