@@ -27,7 +27,7 @@ import pyspark
 
 from levada.actors.spark.session import find_java
 
-pytestmark = [pytest.mark.release, pytest.mark.loopback, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.release, pytest.mark.loopback, pytest.mark.timeout(3600)]
 
 TRIAL = Path(__file__).with_name("nodes_trial.py")
 MARK = "LEVADA_TRIAL"
