@@ -157,13 +157,13 @@ async def test_drivers_are_killed_and_stopped(chance: random.Random) -> None:
 
 
 @pytest.mark.release
-@pytest.mark.timeout(3000)
+@pytest.mark.timeout(7200)
 async def test_nodes_are_killed_and_stopped_for_long(chance: random.Random, tmp_path: Path) -> None:
     await campaign(chance, 240, tmp_path)
 
 
 @pytest.mark.release
-@pytest.mark.timeout(3000)
+@pytest.mark.timeout(7200)
 async def test_drivers_are_killed_and_stopped_for_long(chance: random.Random) -> None:
     for _ in range(60):
         await kill_driver(chance)

@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import subprocess
 import tempfile
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 import trio
 
 from levada.actors.nodes import NodeDown, NodeLost, NodeSettings, NodeUp, local_nodes, nodes_of
-from levada.framework import ActorSystem, Failed, Lost
-from levada.framework.errors import ConfigurationError
+from levada.framework import ActorSystem, Failed, Lost, restart
+from levada.framework.errors import ConfigurationError, HandleNotForwardable
 
-from .apps import Add, Counter, Facts, Reporter, app, forks, talks
+from .apps import Add, Ask, Counter, Facts, Friend, Reporter, app, forks, talks
 from .processes import ROOT, driver, gone, is_alive, processes_of
 from .single import Where
 
@@ -198,6 +199,85 @@ async def test_a_folder_that_cannot_be_made_is_an_error_of_the_block(monkeypatch
         with pytest.raises(OSError, match="/nowhere/levada-"):
             async with local_nodes(system, 1, app):
                 pass
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], None]]:
+    """A file system of its own for temporary files; called with how many files and folders there may be."""
+    place = tempfile.mkdtemp(dir="/tmp")  # a path that has room for sockets
+
+    def mount(room: int) -> None:
+        options = ["-t", "tmpfs", "-o", f"size=16k,nr_inodes={room + 1}", "tmpfs", place]
+        if subprocess.run(["mount", *options], check=False, capture_output=True).returncode:
+            pytest.skip("this user may not mount a file system")
+        mounted.append(place)
+
+    mounted: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", place)
+        yield mount
+    for each in mounted:
+        subprocess.run(["umount", each], check=True)
+    os.rmdir(place)
+
+
+@pytest.mark.parametrize(
+    ("room", "kind", "text"),
+    [
+        (0, OSError, "No space left on device: '/tmp/.*/levada-"),
+        (1, ConfigurationError, r"cannot listen at /tmp/.*/driver: \[Errno 28\] No space left on device"),
+        (3, NodeLost, r"n. has failed: ConfigurationError: cannot listen at .*: \[Errno 28\] No space left on device"),
+    ],
+)
+async def test_a_full_disk_is_an_error_of_the_block(
+    small_disk: Callable[[int], None], room: int, kind: type[Exception], text: str
+) -> None:
+    """Without room for the folder, for the driver's socket, or for that of the second node."""
+    small_disk(room)
+    marker = uuid.uuid4().hex
+    async with ActorSystem() as system:
+        with pytest.raises(kind, match=text):
+            async with local_nodes(system, 2, app, settings=NodeSettings(env={"LEVADA_TEST": marker})):
+                pass
+    assert processes_of(f"LEVADA_TEST={marker}") == []
+    assert os.listdir(tempfile.gettempdir()) == []
+
+
+async def test_two_fleets_on_one_machine_know_nothing_of_each_other() -> None:
+    """Their nodes, names and groups are called the same. One is killed to its last node, and the other does not notice."""
+    async with (
+        ActorSystem("one") as one,
+        ActorSystem("two") as two,
+        local_nodes(one, 2, app) as ours,
+        local_nodes(two, 2, app) as theirs,
+    ):
+        assert [member.name for member in ours.members] == [member.name for member in theirs.members]
+        assert len({member.pid for fleet in (ours, theirs) for member in fleet.members}) == 4
+        counters = [
+            await fleet.spawn(Counter, start, on="n0", name="single", supervise=restart("permanent"))
+            for fleet, start in ((ours, 10), (theirs, 20))
+        ]
+        assert [await counter.ask(Add(1)) for counter in counters] == [11, 21]
+        assert [system.registry["single"] for system in (one, two)] == counters
+        one.groups.join("g", one.spawn(Counter))
+        friend = await theirs.spawn(Friend, on="n1")
+        with pytest.raises(HandleNotForwardable):
+            await friend.ask(Ask(counters[0]))
+        async with theirs.events() as events:
+            before = theirs.members
+            async with ours.events() as lost:
+                for member in ours.members:
+                    os.kill(member.pid, signal.SIGKILL)
+                with trio.fail_after(30):
+                    while [member.restarts for member in ours.members] != [1, 1]:
+                        await lost.receive()
+                    again = await ours.lookup("single")
+            assert await again.ask(Add(1)) == 11
+            assert await counters[1].ask(Add(1)) == 22
+            assert theirs.members == before
+            with pytest.raises(trio.WouldBlock):
+                events.receive_nowait()
+        assert two.groups.members("g") == []
 
 
 async def test_a_start_may_be_cancelled_at_any_moment() -> None:

@@ -21,7 +21,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark import InheritableThread
 
 from levada.actors.nodes import NodeDown, NodeLost, NodeSettings, NodeUp, spark_nodes
-from levada.framework import ActorSystem, Failed
+from levada.framework import ActorSystem, Failed, restart
 from levada.framework.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -95,6 +95,22 @@ async def test_a_node_runs_where_spark_places_it_and_comes_back_after_a_kill(spa
             born = stat(third.pid)[19]
         await gone(third.pid, born)
     assert await trio.to_thread.run_sync(lambda: spark.range(10).count()) == 10
+
+
+async def test_a_node_that_is_reached_by_quic(spark: SparkSession, shipped: Any, tmp_path: Path) -> None:
+    """Actors are spawned on it and asked; one with a name moves when it restarts."""
+    async with ActorSystem("driver") as system:
+        settings = spark_nodes(system, spark, 1, "node_app:app", settings=SETTINGS, carrier="quic")
+        async with settings as nodes:
+            assert nodes["n0"].url.startswith("aqueduct://")
+            counter = await nodes.spawn(shipped.Counter, on="n0")
+            assert [await counter.ask(shipped.Add(n)) for n in (3, 4)] == [3, 7]
+            single = importlib.import_module("single")
+            held = await nodes.spawn(single.Single, str(tmp_path), name="single", supervise=restart("permanent"))
+            first = (await held.ask(single.Where()))[0]
+            await nodes.restart()
+            again = await nodes.lookup("single")
+            assert (await again.ask(single.Where()))[0] == nodes["n0"].pid != first
 
 
 async def test_an_app_that_executors_cannot_import_is_told_with_the_remedy(spark: SparkSession) -> None:

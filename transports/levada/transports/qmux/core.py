@@ -104,9 +104,12 @@ class QmuxCore:
 
     @property
     def max_datagram_size(self) -> int:
-        """Bytes of the largest datagram that the peer takes; 0 before `Established`, or if it takes none. Source: QX-19."""
+        """Bytes of the largest datagram that the peer takes; 0 before `Established`, or if it takes none. Source: QX-19.
+
+        It stays after the end: a connection that is lost right after its handshake is not one without datagrams.
+        """
         peer = self.peer_parameters
-        if peer is None or self._state is _ENDED:
+        if peer is None:
             return 0
         return max(min(peer.max_datagram_frame_size, self._records.largest) - 1, 0)
 
@@ -360,9 +363,9 @@ class QmuxCore:
         """Queue a datagram; false if the queue is full.
 
         Raises:
-            LocalProtocolError: it is larger than `max_datagram_size`.
+            LocalProtocolError: it is larger than `max_datagram_size`, or the connection has ended.
         """
-        limit = self.max_datagram_size
+        limit = 0 if self._state is _ENDED else self.max_datagram_size
         if len(data) > limit or not limit:
             raise LocalProtocolError(f"datagram of {len(data)} bytes, at most {limit} fit")
         if len(self._datagrams) >= self.config.datagram_queue:
