@@ -66,7 +66,7 @@ def test_the_runtime_on_the_oldest_versions(tmp_path: Path) -> None:
 
 @pytest.mark.ci
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("minor", [11, 12, 13, 14])
+@pytest.mark.parametrize("minor", [11, pytest.param(12, marks=pytest.mark.release), 13, 14])
 def test_the_runtime_on_every_python(tmp_path: Path, minor: int) -> None:
     if sys.version_info[:2] == (3, minor):
         pytest.skip("that is the Python of this run")

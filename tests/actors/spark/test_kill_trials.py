@@ -158,7 +158,7 @@ def trials(serve: Callable[..., Server], tmp_path: Path) -> Iterator[Trials]:
     made.close()
 
 
-@pytest.mark.ci
+@pytest.mark.release
 @pytest.mark.timeout(300)
 def test_a_query_outlives_its_bridge_and_its_workers(trials: Trials) -> None:
     """One of each, but for the driver, whose start takes ten seconds."""
