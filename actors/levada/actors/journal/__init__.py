@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     )
     from .extent import Appended, Extent, Fenced, StoreStatistics, partition_of
     from .ipc import rows_of_stream, stream_of
+    from .keeping import Keeper, keeper
     from .keys import Taken
     from .ledger import Delivered, Reach
     from .questions import (
@@ -72,9 +73,9 @@ __all__ = [
     "Append", "Appended", "AwaitRows", "Block", "Columns", "CommandReused", "CommitGroup", "DeclareGroup", "Deliver", "Delivered", "DiscardOlder",
     "DiscardStaged", "Envelope", "EraseEntity", "Erased", "Extent", "Fenced", "FindCommand", "ForgetGroup", "Found", "GetExtent", "GetGroups",
     "GetJournalStatistics", "GetReach", "GetSchema", "Journal", "JournalBehind", "JournalConfig", "JournalDamaged", "JournalError", "JournalFull",
-    "JournalLocked", "JournalStatistics", "JournalUnwritable", "Keyed", "Message", "OffsetGone", "OffsetWithin", "Reach", "Read",
+    "JournalLocked", "JournalStatistics", "JournalUnwritable", "Keeper", "Keyed", "Message", "OffsetGone", "OffsetWithin", "Reach", "Read",
     "ReadEntity", "ReadRows", "Rows", "SchemaMismatch", "Stage", "StageRows", "Store", "StoreStatistics", "Taken", "check_growth", "columns_of",
-    "differences", "fit", "partition_of", "rows_of_stream", "stream_of",
+    "differences", "fit", "keeper", "partition_of", "rows_of_stream", "stream_of",
 ]  # fmt: skip
 
 _MODULES = (
@@ -91,6 +92,7 @@ _MODULES = (
     "ipc",
     "questions",
     "actor",
+    "keeping",
 )
 """Where the names above are, those first that import least."""
 

@@ -292,7 +292,7 @@ class Fleet(Nodes):
             ConfigurationError: there is no such node.
         """
         if on == "any":
-            up = [place for place in self._places.values() if self._is_up(place)]
+            up = [place for place in self._places.values() if place.settings.on_any and self._is_up(place)]
             if not up:
                 states = ", ".join(f"{member.name} is {member.state.value}" for member in self.members)
                 raise ActorError(f"no node is up: {states or 'there is none'}")

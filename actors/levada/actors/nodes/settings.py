@@ -53,6 +53,8 @@ class NodeSettings:
         validator=v.instance_of(RestartPolicy),
     )
     """When a node that was lost starts again. With one restart more than `RestartPolicy.max`, the error comes out of the driver's system."""
+    on_any: bool = attrs.field(default=True, validator=v.instance_of(bool))
+    """Whether ``on="any"`` chooses these nodes, see `Nodes.spawn`."""
     nice: int = attrs.field(default=0, validator=[v.instance_of(int), v.in_(range(20))])
     """Added to the niceness of each process."""
     affinity: tuple[tuple[int, ...], ...] = attrs.field(default=(), converter=_sets)
