@@ -13,7 +13,7 @@ import trio
 from levada.actors.nodes import NodeLost, Nodes, NodeSettings, Run
 from levada.actors.nodes.body import run_node
 from levada.actors.nodes.fleet import Fleet
-from levada.actors.nodes.nodes import QMUX
+from levada.actors.nodes.nodes import QMUX, TO_DRIVER
 from levada.framework import ActorSystem
 from levada.framework.errors import ConnectionLost
 from levada.transports.carriers import unix
@@ -40,7 +40,7 @@ class Task:
         """Run the body."""
         try:
             with self.scope:
-                opens = partial(dial_over, unix.over(self.connection, "the driver"), QMUX)
+                opens = partial(dial_over, unix.over(self.connection, "the driver"), TO_DRIVER)
                 try:
                     await self.body(opens, name=self.run.name, end=self.end)
                     self.how = NodeLost("ended with exit code 0", exit_code=0)
@@ -73,8 +73,9 @@ class Task:
 class InProcess:
     """Starts nodes as tasks."""
 
-    def __init__(self, handed: unix.HandedListener, body: Callable[..., Awaitable[None]]) -> None:
+    def __init__(self, handed: unix.HandedListener, body: Callable[..., Awaitable[None]], busy: float) -> None:
         self.handed = handed
+        self.busy = busy
         self.body = body
         self.tasks: list[Task] = []
         self.driver_url = "aqueduct+memory://driver"
@@ -92,6 +93,7 @@ class InProcess:
             self.tasks.append(task)
             nursery.start_soon(task.live)
             try:
+                await trio.sleep(self.busy)
                 await self.handed.hand(unix.over(ours, run.id))
                 yield task
             finally:
@@ -109,11 +111,22 @@ async def nodes_here(
     settings: NodeSettings = SETTINGS,
     names: Sequence[str] | None = None,
     body: Callable[..., Awaitable[None]] = run_node,
+    busy: float = 0.0,
 ) -> AsyncIterator[tuple[Nodes, list[Task]]]:
-    """Run nodes as tasks; yields the fleet, and the tasks in the order of their starts. `body`: what they do, by default what nodes do."""
+    """Run nodes as tasks; yields the fleet, and the tasks in the order of their starts.
+
+    Args:
+        system: the driver's.
+        n: how many nodes.
+        app: theirs.
+        settings: theirs.
+        names: theirs.
+        body: what they do, by default what nodes do.
+        busy: seconds before the driver turns to a process that it has started.
+    """
     fleet = Fleet.of(system)
     handed = unix.HandedListener(100)
-    launcher = InProcess(handed, body)
+    launcher = InProcess(handed, body, busy)
     async with (
         fleet.listen(launcher.driver_url),
         fleet.serve(partial(listen_over, handed, QMUX)),

@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from levada.actors.nodes import MemberState, NodeDown, NodeLost, NodeUp, nodes_of
+from levada.actors.nodes import MemberState, NodeDown, NodeLost, NodeSettings, NodeUp, nodes_of
 from levada.framework import ActorSystem, Failed, Lost, Normal, Ref, bounded, conflate, restart
 from levada.framework.errors import ActorError, ConfigurationError, NameTaken, NameUnknown
 
@@ -50,6 +50,15 @@ async def test_actors_are_spawned_in_turn_or_on_a_node_by_name_or_index(autojump
         assert names[2:] == ["n1", "n0"]
         counter = await nodes.spawn(Counter, 5, on="n0", mailbox=bounded(10))
         assert await counter.ask(Add(2)) == 7
+
+
+async def test_a_node_waits_for_a_driver_that_is_busy(autojump_clock: MockClock) -> None:
+    """Longer than a connection usually waits for its handshake: the driver says when a start takes too long."""
+    began = trio.current_time()
+    settings = NodeSettings(start_timeout=60.0)
+    async with ActorSystem() as system, nodes_here(system, 1, busy=40.0, settings=settings) as (_, tasks):
+        assert 40 <= trio.current_time() - began < 41
+        assert len(tasks) == 1
 
 
 async def test_lookup_finds_what_the_app_of_a_node_has_registered(autojump_clock: MockClock) -> None:

@@ -97,6 +97,7 @@ async def test_a_node_runs_where_spark_places_it_and_comes_back_after_a_kill(spa
     assert await trio.to_thread.run_sync(lambda: spark.range(10).count()) == 10
 
 
+@pytest.mark.timeout(400)
 async def test_a_node_that_is_reached_by_quic(spark: SparkSession, shipped: Any, tmp_path: Path) -> None:
     """Actors are spawned on it and asked; one with a name moves when it restarts."""
     async with ActorSystem("driver") as system:

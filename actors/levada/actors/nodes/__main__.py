@@ -23,7 +23,7 @@ from levada.transports.qmux import dial_over
 from .body import run_node
 from .heart import ORPHANED, Heart, exit_within
 from .messages import NodeLost, Welcome
-from .nodes import QMUX
+from .nodes import TO_DRIVER
 
 __all__ = ["main"]
 
@@ -112,7 +112,7 @@ class _Process:
             async with trio.open_nursery() as nursery:
                 end = trio.Event()
                 nursery.start_soon(self._obey, signals, end)
-                opens = partial(dial_over, unix.over(self._connection, "the driver"), QMUX)
+                opens = partial(dial_over, unix.over(self._connection, "the driver"), TO_DRIVER)
                 await run_node(opens, name=self._name, end=end, settle=self._settle, lost=exit_within)
                 nursery.cancel_scope.cancel()
 

@@ -29,7 +29,7 @@ from levada.transports.qmux import listen_over
 from levada.transports.text import printable
 
 from .fleet import Fleet
-from .heart import Beats, Pulse
+from .heart import ORPHANED, Beats, Pulse
 from .messages import NodeLost
 from .node import Run
 from .nodes import QMUX, Nodes
@@ -232,7 +232,8 @@ class Child:
             lines.read(_REST)
         if code < 0:
             return NodeLost(f"was killed by {_signal_name(-code)}", node=self._name, signal=-code)
-        return NodeLost(f"ended with exit code {code}", node=self._name, exit_code=code)
+        why = ", because its connection with this process was lost" if code == ORPHANED else ""
+        return NodeLost(f"ended with exit code {code}{why}", node=self._name, exit_code=code)
 
     def terminate(self) -> None:
         """Send SIGTERM."""

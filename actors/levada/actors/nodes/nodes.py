@@ -49,12 +49,14 @@ from .messages import (
 )
 from .sharing import Sharing
 
-__all__ = ["QMUX", "Links", "Nodes", "OwnLinks", "fleet_of", "nodes_of"]
+__all__ = ["QMUX", "TO_DRIVER", "Links", "Nodes", "OwnLinks", "fleet_of", "nodes_of"]
 
 T = TypeVar("T")
 
 QMUX: Final = QmuxConfig(protocols=(QMUX_ALPN,), max_streams=4096, max_streams_unidirectional=4096, idle_timeout=0)
 """For connections whose end the operating system reports: no idle time-out."""
+TO_DRIVER: Final = attrs.evolve(QMUX, handshake_timeout=1e9)
+"""For a child process. A driver may be busy for long when its node is there; it gives late nodes up itself, and its end is noticed."""
 
 _fleets: weakref.WeakKeyDictionary[ActorSystem, Nodes] = weakref.WeakKeyDictionary()
 """Written by `Nodes` alone, which also removes its entry."""
