@@ -101,8 +101,32 @@ def test_ls_as_json(journal: Path, levada: Run) -> None:
     found = json.loads(text)
     assert code == 0
     assert [(each["first"], each["end"], each["noted_end"]) for each in found["partitions"]] == [(0, 20, 20)] * 2
-    assert found["entities"] == {"anna": 30, "b\x1b[2Jen": 10}
+    assert (found["entities"], found["rows_of_others"]) == ({"anna": 30, "b\x1b[2Jen": 10}, 0)
     assert (found["groups"], found["staged"], found["findings"]) == ({"readers": {"0": 3, "1": 2}}, 0, [])
+
+
+def test_ls_lists_so_many_entities(journal: Path, levada: Run) -> None:
+    code, text = levada("ls", journal, "--entities", "entity", "--limit", "1")
+    assert code == 0
+    assert text.splitlines()[-2:] == ["  entity    b\\x1b[2Jen: 10 rows", "  entities  not listed: 30 rows (--limit)"]
+
+
+def test_erased_rows(journal: Path, levada: Run) -> None:
+    with Store.open(journal, COLUMNS.schema, CONFIG) as store:
+        assert sum(store.erase("anna", partition=0)) == 10
+        store.erase("anna", partition=1)
+    code, text = levada("verify", journal)
+    assert code == 0
+    assert "the erasure of 'anna' is not finished; the next opening with Keyed(entity='entity') finishes it" in text
+    with Store.open(journal, COLUMNS.schema, CONFIG):
+        pass
+    code, text = levada("verify", journal)
+    assert (code, len(text.splitlines())) == (0, 1)
+    assert levada("show", journal, "--entity", "anna") == (0, "")
+    assert len(levada("show", journal)[1].splitlines()) == 10
+    assert [
+        json.loads(line)["amount"] for line in levada("show", journal, "--entity", "b\x1b[2Jen")[1].splitlines()
+    ] == [*range(0, 40, 4)]
 
 
 def test_ls_of_the_mailboxes_of_a_bridge(tmp_path: Path, levada: Run) -> None:

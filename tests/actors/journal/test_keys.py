@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import random
 import shutil
 import tarfile
@@ -37,6 +38,7 @@ from levada.actors.journal import (  # noqa: E402
     columns_of,
     partition_of,
 )
+from levada.actors.journal import keys as keys_module  # noqa: E402
 from levada.actors.journal.segments import Segment  # noqa: E402
 from levada.framework import ActorSystem, Ref, bounded, message  # noqa: E402
 from levada.framework.errors import ConfigurationError  # noqa: E402
@@ -230,6 +232,27 @@ def test_a_journal_of_format_2_is_read_with_its_indexes(tmp_path: Path, caplog: 
     assert caplog.records == []
 
 
+def test_few_indexes_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each holds a descriptor, and a journal may have thousands of segments."""
+
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    monkeypatch.setattr(keys_module, "OPEN_INDEXES", 2)
+    gc.collect()
+    before = descriptors()
+    with open_store(tmp_path) as store:
+        fill(store, 200)
+        segments = store.statistics().segments
+        check(store)
+        assert segments > 8
+        assert descriptors() <= before + 10
+    with open_store(tmp_path) as store:
+        check(store)
+        check(store)
+        assert descriptors() <= before + 10
+
+
 # ---------------------------------------------------------------- damage
 
 
@@ -393,6 +416,12 @@ async def test_asked_as_messages(system: ActorSystem, tmp_path: Path) -> None:
     assert (await journal.ask(ReadEntity("nobody", newest=1))).count == 0
     with pytest.raises(ValueError, match="newest"):
         ReadEntity("anna", newest=0)
+    with pytest.raises(UnicodeEncodeError):
+        ReadEntity("\ud800")
+    with pytest.raises(UnicodeEncodeError):
+        Append([Event("anna", None, 1)], key="\ud800")
+    with pytest.raises(TypeError, match="entity is text or bytes, not int"):
+        ReadEntity(7)  # type: ignore[arg-type]
     taken = await journal.ask(FindCommand(0, "c7"))
     assert (taken.count, taken.batch().column("offset").to_pylist()) == (1, [7])
     assert (await journal.ask(FindCommand(0, "c99"))).count == 0

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 import trio
 
+pa = pytest.importorskip("pyarrow")
 pytest.importorskip("levada.actors.journal", exc_type=ImportError)
 
-from levada.actors.journal import Append, Journal, JournalConfig, JournalDamaged, Keyed, Store, columns_of
-from levada.actors.journal import partitions as partitions_module
-from levada.framework import ActorSystem, Ref, bounded, message
+from levada.actors.journal import Append, Journal, JournalConfig, JournalDamaged, Keyed, Store, columns_of, stream_of  # noqa: E402
+from levada.actors.journal import partitions as partitions_module  # noqa: E402
+from levada.framework import ActorSystem, Ref, bounded, message  # noqa: E402
 
 
 @message("small.Row")
@@ -241,3 +242,23 @@ async def test_asks_under_way_together_share_a_block(tmp_path: Path) -> None:
     assert count <= 4
     [path] = (tmp_path / "partition-0000").glob("*.segment")
     assert path.stat().st_size / 256 < 240
+
+
+async def test_streams_under_way_together_share_a_block(tmp_path: Path) -> None:
+    """Each counts with its bytes, 1 MiB here, so 32 share a sync."""
+    large = stream_of(COLUMNS.encode([Row(0, 200, b"x" * (1 << 20))]))
+    config = JournalConfig(block_bytes=16 << 20)
+    async with ActorSystem("test", ask_timeout=None) as system:
+        journal: Ref[Any] = system.spawn(partial(Journal, tmp_path, Row, config=config), mailbox=bounded(256))
+        async with trio.open_nursery() as nursery:
+            for _ in range(15):
+                nursery.start_soon(journal.ask, Append(large))
+    [count] = blocks(tmp_path)
+    assert count <= 3
+
+
+def test_rows_without_bytes_are_packed(tmp_path: Path) -> None:
+    schema = pa.schema([("nothing", pa.null())])
+    with Store.open(tmp_path, schema, JournalConfig(block_rows=10)) as store:
+        [answer] = store.append([(0, pa.record_batch([pa.nulls(25)], schema=schema))])
+        assert (answer.count, sum(batch.num_rows for _, batch in store.batches(0, 0))) == (25, 25)

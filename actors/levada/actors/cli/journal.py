@@ -43,6 +43,9 @@ def add_parser(subparsers: Subparsers) -> None:
     ls.add_argument(
         "--entities", metavar="COLUMN", help="count the rows of each value of this column; reads everything"
     )
+    ls.add_argument(
+        "--limit", type=int, default=1000, metavar="N", help="list at most so many entities (default: 1000)"
+    )
     ls.add_argument("--json", action="store_true", help="print a line of JSON for each journal")
     show = command("show", _show, "print rows as lines of JSON")
     show.add_argument(
@@ -101,15 +104,15 @@ def _ls(args: argparse.Namespace) -> int:
     for path in _journals(args):
         with inspect(path) as found:
             wrong = wrong or _is_wrong(found.findings)
-            entities = found.entities(args.entities) if args.entities is not None else None
+            entities, others = found.entities(args.entities, args.limit) if args.entities is not None else (None, 0)
             if args.json:
-                print(json.dumps(_summary(found, entities)))
+                print(json.dumps(_summary(found, entities, others)))
             else:
-                _print_summary(found, entities)
+                _print_summary(found, entities, others)
     return 1 if wrong else 0
 
 
-def _summary(found: Inspection, entities: dict[str, int] | None) -> dict[str, Any]:
+def _summary(found: Inspection, entities: dict[str, int] | None, others: int) -> dict[str, Any]:
     return {
         "directory": str(found.directory),
         "epoch": found.epoch,
@@ -129,11 +132,11 @@ def _summary(found: Inspection, entities: dict[str, int] | None) -> dict[str, An
         "groups": {name: {str(number): at for number, at in offsets.items()} for name, offsets in found.groups.items()},
         "staged": found.staged,
         "findings": [_finding(each) for each in found.findings],
-        **({} if entities is None else {"entities": entities}),
+        **({} if entities is None else {"entities": entities, "rows_of_others": others}),
     }
 
 
-def _print_summary(found: Inspection, entities: dict[str, int] | None) -> None:
+def _print_summary(found: Inspection, entities: dict[str, int] | None, others: int) -> None:
     print(f"{printable(str(found.directory))}: journal {found.epoch}, opened {found.openings} times")
     print(f"  columns   {printable(', '.join(f'{field.name}: {field.type}' for field in found.schema))}")
     for each in found.partitions:
@@ -150,6 +153,8 @@ def _print_summary(found: Inspection, entities: dict[str, int] | None) -> None:
         print(f"  staged    {found.staged} parts of batches that are not delivered yet")
     for name, rows in sorted((entities or {}).items(), key=lambda each: (-each[1], each[0])):
         print(f"  entity    {printable(name)}: {rows:,} rows")
+    if others:
+        print(f"  entities  not listed: {others:,} rows (--limit)")
     _print_findings(found.findings)
 
 

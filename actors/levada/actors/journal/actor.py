@@ -595,7 +595,9 @@ def _found(partition: int, batches: list[pa.RecordBatch], following: int | None)
 
 
 def _octets_of(rows: Any) -> int:
-    return int(rows.nbytes) if isinstance(rows, pa.RecordBatch) else ROW_OCTETS * len(rows)
+    if isinstance(rows, pa.RecordBatch):
+        return int(rows.nbytes)
+    return len(rows) if isinstance(rows, bytes) else ROW_OCTETS * len(rows)
 
 
 def _has_rows(extent: Extent, wanted: AwaitRows) -> bool:

@@ -100,18 +100,29 @@ class Inspection:
                 if found.num_rows:
                     yield number, first, found
 
-    def entities(self, column: str) -> dict[str, int]:
-        """Count the rows of each value of a column, by reading everything."""
+    def entities(self, column: str, most: int) -> tuple[dict[str, int], int]:
+        """Count the rows of each value of a column, by reading everything.
+
+        Args:
+            column: of text or bytes.
+            most: values that are counted, the first ones found.
+
+        Returns:
+            The counts, and the number of rows of other values.
+        """
         self._key_type(column)
         counts: dict[str, int] = {}
+        others = 0
         for number in range(len(self.partitions)):
             for _, batch in self.batches(number):
                 for each in pc.value_counts(batch.column(column)).to_pylist():
                     value = each["values"]
                     name = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
-                    if name is not None:
+                    if name is not None and (name in counts or len(counts) < most):
                         counts[name] = counts.get(name, 0) + each["counts"]
-        return counts
+                    elif name is not None:
+                        others += each["counts"]
+        return counts, others
 
     def _key_type(self, column: str) -> pa.DataType:
         kind = self.schema.field(column).type if column in self.schema.names else None
@@ -189,6 +200,14 @@ def inspect(directory: Path, *, blocks: bool = False) -> Iterator[Inspection]:
             staged=len(list((directory / "staging").glob("*.segment"))),
             transaction=ledger.transaction,
         )
+        findings += [
+            Finding(
+                "note",
+                f"the erasure of {each.entity!r:.100} is not finished; the next opening with Keyed(entity={each.column!r}) finishes it",
+                str(partitions[each.partition].folder),
+            )
+            for each in ledger.erasures
+        ]
         if blocks:
             findings += _examine_all(found)
         yield found

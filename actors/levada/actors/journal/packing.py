@@ -34,7 +34,7 @@ def _pieces(batch: pa.RecordBatch, config: JournalConfig) -> Iterator[pa.RecordB
     if rows <= config.block_rows and (size <= limit or rows == 1):
         yield batch
         return
-    step = max(1, min(config.block_rows, rows * limit // size, (rows + 1) // 2))
+    step = max(1, min(config.block_rows, rows * limit // max(size, 1), (rows + 1) // 2))
     for start in range(0, rows, step):
         yield from _pieces(batch.slice(start, step), config)
 

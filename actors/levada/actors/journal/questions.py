@@ -37,6 +37,13 @@ _NUMBER = v.and_(v.instance_of(int), v.ge(0), v.lt(1 << 63))
 _NAME = v.and_(v.instance_of(str), v.max_len(1000))
 
 
+def _key(_: Any, attribute: Any, value: Any) -> None:
+    if isinstance(value, str):
+        value.encode()  # a lone surrogate fails here, and not in the journal
+    elif not isinstance(value, bytes):
+        raise TypeError(f"{attribute.name} is text or bytes, not {type(value).__name__}")
+
+
 @message("levada.journal.append", frozen=True)
 class Append(Asks[Appended | Fenced]):
     """Append rows; answered when they are on the disk (`JournalConfig.sync`). Only an append with `at` is ever answered with `Fenced`.
@@ -50,7 +57,7 @@ class Append(Asks[Appended | Fenced]):
     """A record batch, messages of the journal's class, or an Arrow IPC stream of one batch (`stream_of`). Record batches do not travel."""
     partition: int | None = attrs.field(default=None, validator=v.optional(_INT))
     """None: by `key`."""
-    key: str | bytes | None = attrs.field(default=None, validator=v.optional(v.instance_of((str, bytes))))
+    key: str | bytes | None = attrs.field(default=None, validator=v.optional(_key))
     """Rows with the same key go to the same partition, in order. None: partitions take turns."""
     at: int | None = attrs.field(default=None, validator=v.optional(_OFFSET))
     """Compare and append: write only if the partition ends here, else answer with `Fenced`. No other append comes between the two. Needs
@@ -240,7 +247,7 @@ class Found:
 class ReadEntity(Asks[Found]):
     """Read rows of an entity in order: the rows of one block and more, until they have `max_bytes`. No other block is read."""
 
-    entity: str | bytes = attrs.field(validator=v.instance_of((str, bytes)))
+    entity: str | bytes = attrs.field(validator=_key)
     partition: int | None = attrs.field(default=None, validator=v.optional(_INT))
     """None: the partition of the entity as a key."""
     start: int = attrs.field(default=0, validator=_INT)
@@ -255,7 +262,7 @@ class FindCommand(Asks[Found]):
     """Look up the rows of a command, as `Store.taken`; no rows: it has not been taken, or is forgotten."""
 
     partition: int = attrs.field(validator=_INT)
-    command: str | bytes = attrs.field(validator=v.instance_of((str, bytes)))
+    command: str | bytes = attrs.field(validator=_key)
 
 
 @message("levada.journal.erased", frozen=True)
@@ -276,7 +283,7 @@ class EraseEntity(Asks[Erased]):
     read or written: ask again.
     """
 
-    entity: str | bytes = attrs.field(validator=v.instance_of((str, bytes)))
+    entity: str | bytes = attrs.field(validator=_key)
     partition: int | None = attrs.field(default=None, validator=v.optional(_INT))
     """None: the partition of the entity as a key."""
     before: int | None = attrs.field(default=None, validator=v.optional(_OFFSET))
