@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import socket as stdlib_socket
 import stat
 from collections.abc import AsyncIterator, Iterator
@@ -211,6 +212,37 @@ async def test_too_many_descriptors_and_addresses(shared: SharedSockets) -> None
         with pytest.raises(ConfigurationError, match="over 16 addresses"):
             await source(ListeningAddress(kind="tcp", host="many.test", port=1))
         source.close()
+
+
+async def test_a_request_without_a_free_descriptor_fails_alone(
+    shared: SharedSockets, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The process that binds cannot take the socket for the answer. The next request gets its own answer, not that of the lost one."""
+    link = shared.offer()
+    ours, theirs = stdlib_socket.socketpair()
+    line = b'{"kind": "tcp", "host": "127.0.0.1", "port": 1}\n'
+    stdlib_socket.send_fds(link, [line], [theirs.fileno()])
+    theirs.close()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, before[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY))
+        await wait_all_tasks_blocked()
+    finally:
+        for number in taken:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert ours.recv(100) == b""
+    ours.close()
+    assert "no file descriptor is free" in caplog.text
+    source = PassedSockets(link)
+    (other,) = await source(ListeningAddress(kind="tcp", host="127.0.0.1"))
+    assert other.socket.getsockname()[1] > 1
+    other.close()
+    source.close()
 
 
 async def test_a_cancelled_request_leaves_the_connection_whole() -> None:

@@ -205,6 +205,8 @@ class Query(Actor[AwaitAvailable | GetProgress]):
     _run: _Run | None = attrs.field(init=False, default=None)
     _waiting: list[Reply[None]] = attrs.field(init=False, factory=list)
     """For the next call of ``processAllAvailable``: a call under way may have read the sources before they asked."""
+    _asked: list[Reply[None]] = attrs.field(init=False, factory=list)
+    """For the call under way. Those that get no answer end with the actor, which says why."""
     _processing: bool = attrs.field(init=False, default=False)
     _told: trio.Event = attrs.field(init=False, factory=trio.Event)
     """Set when the last event has been passed on."""
@@ -251,8 +253,11 @@ class Query(Actor[AwaitAvailable | GetProgress]):
             self._outlet.close()
 
     async def restarting(self, error: BaseException | None, message: Any) -> None:
-        """Stop the rest of this run, and pass its last events on."""
+        """Stop the rest of this run, pass its last events on, and fail the questions that it leaves open."""
         await self._end()
+        for reply in self._asked + self._waiting:
+            if reply.wanted:
+                reply.fail(error or QueryFailed("the query is started again before all rows are processed"))
 
     async def _end(self) -> None:
         run, self._ending = self._run, True
@@ -270,24 +275,18 @@ class Query(Actor[AwaitAvailable | GetProgress]):
     async def _process(self, run: _Run) -> None:
         try:
             while self._waiting:
-                asked, self._waiting = self._waiting, []
-                if not any(reply.wanted for reply in asked):
+                self._asked, self._waiting = self._waiting, []
+                if not any(reply.wanted for reply in self._asked):
                     continue
-                try:
-                    done, failure = await self._in_thread(run.process)
-                except BaseException:
-                    self._waiting = asked + self._waiting  # they end with the actor, which says why
-                    raise
+                done, failure = await self._in_thread(run.process)
                 if failure is not None:
-                    for reply in asked:
+                    for reply in self._asked:
                         reply.fail(failure)
                 elif done:
-                    for reply in asked:
+                    for reply in self._asked:
                         reply.send(None)
                 else:
-                    # The query was stopped meanwhile: the actor ends, and these questions with it.
-                    self._waiting = asked + self._waiting
-                    return
+                    return  # the query was stopped meanwhile: the actor ends, or starts again
         finally:
             self._processing = False
 
