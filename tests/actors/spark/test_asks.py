@@ -20,7 +20,7 @@ import pyarrow as pa
 from levada.actors.journal import SchemaMismatch, columns_of
 from levada.actors.spark import asks as asks_module
 from levada.actors.spark.asks import AskRows, EachRow, RemoteActor, ask, ask_batches, ask_many
-from levada.actors.spark.bridge import BridgeConfig
+from levada.actors.spark.desk import BridgeConfig
 from levada.actors.spark.protocol import ActorFailed, UnknownName
 from levada.framework import Actor, Asks, Ref, handles, message, restart
 from levada.framework.errors import ActorStopped, AskTimeout, ConfigurationError, ConnectionLost

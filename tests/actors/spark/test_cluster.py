@@ -22,7 +22,7 @@ import pyspark
 
 from levada.actors.interop.certificates import make_certificates
 from levada.actors.spark.asks import AskRows
-from levada.actors.spark.bridge import BridgeConfig
+from levada.actors.spark.desk import BridgeConfig
 from levada.actors.spark.session import find_java
 from levada.actors.spark.shipping import DEPENDENCIES, main, make_zip
 from levada.framework import Actor, handles

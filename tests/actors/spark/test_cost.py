@@ -28,7 +28,7 @@ from levada.actors.rsocket import COMPOSITE, MESSAGES, RequestFailed, RequestRej
 from levada.actors.rsocket.server import ServerConnection  # noqa: E402
 from levada.actors.spark import BridgeConfig  # noqa: E402
 from levada.actors.spark.asks import EachRow  # noqa: E402
-from levada.actors.spark.bridge import MAX_SETUP  # noqa: E402
+from levada.actors.spark.desk import MAX_SETUP  # noqa: E402
 from levada.actors.spark.protocol import (  # noqa: E402
     HEAD,
     AppendHead,

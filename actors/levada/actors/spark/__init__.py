@@ -22,16 +22,18 @@ from .session import Java, find_java, session  # here at once: the module and th
 
 if TYPE_CHECKING:
     from .asks import AskRows, EachRow, RemoteActor, ask, ask_batches, ask_many
-    from .bridge import Bridge, BridgeConfig, Delivery, Mailbox, RowKey, serve_bridge
+    from .bridge import Bridge, Delivery, Mailbox, RowKey, serve_bridge
+    from .desk import BridgeConfig, Desk, serve_asks
     from .protocol import ActorFailed, BridgeError, BridgeRefused, EpochChanged, UnknownName
 
 __all__ = [
-    "ActorFailed", "AskRows", "Bridge", "BridgeConfig", "BridgeError", "BridgeRefused", "Delivery", "EachRow",
+    "ActorFailed", "AskRows", "Bridge", "BridgeConfig", "BridgeError", "BridgeRefused", "Delivery", "Desk",
+    "EachRow",
     "EpochChanged", "Java", "Mailbox", "RemoteActor", "RowKey", "UnknownName", "ask", "ask_batches", "ask_many",
-    "find_java", "serve_bridge", "session",
+    "find_java", "serve_asks", "serve_bridge", "session",
 ]  # fmt: skip
 
-_MODULES = "protocol", "asks", "bridge"
+_MODULES = "protocol", "asks", "desk", "bridge"
 """Where the names above are, those first that import least."""
 
 

@@ -29,9 +29,10 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import time
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar, cast
 
@@ -56,7 +57,7 @@ from levada.transports.rsocket import Payload
 from levada.transports.rsocket.extensions import Entry
 
 from .protocol import REQUEST_ID, ActorFailed, raised
-from .worker import connection
+from .worker import addresses, connection
 
 __all__ = ["AskRows", "EachRow", "RemoteActor", "ask", "ask_batches", "ask_many"]
 
@@ -94,7 +95,10 @@ class RemoteActor:
     name: str
     """As given to `Bridge.expose`."""
     address: str
-    """`Bridge.address`."""
+    """`Bridge.address`; or those of several nodes, separated by semicolons. A ``*`` in the name of a Unix socket stands for all sockets there.
+
+    Each question goes to the node that has the fewest questions of its task under way; if it cannot be reached, to another one.
+    """
     token_file: str | None = None
     """Path, or the name of a file shipped with the job (``spark-submit --files``). None: beside the bridge's Unix socket."""
 
@@ -132,6 +136,7 @@ def ask(actor: RemoteActor, value: Asks[R], *, timeout: float = TIMEOUT, idempot
 
 
 _asked = itertools.count(1)
+_turns = itertools.count(os.getpid())
 
 
 def ask_many(
@@ -196,6 +201,8 @@ class _Question:
     request: str
     until: float
     pending: PendingAnswer | None = None
+    address: str = ""
+    """Of the node that was asked."""
 
     @property
     def left(self) -> float:
@@ -273,17 +280,30 @@ class _Asking:
         pause, most = PAUSES
         question.pending = None
         while True:
-            try:
-                peer = connection(self._actor.address, self._actor.token_file)
-                question.pending = self._kind.start(peer, question.value, question.request, question.left)
-                return
-            except RequestTimeout:
-                raise self._late() from None
-            except (ConnectionLost, ConnectionClosed):
-                if question.left < pause:  # nothing was sent, so this may be tried again in any case
-                    raise
+            error: LevadaError = ConnectionLost(f"no node serves at {self._actor.address}")
+            for question.address in self._by_load():
+                try:
+                    peer = connection(question.address, self._actor.token_file)
+                    question.pending = self._kind.start(peer, question.value, question.request, question.left)
+                    return
+                except RequestTimeout:
+                    raise self._late() from None
+                except (ConnectionLost, ConnectionClosed) as lost:
+                    error = lost  # nothing was sent, so this may be tried again in any case
+            if question.left < pause:
+                raise error
             time.sleep(pause)
             pause = min(2 * pause, most)
+
+    def _by_load(self) -> list[str]:
+        """Return the addresses of the nodes, the one with the fewest questions first; among equals they take turns."""
+        found = addresses(self._actor.address)
+        if len(found) > 1:
+            turn = next(_turns) % len(found)
+            found = found[turn:] + found[:turn]
+            under_way = Counter(each.address for each in self.waiting if each.pending is not None)
+            found.sort(key=lambda address: under_way[address])
+        return found
 
     def _late(self) -> AskTimeout:
         name = self._actor.name

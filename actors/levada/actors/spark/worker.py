@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import attrs
 import pyarrow as pa
@@ -50,7 +50,7 @@ from .protocol import (
     rows_payload,
 )
 
-__all__ = ["RemoteMailbox", "call", "connection"]
+__all__ = ["RemoteMailbox", "addresses", "call", "connection"]
 
 R = TypeVar("R")
 
@@ -90,6 +90,19 @@ def connection(address: str, token_file: str | None = None) -> BlockingPeer:
         if peer is None or peer.closed:
             peer = _connections[key] = _connect(address, token_file)
         return peer
+
+
+def addresses(address: str) -> list[str]:
+    """Return the address of each node; see `levada.actors.spark.asks.RemoteActor`. Sockets of nodes may come and go."""
+    found: list[str] = []
+    for part in address.split(";"):
+        url = part.strip()
+        folder, _, name = url.removeprefix("unix://").rpartition("/")
+        if url.startswith("unix://") and "*" in name:
+            found += sorted(f"unix://{folder}/{quote(path.name)}" for path in Path(unquote(folder)).glob(unquote(name)))
+        elif url:
+            found.append(url)
+    return found
 
 
 def _forget() -> None:

@@ -1,0 +1,387 @@
+"""Actors that Spark's executors ask: what a bridge and the nodes of a fleet have in common, and `serve_asks`, for nodes.
+
+An executor asks a bridge in the driver, or the nodes themselves. Each node serves its own actors at a Unix socket in a folder that all nodes
+share, so the name of the folder is all that executors need, and a node that was lost and is up again is found at the same place.
+
+Access is that of a bridge: a process must belong to the user, and know the token, which is in a file in that folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hmac
+import os
+import re
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import attrs
+import pyarrow as pa
+
+from levada.actors.authentication import Authenticate, Authentication, Credentials, Refused
+from levada.actors.journal.errors import JournalUnwritable
+from levada.actors.journal.ipc import rows_of_stream, stream_of
+from levada.actors.rsocket import (
+    COMPOSITE,
+    ConnectedPeer,
+    CoreConfig,
+    Request,
+    RequestFailed,
+    RequestInvalid,
+    RequestRejected,
+    ServerConfig,
+    serve,
+)
+from levada.framework import ActorSystem, Codec, Identity, Ref
+from levada.framework.errors import ActorStopped, ConfigurationError, DecodeError, LevadaError
+from levada.transports.carriers import TlsConfig, UnixConfig
+from levada.transports.rsocket import Payload
+from levada.transports.text import printable
+
+from .asks import AskRows
+from .protocol import REQUEST_ID, ActorFailed, Token, UnknownName, failed, names
+
+__all__ = [
+    "BridgeConfig",
+    "Desk",
+    "Share",
+    "check_url",
+    "listening",
+    "message_of",
+    "serve_asks",
+    "shared_token",
+    "take_folder",
+]
+
+_CERTIFICATES = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----\n?", re.DOTALL)
+_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+MAX_PAYLOAD = 64 << 20
+"""Bytes of one request."""
+MAX_SETUP = 1 << 16
+"""Bytes that a process may send before it is let in."""
+
+
+@attrs.frozen(kw_only=True)
+class BridgeConfig:
+    """How a bridge behaves. Immutable; derive with `attrs.evolve`."""
+
+    tls: TlsConfig | None = None
+    """Certificate and key, for a bridge with a ``tls://`` URL. The token file has the certificates, without the key, for executors to trust."""
+    advertise: str | None = None
+    """Host name or address of the TLS listener for executors; ``None``: the host of the URL, or of this machine if that is a wildcard."""
+    allowed_uids: frozenset[int] | None = attrs.field(factory=lambda: frozenset({os.getuid()}))
+    """Users whose processes may use the Unix socket; ``None``: any process that can open it and has the token."""
+    max_connections: int = 1024
+    """Processes of Spark at once."""
+    max_requests: int = 1024
+    """Requests of one process at once. One more is refused before anything is done, and the process sends it again a little later."""
+    max_reads: int = 64
+    """Streams of rows among these requests; each holds one block."""
+    max_pending_bytes: int = 64 << 20
+    """Bytes of rows and messages of one process that wait for the disk or for an actor. More are refused in the same way, except that a single
+    request may have 64 MiB."""
+    max_total_reads: int = 320
+    """Streams of rows of all processes. A process gets a quarter of the rest at most, so a new process finds room."""
+    max_total_pending_bytes: int = 320 << 20
+    """Bytes of rows and messages of all processes that wait; shared in the same way."""
+    max_items: int = 1 << 18
+    """Values in a message; see `Codec.max_items`."""
+    max_staged_age: float = 6 * 3600.0
+    """Seconds after which a staged batch is dropped if no task added rows and no driver delivered it: its job was killed."""
+    drain: float = 5.0
+    """Seconds that pending requests get at the end."""
+
+
+class Desk:
+    """Actors behind names, for executors. Made by `serve_asks`; a `Bridge` is one too.
+
+    Args:
+        directory: has the token.
+        token: what a process must know.
+        config: limits.
+        authentication: decides further on clients.
+    """
+
+    def __init__(
+        self, directory: Path, token: Token, config: BridgeConfig, authentication: Authentication | None
+    ) -> None:
+        self.directory = directory
+        self.address = ""
+        """For `RemoteActor`, and for the option ``address`` of a Spark source or sink: one URL or several, joined by commas."""
+        self.token_file = directory / "bridge.token"
+        """For `RemoteActor`, and for the option ``tokenFile``; not needed with the Unix socket."""
+        self._secret = token.secret
+        self._authentication = authentication
+        self._exposed: dict[str, Ref[Any]] = {}
+        self._pending = Share("bytes", config.max_pending_bytes, config.max_total_pending_bytes)
+
+    def expose(self, name: str, ref: Ref[Any]) -> None:
+        """Let executors ask an actor by a name; see `levada.actors.spark.asks`. It takes its own messages, or `AskRows`.
+
+        Raises:
+            ConfigurationError: the name has a slash or is taken.
+        """
+        if not name or "/" in name or self._exposed.get(name, ref) is not ref:
+            raise ConfigurationError(f"an actor is exposed by a name of its own without '/', not {name!r}")
+        self._exposed[name] = ref
+
+    async def until_named(self, name: str, among: Mapping[str, object]) -> None:
+        """Wait for a name that will soon be there."""
+
+    @property
+    def authentication(self) -> Authentication:
+        """The hook of its servers."""
+        further = self._authentication
+        return Authentication(self.admit) if further is None else attrs.evolve(further, hook=self.admit)
+
+    async def admit(self, credentials: Credentials) -> Identity | Refused:
+        """Decide on a client by its token, then by the program's own hook; the hook of the servers."""
+        known = credentials.scheme == "bearer" and hmac.compare_digest(credentials.token, self._secret.encode())
+        if not known:
+            return Refused("the token belongs to another bridge")
+        if self._authentication is None:
+            return Identity("spark")
+        return await self._authentication.ask(attrs.evolve(credentials, scheme="", token=b""))
+
+    def answer(self, request: Request) -> Any:
+        """Answer a request; the handler of the servers."""
+        kind, _, rest = request.route.partition("/")
+        name, _, verb = rest.partition("/")
+        match kind, verb:
+            case "ask", "":
+                return self.telling(self._ask_message, name, request)
+            case "ask", "batch":
+                return self.telling(self._ask_rows, name, request)
+            case "hello", "":
+                return Payload(b"")
+        raise RequestInvalid(f"no route {printable(request.route)!r}")
+
+    async def telling(self, answer: Callable[[str, Request], Awaitable[Any]], name: str, request: Request) -> Any:
+        """Answer, with errors that keep their class and fields, while the request counts as pending."""
+        size = len(request.data) + len(request.metadata or b"")
+        with self._pending.counted(request.connection, size):
+            try:
+                return await answer(name, request)
+            except (RequestFailed, DecodeError):
+                raise
+            except LevadaError as error:
+                raise failed(error) from error
+            except OSError as error:
+                raise failed(JournalUnwritable(str(error))) from error
+
+    async def _ask_message(self, name: str, request: Request) -> Any:
+        return await self._ask(name, message_of(request))
+
+    async def _ask(self, name: str, question: Any) -> Any:
+        await self.until_named(name, self._exposed)
+        ref = self._exposed.get(name)
+        if ref is None:
+            raise UnknownName(f"no actor is exposed as {name!r}; there are: {names(self._exposed)}", name)
+        try:
+            return await ref.ask(question, timeout=None)
+        except ActorStopped as error:
+            if error.__cause__ is None:
+                raise
+            text = f"{name} ({ref.path}) failed on this question: {error.__cause__!r}"
+            raise ActorFailed(text, ref.path) from error
+
+    async def _ask_rows(self, name: str, request: Request) -> Payload:
+        asked = rows_of_stream(request.data)
+        tried = (entry.metadata for entry in request.entries.entries if entry.mime_type == REQUEST_ID)
+        answer = await self._ask(name, AskRows(asked, next(tried, b"").decode("ascii", "replace")))
+        if not isinstance(answer, pa.RecordBatch) or answer.num_rows != asked.num_rows:
+            got = f"{answer.num_rows} rows" if isinstance(answer, pa.RecordBatch) else type(answer).__name__
+            raise ActorFailed(f"{name} answered {asked.num_rows} rows by {got}", self._exposed[name].path)
+        return Payload(stream_of(answer))
+
+
+@attrs.define
+class Share:
+    """A limited resource, shared by the connections of a bridge or a node.
+
+    One connection holds a quarter of the free rest at most. So one alone takes a fifth of all, and each of several that never let go leaves
+    four fifths of what it found: ten leave a tenth.
+    """
+
+    _what: str
+    _most: int
+    """Limit of one connection."""
+    _total: int
+    _used: int = 0
+    _held: Counter[ConnectedPeer] = attrs.field(factory=Counter)
+
+    @contextmanager
+    def counted(self, peer: ConnectedPeer, more: int) -> Iterator[None]:
+        """Count `more` of a peer while the block runs; refuse if that is too much, unless it is the only one."""
+        own, free = self._held[peer], self._total - self._used
+        if own and own + more > self._most:
+            raise RequestRejected(
+                f"{own} {self._what} of this connection wait, at most {self._most}; send it again later"
+            )
+        if self._used and (4 * (own + more) > free if own else more > free):
+            raise RequestRejected(
+                f"{self._used} {self._what} of all connections wait, at most {self._total}; send it again later"
+            )
+        self._held[peer] += more
+        self._used += more
+        try:
+            yield
+        finally:
+            self._used -= more
+            self._held[peer] -= more
+            if not self._held[peer]:
+                del self._held[peer]
+
+
+def message_of(request: Request) -> Any:
+    """Return the message of a request.
+
+    Raises:
+        RequestInvalid: it holds none.
+    """
+    if not request.holds_message:
+        raise RequestInvalid("this route takes a message; its MIME type is missing")
+    return request.message()
+
+
+@asynccontextmanager
+async def serve_asks(
+    system: ActorSystem,
+    directory: str | os.PathLike[str],
+    actors: Mapping[str, Ref[Any]],
+    *,
+    url: str | None = None,
+    authenticate: Authenticate | Authentication | None = None,
+    config: BridgeConfig | None = None,
+) -> AsyncIterator[Desk]:
+    """Let Spark's executors ask actors of this system; for the app of nodes. Leaving the block closes connections.
+
+    Executors ask all nodes of a folder with ``RemoteActor(name, "unix:///directory/*.socket")``.
+
+    Args:
+        system: has been entered. Its name is that of its socket; nodes have names of their own.
+        directory: made if it is not there, and this user's alone; the same for all nodes. Holds the sockets and ``bridge.token``.
+        actors: what to ask, by names. Each takes its own messages, or `AskRows`; a router is fine.
+        url: as for `serve_bridge`.
+        authenticate: as for `serve_bridge`.
+        config: as for `serve_bridge`.
+
+    Raises:
+        ConfigurationError: the directory is open to others, another system of this name serves there, the name is no file name, or the URL
+            or the certificates cannot be used.
+
+    Cancellation:
+        connections are closed at once.
+    """
+    settings = config or BridgeConfig()
+    folder = take_folder(directory)
+    check_url(url, settings)
+    if not _FILE.fullmatch(system.name):
+        raise ConfigurationError(f"the name of a socket has letters, digits, '.', '-' and '_', unlike {system.name!r}")
+    token = shared_token(folder / "bridge.token", settings)
+    desk = Desk(folder, token, settings, Authentication.of(authenticate))
+    for name, ref in actors.items():
+        desk.expose(name, ref)
+    async with listening(system, desk, folder / f"{system.name}.socket", url, settings):
+        yield desk
+
+
+@asynccontextmanager
+async def listening(
+    system: ActorSystem, desk: Desk, path: Path, url: str | None, settings: BridgeConfig
+) -> AsyncIterator[None]:
+    """Listen for executors, at a Unix socket and perhaps for other machines; sets `Desk.address`."""
+    common = ServerConfig(
+        drain=settings.drain,
+        max_connections=settings.max_connections,
+        max_fire_and_forget=1,  # no route uses it
+        max_request_octets=settings.max_pending_bytes,
+        codec=Codec(max_items=settings.max_items),
+        core=CoreConfig(
+            metadata_mime_type=COMPOSITE,
+            max_streams=settings.max_requests,
+            max_reassembly=MAX_PAYLOAD,
+            max_payload_size=MAX_PAYLOAD,
+            max_setup_backlog=MAX_SETUP,
+        ),
+    )
+    async with AsyncExitStack() as stack:
+        at, admission = quote(str(path)), desk.authentication
+        unix = attrs.evolve(common, carrier=UnixConfig(allowed_uids=settings.allowed_uids))
+        await stack.enter_async_context(
+            serve(system, f"rsocket+unix://{at}", desk.answer, authenticate=admission, config=unix)
+        )
+        desk.address = f"unix://{at}"
+        if url is not None:
+            tls = attrs.evolve(common, carrier=settings.tls)
+            listener = await stack.enter_async_context(
+                serve(system, f"rsocket+{url}", desk.answer, authenticate=admission, config=tls)
+            )
+            desk.address += f",{_advertised(listener.url, settings)}"
+        yield
+
+
+def check_url(url: str | None, settings: BridgeConfig) -> None:
+    """Refuse a URL without certificates, or the other way round.
+
+    Raises:
+        ConfigurationError: it cannot be used.
+    """
+    if (url is None) != (settings.tls is None):
+        raise ConfigurationError(
+            "a bridge for other machines takes both: url='tls://host:port', and certificates in BridgeConfig(tls=…)"
+        )
+    if url is not None and urlsplit(url).scheme != "tls":
+        raise ConfigurationError(f"a bridge for other machines listens at tls://host:port, not {url!r}")
+
+
+def take_folder(directory: str | os.PathLike[str]) -> Path:
+    """Make a folder that is this user's alone.
+
+    Raises:
+        ConfigurationError: it is open to others.
+    """
+    folder = Path(directory).absolute()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ConfigurationError(
+            f"{folder} holds a token and must be this user's alone: it belongs to user {found.st_uid}, mode "
+            f"{found.st_mode & 0o777:o} (chmod 700, or choose another one)"
+        )
+    return folder
+
+
+def shared_token(path: Path, settings: BridgeConfig) -> Token:
+    """Read the token of a folder, or make it. Nodes that start at the same time get the same."""
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        return _token(path, settings)
+    finally:
+        os.close(folder)
+
+
+def _token(path: Path, settings: BridgeConfig) -> Token:
+    trust = ""
+    if settings.tls is not None and settings.tls.certificate is not None:
+        trust = "".join(_CERTIFICATES.findall(Path(settings.tls.certificate).read_text()))
+    token = Token.make(trust=trust)
+    if path.exists():
+        token = attrs.evolve(token, secret=Token.read(path).secret)
+    token.write(path)
+    return token
+
+
+def _advertised(url: str, settings: BridgeConfig) -> str:
+    parts = urlsplit(url.removeprefix("rsocket+"))
+    host = settings.advertise or parts.hostname or ""
+    if host in ("0.0.0.0", "::", ""):
+        host = socket.getfqdn()
+    return f"tls://[{host}]:{parts.port}" if ":" in host else f"tls://{host}:{parts.port}"
