@@ -110,7 +110,6 @@ class StreamConnection(Generic[S]):
     def _appeared(self, stream: S) -> None:
         """Let a stream of the peer wait to be accepted."""
         self.streams[stream.stream_id] = stream
-        stream.appeared()
         self._waiting.append(stream)
         self._accepting.unpark()
 

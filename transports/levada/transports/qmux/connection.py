@@ -144,8 +144,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
     def _accepted(self, stream: QmuxStream) -> None:
         if self._reason is None:
             self.core.accepted(stream.stream_id)
-            if stream.accepted():  # it is over already
-                self._changed()
+            self._changed()  # if it is over already, its credit is due
 
     def max_datagram_size(self) -> int:
         """Bytes of the largest datagram; 0 if the peer takes none or its parameters have not come yet."""
@@ -283,8 +282,10 @@ class QmuxConnection(StreamConnection[QmuxStream]):
     def consumed(self, stream_id: int, octets: int) -> None:
         """Note that the application has taken bytes of a stream."""
         if self._reason is None:
-            self.core.consumed(stream_id, octets)
-            self._changed()
+            core = self.core
+            core.consumed(stream_id, octets)
+            if not self._in_batch and not self._due and core.has_output:  # as `_changed`, by a call less
+                self._write_soon()
 
     def want_acked(self, stream: QmuxStream) -> None:
         """Call `QmuxStream.acked_as_asked` when the peer has everything that is queued now."""
@@ -342,7 +343,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
         self._is_drained(event.stream_id)
 
     def _over(self, event: events.StreamOver) -> None:
-        self.streams.pop(event.stream_id).forgotten()
+        del self.streams[event.stream_id]
 
     def _datagram_arrived(self, event: events.DatagramReceived) -> None:
         self._datagram_came(Datagram(event.data))

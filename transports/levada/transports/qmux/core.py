@@ -126,7 +126,8 @@ class QmuxCore:
     @property
     def has_output(self) -> bool:
         """Whether `data_to_send` may have something to return now. Owners ask before each write, so it is a few comparisons."""
-        if self._due or self._datagrams or self._alone or self._sender.ready:
+        sender = self._sender
+        if self._due or self._datagrams or self._alone or (sender.queued and sender.ready):
             return True
         if self._streams.unconfirmed or self._liveness.ping_due:
             return self._liveness.may_ping

@@ -13,14 +13,17 @@ from collections import OrderedDict
 from levada.framework.errors import LocalProtocolError
 
 from .events import QueueRoom, StreamFlushed, StreamRoom, StreamStopped
-from .frames import FrameType, Parameters, encode_frame, encode_int
+from .frames import FrameType, Parameters, encode_frame, encode_head, encode_int
 from .records import Records
-from .state import Sending
+from .state import Receiving, Sending
 from .streams import Level, Stream, Streams
 
 __all__ = ["Sender"]
 
 _OPEN, _ENDING, _OVER = Sending.OPEN, Sending.ENDING, Sending.OVER  # a member of an enum is slow to look up
+_RECEIVED = Receiving.OVER
+_MOST_HEAD = 1 + 8 + 8 + 4
+"""Most bytes of a STREAM frame before its data."""
 
 
 class Sender:
@@ -170,20 +173,21 @@ class Sender:
                 size = queued
             if size > stream.send_limit - offset:
                 size = stream.send_limit - offset
-            start = encode_int(stream.id) + encode_int(offset)
-            space = largest - fill - len(start) - 3  # the type, and two bytes for the size
-            if size > space:
-                if fill:
-                    records.fill = fill
-                    records.close()
-                    space += fill
-                    fill = 0
+            if size > largest - fill - _MOST_HEAD:
+                # The type, and two bytes for the size.
+                space = largest - fill - len(encode_int(stream.id)) - len(encode_int(offset)) - 3
                 if size > space:
-                    # Full records of 16,382 bytes with their Sizes make 64 KiB, which is one read of the peer.
-                    size = space if space < 0x4000 else space - 2
+                    if fill:
+                        records.fill = fill
+                        records.close()
+                        space += fill
+                        fill = 0
+                    if size > space:
+                        # Full records of 16,382 bytes with their Sizes make 64 KiB, which is one read of the peer.
+                        size = space if space < 0x4000 else space - 2
             left = queued - size
             fin = not left and stream.sending is _ENDING
-            header = (b"\x0f" if fin else b"\x0e") + start + encode_int(size)
+            header = encode_head(stream.id, offset, size, fin)
             fill += len(header) + size
             body.append(header)
             chunks = stream.chunks
@@ -201,7 +205,8 @@ class Sender:
                 if fin:
                     stream.sending = _OVER
                     offset += 1
-                    self._streams.settle(stream)
+                    if stream.receiving is _RECEIVED:
+                        self._streams.settle(stream)
             elif offset == stream.send_limit:
                 del level[stream]
                 self._streams.due[stream.data_blocked] = None

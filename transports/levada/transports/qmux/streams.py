@@ -25,6 +25,8 @@ SERVER: Final = 1
 """Bit of a stream id: the server opened it. Source: QX-20."""
 UNIDIRECTIONAL: Final = 2
 """Bit of a stream id: only its opener sends. Source: QX-20."""
+_SENT: Final = Sending.OVER  # a member of an enum is slow to look up
+_RECEIVED: Final = Receiving.OVER
 NEVER: Final = 1 << 63
 """A position that no stream reaches."""
 
@@ -270,7 +272,7 @@ class Streams:
 
     def settle(self, stream: Stream) -> None:
         """Forget a stream if both parts are over; if the peer opened it, it may open another. Source: QX-23, QX-28 (D-14)."""
-        if stream.sending is not Sending.OVER or stream.receiving is not Receiving.OVER:
+        if stream.sending is not _SENT or stream.receiving is not _RECEIVED:
             return
         stream_id = stream.id
         del self.table[stream_id]

@@ -479,6 +479,7 @@ class QuicConnection(StreamConnection[QuicStream]):
         stream = self.streams.get(stream_id)
         if stream is None:
             stream = QuicStream(self, stream_id)
+            stream.appeared()
             self._appeared(stream)
         return stream
 

@@ -19,12 +19,27 @@ class QuicStream(ConnectionStream["QuicConnection"]):
     `QuicConfig.max_unacked` bytes unacknowledged. The peer may send `QuicConfig.stream_window` bytes beyond what `receive_some` has returned.
     """
 
-    __slots__ = ()
+    _waiting = False  # to be accepted
+    _forgotten = False  # the engine has no state for it any more
+
+    def appeared(self) -> None:
+        """Note that it waits to be accepted."""
+        self._waiting = True
+
+    def accepted(self) -> bool:
+        """Note that the application has it; true if the engine has already dropped it, so that its credit is due."""
+        self._waiting = False
+        return self._forgotten
+
+    def forgotten(self) -> bool:
+        """Note that the engine has dropped it; true if its credit is due: the peer's stream, and accepted."""
+        self._forgotten = True
+        return not self._waiting and not self.initiated_here
 
     @property
     def unacked(self) -> int:
         """Bytes queued or sent that the peer has not acknowledged."""
-        return self._connection.engine.unacked(self._stream_id)
+        return self._connection.engine.unacked(self.stream_id)
 
     async def _wait_for_room(self) -> None:
         blocked = self._connection.blocked
