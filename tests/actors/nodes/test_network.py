@@ -14,13 +14,13 @@ from trio.testing import MockClock
 from levada.actors.nodes import MemberState, NodeDown, NodeLost, nodes_of
 from levada.actors.nodes.heart import LAST, MARGIN
 from levada.framework import ActorSystem, Failed, Lost, restart
-from levada.framework.errors import ActorError
+from levada.framework.errors import ActorError, AskTimeout
 from levada.transports.carriers.simnet import SimNet
 from levada.transports.quic import QuicConfig
 
 from . import sharing_app
 from .network import DRIVER, SILENCE, nodes_on_network
-from .sharing_app import SYSTEMS, Single, Who
+from .sharing_app import SYSTEMS, Single, Text, Who
 from .test_sharing import Fleet, fresh, spawn  # noqa: F401 - a fixture
 
 APP = "tests.actors.nodes.sharing_app:app"
@@ -96,6 +96,26 @@ async def test_a_node_beyond_silence_ends_before_its_singleton_starts_elsewhere(
         hosts.heal()
         await trio.sleep(30)
         assert [other] == sharing_app.RUNNING
+
+
+async def test_two_nodes_that_cannot_reach_each_other_wait(quic: Sides, autojump_clock: MockClock) -> None:
+    """Both reach the driver, so neither ends: questions end by their timeouts, and the rest arrives when the network heals."""
+    async with fleet(quic) as (f, hosts):
+        worker = spawn(SYSTEMS["n1"], "w")
+        await nodes_of(SYSTEMS["n1"]).register("worker", worker)
+        ref: Any = await nodes_of(SYSTEMS["n0"]).lookup("worker", timeout=5)
+        assert await ref.ask(Who()) == "n1"
+        hosts.divide(hosts.task("n0").host, hosts.task("n1").host)
+        ref.tell(Text("during"))
+        with pytest.raises(AskTimeout):
+            await ref.ask(Who(), timeout=5)
+        await trio.sleep(60)
+        assert [(member.state, member.restarts) for member in f.nodes.members] == [(MemberState.UP, 0)] * 2
+        assert ref.is_alive
+        hosts.heal()
+        await trio.sleep(120)
+        assert worker._actor.got == ["during"]
+        assert await ref.ask(Who()) == "n1"
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.ci) for seed in range(1, 6))])
