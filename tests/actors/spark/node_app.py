@@ -32,10 +32,8 @@ class Counter(Actor[Add | Where]):
         return os.getpid()
 
 
-importlib.import_module("single")  # shipped, too; nodes run only what they have imported
-
-
 async def app(system: ActorSystem) -> AsyncIterator[None]:
+    importlib.import_module("single")  # shipped, too; nodes run only what they have imported
     system.registry.register("counter", system.spawn(Counter))
     print("the app begins")
     yield
