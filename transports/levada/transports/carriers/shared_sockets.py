@@ -19,6 +19,7 @@ from __future__ import annotations
 import array
 import errno
 import json
+import logging
 import os
 import socket as stdlib_socket
 from collections import deque
@@ -40,6 +41,8 @@ from levada.transports.carriers.sockets import (
 from levada.transports.carriers.streams import plain_nursery
 
 __all__ = ["PassedSockets", "SharedSockets", "share_sockets"]
+
+logger = logging.getLogger("levada.transports.carriers")
 
 MOST_SOCKETS: Final = 16
 """Sockets of one address at most: a name may stand for several addresses."""
@@ -102,9 +105,16 @@ class SharedSockets:
             unanswered.callback(_close_all, answers)
             try:
                 while len(data) <= _LINE:
-                    received, sockets = await _receive(connection)
+                    received, sockets, whole = await _receive(connection)
                     if not received:
                         return
+                    if not whole:
+                        # Without its descriptor a request cannot be answered: the asker sees the end of its socket.
+                        logger.warning("no file descriptor is free: a listening socket was not passed to a process")
+                        _close_all((*answers, *sockets))
+                        answers.clear()
+                        data = b""
+                        continue
                     data += received
                     answers += sockets
                     while answers and b"\n" in data:
@@ -206,6 +216,7 @@ class PassedSockets:
     def __init__(self, connection: stdlib_socket.socket) -> None:
         connection.setblocking(False)
         self._connection = trio.socket.from_stdlib_socket(connection)
+        self._sending = trio.Lock()
         self._open: list[tuple[ListeningAddress, stdlib_socket.socket]] = []
 
     def close(self) -> None:
@@ -250,12 +261,15 @@ class PassedSockets:
             failed.callback(_close_all, sockets)
             try:
                 with theirs:
-                    await _send(self._connection, attrs.asdict(address), [theirs])
+                    async with self._sending:  # a line is sent whole, before the next one
+                        await _send(self._connection, attrs.asdict(address), [theirs])
                 while not data.endswith(b"\n"):
-                    received, more = await _receive(answers)
+                    received, more, _ = await _receive(answers)
                     sockets += more
                     if not received:
-                        raise ConnectionLost("the process that binds the addresses has ended")
+                        raise ConnectionLost(
+                            "the process that binds the addresses has ended, or has no file descriptor free"
+                        )
                     data += received
             except OSError as error:
                 raise ConnectionLost("the process that binds the addresses has ended") from error
@@ -269,23 +283,25 @@ class PassedSockets:
 async def _send(
     connection: trio.socket.SocketType, members: Mapping[str, Any], passed: list[stdlib_socket.socket]
 ) -> None:
-    """Send one line, and duplicates of sockets with its first byte."""
+    """Send one line, and duplicates of sockets with its first byte. Once it has begun, it is not cancelled."""
     octets = json.dumps(members).encode() + b"\n"
     descriptors = array.array("i", [each.fileno() for each in passed])
     rights = [(stdlib_socket.SOL_SOCKET, stdlib_socket.SCM_RIGHTS, descriptors)] if passed else []
     sent = await connection.sendmsg([octets], rights)
-    while sent < len(octets):
-        sent += await connection.send(octets[sent:])
+    with trio.CancelScope(shield=True):
+        while sent < len(octets):
+            sent += await connection.send(octets[sent:])
 
 
-async def _receive(connection: trio.socket.SocketType) -> tuple[bytes, list[stdlib_socket.socket]]:
-    """Receive bytes and the sockets that came with them."""
-    received, ancillary, _, _ = await connection.recvmsg(_LINE, _ROOM, _CLOEXEC)
+async def _receive(connection: trio.socket.SocketType) -> tuple[bytes, list[stdlib_socket.socket], bool]:
+    """Receive bytes and the sockets that came with them; say whether these are all, or this process had no room for some."""
+    received, ancillary, flags, _ = await connection.recvmsg(_LINE, _ROOM, _CLOEXEC)
     found = array.array("i")
     for _, kind, value in ancillary:
         if kind == stdlib_socket.SCM_RIGHTS:
             found.frombytes(value[: len(value) - len(value) % found.itemsize])
-    return received, [stdlib_socket.socket(fileno=descriptor) for descriptor in found]
+    sockets = [stdlib_socket.socket(fileno=descriptor) for descriptor in found]
+    return received, sockets, not flags & stdlib_socket.MSG_CTRUNC
 
 
 def _close_all(sockets: Iterable[stdlib_socket.socket]) -> None:
