@@ -13,7 +13,6 @@ from typing import Any
 
 import attrs
 import pytest
-import trio
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("levada.actors.journal", exc_type=ImportError)
@@ -147,16 +146,16 @@ def test_rows_whose_file_was_deleted_are_not_said_to_have_been_deleted_by_retent
 
 
 async def test_the_actor_goes_on_to_say_so_and_makes_no_new_journal(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new start would find an empty place, and take what comes as if nothing had been there."""
+    monkeypatch.setattr("levada.actors.journal.guard.LOOK_EVERY", 0.0)
     directory = tmp_path / "journal"
     async with ActorSystem("test", seed=0) as system:
         journal = system.spawn(partial(Journal, directory, SCHEMA), supervise=restart("transient"))
         await journal.ask(Append(rows(1, 2)), timeout=None)
         epoch = (await journal.ask(GetExtent(), timeout=None)).epoch
         delete(directory)
-        await trio.sleep(2.5)
         for _ in range(3):
             with pytest.raises(JournalUnwritable, match="was deleted, moved or replaced"):
                 await journal.ask(Append(rows(3)), timeout=None)
