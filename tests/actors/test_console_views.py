@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,14 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from levada.actors.console import View, Viewer, connect_console, serve_console
+from levada.actors import rsocket
+from levada.actors.console import View, Viewer, connect_console, serve_console, take_snapshot
 from levada.actors.console.news import KEPT, MOST_NEWS
+from levada.actors.console.snapshot import nodes_asked_by
 from levada.actors.console.viewing import MOST_OPEN, MOST_ROWS
+from levada.actors.journal import Append, CommitGroup, DeclareGroup, Envelope, Journal
 from levada.framework import Actor, ActorSystem, Receiver, Ref, Sender, channel, handles, message, restart
+from levada.framework.embedding import DescribedActor
 from levada.framework.errors import CarrierError, ConfigurationError, DecodeError
 
 
@@ -312,3 +317,93 @@ async def test_views_over_the_socket(tmp_path: Path) -> None:
                 await console.view(View(count=1000))
         await wait_all_tasks_blocked()
         assert system.statistics().actors == 1
+
+
+async def test_connections_tell_who_is_there_and_how_much_has_passed(autojump_clock: MockClock) -> None:
+    async def answer(request: rsocket.Request) -> bytes:
+        return request.data
+
+    async with viewed() as (system, viewer):
+        url = "rsocket+memory://desk"
+        async with rsocket.serve(system, url, answer) as listener, rsocket.connect(system, listener.url) as peer:
+            await peer.request_response(b"x" * 1000)
+            answers = await viewer.look(View(page="connections"))
+            found = {(row["subject"], row["report"].get("side")): row["report"] for row in answers["rows"]}
+            assert found["listener", None] == {"url": listener.url, "clients": 1, "refused": 0}
+            client, server = found["connection", "client"], found["connection", "server"]
+            assert (client["protocol"], client["phase"], client["requests_sent"]) == ("rsocket", "OPEN", 1)
+            assert (server["requests_received"], server["identity"]) == (1, "")
+            assert client["octets_sent"] == server["octets_received"] > 1000
+            assert (await viewer.look(View(page="connections", search="no such")))["rows"] == []
+
+
+async def test_journals_tell_how_far_groups_are_behind(tmp_path: Path) -> None:
+    async with viewed() as (system, viewer):
+        journal = system.spawn(Journal, tmp_path / "orders", name="orders")
+        await journal.ask(DeclareGroup("billing"))
+        await journal.ask(Append([Envelope(datetime.now(UTC), value=b"row")] * 3))
+        await journal.ask(CommitGroup("billing", {0: 1}))
+        (row,) = (await viewer.look(View(page="journals")))["rows"]
+        report = row["report"]
+        assert (row["path"], row["about"]) == ("/orders", str(tmp_path / "orders"))
+        assert {name: report[name] for name in ("name", "partitions", "rows", "groups", "full", "rows_appended")} == {
+            "name": "orders",
+            "partitions": 1,
+            "rows": 3,
+            "groups": {"billing": 2},
+            "full": False,
+            "rows_appended": 3,
+        }
+        assert report["octets"] > 0
+
+
+class Silent(DescribedActor[Work]):
+    """One whose figures never come, and one that has none."""
+
+    subject = "query"
+    fails: bool
+
+    @property
+    def about(self) -> str:
+        return "silent"
+
+    async def report(self) -> dict[str, object]:
+        if self.fails:
+            raise ConfigurationError("none\x1b yet")
+        await trio.sleep_forever()
+        return {}
+
+    @handles
+    def work(self, m: Work) -> None:
+        pass
+
+
+async def test_figures_that_do_not_come_are_waited_for_one_second(autojump_clock: MockClock) -> None:
+    async with viewed() as (system, viewer):
+        system.spawn(Silent, False, name="silent")
+        system.spawn(Silent, True, name="failing")
+        began = trio.current_time()
+        rows = (await viewer.look(View(page="queries")))["rows"]
+        assert [(row["path"], row["error"]) for row in rows] == [
+            ("/silent", "no answer within 1 s"),
+            ("/failing", "none\\x1b yet"),
+        ]
+        assert trio.current_time() - began == pytest.approx(1.0)
+
+
+async def test_nodes_are_rows(autojump_clock: MockClock) -> None:
+    async def ask(limit: int) -> list[dict[str, Any]]:
+        there = take_snapshot(system, limit=limit).to_json()
+        return [
+            {"name": "n0", "state": "up", "pid": 7, "host": "", "restarts": 0, "error": "", "snapshot": there},
+            {"name": "n1", "state": "down", "pid": None, "host": "", "restarts": 2, "error": "gone", "snapshot": None},
+        ]
+
+    async with viewed(1) as (system, viewer):
+        nodes_asked_by(system, ask)
+        answer = await viewer.look(View(page="nodes"))
+        assert [(row["name"], row["state"], row.get("statistics", {}).get("actors")) for row in answer["rows"]] == [
+            ("n0", "up", 3),
+            ("n1", "down", None),
+        ]
+        assert answer["total"] == 2

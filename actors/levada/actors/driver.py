@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
+import attrs
 import trio
 
 from levada.actors.authentication import Authenticator, Credentials, Gatekeeper, Refused
@@ -34,7 +35,7 @@ from levada.framework.errors import (
     ConnectionLost,
     LevadaError,
 )
-from levada.transports.carriers import CarrierInfo
+from levada.transports.carriers import CarrierInfo, CarrierStatistics
 from levada.transports.core import Core
 from levada.transports.text import printable
 
@@ -236,6 +237,27 @@ class Driver(ConnectionActor, Generic[C]):
     def remote_peer(self) -> RemotePeer | None:
         """The other end, for `Actor.peer` of this actor and its children."""
         return self.remote
+
+    def carrier_statistics(self) -> CarrierStatistics | None:
+        """Return the counters of the carrier now in use."""
+        raise NotImplementedError
+
+    def figures(self) -> dict[str, object]:
+        """Return the protocol's own figures for `report`, of a connection that has a core."""
+        return {}
+
+    async def report(self) -> dict[str, object]:
+        """Return who is there, and how much has passed."""
+        statistics, remote = self.carrier_statistics(), self.remote
+        return {
+            "protocol": self.protocol,
+            "side": "client" if self.acceptor is None else "server",
+            "phase": self.phase.name,
+            "address": "" if remote is None else printable(remote.address),
+            "identity": "" if remote is None or remote.identity is None else printable(remote.identity.name),
+            **({} if statistics is None else attrs.asdict(statistics)),
+            **({} if remote is None or self.phase in _ENDED else self.figures()),
+        }
 
     @property
     def credentials(self) -> Credentials:

@@ -103,10 +103,11 @@ class Page:
 
     async def until(self, expression: str) -> Any:
         """Wait until an expression is true in the page, which is looked at for each of its frames; return it."""
-        return await self.evaluate(
-            f"new Promise((done) => {{ const look = () => {{ let value; try {{ value = ({expression}); }} catch {{ value = null; }}"
-            " if (value) done(value); else setTimeout(look, 16); }; look(); })"
-        )
+        with trio.fail_after(60):
+            return await self.evaluate(
+                f"new Promise((done) => {{ const look = () => {{ let value; try {{ value = ({expression}); }} catch {{ value = null; }}"
+                " if (value) done(value); else setTimeout(look, 16); }; look(); })"
+            )
 
     async def text(self, selector: str) -> str:
         found: str = await self.evaluate(f"document.querySelector({json.dumps(selector)}).innerText")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -22,6 +23,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from levada.actors.console import View, Viewer
 from levada.actors.spark.query import (
     AwaitAvailable,
     GetProgress,
@@ -147,6 +149,12 @@ async def test_await_available_answers_when_all_has_reached_the_sink(
     progress = await query.ask(GetProgress(), timeout=60.0)
     assert progress is not None
     assert progress.batch >= 2
+    # A dashboard shows the same.
+    viewer = Viewer(system)
+    (row,) = (await viewer.look(View(page="queries")))["rows"]
+    viewer.close()
+    assert (row["path"], row["report"]["name"], row["report"]["batch"] >= 2) == (query.path, progress.query, True)
+    json.dumps(row)
     query.stop()
     assert await query.terminated() == Shutdown()
     assert spark.streams.active == []

@@ -137,6 +137,16 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
         node = () if fleet is None else (fleet.header,)
         return (CODEC, WORK_GREETING, ANSWERS_GREETING, *schema, *node, *self.config.headers)
 
+    def figures(self) -> dict[str, object]:
+        """Return the counts of channels and messages."""
+        return {
+            "channels": len(self.core.halves),
+            "streams": len(self.streams),
+            "messages_sent": self.halves.sent,
+            "messages_received": self.halves.received,
+            "octets_held": self.core.held,
+        }
+
     def time_out(self, now: float) -> list[Any]:
         """Give the core the current datagram limit and round trip, and handle its timeouts."""
         carrier = self.streams.carrier

@@ -25,6 +25,8 @@ from levada.framework.errors import ConfigurationError
 from . import Subparsers
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from levada.actors.demo.live import Results
     from levada.actors.demo.pipeline import Pipeline
 
@@ -71,6 +73,9 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--serve", action="store_true", help="then keep running: ship files into it, follow the results"
     )
+    parser.add_argument(
+        "--watch", action="store_true", help="serve a dashboard, print its address, and keep running as with --serve"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1)")
     parser.add_argument(
         "--ports",
@@ -98,6 +103,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigurationError(
             f"--ports takes three at most: Lumberjack's, RSocket's, Aqueduct's; got {len(args.ports)}"
         )
+    args.serve = args.serve or args.watch
     output = args.keep or OUTPUT
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -138,6 +144,8 @@ async def _run(args: argparse.Namespace, folder: Path, output: Path, show: TextI
     start = time.perf_counter()
     paths = tuple(args.input or unpack(folder / "logs", args.lines))
     ports = [*args.ports, 0, 0, 0]
+    demo = Pipeline()
+    stop, progress = _Stop(demo), _Progress(demo, show, start)
     settings = Settings(
         paths=paths,
         sources=frozenset(SOURCES) if args.serve else sources_of(paths),
@@ -148,9 +156,8 @@ async def _run(args: argparse.Namespace, folder: Path, output: Path, show: TextI
         ports=(ports[0], ports[1], ports[2]),
         batch_rows=args.batch_rows or BATCH_ROWS,
         nodes=args.nodes,
+        watch=(lambda url: progress.say(f"watch it in the browser: {url}")) if args.watch else None,
     )
-    demo = Pipeline()
-    stop, progress = _Stop(demo), _Progress(demo, show, start)
     code = 0
     async with trio.open_nursery() as nursery:
         await nursery.start(stop.watch)
@@ -224,6 +231,14 @@ class _Progress:
         self._start = start
         self._scope = trio.CancelScope()
         self._gone = trio.Event()
+        self._console: Console | None = None  # while there are bars
+
+    def say(self, text: str) -> None:
+        """Print a line, above the bars if there are any."""
+        if self._console is None:
+            print(text, file=self._out, flush=True)
+        else:
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     async def show(self) -> None:
         """Show it until `end`."""
@@ -240,6 +255,7 @@ class _Progress:
         """Take it off the screen."""
         self._scope.cancel()
         await self._gone.wait()
+        self._console = None
 
     async def _lines(self) -> None:
         demo, said, last = self._demo, "", 0.0
@@ -262,7 +278,8 @@ class _Progress:
             TimeElapsedColumn(),
         )
         # Nothing of rich's own runs beside trio: refreshed here.
-        with Progress(*columns, console=Console(file=self._out), auto_refresh=False, transient=True) as progress:
+        self._console = Console(file=self._out)
+        with Progress(*columns, console=self._console, auto_refresh=False, transient=True) as progress:
             phase = progress.add_task(self._demo.phase, total=None, count="")
             bars = {name: progress.add_task(name, total=None, count="") for name, _, _ in self._counts()}
             while True:

@@ -47,6 +47,11 @@ class Scan:
         """The living actors found by the last whole pass, or so far by the first one, parents before their children."""
         return [cell for cell in (self._found if self.complete else self._finding) if cell.is_alive]
 
+    @property
+    def full(self) -> bool:
+        """Whether there may be more than it can hold."""
+        return max(len(self._found), len(self._finding)) >= MOST_FOUND
+
     async def advance(self) -> None:
         """Look at further actors; other tasks run every 2 ms.
 

@@ -26,7 +26,7 @@ from levada.framework.errors import ConfigurationError, DecodeError, LevadaError
 from levada.transports.text import printable
 
 from .news import Recorder
-from .scan import MOST_FOUND, Scan
+from .scan import Scan
 from .snapshot import Row, ask_nodes
 
 __all__ = ["ACTIONS", "MOST_OPEN", "MOST_ROWS", "PAGES", "Page", "View", "Viewer"]
@@ -169,7 +169,7 @@ class Viewer:
         self._rest_until = 0.0
         began = time.perf_counter()
         rows: list[dict[str, Any]] = []
-        total, searching = 0, False
+        total, searching, capped = 0, False, False
         if view.page == "actors" and not view.search:
             rows, total = self._tree(view)
             self._scan = None
@@ -181,7 +181,7 @@ class Viewer:
             scan = self._scan_for(view)
             await scan.advance()
             found, searching = scan.found, not scan.complete
-            total = len(found)
+            total, capped = len(found), scan.full
             window = found[view.first :][: view.count]
             if view.page == "actors":
                 rows = [Row.of(self._system.observe.actor(cell), 0).to_json() for cell in window]
@@ -200,7 +200,7 @@ class Viewer:
             "rows": rows,
             "first": view.first,
             "total": total,
-            "most": MOST_FOUND,
+            "capped": capped,
             "searching": searching,
             "detail": detail,
             "news": news,

@@ -88,6 +88,8 @@ class Settings:
     """Most lines of one micro-batch."""
     nodes: int = 0
     """Nodes that read and parse; 0: this process does."""
+    watch: Callable[[str], object] | None = None
+    """Serve a dashboard, and call this with the address that logs in."""
 
 
 @attrs.define
@@ -168,7 +170,11 @@ async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
     run.ca, run.log = pems.ca, settings.log
     lumberjack_port, rsocket_port, aqueduct_port = settings.ports
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    async with ActorSystem("demo") as system, serve_bridge(system, settings.folder / "bridge") as bridge:
+    async with (
+        ActorSystem("demo") as system,
+        _watched(system, settings),
+        serve_bridge(system, settings.folder / "bridge") as bridge,
+    ):
         # From Spark's end to the watcher. Each subscriber is an actor of its own.
         desk = Desk()
         for name, row in MAILBOXES.items():
@@ -213,6 +219,18 @@ async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
                 finally:
                     await _give_up(run.queries.values())
             nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _watched(system: ActorSystem, settings: Settings) -> AsyncIterator[None]:
+    if settings.watch is None:
+        yield
+        return
+    from levada.actors.dashboard import DashboardConfig, serve_dashboard  # an extra
+
+    async with serve_dashboard(system, DashboardConfig(tracebacks=True)) as dashboard:
+        settings.watch(dashboard.login_url())
+        yield
 
 
 def _near(url: str) -> str:

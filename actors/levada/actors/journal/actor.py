@@ -18,14 +18,17 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import dropwhile, takewhile
+from pathlib import PurePath
 from typing import Any, TypeVar, cast
 
 import attrs
 import pyarrow as pa
 import trio
 
-from levada.framework import Actor, Failed, Killed, Reason, Reply, handles
+from levada.framework import Failed, Killed, Reason, Reply, handles
+from levada.framework.embedding import DescribedActor
 from levada.framework.errors import ActorError
+from levada.transports.text import printable
 
 from .appends import Appends, Job
 from .columns import Columns, columns_of
@@ -89,7 +92,7 @@ class _Clean:
 
 
 class Journal(
-    Actor[
+    DescribedActor[
         Append
         | AwaitRows
         | CommitGroup
@@ -146,6 +149,8 @@ class Journal(
         b'hello'
     """
 
+    subject = "journal"
+
     directory: str | os.PathLike[str]
     columns: type | pa.Schema | None = None
     config: JournalConfig = attrs.field(factory=JournalConfig, kw_only=True)
@@ -153,6 +158,33 @@ class Journal(
     max_octets: int = attrs.field(default=64 << 20, kw_only=True)
     clean_every: float = attrs.field(default=1.0, kw_only=True)
     clock: Callable[[], float] = attrs.field(default=time.time, kw_only=True)
+
+    @property
+    def about(self) -> str:
+        """The directory."""
+        return printable(os.fspath(self.directory))
+
+    async def report(self) -> dict[str, object]:
+        """Return the sizes, and how many rows each group is behind.
+
+        Raises:
+            JournalError: the journal is not open yet.
+        """
+        if not hasattr(self, "_store"):
+            raise JournalError("it is being opened", path=self.about)
+        extent, sizes = self._store.extent(), self._store.statistics()
+        groups = await self.ref.ask(GetGroups(), timeout=None)
+        return {
+            "name": printable(PurePath(self.directory).name),
+            "directory": self.about,
+            "partitions": len(extent.end),
+            "rows": sum(end - extent.first[number] for number, end in extent.end.items()),
+            "octets": sizes.octets,
+            "rows_appended": sizes.rows_appended,
+            "appends_waiting": len(self._waiting),
+            "full": self._full,
+            "groups": {printable(group): _behind(extent, offsets) for group, offsets in groups.items()},
+        }
 
     async def started(self) -> None:
         """Open the journal and start the task that writes."""
@@ -592,6 +624,11 @@ def _found(partition: int, batches: list[pa.RecordBatch], following: int | None)
         batches = pa.Table.from_batches(batches).combine_chunks().to_batches()
     rows = sum(batch.num_rows for batch in batches)
     return Found(partition, rows, following, stream_of(batches[0]) if batches else b"")
+
+
+def _behind(extent: Extent, offsets: Mapping[int, int]) -> int:
+    """Count the rows that a group has not read."""
+    return sum(end - max(offsets.get(number, 0), extent.first[number]) for number, end in extent.end.items())
 
 
 def _octets_of(rows: Any) -> int:

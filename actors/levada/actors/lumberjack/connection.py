@@ -21,7 +21,7 @@ from levada.actors.driver import Driver, Phase
 from levada.framework import Actor, Identity, Ref
 from levada.framework.embedding import ask_for
 from levada.framework.errors import CarrierError
-from levada.transports.carriers import ByteStream
+from levada.transports.carriers import ByteStream, CarrierStatistics
 from levada.transports.lumberjack import Finished, PeerClosed, ReaderCore, ReaderEvent, ReaderState, Refused, UnitReady
 
 from .load import Load
@@ -72,6 +72,14 @@ class LumberjackDriver(Driver[ReaderCore]):
     def refuse(self) -> None:
         """Turn the writer away."""
         self.stream.abort()
+
+    def carrier_statistics(self) -> CarrierStatistics:
+        """Return the counters of the carrier."""
+        return self.stream.statistics()
+
+    def figures(self) -> dict[str, object]:
+        """Return the units that the sink has not answered, and whether the reader holds this writer back."""
+        return {"units_at_sink": self._open_asks, "held_back": self in self.load.paused}
 
     async def carry(self) -> None:
         """Read, and work off what came, until the connection is over; close the carrier; count late commits (LJ-26)."""

@@ -26,6 +26,7 @@ import attrs
 import trio
 
 from levada.framework import Actor, ActorSystem, restart
+from levada.framework.embedding import DescribedActor
 from levada.framework.errors import CarrierError, ConfigurationError, ConnectionClosed
 from levada.transports.carriers import ByteStream
 from levada.transports.lumberjack import (
@@ -42,6 +43,7 @@ from levada.transports.lumberjack import (
     WriterEvent,
     encode_event,
 )
+from levada.transports.text import printable
 
 from .balance import HostConfig, Rota, targets
 from .disk_spool import DiskSpool, SpoolConfig, SpoolPump, check_spool, open_segments
@@ -80,12 +82,34 @@ class WriterStatistics:
     """Attempts to connect that failed, and connections that were lost."""
 
 
-class _Connection(Actor[Any]):
+class _Connection(DescribedActor[Any]):
     """Keeps one connection up and sends windows over it."""
+
+    subject = "connection"
 
     hub: Hub
     rota: Rota
     ttl: float | None
+    _stream: ByteStream | None = attrs.field(init=False, default=None)
+
+    @property
+    def about(self) -> str:
+        """The reader's URL."""
+        return printable(self.rota.current.url)
+
+    async def report(self) -> dict[str, object]:
+        """Return who is there, how much has passed, and how much waits for acks."""
+        stream, queue = self._stream, self.hub.queue
+        return {
+            "protocol": "lumberjack",
+            "side": "client",
+            "phase": "CONNECTING" if stream is None else "OPEN",
+            "address": self.about,
+            "identity": "",
+            **({} if stream is None else attrs.asdict(stream.statistics())),
+            "unacked": len(queue),
+            "events_dropped": queue.dropped,
+        }
 
     def started(self) -> None:
         self.start_soon(self.keep_connected)
@@ -102,9 +126,11 @@ class _Connection(Actor[Any]):
                     hub.counters.connects += 1
                     logger.info("connected to %s", target.url, extra=extra)
                     hub.counters.connections += 1
+                    self._stream = stream
                     try:
                         why = await self.talk(stream)
                     finally:
+                        self._stream = None
                         hub.counters.connections -= 1
                 if why is None:
                     continue  # its time was over, and everything on it is acked

@@ -140,6 +140,18 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
             self._tell_control(LAST)
         return outputs
 
+    def figures(self) -> dict[str, object]:
+        """Return the counts of operations and streams."""
+        counts = self.core.statistic
+        return {
+            "operations": self.core.operations,
+            "handlers": len(self.executions),
+            "opened": counts.opened,
+            "received": counts.received,
+            "done": counts.done,
+            "streams": len(self.streams),
+        }
+
     def acknowledged(self) -> None:
         """Tell the core that the peer has all signals; `ControlPool` calls this. Source: MA-92, MA-93."""
         self.apply(self.core.control_acknowledged(now=trio.current_time()))

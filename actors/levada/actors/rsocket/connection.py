@@ -134,6 +134,15 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         """Seconds that open streams have to end when this side closes."""
         return self.config.drain
 
+    def figures(self) -> dict[str, object]:
+        """Return the counts of streams and requests."""
+        return {
+            "open_streams": len(self.streams),
+            "requests_sent": self.requests_sent,
+            "requests_received": self.requests_received,
+            "sessions_resumed": self.resumptions,
+        }
+
     def missing(self) -> int:
         """Return how many bytes are missing from a frame that has begun: before its end there is nothing to act on."""
         return self.core.missing

@@ -55,7 +55,8 @@ from pyspark.sql.streaming.listener import (
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from levada.framework import Actor, Asks, Reason, Ref, Reply, Sender, handles, message
+from levada.framework import Asks, Reason, Ref, Reply, Sender, handles, message
+from levada.framework.embedding import DescribedActor
 from levada.framework.errors import ActorStopped, ChannelError, LevadaError, MailboxFull
 from levada.transports.text import printable
 
@@ -182,7 +183,7 @@ class _Outlet:
             self.to.finish_nowait()
 
 
-class Query(Actor[AwaitAvailable | GetProgress]):
+class Query(DescribedActor[AwaitAvailable | GetProgress]):
     """Runs a streaming query for as long as it lives.
 
     The actor ends with the query: `Normal` when the query ends by itself (``availableNow``) or is stopped from outside, `Failed` with
@@ -196,6 +197,8 @@ class Query(Actor[AwaitAvailable | GetProgress]):
         progress: is told `QueryStarted`, `QueryProgress` and `QueryEnded`. The actor owns a `Sender` and finishes it at its end.
             A slow receiver misses the oldest events; if it has gone, the query goes on without it.
     """
+
+    subject = "query"
 
     spark: SparkSession
     start: Callable[[SparkSession], DataStreamWriter | StreamingQuery]
@@ -216,6 +219,32 @@ class Query(Actor[AwaitAvailable | GetProgress]):
     def __attrs_post_init__(self) -> None:
         if self.progress is not None:
             self._outlet, self.progress = _Outlet(self.progress), None
+
+    @property
+    def about(self) -> str:
+        """The name of the query, or its id; empty until it runs."""
+        started = None if self._run is None else self._run.started
+        return "" if started is None else printable(started.name or started.query)
+
+    async def report(self) -> dict[str, object]:
+        """Return the last progress of this run."""
+        run = self._run
+        progress = None if run is None or run.started is None else await self._in_thread(run.latest)
+        if progress is None:
+            return {"name": self.about}
+        return {
+            "name": self.about,
+            "batch": progress.batch,
+            "at": progress.at.isoformat(),
+            "rows": progress.rows,
+            "arrival_rate": progress.arrival_rate,
+            "processing_rate": progress.processing_rate,
+            "seconds": progress.seconds,
+            "watermark": None if progress.watermark is None else progress.watermark.isoformat(),
+            "state_rows": progress.state_rows,
+            "state_octets": progress.state_octets,
+            "late_rows": progress.late_rows,
+        }
 
     async def started(self) -> None:
         """Start the query. If this is cancelled and the query comes up later, it is stopped."""

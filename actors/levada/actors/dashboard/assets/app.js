@@ -131,7 +131,7 @@ function take(view) {
   if (view.page === state.page) {
     if (!state.begun && view.page === "actors") unfold(view);
     grid.update(view, state);
-    const more = view.total >= view.most ? " or more" : "";
+    const more = view.capped ? " or more" : "";
     const found = view.total ? `${count(view.total)}${more} ${view.total === 1 ? "row" : "rows"}` : state.search ? NONE.found : NONE[view.page];
     say($("count"), view.searching ? `searching, ${count(view.total)} so far` : found);
   }

@@ -13,6 +13,8 @@ const rest = (row, shown) => row.error ?? Object.entries(report(row))
   .filter(([name, value]) => !shown.includes(name) && value !== null && value !== "" && value !== 0)
   .map(([name, value]) => `${name.replaceAll("_", " ")} ${typeof value === "number" ? count(value) : text(value)}`).join(" · ");
 
+const phase = (row) => (row.subject === "listener" ? "listens" : text(report(row).phase));
+
 const CONNECTION = ["protocol", "side", "phase", "identity", "address", "octets_sent", "octets_received", "url"];
 const QUERY = ["name", "batch", "rows", "arrival_rate", "processing_rate", "seconds", "state_rows", "watermark"];
 
@@ -37,10 +39,10 @@ export const PAGES = {
   connections: {
     label: "Connections", narrow: [0, 1, 4, 5],
     columns: () => [
-      column("protocol", "120px", 90, (row) => (row.subject === "listener" ? `${text(report(row).url).split(":")[0]} (listens)` : text(report(row).protocol || row.kind))),
+      column("protocol", "130px", 90, (row) => (row.subject === "listener" ? text(report(row).url).split(":")[0] : text(report(row).protocol || row.kind))),
       column("peer", "minmax(150px, 2fr)", 130, (row) => (row.subject === "listener" ? text(report(row).url) : text(report(row).address || row.about)), { style: "mono" }),
       column("identity", "minmax(80px, 1fr)", 80, (row) => text(report(row).identity)),
-      column("state", "100px", 90, (row) => text(report(row).phase), { state: (row) => text(report(row).phase) }),
+      column("state", "100px", 90, phase, { state: phase }),
       number("in per s", 84, (row) => octets(row.received)),
       number("out per s", 84, (row) => octets(row.sent)),
       column("more", "minmax(160px, 3fr)", 160, (row) => rest(row, CONNECTION)),
