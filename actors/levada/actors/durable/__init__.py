@@ -10,12 +10,12 @@ from __future__ import annotations
 from levada.actors.journal import CommandReused
 
 from .entity import Durable, applies
-from .entry import Entity, Shards, shards
+from .entry import Entity, Shards, shards, shards_of
 from .errors import DurableError, EntityErased, OutcomeUnknown, ReplayFailed, ShardLost
 from .evolution import upcasts
 from .shard import ShardStatistics
 
 __all__ = [
     "CommandReused", "Durable", "DurableError", "Entity", "EntityErased", "OutcomeUnknown", "ReplayFailed", "ShardLost",
-    "ShardStatistics", "Shards", "applies", "shards", "upcasts",
+    "ShardStatistics", "Shards", "applies", "shards", "shards_of", "upcasts",
 ]  # fmt: skip

@@ -4,34 +4,39 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import attrs
 import trio
 
+from levada.actors.apps import importable
 from levada.actors.journal import GetExtent, Journal, Store, check_growth, partition_of
-from levada.framework import Actor, ActorSystem, Asks, Codec, Ref, bounded, handles, restart
-from levada.framework.errors import ConfigurationError
+from levada.framework import Actor, ActorSystem, Asks, Codec, Receiver, Ref, Sender, bounded, channel, handles, restart
+from levada.framework.errors import ActorError, ConfigurationError
 from levada.framework.handlers import flatten
 from levada.framework.message import tag_of
 from levada.framework.ref import DEFAULT_TIMEOUT
 
 from .entity import Durable, handler_of
+from .hosting import MAILBOX, Owner, Subscribe, Terms
+from .routing import Follower, Route, Routes, ToShard
 from .rows import Log, log_config
 from .shard import GetShardStatistics, Settings, Shard, ShardStatistics
 from .snapshots import Snapshots
 from .turns import Command, Turn
 
-__all__ = ["Entity", "Shards", "shards"]
+if TYPE_CHECKING:
+    from levada.actors.nodes import Nodes
+
+__all__ = ["Entity", "Shards", "shards", "shards_of"]
 
 M = TypeVar("M")
 R = TypeVar("R")
 
-MAILBOX = 1024
-"""Commands that wait for a shard that has as many as it takes."""
 LONGEST_ID = 1000
 """Bytes of an id."""
 _AGAIN = restart("transient", max=1 << 30, within=60.0, backoff=(0.05, 5.0))
@@ -43,8 +48,8 @@ class Entity(Generic[M]):
 
     id: str
     cls: type[Durable[Any]] = attrs.field(repr=False)
-    shard: Ref[Command] = attrs.field(repr=False)
-    """The actor that owns it."""
+    shard: ToShard = attrs.field(repr=False)
+    """The way to the shard that owns it."""
 
     async def ask(self, message: Asks[R], *, command: str | None = None, timeout: float | None = DEFAULT_TIMEOUT) -> R:
         """Send a question and return the answer, when all that it rests on is on the disk.
@@ -90,21 +95,21 @@ class Shards(Generic[M]):
         ``await accounts["anna"].ask(Deposit(5), command="order-17")``
     """
 
-    def __init__(self, cls: type[Durable[M]], ref: Ref[Any], refs: list[Ref[Command]]) -> None:
+    def __init__(self, cls: type[Durable[M]], ref: Ref[Any], ways: Sequence[ToShard]) -> None:
         self.cls = cls
         """The durable class."""
         self.ref = ref
-        """The actor above the shards: stop it, and all entities end."""
-        self._refs = refs
+        """The actor above the shards: stop it, and all entities end. On a node it only follows where they are."""
+        self._ways = ways
 
     def __getitem__(self, entity: str) -> Entity[M]:
         """Return an entity; its id is text of 1 to 1000 bytes."""
         _check_text("id of an entity", entity)
-        return Entity(entity, self.cls, self._refs[partition_of(entity, len(self._refs))])
+        return Entity(entity, self.cls, self._ways[partition_of(entity, len(self._ways))])
 
     async def statistics(self) -> ShardStatistics:
         """Add up the counters of all shards."""
-        found: list[Any] = [await ref.ask(GetShardStatistics()) for ref in self._refs]
+        found: list[Any] = [await ref.ask(GetShardStatistics()) for ref in self._ways]
         return ShardStatistics(*(sum(column) for column in zip(*[attrs.astuple(each) for each in found], strict=True)))
 
 
@@ -118,32 +123,108 @@ def _check_text(what: str, text: object) -> None:
 
 
 @attrs.frozen
-class _Start(Asks[list[Ref[Any]]]):
-    """Start the shards."""
+class _Start(Asks[Sequence[Ref[Any]]]):
+    """Start the shards here; or, on nodes, their placement, which is then the only ref."""
 
 
 class _Root(Actor[_Start]):
-    """The actor above the shards of a class, and above its journal if that is a folder."""
+    """The actor above the shards of a class or their placement, and above its journal if that is a folder."""
 
     settings: Settings
     journal: Ref[Any] | None
     folder: Path | None
     count: int
+    nodes: Nodes | None
+    terms: Terms | None
 
     @handles
-    async def start(self, _: _Start) -> list[Ref[Any]]:
+    async def start(self, _: _Start) -> Sequence[Ref[Any]] | None:
         """Start the journal and the shards."""
         journal = self.journal
         if self.folder is not None:
             factory = partial(Journal, self.folder, self.settings.log.schema, config=log_config(self.count))
             journal = self.spawn(factory, name="journal", mailbox=bounded(256), supervise=_AGAIN)
         assert journal is not None
-        return [
-            self.spawn(
-                Shard, self.settings, number, journal, name=str(number), mailbox=bounded(MAILBOX), supervise=_AGAIN
-            )
-            for number in range(self.count)
-        ]
+        if self.nodes is None or self.terms is None:
+            return [
+                self.spawn(
+                    Shard, self.settings, number, journal, name=str(number), mailbox=bounded(MAILBOX), supervise=_AGAIN
+                )
+                for number in range(self.count)
+            ]
+        from .placement import Placement, PrepareHosts  # a program without nodes needs none of it
+
+        placement = self.spawn(Placement, self.nodes, self.terms, journal, name="placement", supervise="escalate")
+        try:
+            await placement.ask(PrepareHosts(), timeout=None)
+        except ActorError as error:
+            self.reply_later().fail(error.__cause__ if isinstance(error.__cause__, ConfigurationError) else error)
+            self.stop()
+            return None
+        return [placement]
+
+
+def _terms(settings: Settings, count: int) -> Terms:
+    return Terms(
+        cls=importable(settings.cls),
+        schema=settings.log.schema.serialize().to_pybytes(),
+        shards=count,
+        idle=settings.idle,
+        remember=settings.remember,
+        snapshot_every=settings.snapshot_every,
+        max_live=settings.max_live,
+    )
+
+
+_known: weakref.WeakKeyDictionary[ActorSystem, dict[str, Shards[Any]]] = weakref.WeakKeyDictionary()
+"""The shards that a process can reach, by the name of the actor above them."""
+
+
+async def shards_of(
+    system: ActorSystem, cls: type[Durable[M]], *, name: str | None = None, timeout: float | None = DEFAULT_TIMEOUT
+) -> Shards[M]:
+    """Find the entities of a durable class that `shards` has started in this process, or in the driver of this node.
+
+    Args:
+        system: of this process.
+        cls: the durable class.
+        name: as given to `shards`.
+        timeout: seconds to wait for them to be started; ``None``: no limit. The default is the system's ``ask_timeout``.
+
+    Raises:
+        NameUnknown: nobody started them in time.
+        ConfigurationError: they are of another class; or this process has none, and is no node.
+
+    Cancellation: nothing happened.
+    """
+    name = name or cls.__name__
+    known = _known.setdefault(system, {}).get(name)
+    if known is None or not known.ref.is_alive:
+        from levada.actors.nodes import nodes_of
+
+        placement = await nodes_of(system).lookup(_fleet_name(name), timeout=timeout)
+        known = _known[system][name] = await _follow(system, cls, placement)
+    if known.cls is not cls:
+        raise ConfigurationError(f"the shards {name!r} are of {known.cls.__qualname__}, not of {cls.__qualname__}")
+    return known
+
+
+async def _follow(system: ActorSystem, cls: type[Durable[M]], placement: Ref[Any]) -> Shards[M]:
+    sender: Sender[Owner]
+    owners: Receiver[Owner]
+    sender, owners = channel(Owner, name=f"owners of {cls.__name__}")
+    try:
+        count = await placement.ask(Subscribe(sender))
+    except BaseException:
+        owners.close()
+        raise
+    routes = Routes(system, count)
+    ref = system.spawn(Follower, routes, owners)
+    return Shards(cls, ref, [Route(routes, shard) for shard in range(count)])
+
+
+def _fleet_name(name: str) -> str:
+    return f"levada.durable/{name}"
 
 
 async def shards(
@@ -153,6 +234,7 @@ async def shards(
     events: Any,
     journal: str | os.PathLike[str] | Ref[Any],
     shards: int = 16,
+    nodes: Nodes | None = None,
     idle: float = 60.0,
     remember: int = 256,
     snapshot_every: int = 1000,
@@ -169,6 +251,7 @@ async def shards(
         journal: a folder, made if it is not there, which this process alone may have open; or the ref of a `Journal` with the columns
             `log_columns` and the config `log_config`, perhaps in another process.
         shards: number of partitions of the log, fixed when it is made. Entities are spread over them by their ids.
+        nodes: where the entities live: each shard on one of the nodes that are up, all of which have imported the class. None: here.
         idle: seconds without a command after which an entity leaves memory.
         remember: number of command ids that an entity knows, the newest.
         snapshot_every: rows of an entity after which its state is written too, so that reading it begins there.
@@ -220,16 +303,28 @@ async def shards(
         max_live=-(-max_live // shards),
         clock=clock,
     )
+    name = name or cls.__name__
+    terms = None if nodes is None else _terms(settings, shards)
     ref = system.spawn(
         _Root,
         settings,
         journal if isinstance(journal, Ref) else None,
         folder,
         shards,
-        name=name or cls.__name__,
+        nodes,
+        terms,
+        name=name,
         supervise="escalate",
     )
-    return Shards(cls, ref, await ref.ask(_Start(), timeout=None))
+    started = await ref.ask(_Start(), timeout=None)
+    if nodes is None:
+        found = Shards(cls, ref, started)
+    else:
+        found = await _follow(system, cls, started[0])
+        found.ref = ref
+        await nodes.register(_fleet_name(name), started[0])
+    _known.setdefault(system, {})[name] = found
+    return found
 
 
 def _prepare(folder: Path, events: tuple[type, ...], shards: int) -> Log:

@@ -20,7 +20,7 @@ import attrs
 import trio
 
 from levada.actors.journal import Append, Appended, CommandReused, GetExtent, JournalError, ReadRows, stream_of
-from levada.framework import Codec, Reason, Ref, Reply, handles, message
+from levada.framework import Codec, Failed, Killed, Reason, Ref, Reply, handles, message
 from levada.framework.embedding import ActorPhase, DescribedActor, LocalRef, adopt, local_ref, release
 from levada.framework.errors import ActorError, ActorStopped, AskTimeout, LevadaError
 from levada.framework.message import Asks, reply_type
@@ -34,7 +34,7 @@ from .rows import ANSWER, FIRED, FORGOT, OWNED, REMIND, SNAPSHOT, Log, Row
 from .snapshots import Snapshots
 from .turns import Command, Live, Turn
 
-__all__ = ["GetShardStatistics", "Settings", "Shard", "ShardStatistics"]
+__all__ = ["GetShardStatistics", "Leave", "Settings", "Shard", "ShardStatistics"]
 
 logger = logging.getLogger("levada.actors.durable")
 
@@ -91,6 +91,11 @@ class ShardStatistics:
 @message("levada.durable.get_shard_statistics", frozen=True)
 class GetShardStatistics(Asks[ShardStatistics]):
     """Ask a shard for `ShardStatistics`."""
+
+
+@attrs.frozen
+class Leave:
+    """Finish the commands that were taken, then end. Those that come later fail at once: they were not begun."""
 
 
 @attrs.frozen
@@ -168,7 +173,8 @@ class Shard(DescribedActor[Any]):
         """Write the rows of finished handlers; the other commands fail."""
         if hasattr(self, "_commits"):
             try:
-                await self._commits.drain()
+                if not isinstance(reason, Failed | Killed):  # else nobody writes any more
+                    await self._commits.drain()
             finally:
                 self._give_up()
 
@@ -456,7 +462,7 @@ class Shard(DescribedActor[Any]):
 
     def _settle(self, turn: Turn) -> None:
         self._turns.discard(turn)
-        if len(self._turns) == MOST_UNDER_WAY - 1:
+        if len(self._turns) == MOST_UNDER_WAY - 1 or not self._turns:
             self._room.set()
             self._room = trio.Event()
 
@@ -521,6 +527,13 @@ class Shard(DescribedActor[Any]):
         )
         self.reminders.retry(reminder, self.settings.clock() + wait)
         self._arm()
+
+    @handles
+    async def leave(self, _: Leave) -> None:
+        """End when the commands under way are answered."""
+        while self._turns:
+            await self._room.wait()
+        self.stop()
 
     # Passivation.
 

@@ -193,6 +193,7 @@ class _Body:
                 await self._end.wait()
                 # Before any actor ends, so that the driver knows why they do.
                 await welcome.node.ask(Leaving(), timeout=None)
+                await side.leave(self.grace)
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
             # An error of levada says what to do; any other one is the app's, and needs its traceback.

@@ -1,0 +1,169 @@
+"""`Host`: the actor on a node that has the node's shards of a durable class; and the messages of placement.
+
+The driver's `levada.actors.durable.placement.Placement` tells each host which shards to open and close. A shard that ends on a node stays
+ended: the driver opens it anew, there or elsewhere. So a shard that was fenced off never takes its partition back.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pyarrow as pa
+import trio
+
+from levada.framework import Actor, Asks, Codec, Down, Ref, Reply, Sender, bounded, handles, message
+from levada.framework.errors import ActorError, ConfigurationError
+
+from .entity import Durable
+from .rows import Log
+from .shard import Leave, Settings, Shard
+from .snapshots import Snapshots
+
+__all__ = ["MAILBOX", "Close", "EndHost", "Host", "Open", "Owner", "Subscribe", "Terms"]
+
+MAILBOX = 1024
+"""Commands that wait for a shard that has as many as it takes."""
+
+
+@message("levada.durable.terms", frozen=True)
+class Terms:
+    """What all hosts of a durable class have to know."""
+
+    cls: str
+    """``module:qualname`` of the class, which the node's app has imported."""
+    schema: bytes
+    """The columns of the log, as an Arrow IPC message."""
+    shards: int
+    idle: float
+    remember: int
+    snapshot_every: int
+    max_live: int
+    """Of one shard."""
+
+
+@message("levada.durable.open", frozen=True)
+class Open(Asks[Ref[Any]]):
+    """Let a host open a shard. The answer comes at once; commands wait until the shard has its partition."""
+
+    shard: int
+
+
+@message("levada.durable.close", frozen=True)
+class Close(Asks[None]):
+    """Let a host close a shard in order; the answer comes when it has ended."""
+
+    shard: int
+
+
+@message("levada.durable.end_host", frozen=True)
+class EndHost(Asks[None]):
+    """Let a host close all its shards in order, and end."""
+
+
+@message("levada.durable.owner", frozen=True)
+class Owner:
+    """Where a shard is now."""
+
+    shard: int
+    ref: Ref[Any] | None
+    """None: nowhere, until it is opened elsewhere."""
+
+
+@message("levada.durable.subscribe")
+class Subscribe(Asks[int]):
+    """Let the driver's `Placement` say where the shards are, now and whenever one moves; answered with their number."""
+
+    owners: Sender[Owner]
+
+
+class Host(Actor[Open | Close | EndHost]):
+    """The shards of a durable class on this node.
+
+    Raises:
+        ConfigurationError: in `started`: the node's app has not imported the class, or imported another version of it.
+    """
+
+    terms: Terms
+    journal: Ref[Any]
+
+    async def started(self) -> None:
+        """Find the class."""
+        # A node has this package already; a program without nodes needs none of it.
+        from levada.actors.nodes import nodes_of
+        from levada.actors.nodes.orders import actor_class
+
+        terms = self.terms
+        cls = actor_class(terms.cls)
+        if not issubclass(cls, Durable):
+            raise ConfigurationError(f"{terms.cls} is not derived from Durable in this node")
+        there = pa.ipc.read_schema(pa.py_buffer(terms.schema))
+        log = Log(tuple(cls.appliers), there)
+        if not log.schema.equals(there):
+            raise ConfigurationError(
+                f"{terms.cls} has other events in this node than in the driver: both must import the same code"
+            )
+        codec = Codec()
+        self._settings = Settings(
+            cls=cls,
+            log=log,
+            node=self.system.name,
+            idle=terms.idle,
+            remember=terms.remember,
+            snapshot_every=terms.snapshot_every,
+            snapshots=Snapshots(cls, codec),
+            codec=codec,
+            max_live=terms.max_live,
+            clock=time.time,
+        )
+        self._shards: dict[int, Ref[Any]] = {}
+        await self.enter(nodes_of(self.system).before_leaving(self._leave))
+
+    @handles
+    def open(self, m: Open) -> Ref[Any]:
+        """Open a shard, unless it is open."""
+        ref = self._shards.get(m.shard)
+        if ref is None or not ref.is_alive:
+            ref = self.spawn(Shard, self._settings, m.shard, self.journal, mailbox=bounded(MAILBOX))
+            self._shards[m.shard] = ref
+            self.watch(ref, m.shard)
+        return ref
+
+    @handles
+    def close(self, m: Close) -> None:
+        """Let a shard finish what it has taken, then end."""
+        ref = self._shards.get(m.shard)
+        if ref is not None:
+            self.start_soon(self._close, ref, self.reply_later())
+
+    async def _close(self, ref: Ref[Any], reply: Reply[None]) -> None:
+        await _left(ref)
+        reply.send(None)
+
+    @handles
+    async def end(self, _: EndHost) -> None:
+        """Close all shards, and end."""
+        for shard, ref in self._shards.items():
+            self.unwatch(ref, shard)
+        await self._leave()
+        self.stop()
+
+    async def _leave(self) -> None:
+        """Close all shards, because the node is about to end."""
+        async with trio.open_nursery() as nursery:
+            for ref in self._shards.values():
+                nursery.start_soon(_left, ref)
+
+    @handles
+    def down(self, m: Down) -> None:
+        """Forget a shard that has ended."""
+        if self._shards.get(m.tag) is m.ref:
+            del self._shards[m.tag]
+
+
+async def _left(ref: Ref[Any]) -> None:
+    try:
+        await ref.send(Leave())
+    except ActorError:
+        pass  # it has ended
+    await ref.terminated()

@@ -1,0 +1,210 @@
+"""Placement: the shards of a durable class on the nodes of a fleet.
+
+The driver decides. Each shard is on the node that is up and has the highest hash together with it (rendezvous hashing), so a node that comes or
+goes moves only its own share. A move lets the shard finish on the old node, then opens it on the new one. If the old node is out of reach, the new
+owner's first row in the log fences it off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from typing import Any, Final
+
+import trio
+
+from levada.actors.nodes import Member, MemberState, Nodes
+from levada.framework import Actor, Asks, Reason, Ref, Sender, handles, message
+from levada.framework.errors import ActorError, ChannelError, LevadaError
+
+from .hosting import Close, EndHost, Host, Open, Owner, Subscribe, Terms
+
+__all__ = ["Placement", "PrepareHosts", "target"]
+
+logger = logging.getLogger("levada.actors.durable")
+
+CLOSING: Final = 30.0
+"""Seconds that a shard has to finish when it moves; then its new owner fences it off."""
+OPENING: Final = 30.0
+"""Seconds that a node has to answer."""
+FIRST_PAUSE, LAST_PAUSE = 0.05, 5.0
+"""Seconds before a shard that has ended is opened again."""
+LONG: Final = 10.0
+"""Seconds that a shard has to live for the next pause to be the first again."""
+
+
+def target(members: list[Member], shard: int) -> Member | None:
+    """Return the member where a shard belongs, of those that are up."""
+    up = [member for member in members if member.state is MemberState.UP]
+    return max(up, key=lambda member: _score(member.name, shard), default=None)
+
+
+def _score(name: str, shard: int) -> bytes:
+    return hashlib.blake2b(f"{shard} {name}".encode(), digest_size=8).digest()
+
+
+@message("levada.durable.prepare_hosts", frozen=True)
+class PrepareHosts(Asks[None]):
+    """Start the hosts on all nodes that are up; errors are the asker's."""
+
+
+class Placement(Actor[PrepareHosts | Subscribe]):
+    """Keeps each shard on its node, and tells subscribers where it is."""
+
+    fleet: Nodes
+    terms: Terms
+    journal: Ref[Any]
+
+    def started(self) -> None:
+        """Begin."""
+        self._owners: list[Ref[Any] | None] = [None] * self.terms.shards
+        self._hosts: dict[bytes, Ref[Any]] = {}
+        self._starting = trio.Lock()
+        self._work = trio.CancelScope()
+        self._outboxes: dict[int, dict[int, None]] = {}
+        self._news = trio.Event()
+        self._subscribers = 0
+
+    @handles
+    async def prepare(self, _: PrepareHosts) -> None:
+        """Start the hosts, and the shards."""
+        try:
+            for member in self.fleet.members:
+                if member.state is MemberState.UP:
+                    await self._host_on(member)
+        except LevadaError as error:
+            self.reply_later().fail(error)
+            return
+        self.start_soon(self._run)
+
+    async def _run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            self._work = nursery.cancel_scope
+            for shard in range(self.terms.shards):
+                nursery.start_soon(self._keep, shard)
+
+    async def stopping(self, reason: Reason) -> None:
+        """End the hosts, whose shards finish what they have."""
+        self._work.cancel()
+        async with trio.open_nursery() as nursery:
+            for host in self._hosts.values():
+                nursery.start_soon(_end, host)
+
+    async def _host_on(self, member: Member) -> Ref[Any]:
+        async with self._starting:
+            ref = self._hosts.get(member.node_id)
+            if ref is None or not ref.is_alive:
+                ref = await self.fleet.spawn(Host, self.terms, self.journal, on=member.name)
+                alive = {each.node_id for each in self.fleet.members}
+                self._hosts = {node: host for node, host in self._hosts.items() if node in alive}
+                self._hosts[member.node_id] = ref
+            return ref
+
+    async def _keep(self, shard: int) -> None:
+        """Keep one shard where it belongs."""
+        pause = FIRST_PAUSE
+        while True:
+            await self.fleet.directory.until(lambda: self._target(shard) is not None)
+            member = self._target(shard)
+            assert member is not None
+            opened = trio.current_time()
+            try:
+                host = await self._host_on(member)
+                ref = await host.ask(Open(shard), timeout=OPENING)
+            except LevadaError as error:
+                logger.warning(
+                    "shard %d of %s cannot be opened on %s: %s; trying again in %g s",
+                    shard,
+                    self.terms.cls,
+                    member.name,
+                    error,
+                    pause,
+                    extra={"event": "shard_not_opened"},
+                )
+            else:
+                self._announce(shard, ref)
+                ended = await self._until_it_moves(shard, ref, member)
+                self._announce(shard, None)
+                if not ended:
+                    await self._close(shard, host)
+                    continue
+                if trio.current_time() - opened > LONG:
+                    pause = FIRST_PAUSE
+            await self._pause(shard, member, pause)
+            pause = min(2 * pause, LAST_PAUSE)
+
+    async def _pause(self, shard: int, member: Member, seconds: float) -> None:
+        await self.fleet.directory.until(lambda: self._moved(shard, member), seconds)
+
+    def _target(self, shard: int) -> Member | None:
+        return target(self.fleet.members, shard)
+
+    def _moved(self, shard: int, member: Member) -> bool:
+        now = self._target(shard)
+        return now is None or now.node_id != member.node_id
+
+    async def _until_it_moves(self, shard: int, ref: Ref[Any], member: Member) -> bool:
+        """Wait until a shard ends or belongs elsewhere; return whether it has ended."""
+        ended = False
+
+        async def watch() -> None:
+            nonlocal ended
+            await ref.terminated()
+            ended = True
+            nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            await self.fleet.directory.until(lambda: self._moved(shard, member))
+            nursery.cancel_scope.cancel()
+        return ended
+
+    async def _close(self, shard: int, host: Ref[Any]) -> None:
+        try:
+            await host.ask(Close(shard), timeout=CLOSING)
+        except ActorError as error:
+            # Its new owner fences it off.
+            logger.warning(
+                "shard %d of %s was not closed in order: %s",
+                shard,
+                self.terms.cls,
+                error,
+                extra={"event": "shard_not_closed"},
+            )
+
+    def _announce(self, shard: int, ref: Ref[Any] | None) -> None:
+        self._owners[shard] = ref
+        for outbox in self._outboxes.values():
+            outbox[shard] = None
+        self._news.set()
+        self._news = trio.Event()
+
+    @handles
+    def subscribe(self, m: Subscribe) -> int:
+        """Tell where the shards are, from now on."""
+        self._subscribers += 1
+        self.start_soon(self._inform, self._subscribers, m.owners)
+        return self.terms.shards
+
+    async def _inform(self, number: int, owners: Sender[Owner]) -> None:
+        """Send a subscriber what is new. A shard that moves twice before it can be sent is sent once."""
+        outbox = self._outboxes[number] = dict.fromkeys(range(self.terms.shards))
+        try:
+            with owners:
+                while True:
+                    while outbox:
+                        shard = next(iter(outbox))
+                        del outbox[shard]
+                        await owners.send(Owner(shard, self._owners[shard]))
+                    await self._news.wait()
+        except ChannelError:
+            pass  # the process has ended
+        finally:
+            del self._outboxes[number]
+
+
+async def _end(host: Ref[Any]) -> None:
+    try:
+        await host.ask(EndHost(), timeout=CLOSING)
+    except ActorError:
+        pass  # its node has ended

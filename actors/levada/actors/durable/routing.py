@@ -1,0 +1,229 @@
+"""Routes: how a process reaches the shards of a durable class, wherever they are.
+
+A `Route` has the part of `Ref` that entities need. It waits while its shard moves, and asks again what has not been done for certain, or what may
+be asked twice because it has a command id.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import trio
+
+from levada.actors.journal import CommandReused
+from levada.framework import Actor, ActorSystem, Normal, Receiver, Ref
+from levada.framework.errors import (
+    ActorError,
+    ActorStopped,
+    AskTimeout,
+    ChannelError,
+    LevadaError,
+    MailboxFull,
+    RemoteFailure,
+)
+from levada.framework.links import NORMAL
+from levada.framework.ref import DEFAULT_TIMEOUT
+
+from .errors import EntityErased, OutcomeUnknown, ReplayFailed
+from .hosting import MAILBOX, Owner
+from .turns import Command
+
+__all__ = ["Follower", "Route", "Routes", "ToShard"]
+
+PAUSE: Final = 0.2
+"""Seconds to wait for news of a shard that did not answer, before it is asked again."""
+
+_ERRORS: Final[dict[str, Callable[[str, Command], LevadaError]]] = {
+    "OutcomeUnknown": lambda text, m: OutcomeUnknown(text, entity=m.entity, command=m.command or ""),
+    "ReplayFailed": lambda text, m: ReplayFailed(text, entity=m.entity),
+    "EntityErased": lambda text, m: EntityErased(text, entity=m.entity),
+    "CommandReused": lambda text, m: CommandReused(text, command=m.command or ""),
+}
+"""Errors of a shard on a node, by the names that travel."""
+
+
+class ToShard(Protocol):
+    """What entities need of a shard: a `Ref` has it, and a `Route`."""
+
+    def tell(self, message: Any) -> None:
+        """Send a message without waiting."""
+        ...
+
+    async def send(self, message: Any) -> None:
+        """Send a message, waiting for room."""
+        ...
+
+    async def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Any:
+        """Send a question and return the answer."""
+        ...
+
+
+class Routes:
+    """The owners of all shards, as this process knows them."""
+
+    def __init__(self, system: ActorSystem, count: int) -> None:
+        self.system = system
+        self.table: list[Ref[Any] | None] = [None] * count
+        self.closed = False
+        """Whether there will be no more news: the driver's placement has ended."""
+        self._told: dict[int, deque[Any]] = {}
+        self._changed = trio.Event()
+
+    async def follow(self, owners: Receiver[Owner]) -> None:
+        """Take news until there are no more."""
+        with owners:
+            try:
+                async for news in owners:
+                    self._take(news)
+            except ChannelError:
+                pass  # the driver has ended
+            finally:
+                self.closed = True
+                self._wake()
+
+    def _take(self, news: Owner) -> None:
+        self.table[news.shard] = news.ref
+        self._wake()
+        if news.ref is not None:
+            for each in self._told.pop(news.shard, ()):
+                self._pass(news.ref, each)
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def changed(self) -> None:
+        """Wait for any news."""
+        await self._changed.wait()
+
+    async def owner(self, shard: int) -> Ref[Any]:
+        """Wait until a shard is somewhere."""
+        while True:
+            ref = self.table[shard]
+            if ref is not None and ref.is_alive:
+                return ref
+            self.require_open()
+            await self._changed.wait()
+
+    def require_open(self) -> None:
+        """Raise `ActorStopped` if the shards have ended."""
+        if self.closed:
+            raise ActorStopped("the shards have ended", reason=NORMAL)
+
+    def tell(self, shard: int, m: Any) -> None:
+        """Tell a shard something, or keep it until the shard is somewhere."""
+        ref = self.table[shard]
+        if ref is not None:
+            self._pass(ref, m)
+            return
+        waiting = self._told.setdefault(shard, deque())
+        if len(waiting) >= MAILBOX:
+            raise MailboxFull(
+                f"shard {shard} is nowhere now, and {MAILBOX} messages wait for it", capacity=MAILBOX, message=m
+            )
+        waiting.append(m)
+
+    def _pass(self, ref: Ref[Any], m: Any) -> None:
+        try:
+            ref.tell(m)
+        except ActorError as error:
+            self.system.dead_letter(m, ref, str(error))
+
+
+class Follower(Actor[Any]):
+    """Keeps routes up to date."""
+
+    routes: Routes
+    owners: Receiver[Owner]
+
+    def started(self) -> None:
+        """Follow the news."""
+        self.start_soon(self._follow)
+
+    async def _follow(self) -> None:
+        await self.routes.follow(self.owners)
+        self.stop()
+
+
+class Route:
+    """One shard, wherever it is."""
+
+    def __init__(self, routes: Routes, shard: int) -> None:
+        self._routes = routes
+        self._shard = shard
+
+    def tell(self, message: Any) -> None:
+        """Send a message without waiting. It is lost if the shard's node is lost, and kept, up to a bound, while the shard moves."""
+        self._routes.tell(self._shard, message)
+
+    async def send(self, message: Any) -> None:
+        """Send a message, waiting for room and for the shard."""
+        while True:
+            ref = await self._routes.owner(self._shard)
+            try:
+                await ref.send(message)
+            except ActorStopped:
+                await self._news(ref)
+            else:
+                return
+
+    async def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Any:
+        """Send a question and return the answer.
+
+        Raises:
+            OutcomeUnknown: the shard was lost, and the command has no id to ask with again.
+            AskTimeout: no answer came in time, whatever the reason.
+            ActorStopped: the shards have ended for good.
+            LevadaError: as the shard says.
+        """
+        seconds = self._routes.system.ask_timeout if timeout == DEFAULT_TIMEOUT else timeout
+        with trio.move_on_after(math.inf if seconds is None else seconds):
+            return await self._ask(message)
+        raise AskTimeout(
+            f"shard {self._shard} did not answer within {seconds:g} s", seconds=seconds or 0.0, message=message
+        )
+
+    async def _ask(self, m: Any) -> Any:
+        while True:
+            ref = await self._routes.owner(self._shard)
+            try:
+                return await ref.ask(m, timeout=None)
+            except ActorStopped as error:
+                # A shard that ended in order has answered all that it had begun.
+                begun = not isinstance(error.reason, Normal)
+                lost: LevadaError = _unknown(m, str(error)) if isinstance(m, Command) else error
+                lost.__cause__ = error
+            except OutcomeUnknown as error:
+                begun, lost = True, error
+            except ActorError as error:
+                lost = _as_sent(error, m)
+                if not isinstance(lost, OutcomeUnknown):
+                    raise lost from error.__cause__
+                begun = True
+            if begun and isinstance(m, Command) and m.command is None:
+                raise lost
+            await self._news(ref)
+
+    async def _news(self, of: Ref[Any]) -> None:
+        """Wait until the shard is elsewhere, but not for long."""
+        self._routes.require_open()
+        with trio.move_on_after(PAUSE):
+            while self._routes.table[self._shard] is of:
+                await self._routes.changed()
+
+
+def _unknown(m: Command, why: str) -> OutcomeUnknown:
+    what = f"command {m.command!r:.100}" if m.command is not None else type(m.message).__name__
+    text = f"{what} of entity {m.entity!r:.100} is not done, or not known to be: {why}: ask again, with a command id"
+    return OutcomeUnknown(text, entity=m.entity, command=m.command or "")
+
+
+def _as_sent(error: ActorError, m: Any) -> LevadaError:
+    """Return the error that a shard on a node has raised."""
+    cause = error.__cause__
+    if isinstance(cause, RemoteFailure) and isinstance(m, Command) and cause.kind in _ERRORS:
+        return _ERRORS[cause.kind](cause.detail, m)
+    return error

@@ -1,0 +1,291 @@
+"""Durable actors on nodes: where entities are, and what happens to commands when nodes end or come back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+pytest.importorskip("pyarrow")
+
+from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Deposited
+from tests.actors.nodes.conftest import Task, nodes_here
+
+from levada.actors.durable import CommandReused, Durable, OutcomeUnknown, Shards, applies, shards, shards_of
+from levada.actors.durable.hosting import Host, Open, Terms
+from levada.actors.durable.placement import target
+from levada.actors.durable.rows import Log, log_config
+from levada.actors.durable.turns import Command
+from levada.actors.journal import Journal, Store
+from levada.actors.nodes import Member, MemberState, Nodes
+from levada.framework import Actor, ActorSystem, Asks, Failed, handles, message
+from levada.framework.errors import ActorStopped, ConfigurationError
+
+APP = "tests.actors.durable.test_placement:app"
+
+
+@message("test.durable.where", frozen=True)
+class Where(Asks[str]):
+    """Ask an entity for its node."""
+
+
+@message("test.durable.slow", frozen=True)
+class Slow(Asks[int]):
+    """Deposit, after a while."""
+
+    amount: int
+
+
+class Placed(Durable[Deposit | Balance | Where | Slow]):
+    """An account that tells where it is."""
+
+    balance: int = 0
+
+    @handles
+    def deposit(self, m: Deposit) -> int:
+        self.record(Deposited(m.amount))
+        return self.balance
+
+    @handles
+    async def slow(self, m: Slow) -> int:
+        await trio.sleep(0.05)
+        self.record(Deposited(m.amount))
+        return self.balance
+
+    @handles
+    def look(self, _: Balance) -> int:
+        return self.balance
+
+    @handles
+    def where(self, _: Where) -> str:
+        return self.system.name
+
+    @applies
+    def deposited(self, e: Deposited) -> None:
+        self.balance += e.amount
+
+
+@message("test.durable.ask_there", frozen=True)
+class AskThere(Asks[int]):
+    entity: str
+
+
+class Clerk(Actor[AskThere]):
+    """Asks an entity from its own node."""
+
+    @handles
+    async def ask(self, m: AskThere) -> int:
+        accounts = await shards_of(self.system, Placed)
+        return await accounts[m.entity].ask(Deposit(1))
+
+
+async def app(system: ActorSystem) -> AsyncIterator[list[Any]]:
+    """What runs on nodes."""
+    yield []
+
+
+@asynccontextmanager
+async def placed(folder: Path, n: int = 2, **settings: Any) -> AsyncIterator[tuple[Shards[Any], Nodes, list[Task]]]:
+    async with (
+        ActorSystem("driver", shutdown=20.0, ask_timeout=30.0) as system,
+        nodes_here(system, n, APP) as (nodes, tasks),
+    ):
+        accounts = await shards(
+            system, Placed, **{"events": Deposited, "journal": folder, "shards": 8, "nodes": nodes, **settings}
+        )
+        yield accounts, nodes, tasks
+        accounts.ref.stop()
+        await accounts.ref.terminated()
+
+
+def names(n: int) -> list[str]:
+    return [f"e{number}" for number in range(n)]
+
+
+def rows_of(folder: Path, shards: int = 8) -> list[dict[str, Any]]:
+    found = []
+    with Store.open(folder, None, log_config(shards)) as store:
+        for number in range(shards):
+            for _, batch in store.batches(number, 0):
+                found += [row for row in batch.to_pylist() if row["entity"]]
+    return found
+
+
+def member(name: str, state: MemberState = MemberState.UP) -> Member:
+    return Member(name, 0, name.encode(), state, 1, "here", "", 0.0, 0)
+
+
+def test_a_shard_moves_only_if_its_node_comes_or_goes() -> None:
+    three = [member("n0"), member("n1"), member("n2")]
+    before = [target(three, shard) for shard in range(600)]
+    assert {found.name: before.count(found) for found in before if found} == {"n0": 214, "n1": 187, "n2": 199}
+    after = [target([*three[:2], member("n2", MemberState.DRAINING)], shard) for shard in range(600)]
+    assert [a for a, b in zip(after, before, strict=True) if b and b.name != "n2"] == [
+        b for b in before if b and b.name != "n2"
+    ]
+    assert {found.name for found in after if found} == {"n0", "n1"}
+    assert target([], 0) is None
+
+
+async def test_entities_live_on_nodes_and_are_reached_from_everywhere(tmp_path: Path) -> None:
+    async with placed(tmp_path) as (accounts, nodes, _):
+        there = {name: await accounts[name].ask(Where()) for name in names(16)}
+        assert set(there.values()) == {"n0", "n1"}
+        assert [await accounts[name].ask(Deposit(2)) for name in names(16)] == [2] * 16
+        for node in ("n0", "n1"):
+            clerk = await nodes.spawn(Clerk, on=node)
+            assert [await clerk.ask(AskThere(name)) for name in names(3)] == [3 if node == "n0" else 4] * 3
+        assert (await accounts.statistics()).live == 16
+
+
+async def test_a_command_with_an_id_survives_the_loss_of_its_node(tmp_path: Path) -> None:
+    async with placed(tmp_path, 3) as (accounts, _, tasks):
+        answers: dict[str, int] = {}
+        answered, progress = trio.open_memory_channel[str](math.inf)
+
+        async def customer(name: str) -> None:
+            for number in range(12):
+                answers[f"{name}-{number}"] = await accounts[name].ask(Deposit(1), command=f"{name}-{number}")
+                answered.send_nowait(name)
+
+        async with trio.open_nursery() as nursery:
+            for name in names(8):
+                nursery.start_soon(customer, name)
+            for _ in range(20):
+                await progress.receive()
+            tasks[0].kill()
+            for _ in range(40):
+                await progress.receive()
+            tasks[1].kill()
+        assert answers == {f"{name}-{number}": number + 1 for name in names(8) for number in range(12)}
+        again = {key: await accounts[key.partition("-")[0]].ask(Deposit(1), command=key) for key in answers}
+        assert again == answers
+        assert [await accounts[name].ask(Balance()) for name in names(8)] == [12] * 8
+    found = [(row["entity"], row["sequence"]) for row in rows_of(tmp_path) if row["kind"] == "test.durable.deposited"]
+    assert sorted(found) == sorted((name, number) for name in names(8) for number in range(1, 13))
+
+
+async def test_a_node_that_drains_loses_no_command_not_even_one_without_an_id(tmp_path: Path) -> None:
+    async with placed(tmp_path) as (accounts, nodes, _):
+        done = dict.fromkeys(names(8), 0)
+        answered, progress = trio.open_memory_channel[str](math.inf)
+
+        async def customer(name: str, ends: trio.CancelScope) -> None:
+            with ends:
+                while True:
+                    with trio.CancelScope(shield=True):  # an answer counts
+                        done[name] = await accounts[name].ask(Slow(1))
+                    answered.send_nowait(name)
+                    await trio.lowlevel.checkpoint()
+
+        async def each_is_answered(times: int) -> None:
+            left = dict.fromkeys(done, times)
+            while left:
+                name = await progress.receive()
+                if name in left:
+                    left[name] -= 1
+                    if not left[name]:
+                        del left[name]
+
+        async with trio.open_nursery() as nursery:
+            scopes = {name: trio.CancelScope() for name in done}
+            for name, scope in scopes.items():
+                nursery.start_soon(customer, name, scope)
+            await each_is_answered(2)
+            await nodes.restart("n0")
+            await each_is_answered(2)
+            await nodes.drain("n1")
+            await each_is_answered(2)
+            for scope in scopes.values():
+                scope.cancel()
+        assert {name: await accounts[name].ask(Balance()) for name in done} == done
+        assert {await accounts[name].ask(Where()) for name in done} == {"n0"}
+
+
+async def test_a_command_without_an_id_says_that_its_outcome_is_unknown(tmp_path: Path) -> None:
+    async with placed(tmp_path, 1) as (accounts, _, tasks):
+        assert await accounts["anna"].ask(Deposit(1)) == 1
+        async with trio.open_nursery() as nursery:
+
+            async def ask() -> None:
+                with pytest.raises(
+                    OutcomeUnknown, match="Slow of entity 'anna' is not done, or not known to be"
+                ) as info:
+                    await accounts["anna"].ask(Slow(1))
+                assert info.value.entity == "anna"
+
+            nursery.start_soon(ask)
+            await trio.sleep(0.01)
+            tasks[0].kill()
+        assert await accounts["anna"].ask(Balance()) in (1, 2)
+
+
+async def test_of_two_owners_of_a_shard_the_later_one_writes(tmp_path: Path) -> None:
+    """As when a node is out of reach for the driver, but not dead. The earlier one does not take the shard back."""
+    log = Log((Deposited,))
+    terms = Terms(
+        cls=f"{Placed.__module__}:Placed",
+        schema=log.schema.serialize().to_pybytes(),
+        shards=1,
+        idle=60.0,
+        remember=10,
+        snapshot_every=100,
+        max_live=10,
+    )
+    async with ActorSystem("driver", shutdown=20.0, ask_timeout=30.0) as system, nodes_here(system, 1, APP):
+        journal = system.spawn(partial(Journal, tmp_path, log.schema, config=log_config(1)))
+        first, second = (system.spawn(Host, terms, journal) for _ in range(2))
+        one = await first.ask(Open(0))
+        assert await one.ask(Command("anna", Deposit(1), "a")) == 1
+        two = await second.ask(Open(0))
+        assert await two.ask(Command("anna", Deposit(1), "b")) == 2
+        with pytest.raises(OutcomeUnknown, match="ask again"):
+            await one.ask(Command("anna", Deposit(1), "c"))
+        assert isinstance(await one.terminated(), Failed)
+        assert await two.ask(Command("anna", Deposit(1), "c")) == 3
+        assert two.is_alive
+    rows = [row["command"] for row in rows_of(tmp_path, 1)]
+    assert rows == ["a", "b", "c"]
+
+
+async def test_errors_of_entities_are_the_same_as_in_one_process(tmp_path: Path) -> None:
+    async with placed(tmp_path) as (accounts, _, _):
+        await accounts["anna"].ask(Deposit(1), command="one")
+        with pytest.raises(CommandReused, match="'one' of entity 'anna' was another message before"):
+            await accounts["anna"].ask(Deposit(2), command="one")
+        with pytest.raises(ConfigurationError, match="Placed has no handler for AskThere"):
+            await accounts["anna"].ask(AskThere("x"))
+
+
+async def test_a_class_that_a_node_does_not_know_is_refused(tmp_path: Path) -> None:
+    class Nested(Account):
+        pass
+
+    async with ActorSystem("driver") as system, nodes_here(system, 1, APP) as (nodes, _):
+        with pytest.raises(ConfigurationError, match="Nested is inside a function"):
+            await shards(system, Nested, events=EVENTS, journal=tmp_path, nodes=nodes)
+
+
+async def test_shards_that_nobody_started_are_not_found(tmp_path: Path) -> None:
+    async with ActorSystem("alone") as system:
+        with pytest.raises(ConfigurationError, match="has no nodes, and is none"):
+            await shards_of(system, Placed)
+        accounts = await shards(system, Placed, events=Deposited, journal=tmp_path, shards=2)
+        assert await shards_of(system, Placed) is accounts
+        with pytest.raises(ConfigurationError, match=r"the shards 'Placed' are of Placed, not of Account"):
+            await shards_of(system, Account, name="Placed")
+
+
+async def test_the_end_of_the_shards_fails_what_waits(tmp_path: Path) -> None:
+    async with placed(tmp_path) as (accounts, _, _):
+        await accounts["anna"].ask(Deposit(1))
+        accounts.ref.stop()
+        await accounts.ref.terminated()
+        with pytest.raises(ActorStopped, match="the shards have ended"):
+            await accounts["anna"].ask(Deposit(1))
