@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from tests.output import heard
 
 from levada.actors import cli
 from levada.actors.interop.certificates import make_certificates
@@ -59,11 +60,7 @@ class Receiver:
 
 async def line_of(process: trio.Process) -> bytes:
     """Take one line of stderr."""
-    assert process.stderr is not None
-    line = b""
-    while not line.endswith(b"\n"):
-        line += await process.stderr.receive_some(1)
-    return line
+    return await heard(process.stderr, lambda said: said.endswith(b"\n"), most=1)
 
 
 @asynccontextmanager
@@ -200,9 +197,7 @@ async def test_what_is_left_at_the_end_is_told_and_an_exit_code(tmp_path: Path) 
             )
         )
         assert process.stderr is not None
-        first = b""
-        while b"bytes behind" not in first:
-            first += await process.stderr.receive_some()
+        first = await heard(process.stderr, lambda said: b"bytes behind" in said)
         process.send_signal(signal.SIGTERM)
         err = (first + b"".join([part async for part in process.stderr])).decode()
     assert process.returncode == 1

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from tests.output import heard
 from trio.testing import wait_all_tasks_blocked
 
 from levada.actors import cli
@@ -130,9 +131,7 @@ async def test_again_and_again_until_the_program_ends(tmp_path: Path) -> None:
             "top", path, "--json", "--interval", "0.1", stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
         out, err = pipes(process)
-        lines = b""
-        while lines.count(b"\n") < 2:
-            lines += await out.receive_some()
+        lines = await heard(out, lambda said: said.count(b"\n") >= 2)
     async with out, err:
         complaint = b"".join([part async for part in err])
     assert await process.wait() == 2
@@ -208,9 +207,7 @@ async def test_in_the_browser(console: str) -> None:
     process = await start("top", "--web", console, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     out, err = pipes(process)
     async with out, err:
-        printed = b""
-        while printed.count(b"\n") < 2:
-            printed += await out.receive_some()
+        printed = await heard(out, lambda said: said.count(b"\n") >= 2)
         found = re.fullmatch(
             r"open http://127\.0\.0\.1:(\d+)/#token=[\w-]{43}\nThe address is good for one login; Ctrl-C ends the dashboard\.\n",
             printed.decode(),

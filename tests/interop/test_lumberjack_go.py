@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.output import heard
 
 from levada.actors.lumberjack import Unit, WriterConfig, connect, serve
 from levada.framework import ActorSystem
@@ -60,23 +61,18 @@ async def test_our_writer_sends_to_the_server_of_go_lumber(version: Any, compres
     events: list[dict[str, Any]] = [{"message": f"line {i} é", "offset": str(i), "": ""} for i in range(COUNT)]
     if version == 2:
         events = [{**event, "host": {"name": "web-01", "cores": [1, None, 2.5]}} for event in events]
-    printed = b""
     with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             run = functools.partial(trio.run_process, stdin=subprocess.PIPE, stdout=subprocess.PIPE, check=False)
             process: trio.Process = await nursery.start(run, [golumber, "receive", str(version)])
-            assert process.stdout is not None
-            while not printed.endswith(b"\n"):
-                printed += await process.stdout.receive_some()
-            url = f"lumberjack://{printed.decode().strip()}"
-            printed = b""
+            address = await heard(process.stdout, lambda said: said.endswith(b"\n"))
+            url = f"lumberjack://{address.decode().strip()}"
             config = WriterConfig(version=version, compression=compression, window=1000)
             async with ActorSystem() as system, connect(system, url, config=config) as writer:
                 for event in events:
                     await writer.send(event)
                 nursery.start_soon(writer.flush)
-                while printed.count(b"\n") < COUNT:
-                    printed += await process.stdout.receive_some()
+                printed = await heard(process.stdout, lambda said: said.count(b"\n") >= COUNT)
                 await writer.flush()
                 assert writer.unacked == 0
             nursery.cancel_scope.cancel()

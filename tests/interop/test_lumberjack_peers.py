@@ -16,6 +16,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from tests.output import heard
 
 from levada.actors.interop.certificates import SelfSigned, make_certificates
 from levada.actors.lumberjack import Unit, serve
@@ -329,13 +330,7 @@ async def test_filebeat_outlives_a_restart_of_the_reader(beat: Beat) -> None:
 
 async def line(process: trio.Process) -> bytes:
     """Read one line of its output."""
-    assert process.stdout is not None
-    said = b""
-    while not said.endswith(b"\n"):
-        part = await process.stdout.receive_some(1)
-        assert part, "it ended"
-        said += part
-    return said
+    return await heard(process.stdout, lambda said: said.endswith(b"\n"), most=1)
 
 
 async def test_interop_counts_and_spools(tmp_path: Path, python_packages: Callable[..., Path]) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from tests.output import heard
 
 from levada.actors.interop.rsocket import CORE, Contract
 from levada.actors.rsocket import ApplicationError, ClientConfig, CoreConfig, Peer, ServerConfig, connect, serve
@@ -89,13 +90,8 @@ async def serving(program: Program, carrier: str) -> AsyncIterator[int]:
             trio.run_process, env=program.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, check=False
         )
         process: trio.Process = await nursery.start(run, [*program.command, "server", carrier])
-        assert process.stdout is not None
         assert process.stdin is not None
-        said = b""
-        while not said.endswith(b"\n"):
-            part = await process.stdout.receive_some()
-            assert part, f"{program.command[-1]} ended before it listened"
-            said += part
+        said = await heard(process.stdout, lambda said: said.endswith(b"\n"))
         word, port = said.split()
         assert word == b"LISTENING"
         yield int(port)

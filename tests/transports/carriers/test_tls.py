@@ -19,6 +19,7 @@ import trio
 import trio.testing
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
+from tests import output
 
 from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost, IdleTimeout
 from levada.transports.carriers import tcp, tls
@@ -378,11 +379,7 @@ async def says(process: trio.Process, line: bytes) -> None:
 
 
 async def hears(process: trio.Process, end: bytes) -> bytes:
-    assert process.stdout is not None
-    heard = b""
-    while not heard.endswith(end):
-        heard += await process.stdout.receive_some()
-    return heard
+    return await output.heard(process.stdout, lambda said: said.endswith(end))
 
 
 async def leaves(process: trio.Process) -> None:
