@@ -27,7 +27,7 @@ NODE_SCRIPTS = Path(__file__).parent / "node"
 
 
 def install_timeout(config: pytest.Config) -> float:
-    return INSTALL_TIMEOUTS.get(config.getoption("--profile"), 50.0)
+    return INSTALL_TIMEOUTS.get(str(config.getoption("--profile")), 50.0)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -8,14 +8,17 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 pytest.importorskip("pyspark")
 pytest.importorskip("levada.actors.spark", exc_type=ImportError)
 
+from pyspark.errors import PySparkException
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceStreamWriter,
@@ -241,6 +244,53 @@ async def test_its_supervisor_starts_it_again_from_its_checkpoint(
     assert len({start.query for start in starts}) == 1
     assert len({start.run for start in starts}) == len(starts) == 2
     assert [event.error is None for event in events if isinstance(event, QueryEnded)] == [False, True]
+
+
+class Unsettled:
+    """A streaming query whose ``processAllAvailable`` returns without a word when the query fails, as Spark's may."""
+
+    id = runId = name = "unsettled"  # noqa: N815 - a name of Spark
+    isActive = False  # noqa: N815
+
+    def __init__(self) -> None:
+        self.waited_for, self.ended, self.stopped = threading.Event(), threading.Event(), threading.Event()
+
+    def awaitTermination(self) -> None:  # noqa: N802
+        self.ended.wait()
+        if not self.stopped.is_set():
+            raise PySparkException("no room on the disk")
+
+    def processAllAvailable(self) -> None:  # noqa: N802
+        self.waited_for.set()
+        self.stopped.wait()
+
+    def stop(self) -> None:
+        self.stopped.set()
+        self.ended.set()
+
+
+async def test_who_waits_for_a_query_that_is_started_again_learns_why(system: ActorSystem) -> None:
+    """Also who asked while the call for others was under way."""
+    runs = [Unsettled(), Unsettled()]
+    left: Iterator[Any] = iter(runs)
+    session: Any = SimpleNamespace()
+    query = system.spawn(partial(Query, session, lambda spark: next(left)), supervise=restart())
+    told: list[str] = []
+
+    async def wait() -> None:
+        with pytest.raises(QueryFailed) as caught:
+            await query.ask(AwaitAvailable(), timeout=60.0)
+        told.append(str(caught.value))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await trio.to_thread.run_sync(runs[0].waited_for.wait)
+        nursery.start_soon(wait)
+        await trio.testing.wait_all_tasks_blocked()
+        runs[0].ended.set()
+    assert told == ["no room on the disk"] * 2
+    query.stop()
+    assert await query.terminated() == Shutdown()
 
 
 async def test_what_cannot_start_fails_at_once(spark: Any, system: ActorSystem) -> None:
