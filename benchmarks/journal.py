@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 import trio
 
-from levada.actors.journal import Append, Columns, Journal, JournalConfig, Read, Store, columns_of
+from levada.actors.journal import Append, Columns, Journal, JournalConfig, Read, Store, columns_of, keeper, stream_of
 from levada.framework import ActorSystem, Ref, bounded, message
 
 from ._levada import clock
@@ -36,6 +36,7 @@ WORKLOADS = (
     Workload(key="append", title=f"append, Arrow batches of {BATCH:,}, each row", n=2_000_000, budget=20),
     Workload(key="messages", title=f"append, {MESSAGES:,} messages an ask, each", n=300_000, budget=20),
     Workload(key="single", title="append, one message an ask, 256 in flight", n=10_000, budget=320),
+    Workload(key="kept", title="append, one row an ask to a keeper, 256 in flight", n=4_000),
     Workload(key="read", title=f"read to Arrow, blocks of {BATCH:,}, first time", n=2_000_000, budget=2),
     Workload(key="again", title="read to Arrow, checked before", n=2_000_000, budget=2),
     Workload(key="ask", title="read through the actor, 4 MB an ask", n=2_000_000),
@@ -65,6 +66,20 @@ def in_journal(work: Callable[[Ref[Append | Read], int], Awaitable[float]]) -> M
                 return await work(journal, n) / n * 1e9
 
     return lambda n: trio.run(main, n)
+
+
+def in_keeper(n: int) -> float:
+    """Append rows one at a time, in a child process."""
+
+    async def main() -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            async with ActorSystem(ask_timeout=60.0) as system, keeper(system) as keep:
+                journal = await keep.open(folder, Row)
+                question = Append(stream_of(_batch(1)))
+                await journal.ask(question)
+                return await _all(journal, [question] * n, 256) / n * 1e9
+
+    return trio.run(main)
 
 
 async def _all(journal: Ref[Append | Read], questions: list[Append], window: int) -> float:
@@ -168,6 +183,7 @@ CONTENDER = Contender(
         "append": in_journal(append),
         "messages": in_journal(append_messages),
         "single": in_journal(append_single),
+        "kept": in_keeper,
         "read": partial(read, times=1),
         "again": partial(read, times=2),
         "ask": in_journal(read_asked),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import shutil
 import sqlite3
 import tarfile
@@ -357,6 +358,41 @@ def test_a_later_record_of_ends_is_refused_by_name(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- the ledger
+
+
+# ---------------------------------------------------------------- staged rows
+
+
+@pytest.mark.ci
+def test_damaged_staged_rows_are_refused_and_never_other_rows(tmp_path: Path) -> None:
+    """Cut, flipped or removed at random places: a delivery has all rows that were staged, or it has fewer, or an error names the file."""
+    with Store.open(tmp_path / "good", SCHEMA, SMALL) as store:
+        stage = store.stage("q", 1, 0, 0)
+        for n in range(0, 60, 10):
+            stage.append(rows(*range(n, n + 10)))
+    lot = random.Random(0)
+    whole = 0
+    for trial in range(90):
+        copy = Path(shutil.copytree(tmp_path / "good", tmp_path / f"copy{trial}"))
+        [path] = (copy / "staging").glob("*.segment")
+        octets = bytearray(path.read_bytes())
+        if trial % 3 == 0:
+            path.write_bytes(octets[: lot.randrange(len(octets))])
+        elif trial % 30 == 1:
+            path.unlink()
+        else:
+            octets[lot.randrange(len(octets))] ^= 1 << lot.randrange(8)
+            path.write_bytes(octets)
+        with Store.open(copy, SCHEMA, SMALL) as store:
+            found = store.staged("q", 1).get((0, 0))
+            parts = [] if found is None else [(0, message) for message in found.messages()]
+            store.deliver("q", 1, parts)
+            left = numbers(store)
+            assert left == list(range(60))[: len(left)]
+            assert len(left) == (0 if found is None else found.rows)
+            whole += len(left) == 60
+        shutil.rmtree(copy)
+    assert whole < 30
 
 
 def facts(directory: Path) -> object:

@@ -114,7 +114,7 @@ class Subscription(Actor[Any]):
     async def _hand_over(self, block: Block, epoch: str) -> None:
         columns, batch = self.mailbox_.columns, block.batch()
         assert columns is not None
-        for at in range(0, block.rows, DECODED_ROWS):
+        for at in range(0, batch.num_rows, DECODED_ROWS):  # erased rows are passed over
             for number, row in enumerate(columns.decode(batch.slice(at, DECODED_ROWS)), block.first + at):
                 if not self.keyed:
                     await self.target.send(row)
