@@ -23,12 +23,14 @@ pytest.importorskip("levada.actors.spark", exc_type=ImportError)
 
 from levada.actors.authentication import Credentials, Refused  # noqa: E402
 from levada.actors.journal import (  # noqa: E402
+    EraseEntity,
     GetExtent,
     GetGroups,
     GetJournalStatistics,
     JournalConfig,
     JournalError,
     JournalFull,
+    Keyed,
     OffsetGone,
     SchemaMismatch,
     columns_of,
@@ -108,6 +110,19 @@ def test_rows_that_are_appended_from_afar_are_read_again_by_offset(actors: Actor
     assert read(lines, 1) == [1, 2, 3, 4, 5]
     assert read(lines, 1, 1, 4) == [2, 3, 4]
     assert read(lines, 1, 5) == []
+
+
+def test_erased_rows_are_passed_over(actors: Actors) -> None:
+    made = actors.mailbox("lines", Line, config=JournalConfig(keyed=Keyed(entity="text")))
+    lines = remote(actors)
+    lines.append(batch(*range(2000), text="gone"))
+    lines.append(batch(1, 2, text="kept"))
+    lines.append(batch(3, text="gone"))
+    lines.append(batch(4, text="kept"))
+    assert actors.ask(made, EraseEntity("gone", partition=0)).rows == 2001
+    assert read(lines) == [1, 2, 4]
+    assert read(lines, 0, 1990, 2001) == [1]
+    assert read(lines, 0, 5, 10) == []
 
 
 def test_rows_of_one_key_go_to_one_partition(actors: Actors) -> None:
@@ -641,6 +656,18 @@ async def test_a_subscriber_gets_each_row_with_its_key_and_the_group_goes_on(tmp
             while (await again.reach(1))[-1] != (4, 3):
                 await again.reach(len(again.items) + 1)
             assert set(again.items) <= {*rows.items, (4, 3)}
+
+
+async def test_a_subscriber_gets_no_erased_rows_and_goes_on_behind_them(tmp_path: Path) -> None:
+    async with ActorSystem() as system, serve_bridge(system, tmp_path / "b") as bridge:
+        lines = await bridge.mailbox("lines", Line, config=JournalConfig(keyed=Keyed(entity="text")))
+        await lines.append([Line(n, "gone") for n in range(1000)])
+        await lines.append([Line(1, "kept")])
+        await lines.ref.ask(EraseEntity("gone", partition=0), timeout=None)
+        rows = Rows()
+        bridge.subscribe("lines", system.spawn(Collector, rows), group="g")
+        await lines.append([Line(2, "kept")])
+        assert await rows.reach(2) == [(1, 1000), (2, 1001)]
 
 
 async def test_a_subscriber_may_be_a_sender_and_take_bare_messages(tmp_path: Path) -> None:
