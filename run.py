@@ -4,10 +4,12 @@
 usage: python3 run.py test [--profile fast|ci|release|soak] [arguments of pytest]
        python3 run.py demo [arguments of the demo]
        python3 run.py check
+       python3 run.py docs
 
 test    run the test suite: about 3 minutes; ci takes 12 minutes, release an hour, soak hours
 demo    run a log pipeline made of actors; it checks its own result and then ends
-check   run ruff, mypy, pyright and import-linter, all of them even if one fails
+check   run ruff, mypy, pyright, import-linter and the build of the documentation, all of them even if one fails
+docs    make the site of the documentation in build/docs
 
 Python 3.11 or newer is the only requirement. The first run takes about a minute, later runs start at once.
 """
@@ -33,12 +35,14 @@ USAGE = (__doc__ or "").strip()
 PYTHON = ".venv/Scripts/python.exe" if sys.platform == "win32" else ".venv/bin/python"
 STAMP = ".venv/levada-stamp"
 PIP_INSTALL = ["-m", "pip", "install", "--disable-pip-version-check", "-c", "constraints.txt", "-e", ".[dev]"]
-TASKS = {"test": ["-m", "pytest", "-n", "auto"], "demo": ["-m", "levada.actors", "demo"]}
+DOCS = ["-m", "sphinx", "--quiet", "--fail-on-warning", "--keep-going", "docs", "build/docs"]
+TASKS = {"test": ["-m", "pytest", "-n", "auto"], "demo": ["-m", "levada.actors", "demo"], "docs": DOCS}
 CHECKS = {
     "ruff check": ["-m", "ruff", "check"],
     "ruff format": ["-m", "ruff", "format", "--check"],
     "mypy": ["-m", "mypy"],
     "pyright": ["-m", "pyright", "--pythonpath", PYTHON],  # else it takes the first python of PATH
+    "docs": DOCS,
     "import-linter": ["-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-logo"],
 }
 

@@ -1,7 +1,7 @@
 """The contract of protocol cores: what a connection calls, whatever the protocol.
 
 A core is one side of one connection without I/O. It owns no socket, task or clock. Its owner gives it what arrived and the
-current time, applies the events it returns, and sends what it has queued:
+current time, applies the events it returns, and sends what it has queued::
 
     for event in core.receive_data(data, now):
         apply(event)

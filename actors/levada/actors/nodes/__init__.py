@@ -4,11 +4,11 @@ A *driver* starts *nodes*, processes that each run an actor system of their own.
 ordinary refs. `local_nodes` starts child processes, `spark_nodes` runs nodes as Spark tasks.
 
 Example:
-    ```python
-    async with ActorSystem() as system, local_nodes(system, 4, "shop.workers:app") as nodes:
-        worker = await nodes.spawn(Worker, on="any")
-        print(await worker.ask(Work(7)))
-    ```
+    ::
+
+        async with ActorSystem() as system, local_nodes(system, 4, "shop.workers:app") as nodes:
+            worker = await nodes.spawn(Worker, on="any")
+            print(await worker.ask(Work(7)))
 """
 
 from __future__ import annotations

@@ -80,10 +80,10 @@ async def local_nodes(
         OSError: there is no room for the folder of the nodes' sockets.
 
     Example:
-        ```python
-        async with ActorSystem() as system, local_nodes(system, 4, "shop.workers:app") as nodes:
-            worker = await nodes.spawn(Worker, on="any")
-        ```
+        ::
+
+            async with ActorSystem() as system, local_nodes(system, 4, "shop.workers:app") as nodes:
+                worker = await nodes.spawn(Worker, on="any")
     """
     if not hasattr(os, "posix_spawn"):
         raise ConfigurationError("local nodes need POSIX: child processes with inherited sockets")

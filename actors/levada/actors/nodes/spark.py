@@ -101,11 +101,11 @@ async def spark_nodes(
         NodeLost: a node could not start; the text says why.
 
     Example:
-        ```python
-        spark = session(master="local[6]")
-        async with ActorSystem() as system, spark_nodes(system, spark, 2, "shop.workers:app") as nodes:
-            worker = await nodes.spawn(Worker, on="any")
-        ```
+        ::
+
+            spark = session(master="local[6]")
+            async with ActorSystem() as system, spark_nodes(system, spark, 2, "shop.workers:app") as nodes:
+                worker = await nodes.spawn(Worker, on="any")
     """
     context = _context_of(spark)
     conf: dict[str, str] = dict(context.getConf().getAll())

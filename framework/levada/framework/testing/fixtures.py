@@ -1,10 +1,8 @@
-r"""Fixtures for pytest with pytest-trio. Opt in, in a ``conftest.py``: ``pytest_plugins = ["levada.framework.testing.fixtures"]``.
+"""Fixtures for pytest with pytest-trio. Opt in, in a ``conftest.py``: ``pytest_plugins = ["levada.framework.testing.fixtures"]``.
 
-| fixture | gives |
-|---|---|
-| ``actor_system`` | a running `ActorSystem` with ``seed=0`` |
-| ``probe`` | a `Probe` in it |
-| ``strict_actor_system`` | a running system of `strict`\ ``()`` |
+* ``actor_system``: a running `ActorSystem` with ``seed=0``.
+* ``probe``: a `Probe` in it.
+* ``strict_actor_system``: a running system of `strict`.
 
 Each ends with the test, in its phases; an error that ended the system fails the test.  For virtual time let the test itself take
 ``autojump_clock``, a fixture of pytest-trio, which sees only the test's own arguments.

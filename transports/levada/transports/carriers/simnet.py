@@ -1,11 +1,11 @@
 """A network of datagrams on trio's clock: real QUIC packets, virtual time, chosen trouble.
 
-```python
-net = SimNet(seed=1, delay=0.01, loss=0.02)
-async with listen("quic://server:4433", config, port=net.port("server", 4433)) as listener:
-    async with dial("quic://server:4433", config, port=net.port("client")) as connection:
-        ...
-```
+::
+
+    net = SimNet(seed=1, delay=0.01, loss=0.02)
+    async with listen("quic://server:4433", config, port=net.port("server", 4433)) as listener:
+        async with dial("quic://server:4433", config, port=net.port("client")) as connection:
+            ...
 
 Run it under `trio.testing.MockClock(autojump_threshold=0)`.  All randomness comes from one generator, drawn in the order of sending, the
 same number of draws for each packet; so the same seed gives the same trace of (time, source, destination, size), if the program

@@ -27,8 +27,8 @@ class ReaderConfig:
     versions: frozenset[int] = attrs.field(default=frozenset((1, 2)), converter=frozenset, validator=_versions)
     """Versions of the protocol that are spoken, of 1 and 2; a peer of another one is refused (LJ-3)."""
     on_bad_json: Literal["close", "deliver"] = attrs.field(default="close", validator=v.in_(("close", "deliver")))
-    """What to do with a J frame that holds no JSON: refuse the connection, or hand the text on as ``{"message": text, "tags":
-    ["_jsonparsefailure"]}`` (LJ-12)."""
+    """What to do with a J frame that holds no JSON: refuse the connection, or hand the text on as an event with
+    ``message`` and the tag ``_jsonparsefailure`` (LJ-12)."""
 
     max_window: int = attrs.field(default=65_536, validator=_size)
     """Events after which a unit ends, however large a window the writer announced (LJ-23)."""

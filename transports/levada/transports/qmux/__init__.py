@@ -1,15 +1,15 @@
 """QMux version 1 (draft 02): QUIC's streams and datagrams over an ordered byte stream or a WebSocket.
 
-```python
-async with listen("qmux+unix:///run/desk.socket") as listener:
-    incoming = await listener.accept()
-    async with incoming.accept() as connection:
-        stream = await connection.accept_stream()
+::
 
-async with dial("qmux+unix:///run/desk.socket") as connection:
-    stream = await connection.open_stream()
-    await stream.send_all(b"hello")
-```
+    async with listen("qmux+unix:///run/desk.socket") as listener:
+        incoming = await listener.accept()
+        async with incoming.accept() as connection:
+            stream = await connection.accept_stream()
+
+    async with dial("qmux+unix:///run/desk.socket") as connection:
+        stream = await connection.open_stream()
+        await stream.send_all(b"hello")
 
 `QmuxCore` is the protocol without I/O. ``docs/reference/carriers.md`` says what the carrier can and cannot do.
 """

@@ -1,15 +1,15 @@
 """QUIC on trio: many streams and datagrams between two ends, over one UDP port.
 
-```python
-async with listen("quic://127.0.0.1:0", QuicConfig(certificate="cert.pem", key="key.pem")) as listener:
-    incoming = await listener.accept()
-    async with incoming.accept() as connection:
-        stream = await connection.accept_stream()
+::
 
-async with dial("quic://localhost:4433", QuicConfig(ca="ca.pem")) as connection:
-    stream = await connection.open_stream()
-    await stream.send_all(b"hello")
-```
+    async with listen("quic://127.0.0.1:0", QuicConfig(certificate="cert.pem", key="key.pem")) as listener:
+        incoming = await listener.accept()
+        async with incoming.accept() as connection:
+            stream = await connection.accept_stream()
+
+    async with dial("quic://localhost:4433", QuicConfig(ca="ca.pem")) as connection:
+        stream = await connection.open_stream()
+        await stream.send_all(b"hello")
 
 ``docs/reference/quic.md`` lists the supported and unsupported features.
 """
