@@ -335,6 +335,8 @@ async def test_connections_tell_who_is_there_and_how_much_has_passed(autojump_cl
             assert (server["requests_received"], server["identity"]) == (1, "")
             assert client["octets_sent"] == server["octets_received"] > 1000
             assert (await viewer.look(View(page="connections", search="no such")))["rows"] == []
+            (found_by_url,) = (await viewer.look(View(page="connections", search="CLIENTS: 1")))["rows"]
+            assert found_by_url["subject"] == "listener"
 
 
 async def test_journals_tell_how_far_groups_are_behind(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,13 +67,13 @@ def running(family: list[int], group: int) -> list[int]:
     return found
 
 
-def wait_for(process: subprocess.Popen[str], text: str) -> None:
+def wait_for(process: subprocess.Popen[str], text: str) -> str:
     assert process.stderr is not None
     seen = []
     for line in process.stderr:
         seen.append(line)
         if text in line:
-            return
+            return line
     raise AssertionError(f"it ended without saying {text!r}: {''.join(seen)}")
 
 
@@ -132,6 +133,19 @@ def test_ctrl_c_leaves_nothing_running(tmp_path: Path, moment: str) -> None:
         assert (process.returncode, out) == (130, "")
         assert "Traceback" not in err
         assert running(family, process.pid) == []
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(170)
+def test_watching_prints_an_address_that_answers(tmp_path: Path) -> None:
+    with started(tmp_path, "--watch") as process:
+        said = wait_for(process, "watch it in the browser: ")
+        url = said.partition("browser: ")[2].partition("#token=")[0]
+        with urllib.request.urlopen(url, timeout=60) as page:
+            assert b'<script type="module"' in page.read()
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=60)
+        assert process.returncode == 130
 
 
 @pytest.mark.release

@@ -67,7 +67,7 @@ class View:
 
     page: Page = "actors"
     search: str = ""
-    """Part of a path or of a class name; case is ignored. Empty: the tree."""
+    """Part of a path, or of a class name, an address or a directory; case is ignored. Empty: the tree, or all."""
     open: tuple[str, ...] = ()
     """Paths of the actors whose children are shown."""
     first: int = 0
@@ -319,7 +319,9 @@ class Viewer:
         subjects = {"connections": ("connection", "listener"), "journals": ("journal",), "queries": ("query",)}[
             view.page
         ]
-        return lambda cell, path: observe.subject(cell) in subjects and text in path.casefold()
+        return lambda cell, path: (
+            observe.subject(cell) in subjects and (text in path.casefold() or text in observe.about(cell).casefold())
+        )
 
     async def _reports(self, page: Page, cells: Collection[LocalRef]) -> list[dict[str, Any]]:
         """Return what actors tell of themselves."""

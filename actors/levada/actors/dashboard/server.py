@@ -126,7 +126,9 @@ class Dashboard:
             response, head_only = Response(refusal.status, f"{refusal.detail}\n".encode()), False
         await send(stream, response, head_only=head_only)
         await stream.aclose()
-        return None, response.body.decode().strip() if response.status >= 400 and response.status != 404 else None
+        # A page that is not logged in asks again and again: that is no news.
+        harmless = response.status < 400 or response.status in (401, 404, 405)
+        return None, None if harmless else response.body.decode().strip()
 
 
 @asynccontextmanager

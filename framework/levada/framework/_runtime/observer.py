@@ -136,6 +136,11 @@ class Observer:
         """Return the name of the actor's class."""
         return type(cell._actor).__name__
 
+    def about(self, cell: Cell) -> str:
+        """Return `ActorInfo.about`."""
+        actor = cell._actor
+        return actor.about if actor is not None and actor._has_about else ""
+
     def subject(self, cell: Cell) -> str:
         """Return `levada.framework.embedding.DescribedActor.subject`; empty for other actors."""
         actor = cell._actor
@@ -170,7 +175,7 @@ class Observer:
             waits_for=tuple(target.path for target in worker.waits) if worker is not None else (),
             children=children,
             hidden=hidden,
-            about=actor.about if actor is not None and actor._has_about else "",
+            about=self.about(cell),
         )
 
     def waits(self) -> list[tuple[str, str]]:
