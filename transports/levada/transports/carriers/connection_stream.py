@@ -88,40 +88,41 @@ class ConnectionStream(Generic[C]):
 
     `send_all` waits while the connection says that the stream is full. A subclass knows what the peer has acknowledged, and has the
     connection call `wake_room`, `wake_flushing` and `wake_sending`.
-
-    What begins the same in each stream is an attribute of the class: 0.6 us to make one, where 28 slots take 3.1.
     """
 
-    _priority = 128
-    _buffered = 0
-    _received = 0
-    _written = 0
-    _reads = 0
-    _writes = 0
-    _early = False
-    _can_send = True
-    _can_receive = True
-    _fin = False  # the end was written
-    _end = False  # the peer's end has arrived
-    _settled = False  # everything sent is acknowledged, or given up
-    _receive_error: CarrierError | None = None
-    _send_error: CarrierError | None = None
-    _stop_code: int | None = None
-    _tell_readable: Callable[[], None] | None = None
-    _tell_stopped: Callable[[int], None] | None = None
-    _reader: trio.lowlevel.Task | None = None
-    _writer: trio.lowlevel.Task | None = None
-    _news: trio.Event | None = None  # set when the state of sending changes
-    _flushed: trio.Event | None = None
-    _paused = False  # above the high watermark, and not yet below the low one
+    __slots__ = (
+        "_buffered", "_can_receive", "_can_send", "_chunks", "_connection", "_early", "_end", "_fin", "_flushed", "_news",
+        "_paused", "_priority", "_reader", "_reads", "_receive_error", "_received", "_send_error", "_settled", "_stop_code",
+        "_tell_readable", "_tell_stopped", "_writer", "_writes", "_written", "stream_id",
+    )  # fmt: skip
 
     def __init__(self, connection: C, stream_id: int, priority: int = 128):
         self.stream_id = stream_id
         """Number on the wire."""
         self._connection = connection
+        self._priority = priority
         self._chunks: list[bytes | bytearray] = []
-        if priority != 128:
-            self._priority = priority
+        self._buffered = 0
+        self._received = 0
+        self._written = 0
+        self._reads = 0
+        self._writes = 0
+        self._early = False
+        self._can_send = True
+        self._can_receive = True
+        self._fin = False  # the end was written
+        self._end = False  # the peer's end has arrived
+        self._settled = False  # everything sent is acknowledged, or given up
+        self._receive_error: CarrierError | None = None
+        self._send_error: CarrierError | None = None
+        self._stop_code: int | None = None
+        self._tell_readable: Callable[[], None] | None = None
+        self._tell_stopped: Callable[[int], None] | None = None
+        self._reader: trio.lowlevel.Task | None = None
+        self._writer: trio.lowlevel.Task | None = None
+        self._news: trio.Event | None = None  # set when the state of sending changes
+        self._flushed: trio.Event | None = None
+        self._paused = False  # above the high watermark, and not yet below the low one
         if stream_id & 2:
             self._can_send = self.initiated_here
             self._can_receive = not self._can_send

@@ -155,21 +155,26 @@ class Stepped:
 class Received:
     """The peer's operation, for the application to read. Only the core changes it. Source: MA-114."""
 
+    __slots__ = (
+        "approved_at", "deadline", "exec_at", "idempotency_key", "is_request", "length", "msg_id", "priority",
+        "response_msg_id", "response_timeout", "since", "spec", "stream_id",
+    )  # fmt: skip
+
     stream_id: int
     """Its identity within the session. Source: MA-42."""
     is_request: bool
     """Whether a Response is wanted; else a Message."""
-    msg_id: int = 0
+    msg_id: int
     """The handler."""
-    length: int | None = 0
+    length: int | None
     """Bytes announced; None for undefined length."""
-    priority: int = 128
+    priority: int
     """0 (first) to 255."""
-    response_msg_id: int = 0
+    response_msg_id: int
     """Kind of Response wanted; meaningless for a Message."""
-    response_timeout: float | None = None
+    response_timeout: float | None
     """Seconds from the whole body to the Response header; None without limit."""
-    idempotency_key: bytes = b""
+    idempotency_key: bytes
     """16 bytes, or none."""
     spec: HandlerSpec
     """The declaration of its msg_id."""
@@ -179,7 +184,7 @@ class Received:
     """When it passed all checks."""
     exec_at: float
     """When the body was complete."""
-    deadline: float | None = None
+    deadline: float | None
     """When the core gives it up."""
 
 

@@ -39,35 +39,13 @@ class SendingSide(Side, Protocol):
 
 
 class Outgoing:
-    """A Message or Request of ours. Source: section 21 (initiator).
+    """A Message or Request of ours. Source: section 21 (initiator)."""
 
-    What begins the same in each is an attribute of the class: half of the time to make one.
-    """
-
-    timeout: float | None = None
-    """Seconds for the Response header, or for the Done of a Message; None without limit."""
-    success = False
-    """Whether the Response has the Success header."""
-    streamed = False
-    """Whether the Response reaches the application piece by piece."""
-    limit: int | None = None
-    """Largest Response in bytes."""
-    allow_undefined = True
-    """Whether a Response may be of undefined length."""
-    acknowledge = True
-    """Whether Done is sent once the Response is complete."""
-    proceeded = False
-    """Whether a Proceed has come."""
-    cut_off = False
-    """Whether the peer has reset or stopped the stream, and its reason may follow."""
-    deadline: float | None = None
-    filed: int | None = None
-    _sent = 0
-    _head = b""
-    _reader: BodyReader | None = None
-    _response = (0, 0)
-    _announced: int | None = None
-    _success: SuccessReader | None = None
+    __slots__ = (
+        "_announced", "_core", "_head", "_reader", "_response", "_sent", "_success", "acknowledge", "allow_undefined",
+        "body", "cut_off", "deadline", "filed", "fin", "is_request", "length", "limit", "own_over", "proceeded",
+        "since", "state", "stream_id", "streamed", "success", "timeout", "used_at",
+    )  # fmt: skip
 
     def __init__(self, core: SendingSide, stream_id: int, length: int, body: Octets | None, now: float) -> None:
         self._core = core
@@ -79,12 +57,37 @@ class Outgoing:
         self.body = body
         """The whole body, if it is sent once the peer says Proceed."""
         self.state = _HEADER_SENT if length else _WAITING
+        self.since = now
+        self.timeout: float | None = None
+        """Seconds for the Response header, or for the Done of a Message; None without limit."""
+        self.success = False
+        """Whether the Response has the Success header."""
+        self.streamed = False
+        """Whether the Response reaches the application piece by piece."""
+        self.limit: int | None = None
+        """Largest Response in bytes."""
+        self.allow_undefined = True
+        """Whether a Response may be of undefined length."""
+        self.acknowledge = True
+        """Whether Done is sent once the Response is complete."""
+        self.proceeded = False
+        """Whether a Proceed has come."""
         self.own_over = not length
         """Whether our direction has ended."""
         self.fin = stream_id & 2 != 0
         """Whether the peer's direction has ended; a Message has none."""
-        self.since = self.used_at = now
-        """When it began, and when the Response was completed."""
+        self.cut_off = False
+        """Whether the peer has reset or stopped the stream, and its reason may follow."""
+        self.used_at = now
+        """When the Response was completed."""
+        self.deadline: float | None = None
+        self.filed: int | None = None
+        self._sent = 0
+        self._head = b""
+        self._reader: BodyReader | None = None
+        self._response = (0, 0)
+        self._announced: int | None = None
+        self._success: SuccessReader | None = None
 
     def _go(self, what: InitiatorInput) -> None:
         self.state = INITIATOR[self.state, what]

@@ -36,7 +36,6 @@ __all__ = ["Approvals", "Incoming"]
 
 _NEW, _PENDING, _ARMED, _RUNNING, _RESPONDING, _ENDED = ReceiverState
 _CHECKED, _APPROVED, _COMPLETE, _RESPONSE, _DONE, _REFUSED, _FAILED, _RESET = ReceiverInput
-_NO_SPEC = HandlerSpec()
 
 
 class Approvals(Protocol):
@@ -67,45 +66,53 @@ class ReceivingSide(Side, Protocol):
 
 
 class Incoming(Received):
-    """A Message or Request of the peer. Source: MA-114, section 21.
+    """A Message or Request of the peer. Source: MA-114, section 21."""
 
-    What begins the same in each is an attribute of the class: half of the time to make one.
-    """
-
-    spec = _NO_SPEC
-    state: ReceiverState = _NEW
-    filed: int | None = None
-    checked = False
-    """Whether the header is whole."""
-    pending = False
-    """Whether the gate has not decided."""
-    granted = False
-    """Whether it counts in the quota."""
-    told = False
-    """Whether the application knows it and must be told of the end."""
-    executing = False
-    """Whether the handler was started, by the body or its first Block."""
-    fin = False
-    """Whether the initiator's direction is over."""
-    reserved = 0
-    """Bytes that it occupies in the quota."""
-    dedup_key: Key | None = None
-    """Its entry in the store of finished operations."""
-    repeated: StoredDone | StoredResponse | None = None
-    """The stored answer, sent again once the body has proved to be the same. Only the digest of the body is kept."""
-    _digest: blake2b
-    _head = b""
-    _body: BodyReader | None = None
-    _announced = 0
-    _written = 0
-    _stored: list[Octets] | None = None
-    _pieces: Iterator[Octets] | None = None
+    __slots__ = (
+        "_announced", "_body", "_core", "_digest", "_head", "_pieces", "_stored", "_written", "checked", "dedup_key",
+        "executing", "filed", "fin", "granted", "pending", "repeated", "reserved", "state", "told",
+    )  # fmt: skip
 
     def __init__(self, core: ReceivingSide, stream_id: int, now: float) -> None:
         self._core = core
         self.stream_id = stream_id
         self.is_request = not stream_id & 2
+        self.msg_id = 0
+        self.length = 0
+        self.priority = 128
+        self.response_msg_id = 0
+        self.response_timeout = None
+        self.idempotency_key = b""
+        self.spec = _NO_SPEC
         self.since = self.approved_at = self.exec_at = now
+        self.state = _NEW
+        self.deadline: float | None = None
+        self.filed: int | None = None
+        self.checked = False
+        """Whether the header is whole."""
+        self.pending = False
+        """Whether the gate has not decided."""
+        self.granted = False
+        """Whether it counts in the quota."""
+        self.told = False
+        """Whether the application knows it and must be told of the end."""
+        self.executing = False
+        """Whether the handler was started, by the body or its first Block."""
+        self.fin = False
+        """Whether the initiator's direction is over."""
+        self.reserved = 0
+        """Bytes that it occupies in the quota."""
+        self.dedup_key: Key | None = None
+        """Its entry in the store of finished operations."""
+        self.repeated: StoredDone | StoredResponse | None = None
+        """The stored answer, sent again once the body has proved to be the same. Only the digest of the body is kept."""
+        self._digest: blake2b
+        self._head = b""
+        self._body: BodyReader | None = None
+        self._announced = 0
+        self._written = 0
+        self._stored: list[Octets] | None = None
+        self._pieces: Iterator[Octets] | None = None
 
     def _go(self, what: ReceiverInput) -> None:
         self.state = RECEIVER[self.state, what]
@@ -607,5 +614,6 @@ class Incoming(Received):
         self.abort(ErrorCode.TIMEOUT, "time is up", now)
 
 
+_NO_SPEC = HandlerSpec()
 _HEADERS = {kind: success_header(kind) for kind in ("application/octet-stream", "application/json", "text/plain")}
 """Headers that are needed often."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from levada.transports.carriers.connection_stream import ConnectionStream
 
 if TYPE_CHECKING:
-    from .connection import QmuxConnection  # noqa: F401 - the argument of the generic base
+    from .connection import QmuxConnection
 
 __all__ = ["QmuxStream"]
 
@@ -22,8 +22,12 @@ class QmuxStream(ConnectionStream["QmuxConnection"]):
     `unacked` counts the bytes since the last one that this stream waited for. Source: D-23.
     """
 
-    _acked = 0
-    _asked: tuple[int, bool] | None = None  # bytes and end that the ping under way stands for
+    __slots__ = ("_acked", "_asked")
+
+    def __init__(self, connection: QmuxConnection, stream_id: int, priority: int = 128):
+        super().__init__(connection, stream_id, priority)
+        self._acked = 0
+        self._asked: tuple[int, bool] | None = None  # bytes and end that the ping under way stands for
 
     @property
     def unacked(self) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from levada.transports.carriers.connection_stream import ConnectionStream
 
 if TYPE_CHECKING:
-    from .connection import QuicConnection  # noqa: F401 - the argument of the generic base
+    from .connection import QuicConnection
 
 __all__ = ["QuicStream"]
 
@@ -19,8 +19,12 @@ class QuicStream(ConnectionStream["QuicConnection"]):
     `QuicConfig.max_unacked` bytes unacknowledged. The peer may send `QuicConfig.stream_window` bytes beyond what `receive_some` has returned.
     """
 
-    _waiting = False  # to be accepted
-    _forgotten = False  # the engine has no state for it any more
+    __slots__ = ("_forgotten", "_waiting")
+
+    def __init__(self, connection: QuicConnection, stream_id: int, priority: int = 128):
+        super().__init__(connection, stream_id, priority)
+        self._waiting = False  # to be accepted
+        self._forgotten = False  # the engine has no state for it any more
 
     def appeared(self) -> None:
         """Note that it waits to be accepted."""
