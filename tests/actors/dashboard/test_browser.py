@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from levada.actors import rsocket
 from levada.actors.console import serve_console
 from levada.actors.dashboard import DashboardConfig, serve_console_dashboard, serve_dashboard
-from levada.framework import Actor, ActorSystem, handles, message, restart
+from levada.actors.journal import Append, DeclareGroup, Envelope, Journal
+from levada.framework import Actor, ActorSystem, Sender, channel, handles, message, restart
 
 from .browser import CHROMIUM, Page, browsing
 
@@ -239,3 +242,45 @@ async def test_a_hundred_thousand_rows(page: Page) -> None:
         await page.until(f"{row('clerk5000')}")
         await page.key("Home")
         await page.until(row("clerk0"))
+
+
+class Desk(Actor[Work]):
+    out: Sender[int]
+
+    @handles
+    def work(self, m: Work) -> None:
+        self.out.send_nowait(1)
+
+
+async def test_every_page(page: Page, tmp_path: Path) -> None:
+    async def answer(request: rsocket.Request) -> bytes:
+        return request.data
+
+    async with ActorSystem("town") as system, serve_dashboard(system) as dashboard:
+        journal = system.spawn(Journal, tmp_path / "orders", name="orders")
+        await journal.ask(DeclareGroup("billing"))
+        await journal.ask(Append([Envelope(datetime.now(UTC), value=b"row")] * 3))
+        sender, receiver = channel(int, name="quotes")
+        system.spawn(Desk, sender, name="desk").tell(Work())
+        async with (
+            rsocket.serve(system, "rsocket+memory://desk", answer) as listener,
+            rsocket.connect(system, listener.url),
+        ):
+            await page.go(dashboard.login_url())
+            await page.until(row("desk"))
+            for name, shown in (
+                ("connections", ("rsocket+memory", "listens", "OPEN")),
+                ("channels", ("/desk", "quotes", "Sender", "ordered")),
+                ("journals", ("orders", "billing 3")),
+                ("queries", ()),
+                ("nodes", ()),
+                ("events", ()),
+                ("actors", ("desk", "Journal")),
+            ):
+                await page.click(f"#page-{name}")
+                await page.until(f"document.querySelector('#page-{name}').ariaCurrent === 'page'")
+                for text in shown:
+                    await page.until(f"document.querySelector('#grid').innerText.includes('{text}')")
+            await page.click("#page-nodes")
+            await page.until("document.querySelector('#count').innerText === 'this program has no nodes'")
+        receiver.close()
