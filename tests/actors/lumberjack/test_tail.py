@@ -291,7 +291,7 @@ async def test_renamed_and_begun_anew(tmp_path: Path, sink: Sink, quick: MockClo
     log = tmp_path / "app.log"
     log.write_text("one\n")
     # Five seconds would be a twentieth of a second, in which a busy machine reads nothing.
-    async with following(sink, log, config=attrs.evolve(CONFIG, rotate_wait=3600.0)) as followed:
+    async with following(sink, log, config=attrs.evolve(CONFIG, rotate_wait=3600.0, close_inactive=1e9)) as followed:
         await sink.has("one")
         log.rename(tmp_path / "app.log.1")
         append(tmp_path / "app.log.1", "two, by a writer that has it open\n")
