@@ -86,8 +86,9 @@ class Durable(Actor[M]):
     def _take_turn(self, turn: Turn) -> Awaitable[None] | None:
         turn.running = True
         try:
-            result = find_handler(type(turn.message), self.command_table)(self, turn.message)
-            if isinstance(result, Awaitable):
+            kind = type(turn.message)
+            result = (self.command_table.get(kind) or find_handler(kind, self.command_table))(self, turn.message)
+            if result is not None and isinstance(result, Awaitable):
                 return self._finish_turn(turn, result)
             turn.shard.finished(turn, result)
         except BaseException as error:
@@ -276,7 +277,7 @@ def bind(actor: Durable[Any], live: Live) -> None:
 
 def handler_of(cls: type[Durable[Any]], kind: type) -> Callable[[Any, Any], Any] | None:
     """Return the handler of a class of messages; None if there is none."""
-    found: Callable[[Any, Any], Any] | None = find_handler(kind, cls.command_table)
+    found: Callable[[Any, Any], Any] | None = cls.command_table.get(kind) or find_handler(kind, cls.command_table)
     return found
 
 

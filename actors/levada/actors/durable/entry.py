@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import attrs
+import pyarrow as pa
 import trio
 
 from levada.actors.apps import importable
@@ -339,6 +340,9 @@ def _prepare(folder: Path, events: tuple[type, ...], shards: int) -> Log:
             raise ConfigurationError(
                 f"{error}: the number of shards was fixed when the log was made, give it as shards="
             ) from error
+    pa.array(
+        [None]
+    )  # the first one imports pandas, if that is installed: seconds on a busy machine, so not in the system's thread
     log = Log(events, there)
     if there is not None:
         check_growth(there, log.schema, where=str(folder))

@@ -66,6 +66,7 @@ OWNED = "$owned"
 REMIND, FIRED, FORGOT = "$remind", "$fired", "$forgot"
 """A reminder was set, has been handled, or was taken back. These rows are the shard's own; the reminder is in ``data``."""
 
+_SIZED = frozenset({str, bytes, list, dict})
 SEGMENT_BYTES = 64 << 20
 _FOR_EVER = 1 << 60
 
@@ -119,8 +120,13 @@ class Row:
     @property
     def octets(self) -> int:
         """About the size of the row."""
-        held = (*self.values, self.data, self.reply, *(self.state or {}).values())
-        return 128 + sum(len(each) for each in held if isinstance(each, str | bytes | list | dict))
+        octets = 128 if self.data is None else 128 + len(self.data)
+        for value in self.values:  # a generator expression with isinstance() took a tenth of a whole command
+            if type(value) in _SIZED:
+                octets += len(value)
+        for value in self.state.values() if self.state is not None else ():
+            octets += len(value)
+        return octets
 
 
 @attrs.frozen(eq=False)

@@ -1,0 +1,273 @@
+"""Durable actors against what they are made of: ``levada bench durable``.
+
+Events are 220 bytes, as the rows of ``levada bench journal``. A command is answered when its event is on the disk. The bases are one-row appends
+to a journal, the disk's own fdatasync with two asks, and a loop that decodes and applies the same events.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+import tracemalloc
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import trio
+
+from levada.actors.durable import Durable, Shards, applies, shards
+from levada.actors.journal import Append, Journal, columns_of
+from levada.framework import Actor, ActorSystem, Asks, bounded, handles, message
+
+from ._levada import clock
+from ._measure import Contender, Measure, Progress, Report, Workload, measure
+
+__all__ = ["WORKLOADS", "run"]
+
+WINDOW = 256
+"""Commands under way."""
+EVENTS = 10_000
+"""Of the entity that is replayed."""
+MOST = 10_000
+"""Operations of a base, whatever it is asked for."""
+
+
+@message("bench.durable.put")
+class Put(Asks[int]):
+    number: int
+    body: bytes
+
+
+@message("bench.durable.count")
+class Count(Asks[int]):
+    pass
+
+
+@message("bench.durable.was_put")
+class WasPut:
+    number: int
+    size: int
+    text: bytes
+
+
+class Box(Durable[Put | Count]):
+    puts: int = 0
+    octets: int = 0
+
+    @handles
+    def put(self, m: Put) -> int:
+        self.record(WasPut(m.number, len(m.body), m.body))
+        return self.puts
+
+    @handles
+    def count(self, _: Count) -> int:
+        return self.puts
+
+    @applies
+    def was_put(self, e: WasPut) -> None:
+        self.puts += 1
+        self.octets += e.size
+
+
+class Echo(Actor[Count]):
+    @handles
+    def count(self, _: Count) -> int:
+        return 1
+
+
+async def under_way(count: int, one: Callable[[int], Awaitable[object]], window: int = WINDOW) -> float:
+    """Do something so many times, a window of it at a time; return the nanoseconds of one."""
+    left = iter(range(count))
+
+    async def some() -> None:
+        for number in left:
+            await one(number)
+
+    start = clock()
+    async with trio.open_nursery() as nursery:
+        for _ in range(window):
+            nursery.start_soon(some)
+    return (clock() - start) / count * 1e9
+
+
+def in_boxes(work: Callable[[Shards[Any], int], Awaitable[float]], count: int) -> Measure:
+    """Make a measure of an async function that gets new boxes, of so many shards."""
+
+    async def main(n: int) -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            async with ActorSystem(ask_timeout=600.0) as system:
+                boxes = await shards(system, Box, events=WasPut, journal=folder, shards=count)
+                for number in range(count):
+                    await boxes[f"box-{number}"].ask(Count())
+                return await work(boxes, n)
+
+    return lambda n: trio.run(main, n)
+
+
+async def commands(boxes: Shards[Any], n: int) -> float:
+    for number in range(WINDOW):
+        await boxes[f"box-{number}"].ask(Count())
+    return await under_way(n, lambda number: boxes[f"box-{number % WINDOW}"].ask(Put(number, b"x" * 200)))
+
+
+async def commands_with_ids(boxes: Shards[Any], n: int) -> float:
+    for number in range(WINDOW):
+        await boxes[f"box-{number}"].ask(Count())
+    return await under_way(
+        n, lambda number: boxes[f"box-{number % WINDOW}"].ask(Put(number, b"x" * 200), command=f"put-{number}")
+    )
+
+
+async def commands_alone(boxes: Shards[Any], n: int) -> float:
+    box = boxes["box-0"]
+    return await under_way(n, lambda number: box.ask(Put(number, b"x" * 200)), 1)
+
+
+def appends(n: int) -> float:
+    """Append one row with each of 256 asks under way."""
+
+    async def main() -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            async with ActorSystem(ask_timeout=600.0) as system:
+                journal = system.spawn(partial(Journal, folder, WasPut), mailbox=bounded(1024))
+                await journal.ask(Append([WasPut(0, 0, b"")]))
+                return await under_way(
+                    min(n, MOST), lambda number: journal.ask(Append([WasPut(number, 200, b"x" * 200)]))
+                )
+
+    return trio.run(main)
+
+
+def sync_and_asks(n: int) -> float:
+    """Write 220 bytes, sync them, and ask an actor twice."""
+    count = min(n, 500)
+
+    async def main() -> float:
+        async with ActorSystem() as system:
+            echo = system.spawn(Echo)
+            with tempfile.NamedTemporaryFile() as file:
+                start = clock()
+                for _ in range(count):
+                    os.write(file.fileno(), b"x" * 220)
+                    os.fdatasync(file.fileno())
+                    await echo.ask(Count())
+                    await echo.ask(Count())
+                return (clock() - start) / count * 1e9
+
+    return trio.run(main)
+
+
+def replay(n: int) -> float:
+    """Wake entities of 10,000 events each."""
+
+    async def main() -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            names = [f"box-{number}" for number in range(max(1, n // EVENTS))]
+            count = min(n, EVENTS)
+            async with ActorSystem(ask_timeout=600.0) as system:
+                boxes = await shards(system, Box, events=WasPut, journal=folder, shards=1, snapshot_every=1 << 30)
+                for name in names:
+                    await under_way(count, lambda number, name=name: boxes[name].ask(Put(number, b"x" * 200)))  # type: ignore[misc]
+            async with ActorSystem(ask_timeout=600.0) as system:
+                boxes = await shards(system, Box, events=WasPut, journal=folder, shards=1, snapshot_every=1 << 30)
+                await boxes["another"].ask(Count())
+                start = clock()
+                for name in names:
+                    assert await boxes[name].ask(Count()) == count
+                return (clock() - start) / count / len(names) * 1e9
+
+    return trio.run(main)
+
+
+def decode_and_apply(n: int) -> float:
+    """Turn 10,000 rows in columns into events and apply each."""
+    columns = columns_of(WasPut)
+    batch = columns.encode([WasPut(number, 200, b"x" * 200) for number in range(EVENTS)])
+    best = float("inf")
+    for _ in range(5):
+        box = Box()
+        start = clock()
+        for event in columns.decode(batch):
+            box.was_put(event)
+        best = min(best, clock() - start)
+    return best / EVENTS * 1e9
+
+
+def memory(n: int, *, live: bool) -> float:
+    """Count the bytes of each entity in memory, or of each that has left it."""
+
+    async def main() -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            async with ActorSystem(ask_timeout=600.0) as system:
+                most = 10 * n if live else 16
+                boxes = await shards(system, Box, events=WasPut, journal=folder, shards=16, max_live=most)
+                await under_way(100, lambda number: boxes[f"first-{number}"].ask(Put(number, b"x")))
+                gc.collect()
+                tracemalloc.start()
+                await under_way(n, lambda number: boxes[f"box-{number}"].ask(Put(number, b"x")))
+                gc.collect()
+                found = tracemalloc.get_traced_memory()[0]
+                tracemalloc.stop()
+                assert ((await boxes.statistics()).live > n) is live
+                return found / n
+
+    return trio.run(main)
+
+
+WORKLOADS = (
+    Workload(
+        key="commands",
+        title="command, 256 under way, one shard",
+        n=20_000,
+        base=appends,
+        base_name="append of a row",
+        budget=1.5,
+    ),
+    Workload(
+        key="sixteen", title="command, 256 under way, 16 shards", n=20_000, base=appends, base_name="append of a row"
+    ),
+    Workload(key="ids", title="command with an id, 256 under way", n=20_000, base=appends, base_name="append of a row"),
+    Workload(
+        key="alone",
+        title="command, one at a time",
+        n=500,
+        base=sync_and_asks,
+        base_name="fdatasync and two asks",
+        budget=1.5,
+    ),
+    Workload(
+        key="replay",
+        title="recovery of 10,000 events, each",
+        n=10_000,
+        base=decode_and_apply,
+        base_name="decode and apply",
+        budget=2,
+    ),
+    Workload(key="live", title="memory of an entity in memory", n=100_000, unit="B", base=None, budget=1500, once=True),
+    Workload(
+        key="passive", title="memory of an entity that has left", n=100_000, unit="B", base=None, budget=150, once=True
+    ),
+)
+
+CONTENDER = Contender(
+    name="levada",
+    remark=f"this checkout, pyarrow {pa.__version__}, journal under {Path(tempfile.gettempdir())}",
+    runs={
+        "commands": in_boxes(commands, 1),
+        "sixteen": in_boxes(commands, 16),
+        "ids": in_boxes(commands_with_ids, 1),
+        "alone": in_boxes(commands_alone, 1),
+        "replay": replay,
+        "live": partial(memory, live=True),
+        "passive": partial(memory, live=False),
+    },
+)
+
+
+def run(*, rounds: int, quick: bool, only: str, progress: Progress) -> Report:
+    """Measure all workloads whose title contains `only`."""
+    workloads = [workload for workload in WORKLOADS if only in workload.title]
+    return measure(workloads, [CONTENDER], rounds=rounds, quick=quick, progress=progress)

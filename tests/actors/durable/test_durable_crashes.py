@@ -1,0 +1,243 @@
+"""Crashes: entities, shards and the journal are killed while commands are under way, and the disk stops at every write.
+
+Each client keeps a list of the answers that it got; the model is that list. A number has been added once if its command was answered, and once or
+not at all if not; and each answer comes again, unchanged, for the same id.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("pyarrow")
+
+from tests.actors.journal.test_ledger import Crash, Disk, sync_all
+
+from levada.actors.durable import Durable, OutcomeUnknown, Shards, applies, shards
+from levada.actors.durable.rows import Log, log_config
+from levada.actors.journal import Store
+from levada.framework import ActorSystem, Asks, handles, message
+from levada.framework.errors import ActorStopped, AskTimeout, MailboxFull
+
+
+@message("test.crashes.add")
+class Add(Asks[int]):
+    number: int
+
+
+@message("test.crashes.list")
+class List(Asks[list[int]]):
+    pass
+
+
+@message("test.crashes.added")
+class Added:
+    number: int
+    half: bool = False
+
+
+class Book(Durable[Add | List]):
+    numbers: list[int] = attrs.field(factory=list)
+    halves: int = 0
+
+    @handles
+    async def add(self, m: Add) -> int:
+        self.record(Added(m.number, half=True))
+        if m.number % 2:
+            await trio.lowlevel.checkpoint()
+        self.record(Added(m.number))
+        return len(self.numbers)
+
+    @handles
+    def list_all(self, _: List) -> list[int]:
+        return self.numbers
+
+    @applies
+    def added(self, e: Added) -> None:
+        if e.half:
+            self.halves += 1
+        else:
+            self.numbers.append(e.number)
+
+
+SHARDS = 2
+ENTITIES = ["a", "b", "c"]
+SETTINGS: dict[str, Any] = {"events": Added, "shards": SHARDS, "snapshot_every": 5, "remember": 1000}
+AGAIN = (OutcomeUnknown, ActorStopped, AskTimeout, MailboxFull)
+
+
+@attrs.define
+class Model:
+    """What the clients know."""
+
+    answers: dict[str, dict[int, int]] = attrs.field(factory=lambda: {name: {} for name in ENTITIES})
+    """For each entity, numbers that were added, and the answer."""
+    asked: dict[str, list[int]] = attrs.field(factory=lambda: {name: [] for name in ENTITIES})
+
+    async def add(self, books: Shards[Any], entity: str, number: int) -> None:
+        """Ask until there is an answer."""
+        self.asked[entity].append(number)
+        while True:
+            try:
+                answer = await books[entity].ask(Add(number), command=f"add-{number}")
+            except AGAIN:
+                await trio.lowlevel.checkpoint()
+                continue
+            self.answers[entity][number] = answer
+            return
+
+    async def check(self, books: Shards[Any]) -> None:
+        """Compare with what the entities say."""
+        for entity in ENTITIES:
+            found = await books[entity].ask(List())
+            answered = self.answers[entity]
+            assert len(set(found)) == len(found)
+            assert set(answered) <= set(found) <= set(self.asked[entity])
+            for number, answer in answered.items():
+                assert found[answer - 1] == number
+                assert await books[entity].ask(Add(number), command=f"add-{number}") == answer
+            assert await books[entity].ask(List()) == found
+
+    def check_log(self, folder: Path) -> None:
+        """Compare with the rows, read without any of the actors."""
+        with Store.open(folder, None, log_config(SHARDS)) as store:
+            for entity in ENTITIES:
+                batches = [batch for _, batch in store.rows_of(entity)]
+                rows = [row for batch in batches for row in batch.to_pylist()]
+                events = [row for row in rows if not row["kind"].startswith("$")]
+                assert [row["sequence"] for row in events] == list(range(1, len(events) + 1))
+                numbers = [row["number"] for row in events if not row["half"]]
+                assert set(self.answers[entity]) <= set(numbers)
+                assert len(set(numbers)) == len(numbers)
+
+
+steps = st.one_of(
+    st.tuples(st.just("add"), st.sampled_from(ENTITIES)),
+    st.tuples(st.just("kill"), st.sampled_from(["/Book/0", "/Book/1", "/Book/journal", "/Book/0/a", "/Book/1/a"])),
+    st.tuples(st.just("wait"), st.integers(1, 30)),
+    st.tuples(st.just("restart")),
+)
+
+
+async def live(folder: Path, plan: list[Any], model: Model, numbers: Any) -> None:
+    """Follow a plan in as many lives of the system as it says."""
+    while plan:
+        async with ActorSystem("test", ask_timeout=1000.0, shutdown=1000.0) as system, trio.open_nursery() as nursery:
+            books = await shards(system, Book, journal=folder, **SETTINGS)
+            while plan:
+                match plan.pop(0):
+                    case ["add", entity]:
+                        nursery.start_soon(model.add, books, entity, next(numbers))
+                    case ["kill", path]:
+                        target = system.lookup(path)
+                        if target is not None:
+                            target.kill()
+                    case ["wait", turns]:
+                        for _ in range(turns):
+                            await trio.lowlevel.checkpoint()
+                    case _:
+                        nursery.cancel_scope.cancel()
+                        break
+    async with ActorSystem("test", ask_timeout=1000.0, shutdown=1000.0) as system:
+        await model.check(await shards(system, Book, journal=folder, **SETTINGS))
+    model.check_log(folder)
+
+
+def follow(plan: list[Any]) -> None:
+    logging.getLogger("levada").setLevel(logging.CRITICAL + 1)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            clock = trio.testing.MockClock(rate=20)
+            trio.run(live, Path(folder), plan, Model(), itertools.count(), clock=clock)
+    finally:
+        logging.getLogger("levada").setLevel(logging.NOTSET)
+
+
+@pytest.mark.parametrize("victim", ["/Book/0", "/Book/1", "/Book/journal", "/Book/0/a", "/Book/1/a"])
+def test_a_kill_under_way_does_nothing_twice(victim: str) -> None:
+    adds = [("add", entity) for entity in ENTITIES for _ in range(2)]
+    follow([*adds, ("wait", 20), *adds, ("kill", victim), *adds, ("wait", 5), ("kill", victim), *adds])
+
+
+@pytest.mark.ci
+@settings(max_examples=40)
+@given(st.lists(steps, max_size=40))
+def test_whatever_is_killed_each_command_is_done_once(plan: list[Any]) -> None:
+    follow(plan)
+
+
+# ---------------------------------------------------------------- the disk stops
+
+
+async def three_each(folder: Path, model: Model) -> None:
+    async with ActorSystem("test", ask_timeout=1000.0, shutdown=1000.0) as system:
+        books = await shards(system, Book, journal=folder, **SETTINGS)
+        numbers = itertools.count()
+        async with trio.open_nursery() as nursery:
+            for entity in ENTITIES:
+                for _ in range(3):
+                    nursery.start_soon(model.add, books, entity, next(numbers))
+        for entity in ENTITIES:
+            await model.add(books, entity, next(numbers))
+
+
+async def afterwards(folder: Path, model: Model) -> None:
+    async with ActorSystem("test", ask_timeout=1000.0, shutdown=1000.0) as system:
+        books = await shards(system, Book, journal=folder, **SETTINGS)
+        await model.check(books)
+        for entity, asked in model.asked.items():
+            for number in [number for number in asked if number not in model.answers[entity]]:
+                await model.add(books, entity, number)
+        await model.check(books)
+    model.check_log(folder)
+
+
+@pytest.mark.release
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_crash_at_every_write_loses_nothing_that_was_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The process dies, or the power fails, at each call that changes a file."""
+    caplog.set_level(logging.CRITICAL + 1, "levada")
+    disk = Disk(monkeypatch)
+    empty = tmp_path / "empty"
+    Store.open(empty, Log([Added]).schema, log_config(SHARDS)).close()
+    crashes = 0
+    for step in itertools.count():
+        folder = shutil.copytree(empty, tmp_path / str(step))
+        sync_all(folder)
+        model = Model()
+        other = None
+        with disk.crash_at(step):
+            try:
+                trio.run(three_each, folder, model)
+                break
+            except BaseExceptionGroup as group:
+                other = group.split(Crash)[1]
+        if other is not None:
+            raise other
+        crashes += 1
+        failed = tmp_path / f"{step}-failed"
+        disk.power_failure(folder, failed, random.Random(step))
+        for each in (folder, failed):
+            trio.run(afterwards, each, attrs.evolve(model, answers={k: dict(v) for k, v in model.answers.items()}))
+            shutil.rmtree(each)
+    assert crashes > 10
+
+
+def test_the_log_of_a_crashed_life_is_read_by_the_next(tmp_path: Path) -> None:
+    model = Model()
+    trio.run(three_each, tmp_path, model)
+    trio.run(afterwards, tmp_path, model)
+    assert sorted(len(answers) for answers in model.answers.values()) == [4, 4, 4]
