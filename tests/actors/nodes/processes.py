@@ -16,6 +16,8 @@ from typing import Any
 import trio
 
 ROOT = Path(__file__).parents[3]
+START = 90.0
+"""Seconds for nodes to start, on a busy machine."""
 
 
 def is_alive(pid: int) -> bool:
@@ -82,7 +84,7 @@ class Driver:
 
     async def ready(self) -> list[int]:
         """Wait until its nodes are up; return their processes."""
-        with trio.fail_after(30):
+        with trio.fail_after(START):
             word, *pids = " ".join(await self.line()).split()
         assert word == "READY"
         return [int(pid) for pid in pids]
@@ -94,7 +96,7 @@ async def driver(app: str = "app", **settings: Any) -> AsyncIterator[Driver]:
     marker = f"LEVADA_TEST={uuid.uuid4()}"
     name, _, value = marker.partition("=")
     process = await trio.lowlevel.open_process(
-        [sys.executable, "-m", "tests.actors.nodes.driver", f"tests.actors.nodes.apps:{app}", json.dumps(settings)],
+        [sys.executable, "-m", "tests.actors.nodes.driver", f"tests.actors.nodes.apps:{app}", json.dumps({"start_timeout": START, **settings})],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, name: value}, process_group=0,
     )  # fmt: skip
     try:
