@@ -15,7 +15,7 @@ pytest.importorskip("pyarrow")
 
 from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Deposited, Move, Withdraw, Withdrawn
 
-from levada.actors.durable import CommandReused, Durable, Shards, applies, shards
+from levada.actors.durable import CommandReused, Durable, EntityErased, Shards, applies, shards
 from levada.actors.durable.rows import Log, log_config
 from levada.actors.journal import Journal, JournalLocked, Store
 from levada.framework import ActorSystem, Asks, Ref, handles, message
@@ -275,3 +275,20 @@ async def test_a_folder_that_is_open_elsewhere_is_refused(tmp_path: Path) -> Non
     with Store.open(tmp_path, Log([Deposited, Withdrawn]).schema, log_config(2)), pytest.raises(JournalLocked):
         async with accounts_in(tmp_path):
             pass
+
+
+async def test_an_erased_entity_is_gone_from_the_files(tmp_path: Path) -> None:
+    async with accounts_in(tmp_path, shards=1) as accounts:
+        for name in ("anna-of-the-hill", "bert"):
+            await accounts[name].ask(Deposit(5), command="order-1")
+        assert await accounts.erase("anna-of-the-hill") == 1
+        with pytest.raises(EntityErased, match="'anna-of-the-hill' was erased, and takes no commands"):
+            await accounts["anna-of-the-hill"].ask(Balance())
+        assert await accounts.erase("cleo") == 0
+        assert await accounts["bert"].ask(Deposit(1)) == 6
+    async with accounts_in(tmp_path, shards=1) as accounts:
+        with pytest.raises(EntityErased):
+            await accounts["anna-of-the-hill"].ask(Deposit(1))
+        assert await accounts["bert"].ask(Balance()) == 6
+    kinds = {row for row in rows_of(tmp_path, "entity", "kind", shards=1) if row[0] != "bert"}
+    assert kinds == {("anna-of-the-hill", "$erased"), ("cleo", "$erased")}

@@ -28,7 +28,7 @@ from .routing import Follower, Route, Routes, ToShard
 from .rows import Log, log_config
 from .shard import GetShardStatistics, Settings, Shard, ShardStatistics
 from .snapshots import Snapshots
-from .turns import Command, Turn
+from .turns import Command, Erase, Turn
 
 if TYPE_CHECKING:
     from levada.actors.nodes import Nodes
@@ -107,6 +107,23 @@ class Shards(Generic[M]):
         """Return an entity; its id is text of 1 to 1000 bytes."""
         _check_text("id of an entity", entity)
         return Entity(entity, self.cls, self._ways[partition_of(entity, len(self._ways))])
+
+    async def erase(self, entity: str, *, timeout: float | None = None) -> int:
+        """Erase an entity from the files of the journal; return the number of rows. A row with its id stays, and says so.
+
+        A command that is being handled fails with `ActorStopped`, later ones with `EntityErased`, for ever. Rows of its reminders stay: they
+        belong to the shard. If this fails, call it again.
+
+        Args:
+            entity: its id.
+            timeout: seconds; None: no limit. Whole segments are written anew.
+
+        Raises:
+            EntityErased: it is being erased.
+            JournalError: the journal cannot erase it, see `EraseEntity`.
+        """
+        rows: int = await self[entity].shard.ask(Erase(entity), timeout=timeout)
+        return rows
 
     async def statistics(self) -> ShardStatistics:
         """Add up the counters of all shards."""

@@ -18,8 +18,8 @@ from levada.framework import Ref
 
 from .commits import JOURNAL_TIMEOUT
 from .entity import Durable, bind
-from .errors import ReplayFailed
-from .rows import BOOKKEEPING, SNAPSHOT, Log
+from .errors import EntityErased, ReplayFailed
+from .rows import BOOKKEEPING, ERASED, SNAPSHOT, Log
 from .snapshots import Snapshots
 from .turns import Live, Writer
 
@@ -61,6 +61,7 @@ async def load(
 
     Raises:
         ReplayFailed: an event cannot be applied.
+        EntityErased: it was erased.
         JournalError: the rows cannot be read.
         ActorStopped, AskTimeout: the journal is out of reach.
     """
@@ -70,6 +71,8 @@ async def load(
     bind(cls(), live)
     if newest is None:
         return live
+    if newest.column("kind")[0].as_py() == ERASED:
+        raise EntityErased(f"{cls.__name__} {entity!r:.100} was erased, and takes no commands", entity=entity)
     live.snapshot = snapshot
     replay = _Replay(live, writer.log, snapshots, remember)
     if newest.column("offset")[0].as_py() == (0 if snapshot is None else snapshot):

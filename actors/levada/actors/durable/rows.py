@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ANSWER",
     "BOOKKEEPING",
+    "ERASED",
     "FIRED",
     "FORGOT",
     "OWNED",
@@ -61,6 +62,8 @@ ANSWER = "$answer"
 """A command with an id that recorded no event."""
 SNAPSHOT = "$snapshot"
 """State of the entity, or all reminders of the shard, in ``data``."""
+ERASED = "$erased"
+"""The entity was erased; no row of it stands before this one."""
 OWNED = "$owned"
 """A process opened the shard; which one is in ``data``."""
 REMIND, FIRED, FORGOT = "$remind", "$fired", "$forgot"

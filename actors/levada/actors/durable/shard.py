@@ -19,7 +19,16 @@ from typing import Any
 import attrs
 import trio
 
-from levada.actors.journal import Append, Appended, CommandReused, GetExtent, JournalError, ReadRows, stream_of
+from levada.actors.journal import (
+    Append,
+    Appended,
+    CommandReused,
+    EraseEntity,
+    GetExtent,
+    JournalError,
+    ReadRows,
+    stream_of,
+)
 from levada.framework import Codec, Failed, Killed, Reason, Ref, Reply, handles, message
 from levada.framework.embedding import ActorPhase, DescribedActor, LocalRef, adopt, local_ref, release
 from levada.framework.errors import ActorError, ActorStopped, AskTimeout, LevadaError
@@ -27,12 +36,12 @@ from levada.framework.message import Asks, reply_type
 
 from .commits import JOURNAL_TIMEOUT, Commit, Commits
 from .entity import Durable, handler_of
-from .errors import OutcomeUnknown, ReplayFailed, ShardLost
+from .errors import DurableError, EntityErased, OutcomeUnknown, ReplayFailed, ShardLost
 from .reminders import Reminder, Reminders
 from .replay import load, newest_snapshot, rows_from
-from .rows import ANSWER, FIRED, FORGOT, OWNED, REMIND, SNAPSHOT, Log, Row
+from .rows import ANSWER, ERASED, FIRED, FORGOT, OWNED, REMIND, SNAPSHOT, Log, Row
 from .snapshots import Snapshots
-from .turns import Command, Live, Turn
+from .turns import Command, Erase, Live, Turn
 
 __all__ = ["GetShardStatistics", "Leave", "Settings", "Shard", "ShardStatistics"]
 
@@ -123,6 +132,8 @@ class Shard(DescribedActor[Any]):
         self._loading: dict[str, list[Turn]] = {}
         self._ended: dict[str, Live] = {}
         self._unreadable: dict[str, ReplayFailed] = {}
+        self._erasing: set[str] = set()
+        self._loaded = trio.Event()
         self._turns: set[Turn] = set()
         self._room = trio.Event()
         self._replayed = self._repeated = 0
@@ -233,6 +244,9 @@ class Shard(DescribedActor[Any]):
             return None
 
     def _dispatch(self, turn: Turn) -> None:
+        if turn.entity in self._erasing:
+            self._refuse(turn, EntityErased(f"entity {turn.entity!r:.100} is being erased", entity=turn.entity))
+            return
         live = self._live.get(turn.entity)
         if live is not None:
             if live.cell.is_alive:
@@ -309,16 +323,16 @@ class Shard(DescribedActor[Any]):
             live = await load(settings.cls, entity, self, self.journal, settings.snapshots, settings.remember)
         except (ActorStopped, AskTimeout) as error:
             raise ShardLost(f"shard {self.number}: the journal is out of reach: {error}", shard=self.number) from error
-        except (JournalError, ReplayFailed) as error:
+        except (JournalError, DurableError) as error:
             if isinstance(error, ReplayFailed):
                 logger.error("%s", error, extra={"event": "replay_failed"})
                 if len(self._unreadable) < MOST_FAILED:
                     self._unreadable[entity] = error
-            for turn in self._loading.pop(entity):
+            for turn in self._load_ended(entity):
                 self._refuse(turn, error)
             return
         self._replayed += 1
-        turns = self._loading.pop(entity)
+        turns = self._load_ended(entity)
         if not adopt(self, live.actor, name=_name_of(entity)):
             return  # the shard is ending, and gives the commands up
         live.cell = local_ref(live.actor)
@@ -327,6 +341,11 @@ class Shard(DescribedActor[Any]):
         for turn in turns:
             self._dispatch(turn)
         self._make_room()
+
+    def _load_ended(self, entity: str) -> list[Turn]:
+        self._loaded.set()
+        self._loaded = trio.Event()
+        return self._loading.pop(entity)
 
     # Commands, on their way out.
 
@@ -403,6 +422,8 @@ class Shard(DescribedActor[Any]):
             live.commands[row.command] = (offset, row.body)
             if len(live.commands) > self.settings.remember:
                 del live.commands[next(iter(live.commands))]
+        if row.kind is ERASED:
+            live.snapshot = offset  # rows before it go
         if row.kind is SNAPSHOT:
             live.snapshot = offset
             row.data = self.reminders.pack() if row.state is None else self.settings.snapshots.pack(row.state, live)
@@ -485,6 +506,48 @@ class Shard(DescribedActor[Any]):
         """Forget an entity that has ended on its own; it is read again when its rows are on the disk."""
         del self._live[live.entity]
         self._ended[live.entity] = live
+
+    # Erasing.
+
+    @handles
+    def erase(self, m: Erase) -> None:
+        """End an entity and erase its rows."""
+        reply = self.reply_later()
+        if m.entity in self._erasing:
+            reply.fail(EntityErased(f"entity {m.entity!r:.100} is being erased", entity=m.entity))
+            return
+        self._erasing.add(m.entity)
+        self.start_soon(self._erase, m.entity, reply)
+
+    async def _erase(self, entity: str, reply: Reply[int]) -> None:
+        while entity in self._loading:
+            await self._loaded.wait()
+        live = self._live.get(entity)
+        if live is not None:
+            live.cell.kill()
+            await live.cell.terminated()
+            self._live.pop(entity, None)
+        ended = self._ended.pop(entity, live)
+        if ended is not None:
+            await ended.cell.terminated()
+            await self._commits.reach(ended.ticket)
+        pending = [reminder for reminder in self.reminders.pending.values() if reminder.entity == entity]
+        rows = [self.reminders.row(self.own, FORGOT, self.now(), reminder) for reminder in pending]
+        gone = Live(entity, self)
+        written = trio.Event()
+        self._commits.put(Commit([*rows, Row(gone, ERASED, self.now())], 0, self._part_done, None, written))
+        await written.wait()
+        try:
+            question = EraseEntity(entity, partition=self.number, before=gone.snapshot)
+            done = await self.journal.ask(question, timeout=JOURNAL_TIMEOUT)
+        except (ActorStopped, AskTimeout) as error:
+            raise ShardLost(f"shard {self.number}: the journal is out of reach: {error}", shard=self.number) from error
+        except LevadaError as error:
+            reply.fail(error)
+        else:
+            reply.send(done.rows)
+        self._unreadable.pop(entity, None)
+        self._erasing.discard(entity)
 
     # Reminders.
 

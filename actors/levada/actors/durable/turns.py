@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .reminders import Reminder, Reminders
     from .rows import Log, Row
 
-__all__ = ["Command", "Live", "Turn", "Writer"]
+__all__ = ["Command", "Erase", "Live", "Turn", "Writer"]
 
 
 @message("levada.durable.command", frozen=True)
@@ -29,6 +29,13 @@ class Command(Asks[Any]):
     message: Any
     command: str | None = None
     """The id of the command: a second one with the same id gets the answer of the first."""
+
+
+@message("levada.durable.erase", frozen=True)
+class Erase(Asks[int]):
+    """Erase an entity; answered with the number of its rows that are gone from the files."""
+
+    entity: str
 
 
 class Writer(Protocol):
