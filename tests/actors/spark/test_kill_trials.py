@@ -46,11 +46,16 @@ class Driver:
             start_new_session=True,
             text=True,
         )
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == "ready\n"
+        try:
+            assert self.process.stdout is not None
+            assert self.process.stdout.readline() == "ready\n"
+        except BaseException:
+            self.kill()
+            raise
 
     def kill(self) -> None:
-        os.killpg(self.process.pid, signal.SIGKILL)
+        if self.process.returncode is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(50)
         assert self.process.stdout is not None
         self.process.stdout.close()
