@@ -105,7 +105,7 @@ async def driver(app: str = "app", **settings: Any) -> AsyncIterator[Driver]:
         with trio.CancelScope(shield=True):
             process.kill()
             await process.wait()
-            left = [pid for pid in processes_of(marker) if not await gone(pid, 5.0)]
+            left = [pid for pid in processes_of(marker) if not await gone(pid, 15.0)]
             for pid in left:
                 os.kill(pid, signal.SIGKILL)
             assert left == []

@@ -19,7 +19,7 @@ from levada.framework import ActorSystem, Failed, Lost, restart
 from levada.framework.errors import ConfigurationError, HandleNotForwardable
 
 from .apps import Add, Ask, Counter, Facts, Friend, Reporter, app, forks, talks
-from .processes import ROOT, driver, gone, is_alive, processes_of
+from .processes import ROOT, START, driver, gone, is_alive, processes_of
 from .single import Where
 
 pytestmark = pytest.mark.ci
@@ -124,7 +124,7 @@ async def test_a_blocked_event_loop_is_no_hang() -> None:
 async def test_a_node_that_ends_too_often_is_given_up_with_its_error() -> None:
     async with driver("short", nodes=1, max=2) as d:
         process = d.process
-        with trio.fail_after(30):
+        with trio.fail_after(START):
             assert await process.wait() == 1
 
 
