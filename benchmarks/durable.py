@@ -203,7 +203,7 @@ def memory(n: int, *, live: bool) -> float:
         with tempfile.TemporaryDirectory() as folder:
             async with ActorSystem(ask_timeout=600.0) as system:
                 most = 10 * n if live else 16
-                boxes = await shards(system, Box, events=WasPut, journal=folder, shards=16, max_live=most)
+                boxes = await shards(system, Box, events=WasPut, journal=folder, shards=16, max_live=most, idle=1e6)
                 await under_way(100, lambda number: boxes[f"first-{number}"].ask(Put(number, b"x")))
                 gc.collect()
                 tracemalloc.start()
@@ -246,9 +246,9 @@ WORKLOADS = (
         base_name="decode and apply",
         budget=2,
     ),
-    Workload(key="live", title="memory of an entity in memory", n=100_000, unit="B", base=None, budget=1500, once=True),
+    Workload(key="live", title="memory of an entity in memory", n=20_000, unit="B", base=None, budget=1500, once=True),
     Workload(
-        key="passive", title="memory of an entity that has left", n=100_000, unit="B", base=None, budget=150, once=True
+        key="passive", title="memory of an entity that has left", n=20_000, unit="B", base=None, budget=150, once=True
     ),
 )
 
