@@ -355,10 +355,11 @@ async def test_a_copy_that_is_still_being_made_waits(tmp_path: Path, sink: Sink,
     log.write_text(LONG)
     async with following(sink, tmp_path / "app.log*") as followed:
         await sink.has(*LONG_LINES)
-        copy = tmp_path / "app.log.1"
-        copy.write_text(LONG[:1500])
+        # It is never empty where it can be seen, and only grows.
+        (tmp_path / "part").write_text(LONG[:1500])
+        copy = (tmp_path / "part").rename(tmp_path / "app.log.1")
         await trio.sleep(3)
-        copy.write_text(LONG + "and one more\n")
+        append(copy, LONG[1500:] + "and one more\n")
         await sink.has("and one more")
         assert followed.status().files == 2
 
