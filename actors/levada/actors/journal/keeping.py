@@ -57,11 +57,11 @@ async def keeper(
         ConfigurationError, NodeLost, OSError: as `local_nodes`.
 
     Example:
-        ```python
-        async with ActorSystem() as system, keeper(system) as keep:
-            journal = await keep.open("readings", Reading)
-            await journal.ask(Append(stream_of(columns_of(Reading).encode([Reading("north", 41.5)]))))
-        ```
+        ::
+
+            async with ActorSystem() as system, keeper(system) as keep:
+                journal = await keep.open("readings", Reading)
+                await journal.ask(Append(stream_of(columns_of(Reading).encode([Reading("north", 41.5)]))))
     """
     settings = attrs.evolve(settings or NodeSettings(), on_any=False)
     async with local_nodes(system, 1, app, names=[name], settings=settings) as nodes:
