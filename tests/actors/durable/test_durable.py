@@ -46,7 +46,7 @@ async def test_state_survives_its_process(tmp_path: Path) -> None:
         assert await accounts["bert"].ask(Move([1, 2, 3])) == 6
     async with accounts_in(tmp_path) as accounts:
         assert [await accounts[name].ask(Balance()) for name in ("anna", "bert", "cleo")] == [3, 6, 0]
-    columns = ("entity", "sequence", "kind", "amount", "note", "version", "command")
+    columns = ("entity", "sequence", "kind", "amount", "note", "_version", "command")
     assert sorted(rows_of(tmp_path, *columns)) == [
         ("anna", 1, "test.durable.deposited", 5, None, 1, None),
         ("anna", 2, "test.durable.withdrawn", 2, "", 1, None),
@@ -54,6 +54,43 @@ async def test_state_survives_its_process(tmp_path: Path) -> None:
         ("bert", 2, "test.durable.deposited", 2, None, 1, None),
         ("bert", 3, "test.durable.deposited", 3, None, 1, None),
     ]
+
+
+@message("test.durable.noted")
+class Noted(Asks[str]):
+    """A command, and an event, whose fields have common names."""
+
+    offset: int
+    version: str
+    reply: str
+    body: str
+    snapshot: str
+    data: str
+
+
+class Notes(Durable[Noted]):
+    text: str = ""
+
+    @handles
+    def note(self, m: Noted) -> str:
+        self.record(m)
+        return self.text
+
+    @applies
+    def noted(self, e: Noted) -> None:
+        self.text += f"{e.offset}{e.version}{e.reply}{e.body}{e.snapshot}{e.data} "
+
+
+async def test_events_may_have_fields_of_common_names(tmp_path: Path) -> None:
+    first, second = Noted(7, "a", "b", "c", "d", "e"), Noted(8, "f", "g", "h", "i", "j")
+    async with accounts_in(tmp_path, cls=Notes, events=Noted, snapshot_every=2) as notes:
+        assert await notes["x"].ask(first, command="one") == "7abcde "
+    for life in (1, 2):
+        async with accounts_in(tmp_path, cls=Notes, events=Noted, snapshot_every=2) as notes:
+            assert await notes["x"].ask(first, command="one") == "7abcde "
+            assert await notes["x"].ask(second, command="two") == "7abcde 8fghij "
+            assert await notes["y"].ask(first) == "7abcde " * life
+    assert ("x", 2, "test.durable.noted", 8, "f", 1) in rows_of(tmp_path, "entity", "sequence", "kind", "offset", "version", "_version")
 
 
 async def test_a_command_with_an_id_is_done_once_and_answered_alike(tmp_path: Path) -> None:
@@ -216,8 +253,20 @@ def test_misuse_is_refused_where_it_is_given(tmp_path: Path) -> None:
     class Kind:
         kind: str
 
+    @message("test.durable.under")
+    class Under:
+        _version: int
+
     class Plain(Asks[int]):
         pass
+
+    class Taken(Durable[Any]):
+        @applies
+        def one(self, e: Kind) -> None: ...
+
+    class Hidden(Durable[Any]):
+        @applies
+        def one(self, e: Under) -> None: ...
 
     class Both(Durable[Any]):
         @applies
@@ -245,6 +294,8 @@ def test_misuse_is_refused_where_it_is_given(tmp_path: Path) -> None:
         await refused(Account, EVENTS | Unapplied, "Account has no @applies method for Unapplied")
         await refused(Account, Deposited, "applies Withdrawn, which shards\\(events=…\\) does not name")
         await refused(Both, Deposited | Clash | Kind, "Clash.amount is string, and .*Deposited.amount is int64")
+        for cls, events, name in ((Taken, Kind, "Kind.kind"), (Hidden, Under, "Under._version")):
+            await refused(cls, events, rf"{name}: .* entity, sequence, command, time, kind, and others that begin with _")
         await refused(Handles, Deposited, "Handles handles Plain: commands are messages")
         await refused(Needs, Deposited, "Needs.balance: a field of a durable actor is state")
         await refused(Durable, Deposited, "Durable has no @applies")

@@ -91,7 +91,7 @@ async def run(folder: Path, cls: Any, events: Any, *numbers: int, ids: bool = Fa
 def kinds(folder: Path) -> list[tuple[str, int | None]]:
     with Store.open(folder, None, log_config(1)) as store:
         rows = [row for _, batch in store.batches(0, 0) for row in batch.to_pylist()]
-    return [(row["kind"], row["snapshot"]) for row in rows if row["entity"] == "a"]
+    return [(row["kind"], row["_snapshot"]) for row in rows if row["entity"] == "a"]
 
 
 async def test_reading_begins_at_the_newest_snapshot(tmp_path: Path) -> None:

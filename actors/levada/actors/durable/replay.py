@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute
 
-from levada.actors.journal import ReadEntity
+from levada.actors.journal import Found, ReadEntity
 from levada.framework import Ref
 
 from .commits import JOURNAL_TIMEOUT
@@ -38,9 +38,9 @@ async def newest_snapshot(journal: Ref[Any], entity: str, shard: int) -> tuple[p
     found = await journal.ask(ReadEntity(entity, partition=shard, newest=1), timeout=JOURNAL_TIMEOUT)
     if not found.count:
         return None, None
-    batch = found.batch()
+    batch = _batch_of(found)
     is_one = batch.column("kind")[0].as_py() == SNAPSHOT
-    snapshot: int | None = batch.column("offset" if is_one else "snapshot")[0].as_py()
+    snapshot: int | None = batch.column("_offset" if is_one else "_snapshot")[0].as_py()
     return batch, snapshot
 
 
@@ -50,8 +50,14 @@ async def rows_from(journal: Ref[Any], entity: str, shard: int, start: int) -> A
     while at is not None:
         found = await journal.ask(ReadEntity(entity, partition=shard, start=at), timeout=JOURNAL_TIMEOUT)
         if found.count:
-            yield found.batch()
+            yield _batch_of(found)
         at = found.next
+
+
+def _batch_of(found: Found) -> pa.RecordBatch:
+    """Return rows that were found, with their offsets in the column ``_offset``: an event may have a field of the name ``offset``."""
+    batch = found.batch()
+    return batch.rename_columns(["_offset", *batch.schema.names[1:]])
 
 
 async def load(
@@ -75,7 +81,7 @@ async def load(
         raise EntityErased(f"{cls.__name__} {entity!r:.100} was erased, and takes no commands", entity=entity)
     live.snapshot = snapshot
     replay = _Replay(live, writer.log, snapshots, remember)
-    if newest.column("offset")[0].as_py() == (0 if snapshot is None else snapshot):
+    if newest.column("_offset")[0].as_py() == (0 if snapshot is None else snapshot):
         if replay.begin(newest, snapshot):
             return live
     else:
@@ -120,7 +126,7 @@ class _Replay:
         if snapshot is not None:
             if batch.column("kind")[0].as_py() != SNAPSHOT:
                 return False
-            if not self._snapshots.restore(batch.column("data")[0].as_py(), self._actor, self._live):
+            if not self._snapshots.restore(batch.column("_data")[0].as_py(), self._actor, self._live):
                 return False
             self._live.sequence = batch.column("sequence")[0].as_py()
         self.apply(batch)
@@ -162,7 +168,7 @@ class _Replay:
     def _events_of(self, batch: pa.RecordBatch, tag: str, places: Sequence[int]) -> list[Any]:
         kind = self._log.tags.get(tag)
         rows = batch if len(places) == batch.num_rows else batch.take(pa.array(places, pa.int64()))
-        if kind is not None and pc.all(pc.equal(rows.column("version"), kind.version)).as_py():
+        if kind is not None and pc.all(pc.equal(rows.column("_version"), kind.version)).as_py():
             try:
                 return kind.events(rows)
             except Exception:  # noqa: BLE001 - the first bad row is found below
@@ -177,7 +183,7 @@ class _Replay:
 
     def _event(self, row: pa.RecordBatch, tag: str) -> Any:
         """Turn one row into an event, by upcasters if it is old."""
-        kind, version = self._log.tags.get(tag), row.column("version")[0].as_py()
+        kind, version = self._log.tags.get(tag), row.column("_version")[0].as_py()
         columns: dict[str, Any] | None = None
         while kind is None or version != kind.version:
             upcast = self._actor.upcasters.get((tag, version))
@@ -202,12 +208,12 @@ class _Replay:
         return event
 
     def _note_commands(self, batch: pa.RecordBatch) -> None:
-        bodies = batch.column("body")
+        bodies = batch.column("_body")
         if bodies.null_count == len(bodies):
             return
         found = self._live.commands = self._live.commands or {}
         for command, offset, body in zip(
-            batch.column("command").to_pylist(), batch.column("offset").to_pylist(), bodies.to_pylist(), strict=True
+            batch.column("command").to_pylist(), batch.column("_offset").to_pylist(), bodies.to_pylist(), strict=True
         ):
             if body is not None:
                 found[command] = (offset, body)
@@ -215,7 +221,7 @@ class _Replay:
                     del found[next(iter(found))]
 
     def _failed(self, batch: pa.RecordBatch, row: int, error: Exception) -> ReplayFailed:
-        sequence, kind, offset = (batch.column(column)[row].as_py() for column in ("sequence", "kind", "offset"))
+        sequence, kind, offset = (batch.column(column)[row].as_py() for column in ("sequence", "kind", "_offset"))
         live = self._live
         why = str(error) if isinstance(error, _Misfit) else repr(error)
         what = (
@@ -225,4 +231,4 @@ class _Replay:
         return ReplayFailed(what, entity=live.entity, type=self._name, sequence=sequence, kind=kind, offset=offset)
 
 
-_HEAD = frozenset([*BOOKKEEPING.names, "offset"])
+_HEAD = frozenset([*BOOKKEEPING.names, "_offset"])

@@ -1,7 +1,7 @@
 """The log of a durable class: its columns, and events as rows.
 
 Each row has the columns `BOOKKEEPING`, then the fields of the events, flat and nullable: two classes of events may share a column of the same
-name and type. ``kind`` is the event's wire name. Kinds that begin with ``$`` are the shard's own rows. The rows of the shard itself, as opposed
+name and type. Columns whose names begin with ``_`` are for the shard alone. ``kind`` is the event's wire name. Kinds that begin with ``$`` are the shard's own rows. The rows of the shard itself, as opposed
 to one of its entities, have the entity ``""``.
 
 Columns are only ever added at the end, so the columns of a log that is there come first, in their order.
@@ -48,26 +48,27 @@ BOOKKEEPING = pa.schema(
         pa.field("command", pa.string()),
         pa.field("time", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field("kind", pa.string(), nullable=False),
-        pa.field("version", pa.int32()),
-        pa.field("reply", pa.binary()),
-        pa.field("body", pa.binary()),
-        pa.field("snapshot", pa.int64()),
-        pa.field("data", pa.binary()),
+        pa.field("_version", pa.int32()),
+        pa.field("_reply", pa.binary()),
+        pa.field("_body", pa.binary()),
+        pa.field("_snapshot", pa.int64()),
+        pa.field("_data", pa.binary()),
     ]
 )
 """The columns that every log has, first."""
 _HEAD = len(BOOKKEEPING)
+_TAKEN = [name for name in BOOKKEEPING.names if not name.startswith("_")]
 
 ANSWER = "$answer"
 """A command with an id that recorded no event."""
 SNAPSHOT = "$snapshot"
-"""State of the entity, or all reminders of the shard, in ``data``."""
+"""State of the entity, or all reminders of the shard, in ``_data``."""
 ERASED = "$erased"
 """The entity was erased; no row of it stands before this one."""
 OWNED = "$owned"
-"""A process opened the shard; which one is in ``data``."""
+"""A process opened the shard; which one is in ``_data``."""
 REMIND, FIRED, FORGOT = "$remind", "$fired", "$forgot"
-"""A reminder was set, has been handled, or was taken back. These rows are the shard's own; the reminder is in ``data``."""
+"""A reminder was set, has been handled, or was taken back. These rows are the shard's own; the reminder is in ``_data``."""
 
 _SIZED = frozenset({str, bytes, list, dict})
 SEGMENT_BYTES = 64 << 20
@@ -188,7 +189,7 @@ class Log:
 
     Raises:
         ConfigurationError: an event cannot be in columns, two need a column of the same name and another type, or a field has the name of a
-            column of `BOOKKEEPING`.
+            column of `BOOKKEEPING`, or begins with ``_``.
     """
 
     def __init__(self, events: Iterable[type], there: pa.Schema | None = None) -> None:
@@ -199,8 +200,10 @@ class Log:
             tag, columns = _columns_of(cls)
             for field in columns.schema if columns is not None else ():
                 where = f"{cls.__qualname__}.{field.name}"
-                if field.name in BOOKKEEPING.names:
-                    raise ConfigurationError(f"{where}: each row of a log has a column of this name: rename the field")
+                if field.name in BOOKKEEPING.names or field.name.startswith("_"):
+                    raise ConfigurationError(
+                        f"{where}: each row of a log has columns {', '.join(_TAKEN)}, and others that begin with _: rename the field"
+                    )
                 known, owner = fields.get(field.name), owners.get(field.name)
                 if known is not None and known.type != field.type and owner is not None:
                     other = f"{owner.__qualname__}.{field.name}"

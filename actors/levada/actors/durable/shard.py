@@ -173,7 +173,7 @@ class Shard(DescribedActor[Any]):
         async with aclosing(rows_from(self.journal, "", self.number, self.own.snapshot or 0)) as batches:
             async for rows in batches:
                 self.own.since += rows.num_rows
-                for kind, data in zip(rows.column("kind").to_pylist(), rows.column("data").to_pylist(), strict=True):
+                for kind, data in zip(rows.column("kind").to_pylist(), rows.column("_data").to_pylist(), strict=True):
                     if kind == SNAPSHOT:
                         self.reminders.restore(data)
                     elif kind in (REMIND, FIRED, FORGOT):
@@ -307,7 +307,7 @@ class Shard(DescribedActor[Any]):
         """Answer with the reply in the log."""
         try:
             rows = await self.journal.ask(ReadRows(self.number, offset, offset + 1), timeout=JOURNAL_TIMEOUT)
-            octets = rows.batch().column("reply")[0].as_py()
+            octets = rows.batch().column("_reply")[0].as_py()
             self._send(turn, self.settings.codec.decode(octets, _expected(turn.message)))
         except LevadaError as error:
             self._refuse(turn, error)
