@@ -496,24 +496,20 @@ class Journal(
 
     def _entity(self, m: ReadEntity) -> Found:
         number = partition_of(m.entity, self.config.partitions) if m.partition is None else m.partition
-        batches: list[pa.RecordBatch] = []
-        octets, following = 0, None
         if m.newest is not None:
+            batches: list[pa.RecordBatch] = []
+            octets = 0
             for batch in self._store.newest_of(m.entity, m.newest, partition=number, start=m.start):
                 octets += batch.nbytes
                 if batches and octets > m.max_bytes:
                     break
                 batches.append(batch)
             return _found(number, batches[::-1], None)
-        for end, batch in self._store.rows_of(m.entity, partition=number, start=m.start):
-            octets += batch.nbytes
-            if batches and octets > m.max_bytes:
-                break
-            batches.append(batch)
-            following = end
-        else:
-            following = None
-        return _found(number, batches, following)
+        found = self._store.rows_of(m.entity, partition=number, start=m.start, max_bytes=m.max_bytes)
+        for following, batch in found:
+            if batch.num_rows:
+                return _found(number, [batch], following)
+        return _found(number, [], None)
 
     @handles
     def erase(self, m: EraseEntity) -> None:

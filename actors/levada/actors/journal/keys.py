@@ -27,6 +27,7 @@ import zlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,16 @@ def _mark(keyed: Keyed) -> bytes:
 
 
 @attrs.frozen
+class _Rows:
+    """Rows of one block that may be of an entity."""
+
+    batch: pa.RecordBatch
+    places: list[int]
+    """Their offsets."""
+    octets: int
+
+
+@attrs.frozen
 class Taken:
     """A command that the journal has."""
 
@@ -118,36 +129,48 @@ class Keys:
                 self._keep(segment, self._write(segment, self._last))
             self._last = _Growing(segments[place + 1].first, self._config)
 
-    def rows_of(self, entity: str | bytes, start: int, schema: pa.Schema) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield the rows of an entity from `start` on, block by block: the offset behind the block, and its rows with their offsets."""
-        key = _hash(entity)
+    def rows_of(
+        self, entity: str | bytes, start: int, schema: pa.Schema, max_bytes: int
+    ) -> Iterator[tuple[int | None, pa.RecordBatch]]:
+        """Yield the rows of an entity from `start` on with their offsets: some blocks' rows, and the offset behind them, None at the end."""
+        found: list[_Rows] = []
+        octets = end = 0
+        for block, places in self._blocks_of(_hash(entity), start):
+            rows = _rows_at(block, places, schema)
+            octets += rows.octets
+            if found and octets > max_bytes:
+                yield end, self._joined(found, entity)
+                found, octets = [], rows.octets
+            found.append(rows)
+            end = block.end
+        if found:
+            yield None, self._joined(found, entity)
+
+    def _blocks_of(self, key: int, start: int) -> Iterator[tuple[Block, list[int]]]:
+        """Yield the blocks with rows of a hash from `start` on, and the offsets of the rows."""
         for origin, index in self._indexes(start, newest_first=False):
-            places = [origin + place for place in index.rows_of(key) if origin + place >= start][::-1]
+            oldest = start - origin
+            places = [origin + place for place in takewhile(oldest.__le__, index.rows_of(key))][::-1]
             at = 0
-            while at < len(places):
-                block = next(self._partition.read(places[at], self._partition.end, 1))
+            for block in self._partition.read_at(places):
                 first, at = at, bisect_left(places, block.end, at)
-                if block.erased:  # meanwhile, or the index is from before
-                    continue
-                batch = self._rows_at(block, places[first:at], entity, schema)
-                if batch.num_rows:
-                    yield block.end, batch
+                if not block.erased:  # meanwhile, or the index is from before
+                    yield block, places[first:at]
 
     def newest_of(self, entity: str | bytes, start: int, newest: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the newest rows of an entity, not before `start`, with their offsets: as many as there are, the newest block first."""
         places = self._places(entity, start)
         place = next(places, None)
         while place is not None and newest > 0:
-            block = next(self._partition.read(place, place + 1, 1))
+            block = next(self._partition.read_at([place]))
             if block.erased:
                 place = next(places, None)
                 continue
-            block = attrs.evolve(block, first=block.first - block.skip, rows=block.rows + block.skip, skip=0)
             here: list[int] = []
             while place is not None and place >= block.first and len(here) < newest:
                 here.append(place)
                 place = next(places, None)
-            batch = self._rows_at(block, here[::-1], entity, schema)
+            batch = self._joined([_rows_at(block, here[::-1], schema)], entity)
             newest -= batch.num_rows
             if batch.num_rows:
                 yield batch
@@ -161,12 +184,15 @@ class Keys:
                     return
                 yield first + place
 
-    def _rows_at(self, block: Block, places: list[int], entity: str | bytes, schema: pa.Schema) -> pa.RecordBatch:
-        """Take some rows of a block, with their offsets; leave out rows of other entities."""
-        offsets = pa.array(places, pa.int64())
-        batch = fit(block.batch(), schema).take(pc.subtract(offsets, block.first))
+    def _joined(self, found: list[_Rows], entity: str | bytes) -> pa.RecordBatch:
+        """Put rows together, with their offsets; leave out rows of other entities."""
+        batch = found[0].batch
+        if len(found) > 1:
+            [batch] = pa.Table.from_batches([rows.batch for rows in found]).combine_chunks().to_batches()
+        offsets = pa.array(list(chain.from_iterable(rows.places for rows in found)), pa.int64())
+        same = pc.equal(batch.column(self._config.entity or ""), pa.scalar(entity))
         batch = batch.add_column(0, _OFFSET, offsets)
-        return batch.filter(pc.equal(batch.column(self._config.entity or ""), pa.scalar(entity)))
+        return batch if pc.all(same).as_py() else batch.filter(same)
 
     def taken(self, command: str | bytes, schema: pa.Schema) -> Taken | None:
         """Look a command up; None if it is not among the newest `Keyed.remember` rows."""
@@ -409,6 +435,18 @@ def check_index(path: Path) -> str:
 
 def _sum_of(octets: memoryview) -> bytes:
     return _CRC.pack(zlib.crc32(octets[_TABLES:], zlib.crc32(octets[: _HEAD.size])))
+
+
+def _rows_at(block: Block, places: list[int], schema: pa.Schema) -> _Rows:
+    """Take some rows of a block. Rows that follow each other are not copied."""
+    batch, first, count = fit(block.batch(), schema), places[0] - block.first, len(places)
+    if count == block.rows:
+        return _Rows(batch, places, block.octets.size)
+    if places[-1] - places[0] + 1 == count:
+        batch = batch.slice(first, count)
+    else:
+        batch = batch.take(pa.array([place - block.first for place in places], pa.int64()))
+    return _Rows(batch, places, batch.nbytes)
 
 
 def _hash(key: str | bytes) -> int:

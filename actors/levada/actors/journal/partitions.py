@@ -10,6 +10,7 @@ import itertools
 import logging
 import os
 import shutil
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -376,6 +377,21 @@ class Partition:
                 continue
             if start < stop:
                 return
+
+    def read_at(self, places: Sequence[int]) -> Iterator[Block]:
+        """Yield the whole blocks that hold some rows, whose offsets are in order; raises as `read`."""
+        place = 0
+        while place < len(places):
+            segment, following = self._segment_of(places[place])
+            path = segment.path
+            end = len(places) if following is None else bisect_left(places, following, place)
+            try:
+                self._index(segment, places[place], following)
+                for block in segment.read_at(places[place:end]):
+                    yield block
+                    place = bisect_left(places, block.end, place)
+            except (FileNotFoundError, JournalDamaged, ValueError) as error:
+                self._require_merged(segment, path, places[place], error)
 
     def offset_within(self, start: int, end: int, max_bytes: int) -> int:
         """Find the offset at which `read` with the same arguments would end, without reading rows."""

@@ -31,7 +31,7 @@ import mmap
 import os
 import struct
 import zlib
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -638,6 +638,27 @@ class Segment:
                     start += rows
                 here += header.size
             at += here
+
+    def read_at(self, places: Sequence[int]) -> Iterator[Block]:
+        """Yield the whole blocks that hold some rows, and look at no other one. As `read` otherwise.
+
+        Args:
+            places: offsets of rows of this segment, in order.
+        """
+        view, at, place = _map(self.path, 0, self.visible), 0, 0
+        while place < len(places):
+            at = max(at, self._positions[bisect_right(self._offsets, places[place]) - 1])
+            header = _header(view, at, None)
+            if header is None or header.first > places[place]:
+                raise self._damaged(at, places[place])
+            last = header.first + header.rows
+            if last > places[place]:
+                octets = view[at + _BLOCK.size : at + _BLOCK.size + header.length]
+                self._check(header, at, octets)
+                stamp = header.time / 1e6
+                yield Block(self.partition, header.first, header.rows, 0, pa.py_buffer(octets), self.schema, stamp)
+                place = bisect_left(places, last, place)
+            at += header.size
 
     def _wider(self, view: memoryview, at: int, here: int, offset: int, window: int) -> int:
         """Return how much to map from ``at + here`` on, to get the whole block that begins there."""

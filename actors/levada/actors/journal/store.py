@@ -492,24 +492,25 @@ class Store:
                 start = block.end
 
     def rows_of(
-        self, entity: str | bytes, *, partition: int | None = None, start: int = 0
-    ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield the rows of an entity in order, a block at a time, without reading any other block.
+        self, entity: str | bytes, *, partition: int | None = None, start: int = 0, max_bytes: int = 4 << 20
+    ) -> Iterator[tuple[int | None, pa.RecordBatch]]:
+        """Yield the rows of an entity in order, without reading a block that has none of them.
 
         Args:
             entity: value of the column `Keyed.entity`.
             partition: None: the partition of the entity as a key (`partition_of`).
             start: offset in this partition of the first row.
+            max_bytes: size of the rows that are yielded together; those of one block are, whatever their size.
 
         Returns:
-            The offset at which to go on, and the rows: a column ``offset``, then the columns of `schema`.
+            The offset at which to go on, None behind the last row, and the rows: a column ``offset``, then the columns of `schema`.
 
         Raises:
             JournalError: the journal has no `Keyed.entity`.
             JournalDamaged: as `read`.
         """
         keys = self._keys_of("entity", partition_of(entity, len(self._partitions)) if partition is None else partition)
-        return keys.rows_of(entity, start, self.schema)
+        return keys.rows_of(entity, start, self.schema, max_bytes)
 
     def newest_of(
         self, entity: str | bytes, newest: int, *, partition: int | None = None, start: int = 0
