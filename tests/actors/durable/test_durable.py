@@ -90,7 +90,9 @@ async def test_events_may_have_fields_of_common_names(tmp_path: Path) -> None:
             assert await notes["x"].ask(first, command="one") == "7abcde "
             assert await notes["x"].ask(second, command="two") == "7abcde 8fghij "
             assert await notes["y"].ask(first) == "7abcde " * life
-    assert ("x", 2, "test.durable.noted", 8, "f", 1) in rows_of(tmp_path, "entity", "sequence", "kind", "offset", "version", "_version")
+    assert ("x", 2, "test.durable.noted", 8, "f", 1) in rows_of(
+        tmp_path, "entity", "sequence", "kind", "offset", "version", "_version"
+    )
 
 
 async def test_a_command_with_an_id_is_done_once_and_answered_alike(tmp_path: Path) -> None:
@@ -295,7 +297,9 @@ def test_misuse_is_refused_where_it_is_given(tmp_path: Path) -> None:
         await refused(Account, Deposited, "applies Withdrawn, which shards\\(events=…\\) does not name")
         await refused(Both, Deposited | Clash | Kind, "Clash.amount is string, and .*Deposited.amount is int64")
         for cls, events, name in ((Taken, Kind, "Kind.kind"), (Hidden, Under, "Under._version")):
-            await refused(cls, events, rf"{name}: .* entity, sequence, command, time, kind, and others that begin with _")
+            await refused(
+                cls, events, rf"{name}: .* entity, sequence, command, time, kind, and others that begin with _"
+            )
         await refused(Handles, Deposited, "Handles handles Plain: commands are messages")
         await refused(Needs, Deposited, "Needs.balance: a field of a durable actor is state")
         await refused(Durable, Deposited, "Durable has no @applies")

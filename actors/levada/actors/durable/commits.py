@@ -12,22 +12,19 @@ from typing import Any
 import attrs
 import trio
 
-from levada.actors.journal import Append, Appended, JournalError, stream_of
+from levada.actors.journal import Appended, JournalError
 from levada.framework import Ref
-from levada.framework.embedding import LocalRef
-from levada.framework.errors import LevadaError
 
+from .access import Access
 from .errors import ShardLost
 from .rows import Log, Row
 
-__all__ = ["JOURNAL_TIMEOUT", "Commit", "Commits"]
+__all__ = ["Commit", "Commits"]
 
 MOST_ROWS = 4096
 """Rows of one append, unless one command has more."""
 MOST_OCTETS = 4 << 20
 """About the bytes of one append, unless one command has more."""
-JOURNAL_TIMEOUT = 60.0
-"""Seconds after which a journal that does not answer is out of reach."""
 
 
 @attrs.define(eq=False)
@@ -46,15 +43,14 @@ class Commit:
 class Commits:
     """The queue of one shard. Its `run` is a task of the shard."""
 
-    def __init__(self, shard: int, journal: Ref[Any], log: Log, end: int) -> None:
-        self.shard = shard
+    def __init__(self, access: Access, log: Log, end: int) -> None:
         self.end = end
         """Offset behind the last row of the partition."""
         self.queued = 0
         """Rows that were queued."""
         self.written = 0
         """Rows of these that are on the disk."""
-        self._journal = journal
+        self._access = access
         self._log = log
         self._queue: deque[Commit] = deque()
         self._wake = trio.Event()
@@ -110,18 +106,15 @@ class Commits:
         return group
 
     async def _append(self, rows: list[Row]) -> None:
-        batch: Any = self._log.batch(rows, self.end)
-        if not isinstance(self._journal, LocalRef):
-            batch = stream_of(batch)
+        shard = self._access.shard
         try:
-            answer = await self._journal.ask(Append(batch, partition=self.shard, at=self.end), timeout=JOURNAL_TIMEOUT)
-        except (LevadaError, OSError) as error:
-            what = "refused rows" if isinstance(error, JournalError) else "is out of reach"
-            raise ShardLost(f"shard {self.shard}: the journal {what}: {error}", shard=self.shard) from error
+            answer = await self._access.append(self._log.batch(rows, self.end), self.end)
+        except JournalError as error:
+            raise ShardLost(f"shard {shard}: the journal refused rows: {error}", shard=shard) from error
         if not isinstance(answer, Appended):
             raise ShardLost(
-                f"shard {self.shard}: another process has written to it, up to row {answer.end} where this one knows {self.end}: it owns the "
+                f"shard {shard}: another process has written to it, up to row {answer.end} where this one knows {self.end}: it owns the "
                 "shard now",
-                shard=self.shard,
+                shard=shard,
             )
         self.end = answer.first + answer.count

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -15,13 +16,14 @@ import pyarrow as pa
 import trio
 
 from levada.actors.apps import importable
-from levada.actors.journal import GetExtent, Journal, Store, check_growth, partition_of
+from levada.actors.journal import GetExtent, Journal, JournalConfig, Store, check_growth, partition_of
 from levada.framework import Actor, ActorSystem, Asks, Codec, Receiver, Ref, Sender, bounded, channel, handles, restart
-from levada.framework.errors import ActorError, ConfigurationError
+from levada.framework.errors import ActorError, ConfigurationError, LevadaError
 from levada.framework.handlers import flatten
 from levada.framework.message import tag_of
 from levada.framework.ref import DEFAULT_TIMEOUT
 
+from .access import Access
 from .entity import Durable, handler_of
 from .hosting import MAILBOX, Owner, Subscribe, Terms
 from .routing import Follower, Route, Routes, ToShard
@@ -111,8 +113,8 @@ class Shards(Generic[M]):
     async def erase(self, entity: str, *, timeout: float | None = None) -> int:
         """Erase an entity from the files of the journal; return the number of rows. A row with its id stays, and says so.
 
-        A command that is being handled fails with `ActorStopped`, later ones with `EntityErased`, for ever. Rows of its reminders stay: they
-        belong to the shard. If this fails, call it again.
+        Its reminders go too. A command that is being handled fails with `ActorStopped`, later ones with `EntityErased`, for ever. If this
+        fails, call it again.
 
         Args:
             entity: its id.
@@ -151,6 +153,7 @@ class _Root(Actor[_Start]):
     settings: Settings
     journal: Ref[Any] | None
     folder: Path | None
+    keeper: bool
     count: int
     nodes: Nodes | None
     terms: Terms | None
@@ -158,18 +161,21 @@ class _Root(Actor[_Start]):
     @handles
     async def start(self, _: _Start) -> Sequence[Ref[Any]] | None:
         """Start the journal and the shards."""
-        journal = self.journal
-        if self.folder is not None:
-            factory = partial(Journal, self.folder, self.settings.log.schema, config=log_config(self.count))
-            journal = self.spawn(factory, name="journal", mailbox=bounded(256), supervise=_AGAIN)
-        assert journal is not None
+        try:
+            journal = await self._journal()
+        except (LevadaError, OSError) as error:
+            self.reply_later().fail(error)
+            self.stop()
+            return None
+        streams = self.keeper or self.folder is None
         if self.nodes is None or self.terms is None:
             return [
                 self.spawn(
-                    Shard, self.settings, number, journal, name=str(number), mailbox=bounded(MAILBOX), supervise=_AGAIN
+                    Shard, self.settings, Access(journal, number, streams=streams),
+                    name=str(number), mailbox=bounded(MAILBOX), supervise=_AGAIN,
                 )
                 for number in range(self.count)
-            ]
+            ]  # fmt: skip
         from .placement import Placement, PrepareHosts  # a program without nodes needs none of it
 
         placement = self.spawn(Placement, self.nodes, self.terms, journal, name="placement", supervise="escalate")
@@ -180,6 +186,31 @@ class _Root(Actor[_Start]):
             self.stop()
             return None
         return [placement]
+
+    async def _journal(self) -> Ref[Any]:
+        if self.journal is not None:
+            return self.journal
+        assert self.folder is not None
+        schema, config = self.settings.log.schema, log_config(self.count)
+        if self.keeper:
+            return await self.enter(_kept(self.system, f"{self.ref.path[1:]}-keeper", self.folder, schema, config))
+        factory = partial(Journal, self.folder, schema, config=config)
+        return self.spawn(factory, name="journal", mailbox=bounded(256), supervise=_AGAIN)
+
+
+@asynccontextmanager
+async def _kept(
+    system: ActorSystem, name: str, folder: Path, schema: pa.Schema, config: JournalConfig
+) -> AsyncIterator[Ref[Any]]:
+    """Keep a journal in a child process."""
+    from levada.actors.journal import keeper  # a program without other processes needs none of it
+
+    async with keeper(system, name=name) as keep:
+        journal = await keep.open(folder, schema, config=config)
+        try:
+            yield journal
+        finally:
+            journal.stop()
 
 
 def _terms(settings: Settings, count: int) -> Terms:
@@ -257,6 +288,7 @@ async def shards(
     remember: int = 256,
     snapshot_every: int = 1000,
     max_live: int = 100_000,
+    keeper: bool = False,
     name: str | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Shards[M]:
@@ -266,20 +298,23 @@ async def shards(
         system: where they live, below ``/NAME``.
         cls: the durable class; all its fields have defaults.
         events: the classes of its events, as a union (``Deposited | Withdrawn``). Each has an `applies` method.
-        journal: a folder, made if it is not there, which this process alone may have open; or the ref of a `Journal` with the columns
-            `log_columns` and the config `log_config`, perhaps in another process.
+        journal: a folder, made if it is not there, which nothing else may have open; or the ref of a `Journal` with the columns
+            ``log_columns(events)`` and the config ``log_config(shards)``, perhaps in another process.
         shards: number of partitions of the log, fixed when it is made. Entities are spread over them by their ids.
         nodes: where the entities live: each shard on one of the nodes that are up, all of which have imported the class. None: here.
         idle: seconds without a command after which an entity leaves memory.
         remember: number of command ids that an entity knows, the newest.
         snapshot_every: rows of an entity after which its state is written too, so that reading it begins there.
         max_live: most entities in memory, about: beyond it those used least recently leave first.
+        keeper: whether the journal of a folder is in a child process, as by `levada.actors.journal.keeper`, so that it does not hold up this one.
+            While that process is away and starts again, commands wait.
         name: of the actor above them; the name of the class.
         clock: seconds since 1970.
 
     Raises:
         ConfigurationError: what of the above does not fit, and what to do.
         JournalError: the folder cannot be opened, see `Store.open`.
+        NodeLost, OSError: the keeper cannot be started.
         NameTaken: there is an actor of this name.
 
     Cancellation: nothing was started.
@@ -296,6 +331,10 @@ async def shards(
     ):
         if not isinstance(value, int | float) or not value > 0:
             raise ConfigurationError(f"{setting} is more than 0, not {value!r}")
+    if keeper and isinstance(journal, Ref):
+        raise ConfigurationError(
+            "keeper=True opens the journal of a folder, and journal= is a ref: give one of the two"
+        )
     codec = Codec()
     snapshots = Snapshots(cls, codec)
     folder = None if isinstance(journal, Ref) else Path(journal)
@@ -328,19 +367,24 @@ async def shards(
         settings,
         journal if isinstance(journal, Ref) else None,
         folder,
+        keeper,
         shards,
         nodes,
         terms,
         name=name,
         supervise="escalate",
     )
-    started = await ref.ask(_Start(), timeout=None)
-    if nodes is None:
-        found = Shards(cls, ref, started)
-    else:
-        found = await _follow(system, cls, started[0])
-        found.ref = ref
-        await nodes.register(_fleet_name(name), started[0])
+    try:
+        started = await ref.ask(_Start(), timeout=None)
+        if nodes is None:
+            found = Shards(cls, ref, started)
+        else:
+            found = await _follow(system, cls, started[0])
+            found.ref = ref
+            await nodes.register(_fleet_name(name), started[0])
+    except BaseException:
+        ref.kill()
+        raise
     _known.setdefault(system, {})[name] = found
     return found
 

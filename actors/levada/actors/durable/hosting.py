@@ -15,6 +15,7 @@ import trio
 from levada.framework import Actor, Asks, Codec, Down, Ref, Reply, Sender, bounded, handles, message
 from levada.framework.errors import ActorError, ConfigurationError
 
+from .access import Access
 from .entity import Durable
 from .rows import Log
 from .shard import Leave, Settings, Shard
@@ -124,7 +125,9 @@ class Host(Actor[Open | Close | EndHost]):
         """Open a shard, unless it is open."""
         ref = self._shards.get(m.shard)
         if ref is None or not ref.is_alive:
-            ref = self.spawn(Shard, self._settings, m.shard, self.journal, mailbox=bounded(MAILBOX))
+            ref = self.spawn(
+                Shard, self._settings, Access(self.journal, m.shard, streams=True), mailbox=bounded(MAILBOX)
+            )
             self._shards[m.shard] = ref
             self.watch(ref, m.shard)
         return ref

@@ -70,7 +70,7 @@ class Placement(Actor[PrepareHosts | Subscribe]):
         """Start the hosts, and the shards."""
         try:
             for member in self.fleet.members:
-                if member.state is MemberState.UP:
+                if member.state is MemberState.UP and self.fleet.is_for_any(member.name):
                     await self._host_on(member)
         except LevadaError as error:
             self.reply_later().fail(error)
@@ -137,7 +137,7 @@ class Placement(Actor[PrepareHosts | Subscribe]):
         await self.fleet.directory.until(lambda: self._moved(shard, member), seconds)
 
     def _target(self, shard: int) -> Member | None:
-        return target(self.fleet.members, shard)
+        return target([member for member in self.fleet.members if self.fleet.is_for_any(member.name)], shard)
 
     def _moved(self, shard: int, member: Member) -> bool:
         now = self._target(shard)

@@ -1,8 +1,8 @@
 """The log of a durable class: its columns, and events as rows.
 
 Each row has the columns `BOOKKEEPING`, then the fields of the events, flat and nullable: two classes of events may share a column of the same
-name and type. Columns whose names begin with ``_`` are for the shard alone. ``kind`` is the event's wire name. Kinds that begin with ``$`` are the shard's own rows. The rows of the shard itself, as opposed
-to one of its entities, have the entity ``""``.
+name and type. Columns whose names begin with ``_`` are for the shard alone. ``kind`` is the event's wire name. Kinds that begin with ``$`` are the
+shard's own rows. The rows of the shard itself, as opposed to one of its entities, have the entity ``""``.
 
 Columns are only ever added at the end, so the columns of a log that is there come first, in their order.
 """
@@ -19,6 +19,7 @@ import pyarrow.compute
 from levada.actors.journal import Columns, JournalConfig, Keyed, columns_of
 from levada.actors.journal.schema import default_of
 from levada.framework.errors import ConfigurationError
+from levada.framework.handlers import flatten
 from levada.framework.message import field_types, tag_of
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ __all__ = [
     "EventKind",
     "Log",
     "Row",
+    "log_columns",
     "log_config",
 ]
 
@@ -84,6 +86,18 @@ def log_config(shards: int) -> JournalConfig:
         max_bytes=_FOR_EVER + (shards + 1) * SEGMENT_BYTES,
         keyed=Keyed(entity="entity"),
     )
+
+
+def log_columns(events: Any) -> pa.Schema:
+    """Return the columns of the journal of a durable class.
+
+    Args:
+        events: the classes of its events, as a union (``Deposited | Withdrawn``).
+
+    Raises:
+        ConfigurationError: an event cannot be in columns, or two need a column of the same name and another type.
+    """
+    return Log(dict.fromkeys(flatten(events))).schema
 
 
 class Row:

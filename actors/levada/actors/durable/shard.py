@@ -19,26 +19,19 @@ from typing import Any
 import attrs
 import trio
 
-from levada.actors.journal import (
-    Append,
-    Appended,
-    CommandReused,
-    EraseEntity,
-    GetExtent,
-    JournalError,
-    ReadRows,
-    stream_of,
-)
-from levada.framework import Codec, Failed, Killed, Reason, Ref, Reply, handles, message
-from levada.framework.embedding import ActorPhase, DescribedActor, LocalRef, adopt, local_ref, release
-from levada.framework.errors import ActorError, ActorStopped, AskTimeout, LevadaError
+from levada.actors.journal import Appended, CommandReused, JournalError
+from levada.framework import Codec, Failed, Killed, Reason, Reply, handles, message
+from levada.framework.embedding import ActorPhase, DescribedActor, adopt, local_ref, release
+from levada.framework.errors import ActorError, LevadaError
 from levada.framework.message import Asks, reply_type
 
-from .commits import JOURNAL_TIMEOUT, Commit, Commits
+from .access import Access
+from .commits import Commit, Commits
 from .entity import Durable, handler_of
-from .errors import DurableError, EntityErased, OutcomeUnknown, ReplayFailed, ShardLost
+from .erasing import Erasing
+from .errors import DurableError, OutcomeUnknown, ReplayFailed, ShardLost
 from .reminders import Reminder, Reminders
-from .replay import load, newest_snapshot, rows_from
+from .replay import load
 from .rows import ANSWER, ERASED, FIRED, FORGOT, OWNED, REMIND, SNAPSHOT, Log, Row
 from .snapshots import Snapshots
 from .turns import Command, Erase, Live, Turn
@@ -123,8 +116,7 @@ class Shard(DescribedActor[Any]):
     subject = "shard"
 
     settings: Settings
-    number: int
-    journal: Ref[Any]
+    access: Access
 
     async def started(self) -> None:
         """Take the partition, and start the task that writes."""
@@ -132,11 +124,12 @@ class Shard(DescribedActor[Any]):
         self._loading: dict[str, list[Turn]] = {}
         self._ended: dict[str, Live] = {}
         self._unreadable: dict[str, ReplayFailed] = {}
-        self._erasing: set[str] = set()
+        self._erasing = Erasing(self)
         self._loaded = trio.Event()
         self._turns: set[Turn] = set()
         self._room = trio.Event()
         self._replayed = self._repeated = 0
+        self.number = self.access.shard
         self.log = self.settings.log
         self.own = Live("", self)
         self.reminders = Reminders(self.settings.codec)
@@ -146,31 +139,27 @@ class Shard(DescribedActor[Any]):
             try:
                 end = await self._take()
                 break
-            except (ActorStopped, AskTimeout, ShardLost) as error:
+            except ShardLost as error:
                 logger.warning(
                     "%s: %s; trying again in %g s", self.ref.path, error, delay, extra={"event": "shard_waits"}
                 )
                 await trio.sleep(delay)
                 delay = min(2 * delay, LAST_DELAY)
-        self._commits = Commits(self.number, self.journal, self.log, end)
+        self._commits = Commits(self.access, self.log, end)
         self.start_soon(self._commits.run)
         self.timers.every("sweep", self.settings.idle / 4, _Sweep())
         self._arm()
 
     async def _take(self) -> int:
         """Write that this process owns the partition, and read the reminders; return the offset behind all rows."""
-        extent = await self.journal.ask(GetExtent(), timeout=JOURNAL_TIMEOUT)
-        end: int = extent.end[self.number]
-        _, self.own.snapshot = await newest_snapshot(self.journal, "", self.number)
+        end = await self.access.end()
+        _, self.own.snapshot = await self.access.newest("")
         data = self.settings.codec.encode({"node": self.settings.node})
-        batch: Any = self.log.batch([Row(self.own, OWNED, self.now(), data=data)], end)
-        if not isinstance(self.journal, LocalRef):
-            batch = stream_of(batch)
-        answer = await self.journal.ask(Append(batch, partition=self.number, at=end), timeout=JOURNAL_TIMEOUT)
-        if not isinstance(answer, Appended):
+        batch = self.log.batch([Row(self.own, OWNED, self.now(), data=data)], end)
+        if not isinstance(await self.access.append(batch, end), Appended):
             raise ShardLost(f"shard {self.number}: another process writes to it", shard=self.number)
         self.own.since = 0
-        async with aclosing(rows_from(self.journal, "", self.number, self.own.snapshot or 0)) as batches:
+        async with aclosing(self.access.rows("", self.own.snapshot or 0)) as batches:
             async for rows in batches:
                 self.own.since += rows.num_rows
                 for kind, data in zip(rows.column("kind").to_pylist(), rows.column("_data").to_pylist(), strict=True):
@@ -244,8 +233,9 @@ class Shard(DescribedActor[Any]):
             return None
 
     def _dispatch(self, turn: Turn) -> None:
-        if turn.entity in self._erasing:
-            self._refuse(turn, EntityErased(f"entity {turn.entity!r:.100} is being erased", entity=turn.entity))
+        refusal = self._erasing.refusal(turn.entity)
+        if refusal is not None:
+            self._refuse(turn, refusal)
             return
         live = self._live.get(turn.entity)
         if live is not None:
@@ -306,9 +296,10 @@ class Shard(DescribedActor[Any]):
     async def _repeat(self, turn: Turn, offset: int) -> None:
         """Answer with the reply in the log."""
         try:
-            rows = await self.journal.ask(ReadRows(self.number, offset, offset + 1), timeout=JOURNAL_TIMEOUT)
-            octets = rows.batch().column("_reply")[0].as_py()
+            octets = (await self.access.row(offset)).column("_reply")[0].as_py()
             self._send(turn, self.settings.codec.decode(octets, _expected(turn.message)))
+        except ShardLost:
+            raise
         except LevadaError as error:
             self._refuse(turn, error)
 
@@ -320,9 +311,9 @@ class Shard(DescribedActor[Any]):
             await self._commits.reach(ended.ticket)
         settings = self.settings
         try:
-            live = await load(settings.cls, entity, self, self.journal, settings.snapshots, settings.remember)
-        except (ActorStopped, AskTimeout) as error:
-            raise ShardLost(f"shard {self.number}: the journal is out of reach: {error}", shard=self.number) from error
+            live = await load(settings.cls, entity, self, self.access, settings.snapshots, settings.remember)
+        except ShardLost:
+            raise
         except (JournalError, DurableError) as error:
             if isinstance(error, ReplayFailed):
                 logger.error("%s", error, extra={"event": "replay_failed"})
@@ -512,14 +503,10 @@ class Shard(DescribedActor[Any]):
     @handles
     def erase(self, m: Erase) -> None:
         """End an entity and erase its rows."""
-        reply = self.reply_later()
-        if m.entity in self._erasing:
-            reply.fail(EntityErased(f"entity {m.entity!r:.100} is being erased", entity=m.entity))
-            return
-        self._erasing.add(m.entity)
-        self.start_soon(self._erase, m.entity, reply)
+        self._erasing.begin(m.entity, self.reply_later())
 
-    async def _erase(self, entity: str, reply: Reply[int]) -> None:
+    async def end_entity(self, entity: str) -> None:
+        """End an entity, and wait until its rows are on the disk."""
         while entity in self._loading:
             await self._loaded.wait()
         live = self._live.get(entity)
@@ -531,23 +518,14 @@ class Shard(DescribedActor[Any]):
         if ended is not None:
             await ended.cell.terminated()
             await self._commits.reach(ended.ticket)
-        pending = [reminder for reminder in self.reminders.pending.values() if reminder.entity == entity]
-        rows = [self.reminders.row(self.own, FORGOT, self.now(), reminder) for reminder in pending]
-        gone = Live(entity, self)
-        written = trio.Event()
-        self._commits.put(Commit([*rows, Row(gone, ERASED, self.now())], 0, self._part_done, None, written))
-        await written.wait()
-        try:
-            question = EraseEntity(entity, partition=self.number, before=gone.snapshot)
-            done = await self.journal.ask(question, timeout=JOURNAL_TIMEOUT)
-        except (ActorStopped, AskTimeout) as error:
-            raise ShardLost(f"shard {self.number}: the journal is out of reach: {error}", shard=self.number) from error
-        except LevadaError as error:
-            reply.fail(error)
-        else:
-            reply.send(done.rows)
+
+    def write(self, rows: list[Row], written: trio.Event) -> None:
+        """Queue rows; the event is set when they are on the disk."""
+        self._commits.put(Commit(rows, 0, self._part_done, None, written))
+
+    def forget_entity(self, entity: str) -> None:
+        """Forget that an entity could not be read."""
         self._unreadable.pop(entity, None)
-        self._erasing.discard(entity)
 
     # Reminders.
 

@@ -305,6 +305,11 @@ class Fleet(Nodes):
                 return place
         raise ConfigurationError(f"there is no node {on!r}; there are: {', '.join(self._places) or 'none'}")
 
+    def is_for_any(self, name: str) -> bool:
+        """Say whether ``on="any"`` may choose a node of this name."""
+        place = self._places.get(name)
+        return place is not None and place.settings.on_any
+
     def _is_up(self, place: Place) -> bool:
         return (
             place.control is not None

@@ -154,6 +154,10 @@ class Nodes(ABC):
         _fleets[system] = self
         system.at_end("flush", self._forget)
 
+    def is_for_any(self, name: str) -> bool:
+        """Say whether ``on="any"`` may choose the node of this name. Only the driver knows; elsewhere it may."""
+        return True
+
     async def _forget(self) -> None:
         _fleets.pop(self.system, None)
 

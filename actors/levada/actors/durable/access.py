@@ -1,0 +1,106 @@
+"""`Access`: how a shard reaches its partition of the journal, in this process or in another one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import attrs
+import pyarrow as pa
+
+from levada.actors.journal import (
+    Append,
+    Appended,
+    Fenced,
+    Found,
+    GetExtent,
+    JournalDamaged,
+    JournalError,
+    JournalFull,
+    JournalUnwritable,
+    ReadEntity,
+    ReadRows,
+    SchemaMismatch,
+    stream_of,
+)
+from levada.framework import Ref
+from levada.framework.errors import ActorError, LevadaError, RemoteFailure
+from levada.framework.message import Asks
+
+from .errors import ShardLost
+from .rows import SNAPSHOT
+
+__all__ = ["Access"]
+
+JOURNAL_TIMEOUT = 60.0
+"""Seconds after which a journal that does not answer is out of reach."""
+_REFUSALS = {
+    cls.__name__: cls for cls in (JournalDamaged, JournalError, JournalFull, JournalUnwritable, SchemaMismatch)
+}
+"""Errors of a journal in another process, by the names that travel."""
+
+
+@attrs.frozen
+class Access:
+    """One partition of the log. All methods raise `ShardLost` if the journal is out of reach, `JournalError` if it refuses."""
+
+    journal: Ref[Any] = attrs.field(repr=False)
+    shard: int
+    """Number of the partition."""
+    streams: bool
+    """Whether rows go to the journal as bytes, because it may be in another process."""
+
+    async def ask(self, question: Asks[Any]) -> Any:
+        """Ask the journal."""
+        try:
+            return await self.journal.ask(question, timeout=JOURNAL_TIMEOUT)
+        except JournalError:
+            raise
+        except (LevadaError, OSError) as error:
+            cause = error.__cause__
+            if isinstance(error, ActorError) and isinstance(cause, RemoteFailure) and cause.kind in _REFUSALS:
+                raise _REFUSALS[cause.kind](cause.detail) from error
+            raise ShardLost(f"shard {self.shard}: the journal is out of reach: {error}", shard=self.shard) from error
+
+    async def end(self) -> int:
+        """Return the offset behind the last row."""
+        extent = await self.ask(GetExtent())
+        end: int = extent.end[self.shard]
+        return end
+
+    async def append(self, batch: pa.RecordBatch, at: int) -> Appended | Fenced:
+        """Append rows if `at` is the end."""
+        rows = stream_of(batch) if self.streams else batch
+        answer: Appended | Fenced = await self.ask(Append(rows, partition=self.shard, at=at))
+        return answer
+
+    async def row(self, offset: int) -> pa.RecordBatch:
+        """Return one row."""
+        rows = await self.ask(ReadRows(self.shard, offset, offset + 1))
+        batch: pa.RecordBatch = rows.batch()
+        return batch
+
+    async def newest(self, entity: str) -> tuple[pa.RecordBatch | None, int | None]:
+        """Return the newest row of an entity, None if it has none, and the offset of its newest snapshot."""
+        found = await self.ask(ReadEntity(entity, partition=self.shard, newest=1))
+        if not found.count:
+            return None, None
+        batch = _batch_of(found)
+        is_one = batch.column("kind")[0].as_py() == SNAPSHOT
+        snapshot: int | None = batch.column("_offset" if is_one else "_snapshot")[0].as_py()
+        return batch, snapshot
+
+    async def rows(self, entity: str, start: int) -> AsyncGenerator[pa.RecordBatch, None]:
+        """Yield the rows of an entity, with their offsets, from some offset on."""
+        at: int | None = start
+        while at is not None:
+            found = await self.ask(ReadEntity(entity, partition=self.shard, start=at))
+            if found.count:
+                yield _batch_of(found)
+            at = found.next
+
+
+def _batch_of(found: Found) -> pa.RecordBatch:
+    """Return rows that were found, with their offsets in the column ``_offset``: an event may have a field of the name ``offset``."""
+    batch = found.batch()
+    return batch.rename_columns(["_offset", *batch.schema.names[1:]])

@@ -1,0 +1,91 @@
+"""Erasing: the rows of an entity, and of its reminders, leave the files; one row stays, and says so.
+
+Its reminders are rows of the shard itself, among those of other entities. So the shard writes all reminders that are left into a snapshot, and all
+its own rows before that go.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import trio
+
+from levada.actors.journal import EraseEntity
+from levada.framework import Reply
+from levada.framework.errors import LevadaError
+
+from .access import Access
+from .errors import EntityErased, ShardLost
+from .rows import ERASED, FORGOT, SNAPSHOT, Row
+from .turns import Live, Writer
+
+__all__ = ["Erasing"]
+
+
+class _Shard(Writer, Protocol):
+    """What erasing needs of a shard."""
+
+    access: Access
+
+    async def end_entity(self, entity: str) -> None:
+        """End an entity, and wait until its rows are on the disk."""
+        ...
+
+    def start_soon(self, function: Any, *args: Any) -> Any:
+        """Start a task of the shard."""
+        ...
+
+    def write(self, rows: list[Row], written: trio.Event) -> None:
+        """Queue rows; the event is set when they are on the disk."""
+        ...
+
+    def forget_entity(self, entity: str) -> None:
+        """Forget what was known of an entity."""
+        ...
+
+
+class Erasing:
+    """The entities of a shard that are being erased."""
+
+    def __init__(self, shard: _Shard) -> None:
+        self._shard = shard
+        self._entities: set[str] = set()
+
+    def refusal(self, entity: str) -> EntityErased | None:
+        """Return the error for a command of an entity that is being erased."""
+        if entity in self._entities:
+            return EntityErased(f"entity {entity!r:.100} is being erased", entity=entity)
+        return None
+
+    def begin(self, entity: str, reply: Reply[int]) -> None:
+        """Erase an entity, unless that has begun."""
+        refusal = self.refusal(entity)
+        if refusal is not None:
+            reply.fail(refusal)
+            return
+        self._entities.add(entity)
+        self._shard.start_soon(self._erase, entity, reply)
+
+    async def _erase(self, entity: str, reply: Reply[int]) -> None:
+        shard = self._shard
+        await shard.end_entity(entity)
+        pending = [reminder for reminder in shard.reminders.pending.values() if reminder.entity == entity]
+        gone, written, now = Live(entity, shard), trio.Event(), shard.now()
+        rows = [shard.reminders.row(shard.own, FORGOT, now, reminder) for reminder in pending]
+        shard.own.since = 0
+        shard.write([*rows, Row(shard.own, SNAPSHOT, now), Row(gone, ERASED, now)], written)
+        await written.wait()
+        assert gone.snapshot is not None
+        # The shard's snapshot is the row before. A later one may not be on the disk yet.
+        own = EraseEntity("", partition=shard.number, before=gone.snapshot - 1)
+        try:
+            await shard.access.ask(own)
+            done = await shard.access.ask(EraseEntity(entity, partition=shard.number, before=gone.snapshot))
+        except ShardLost:
+            raise
+        except LevadaError as error:
+            reply.fail(error)
+        else:
+            reply.send(done.rows)
+        shard.forget_entity(entity)
+        self._entities.discard(entity)
