@@ -86,8 +86,13 @@ def pytest_report_header(config: pytest.Config) -> str:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Use all cores for the whole suite; a file or a test that was asked for runs at once and in this process."""
-    chosen = config.option.keyword or config.option.lf or config.option.usepdb
-    return 0 if chosen or config.args_source is pytest.Config.ArgsSource.ARGS else (os.cpu_count() or 1)
+    if config.option.keyword or config.option.lf or config.option.usepdb:
+        return 0
+    if config.args_source is pytest.Config.ArgsSource.ARGS:
+        return 0
+    # A fifth of the time of ci is waiting: for Spark, for other programs, for the disk.
+    more = 0 if config.getoption("--profile") == "fast" else 1
+    return (os.cpu_count() or 1) + more
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -64,9 +64,9 @@ def test_the_runtime_on_the_oldest_versions(tmp_path: Path) -> None:
     run_framework_tests(tmp_path / "venv", sys.executable, *oldest())
 
 
-@pytest.mark.ci
+@pytest.mark.release
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("minor", [11, pytest.param(12, marks=pytest.mark.release), 13, 14])
+@pytest.mark.parametrize("minor", [11, 12, 13, 14])
 def test_the_runtime_on_every_python(tmp_path: Path, minor: int) -> None:
     if sys.version_info[:2] == (3, minor):
         pytest.skip("that is the Python of this run")

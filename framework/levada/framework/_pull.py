@@ -155,9 +155,10 @@ class Work(Take):
         entry = self._entry
         if not self._started:
             self._started = True
-            if not (isinstance(entry, Ask) and entry.settled):  # else its asker has gone
+            if not (isinstance(entry, Ask) and entry.settled):
                 cell.admit(self)
                 return entry
+            entry.pass_over()  # its asker has gone
         self._cell.forget_watcher(self)
         self._end()
         return TURN

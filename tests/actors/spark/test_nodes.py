@@ -98,7 +98,7 @@ async def test_a_node_runs_where_spark_places_it_and_comes_back_after_a_kill(spa
 
 
 @pytest.mark.timeout(400)
-async def test_a_node_that_is_reached_by_quic(spark: SparkSession, shipped: Any, tmp_path: Path) -> None:
+async def test_a_node_that_is_reached_by_quic(spark: SparkSession, shipped: Any) -> None:
     """Actors are spawned on it and asked; one with a name moves when it restarts."""
     async with ActorSystem("driver") as system:
         settings = spark_nodes(system, spark, 1, "node_app:app", settings=SETTINGS, carrier="quic")
@@ -106,12 +106,11 @@ async def test_a_node_that_is_reached_by_quic(spark: SparkSession, shipped: Any,
             assert nodes["n0"].url.startswith("aqueduct://")
             counter = await nodes.spawn(shipped.Counter, on="n0")
             assert [await counter.ask(shipped.Add(n)) for n in (3, 4)] == [3, 7]
-            single = importlib.import_module("single")
-            held = await nodes.spawn(single.Single, str(tmp_path), name="single", supervise=restart("permanent"))
-            first = (await held.ask(single.Where()))[0]
+            named = await nodes.spawn(shipped.Counter, name="named", supervise=restart("permanent"))
+            first = await named.ask(shipped.Where())
             await nodes.restart()
-            again = await nodes.lookup("single")
-            assert (await again.ask(single.Where()))[0] == nodes["n0"].pid != first
+            again = await nodes.lookup("named")
+            assert await again.ask(shipped.Where()) == nodes["n0"].pid != first
 
 
 async def test_an_app_that_executors_cannot_import_is_told_with_the_remedy(spark: SparkSession) -> None:

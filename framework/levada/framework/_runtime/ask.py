@@ -174,6 +174,9 @@ class Ask(Wrapped):
         finally:
             del error  # otherwise the traceback, this frame and the error form a cycle
 
+    def pass_over(self) -> None:
+        """Note that no handler starts with it, since it was settled before. The asker still has its message."""
+
     def _expire(self) -> None:
         assert self.timer is not None
         self.fail(self.timed_out(self.timer.delay))
@@ -235,6 +238,11 @@ class RemoteAsk(Ask):
     def __init__(self, message: Any, target: Cell, peer: RemotePeer | None) -> None:
         super().__init__(message, target)
         self.peer = peer
+
+    def pass_over(self) -> None:
+        """End the handles in its message: nobody else here has them."""
+        for handle in handles_in(self.message):
+            handle.drop(lost=False)
 
 
 class OpenAsks(set[Ask]):

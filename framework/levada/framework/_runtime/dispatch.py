@@ -76,6 +76,7 @@ def _on_tick(actor: Any, tick: Tick) -> Any:
 def _on_ask(actor: Any, ask: Ask) -> Any:
     if ask.settled:
         no_message(actor)
+        ask.pass_over()
         return None  # withdrawn, or out of time: no one waits for the answer
     cell = actor._cell
     cell._asking = ask
