@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -17,6 +20,7 @@ LAST_LINES = {
     "chat_room.py": "3 guests said 6 lines, and all have left",
     "counter.py": "1 + 2 + … + 100 = 5050",
     "crawl.py": "200 pages scored on 2 nodes; the 20 copies among them are found",
+    "fastapi_counter.py": "2 by HTTP and 42 by RSocket: one counter, and nothing is left",
     "log_summary.py": "verified: all counts are those that are known for this log",
     "maop_large_file.py": "in the vault there is 1 file, as it was sent",
     "maop_light_rpc.py": "106 calls on one connection, 0 left",
@@ -41,6 +45,44 @@ def test_example(program: Path) -> None:
 def test_a_crawl_has_the_same_result_on_any_number_of_nodes(nodes: int) -> None:
     last = run(EXAMPLES / "crawl.py", "--nodes", str(nodes), "--pages", "60")
     assert last == f"60 pages scored on {nodes} nodes; the 6 copies among them are found"
+
+
+@pytest.mark.ci
+def test_the_notebook_runs_in_a_kernel_of_jupyter(tmp_path: Path) -> None:
+    """`nbclient` starts the kernel; its own sockets are its own affair, so it runs as a program."""
+    program = (
+        "import sys, nbformat, nbclient; book = nbformat.read(sys.argv[1], 4); nbclient.NotebookClient(book).execute()"
+    )
+    program += "; nbformat.write(book, sys.argv[2])"
+    arguments = [str(EXAMPLES / "notebook.ipynb"), str(tmp_path / "done.ipynb")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stderr
+    cells = json.loads((tmp_path / "done.ipynb").read_text("utf-8"))["cells"]
+    outputs = [output for cell in cells if cell["cell_type"] == "code" for output in cell["outputs"]]
+    assert [output.get("data", output) for output in outputs] == [
+        {"text/plain": ["2"]},
+        {"text/plain": ["5"]},
+        {"text/plain": ["[1, 2, 3, 4, 5]"]},
+        {"text/plain": ["'over'"]},
+    ]
+
+
+def test_the_page_of_asyncio_shows_parts_of_the_examples() -> None:
+    page = (EXAMPLES.parent / "docs/how-to/asyncio.md").read_text("utf-8")
+    program = (EXAMPLES / "fastapi_counter.py").read_text("utf-8")
+    cells = json.loads((EXAMPLES / "notebook.ipynb").read_text("utf-8"))["cells"]
+    notebook = [line.rstrip() for cell in cells for line in cell["source"]]
+    _, lifespan, stack = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert indent(lifespan, "    ") in program
+    assert [line for line in stack.splitlines() if line not in notebook] == []
 
 
 def run(program: Path, *arguments: str) -> str:
