@@ -21,15 +21,17 @@ from pyspark.sql.types import StructType  # noqa: E402
 
 from levada.actors.journal import (  # noqa: E402
     DeclareGroup,
+    EraseEntity,
     GetGroups,
     JournalConfig,
     JournalError,
+    Keyed,
     OffsetGone,
     SchemaMismatch,
 )
 from levada.actors.spark import EpochChanged, UnknownName  # noqa: E402
 from levada.actors.spark.datasource import MailboxSource  # noqa: E402
-from levada.actors.spark.source import Options, StreamSource, columns_for, shares  # noqa: E402
+from levada.actors.spark.source import BatchSource, Options, StreamSource, columns_for, shares  # noqa: E402
 from levada.framework import message  # noqa: E402
 from levada.framework.errors import ConfigurationError  # noqa: E402
 
@@ -282,6 +284,15 @@ def test_lost_rows_fail_the_query_or_are_left_out(actors: Actors) -> None:
 
 
 # ---------------------------------------------------------------- with Spark
+
+
+def test_a_task_passes_over_erased_rows_once(actors: Actors) -> None:
+    made = actors.mailbox("lines", Line, config=JournalConfig(keyed=Keyed(entity="text")))
+    actors.do(lambda: made.append([Line(n, "gone" if n % 4 == 1 or n == 9 else "kept") for n in range(10)]))
+    assert actors.ask(made, EraseEntity("gone", partition=0)).rows == 3
+    reader = BatchSource(Options.read(options(actors)), WANTED)
+    [task] = reader.partitions()
+    assert [n for rows in reader.read(task) for n in rows.column("number").to_pylist()] == [0, 2, 3, 4, 6, 7, 8]
 
 
 def frame(spark: Any, actors: Actors, **more: str) -> Any:

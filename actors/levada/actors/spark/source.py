@@ -195,6 +195,7 @@ def rows_of(options: Options, wanted: StructType, partition: InputPartition) -> 
     start = partition.start
     while start < partition.end:
         try:
+            # Its rows may be fewer than its offsets: some are erased, or not events.
             for batch in options.remote.read(
                 partition.partition,
                 start,
@@ -203,8 +204,8 @@ def rows_of(options: Options, wanted: StructType, partition: InputPartition) -> 
                 opening=partition.opening,
                 schema=columns,
             ):
-                start += batch.num_rows
                 yield batch.select(target.names).cast(target) if batch.schema != target else batch
+            return
         except OffsetGone as gone:
             if options.fail_on_data_loss:
                 raise
