@@ -98,9 +98,13 @@ class Shards(Generic[M]):
         ``await accounts["anna"].ask(Deposit(5), command="order-17")``
     """
 
-    def __init__(self, cls: type[Durable[M]], ref: Ref[Any], ways: Sequence[ToShard]) -> None:
+    def __init__(
+        self, cls: type[Durable[M]], ref: Ref[Any], ways: Sequence[ToShard], journal: Ref[Any] | None = None
+    ) -> None:
         self.cls = cls
         """The durable class."""
+        self.journal = journal
+        """The log, perhaps in a process of its own. None: `shards_of` found them in another process."""
         self.ref = ref
         """The actor above the shards: stop it, and all entities end. On a node it only follows where they are."""
         self._ways = ways
@@ -143,8 +147,8 @@ def _check_text(what: str, text: object) -> None:
 
 
 @attrs.frozen
-class _Start(Asks[Sequence[Ref[Any]]]):
-    """Start the shards here; or, on nodes, their placement, which is then the only ref."""
+class _Start(Asks[tuple[Ref[Any], Sequence[Ref[Any]]]]):
+    """Start the journal and the shards here; or, on nodes, their placement, which is then the only ref."""
 
 
 class _Root(Actor[_Start]):
@@ -159,7 +163,7 @@ class _Root(Actor[_Start]):
     terms: Terms | None
 
     @handles
-    async def start(self, _: _Start) -> Sequence[Ref[Any]] | None:
+    async def start(self, _: _Start) -> tuple[Ref[Any], Sequence[Ref[Any]]] | None:
         """Start the journal and the shards."""
         try:
             journal = await self._journal()
@@ -169,7 +173,7 @@ class _Root(Actor[_Start]):
             return None
         streams = self.keeper or self.folder is None
         if self.nodes is None or self.terms is None:
-            return [
+            return journal, [
                 self.spawn(
                     Shard, self.settings, Access(journal, number, streams=streams),
                     name=str(number), mailbox=bounded(MAILBOX), supervise=_AGAIN,
@@ -185,7 +189,7 @@ class _Root(Actor[_Start]):
             self.reply_later().fail(error.__cause__ if isinstance(error.__cause__, ConfigurationError) else error)
             self.stop()
             return None
-        return [placement]
+        return journal, [placement]
 
     async def _journal(self) -> Ref[Any]:
         if self.journal is not None:
@@ -375,12 +379,12 @@ async def shards(
         supervise="escalate",
     )
     try:
-        started = await ref.ask(_Start(), timeout=None)
+        log_ref, started = await ref.ask(_Start(), timeout=None)
         if nodes is None:
-            found = Shards(cls, ref, started)
+            found = Shards(cls, ref, started, log_ref)
         else:
             found = await _follow(system, cls, started[0])
-            found.ref = ref
+            found.ref, found.journal = ref, log_ref
             await nodes.register(_fleet_name(name), started[0])
     except BaseException:
         ref.kill()

@@ -32,7 +32,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 import attrs
 import pyarrow as pa
@@ -71,6 +71,7 @@ from levada.transports.rsocket import Payload
 
 from .bridge_subscription import Delivery, RowKey, Subscription
 from .desk import BridgeConfig, Desk, Share, check_url, listening, message_of, shared_token, take_folder
+from .logs import shown
 from .protocol import (
     AppendedRows,
     BlockHead,
@@ -95,6 +96,9 @@ from .protocol import (
     head_of,
     names,
 )
+
+if TYPE_CHECKING:
+    from levada.actors.durable import Shards
 
 __all__ = ["Bridge", "Delivery", "Mailbox", "RowKey", "serve_bridge"]
 
@@ -122,6 +126,8 @@ class Mailbox(Generic[M]):
     """The `Journal`: takes `Append`, `Read` and all its other questions."""
     columns: Columns[M] | None
     """Columns of the message class; ``None`` if the mailbox was made with an Arrow schema."""
+    log: pa.Schema | None = None
+    """What Spark sees of the log of a durable class, which only its entities write."""
 
     async def append(
         self, rows: Sequence[M] | pa.RecordBatch, *, partition: int | None = None, key: str | bytes | None = None
@@ -172,8 +178,8 @@ class Bridge(Desk):
         super().__init__(directory, token, config, authentication)
         self._home = home
         self._mailboxes: dict[str, Mailbox[Any]] = {}
-        self._missing = {path.name for path in (directory / "mailboxes").glob("*")}
-        """Mailboxes on the disk that have not been opened."""
+        self._missing = {path.name for kind in ("mailboxes", "logs") for path in (directory / kind).glob("*")}
+        """Mailboxes on the disk that have not been opened, and logs that have been read."""
         self._named = trio.Event()
         """Set, and replaced, for each new mailbox or actor."""
         self._opened_by = trio.current_time() + OPENING
@@ -217,10 +223,7 @@ class Bridge(Desk):
         Cancellation:
             the bridge has no such mailbox, though its files may exist.
         """
-        if not _NAME.fullmatch(name):
-            raise ConfigurationError(f"a mailbox is named by letters, digits, '.', '-' and '_', not {name!r}")
-        if name in self._mailboxes:
-            raise ConfigurationError(f"this bridge has a mailbox {name!r} already")
+        self._check_name(name)
         settings = config or JournalConfig()
         if partitions is not None:
             settings = attrs.evolve(settings, partitions=partitions)
@@ -241,8 +244,42 @@ class Bridge(Desk):
             supervise=restart("transient", backoff=(0.1, 5.0)),
         )
         self._home.journals.append(ref)
-        made = self._mailboxes[name] = Mailbox(name, ref, known)
-        self._missing.discard(name)
+        return self._open(Mailbox(name, ref, known))
+
+    async def log(self, name: str, of: Shards[Any] | Ref[Any]) -> None:
+        """Let Spark read the events of a durable class, as a mailbox that it cannot write to.
+
+        Its columns are ``entity``, ``sequence``, ``command``, ``time``, ``kind``, the wire name of the event, and the fields of all events, null
+        where an event has none of this name. Rows that are not events are left out, and rows of erased entities are gone. The rows of an entity
+        come in order, in one partition.
+
+        Args:
+            name: as of `mailbox`.
+            of: what `levada.actors.durable.shards` returned in this process; or its journal, if that is in this process.
+
+        Raises:
+            ConfigurationError: the name is not valid or taken, the journal is no log of a durable class, or the shards were found by `shards_of`.
+
+        Cancellation: the bridge has no such mailbox.
+        """
+        self._check_name(name)
+        journal = of if isinstance(of, Ref) else of.journal
+        if journal is None:
+            raise ConfigurationError("the log is read where shards() was called: open the bridge there")
+        columns = shown(await journal.ask(GetSchema(), timeout=None))
+        (self.directory / "logs").mkdir(mode=0o700, exist_ok=True)
+        (self.directory / "logs" / name).touch()
+        self._open(Mailbox(name, journal, None, columns))
+
+    def _check_name(self, name: str) -> None:
+        if not _NAME.fullmatch(name):
+            raise ConfigurationError(f"a mailbox is named by letters, digits, '.', '-' and '_', not {name!r}")
+        if name in self._mailboxes:
+            raise ConfigurationError(f"this bridge has a mailbox {name!r} already")
+
+    def _open(self, made: Mailbox[Any]) -> Mailbox[Any]:
+        self._mailboxes[made.name] = made
+        self._missing.discard(made.name)
         self._tell_named()
         return made
 
@@ -300,9 +337,12 @@ class Bridge(Desk):
             while name not in among and self._missing:
                 await self._named.wait()
 
-    async def _journal(self, name: str) -> Ref[Any]:
+    async def _opened(self, name: str, *, to_write: bool = False) -> Mailbox[Any]:
         await self.until_named(name, self._mailboxes)
-        return self._find(name).ref
+        found = self._find(name)
+        if to_write and found.log is not None:
+            raise ConfigurationError(f"{name} is the log of a durable class: ask its entities, only they write it")
+        return found
 
     def _find(self, name: str) -> Mailbox[Any]:
         found = self._mailboxes.get(name)
@@ -329,14 +369,18 @@ class Bridge(Desk):
         answer = _ANSWERS.get(type(question))
         if answer is None:
             raise RequestInvalid(f"no question for a mailbox: {type(question).__name__}")
-        journal = await self._journal(name)
-        return await answer(journal, question)
+        mailbox = await self._opened(name, to_write=isinstance(question, DeliverBatch | DiscardBatch))
+        found = await answer(mailbox.ref, question)
+        if mailbox.log is not None and isinstance(found, Description):
+            columns = mailbox.log.serialize().to_pybytes()
+            return Description(found.epoch, found.first, found.end, columns, found.opening)
+        return found
 
     async def _read(self, name: str, request: Request) -> AsyncIterator[Payload]:
         m: ReadRows = request.message(ReadRows)
         with self._reads.counted(request.connection, 1):
             try:
-                journal = await self._journal(name)
+                journal = (await self._opened(name)).ref
                 await _require_epoch(journal, m.epoch)
                 await _require_rows(journal, m)
                 start, schema = m.start, None
@@ -356,7 +400,7 @@ class Bridge(Desk):
                 raise failed(error) from error
 
     async def _take(self, name: str, request: Request) -> Payload:
-        journal = await self._journal(name)
+        journal = (await self._opened(name, to_write=True)).ref
         head = head_of(request.entries)
         batch = rows_of_stream(request.data)
         if isinstance(head, StageHead):

@@ -31,6 +31,7 @@ from levada.transports.carriers import TlsConfig
 from levada.transports.rsocket import Payload
 from levada.transports.rsocket.extensions import BearerAuthentication, CompositeMetadata
 
+from .logs import events_of, is_log
 from .protocol import (
     WINDOW,
     AppendedRows,
@@ -299,14 +300,14 @@ class RemoteMailbox:
             start: offset of the first row.
             end: offset behind the last one.
             epoch: epoch of the offsets.
-            schema: the wanted columns; older rows get defaults for missing ones.
+            schema: the wanted columns; older rows get defaults for missing ones. Of the log of a durable class only events are yielded.
             opening: opening of the offsets; None: any.
 
         Raises:
             OffsetGone, EpochChanged, JournalBehind, JournalError: the rows are not there.
             SchemaMismatch: the columns do not fit.
         """
-        waiting = _Patience(PATIENCE)
+        waiting, of_log = _Patience(PATIENCE), is_log(schema)
         while start < end:
             peer = _connected(self.address, self.token_file, waiting)
             try:
@@ -315,8 +316,9 @@ class RemoteMailbox:
                         raise BridgeError(f"rows from {head.first} on came, where those from {start} on were due")
                     start += head.rows
                     waiting.found()
-                    if batch.num_rows:
-                        yield fit(batch, schema)
+                    rows = events_of(batch) if of_log and batch.num_rows else batch
+                    if rows.num_rows:
+                        yield fit(rows, schema)
                 if start < end:
                     raise BridgeError(f"rows ended at {start}, wanted up to {end}")
             except (RequestFailed, *_AWAY) as error:
