@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from .asks import AskRows, EachRow, RemoteActor, ask, ask_batches, ask_many
     from .bridge import Bridge, Delivery, Mailbox, RowKey, serve_bridge
     from .desk import BridgeConfig, Desk, serve_asks
+    from .entities import EachCommand
     from .protocol import ActorFailed, BridgeError, BridgeRefused, EpochChanged, UnknownName
 
 __all__ = [
     "ActorFailed", "AskRows", "Bridge", "BridgeConfig", "BridgeError", "BridgeRefused", "Delivery", "Desk",
-    "EachRow",
-    "EpochChanged", "Java", "Mailbox", "RemoteActor", "RowKey", "UnknownName", "ask", "ask_batches", "ask_many",
+    "EachCommand", "EachRow", "EpochChanged", "Java", "Mailbox", "RemoteActor", "RowKey", "UnknownName", "ask", "ask_batches", "ask_many",
     "find_java", "serve_asks", "serve_bridge", "session",
 ]  # fmt: skip
 
-_MODULES = "protocol", "asks", "desk", "bridge"
+_MODULES = "protocol", "asks", "entities", "desk", "bridge"
 """Where the names above are, those first that import least."""
 
 
