@@ -13,8 +13,12 @@ from textwrap import indent
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-# Those of the tutorial have a test of their own, and so has the one that starts Spark: tests/cli/test_demo.py. Crawlers run in crawl.py.
-PROGRAMS = sorted(set(EXAMPLES.glob("*.py")) - {EXAMPLES / "log_pipeline.py", EXAMPLES / "crawl_worker.py"})
+# Those of the tutorial have a test of their own, and so have those that start Spark. Two are the side of others that runs on nodes.
+PROGRAMS = sorted(
+    path
+    for path in EXAMPLES.glob("*.py")
+    if path.name not in ("log_pipeline.py", "accounts.py", "accounts_node.py", "crawl_worker.py")
+)
 
 LAST_LINES = {
     "chat_room.py": "3 guests said 6 lines, and all have left",
@@ -85,6 +89,15 @@ def test_the_page_of_asyncio_shows_parts_of_the_examples() -> None:
     assert [line for line in stack.splitlines() if line not in notebook] == []
 
 
+@pytest.mark.ci
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("adds_up", ["spark", "pyarrow"])
+def test_accounts_are_right_after_a_kill_and_so_are_their_books(adds_up: str) -> None:
+    pytest.importorskip("pyspark" if adds_up == "spark" else "pyarrow")
+    last = run(EXAMPLES / "accounts.py", "--commands", "400", *(["--no-spark"] if adds_up == "pyarrow" else []))
+    assert re.fullmatch(r"400 commands, one kill: the log has \d+, as the accounts say", last)
+
+
 def run(program: Path, *arguments: str) -> str:
     """Run an example; return its last line."""
     environment = os.environ | {
@@ -97,7 +110,7 @@ def run(program: Path, *arguments: str) -> str:
         capture_output=True,
         encoding="utf-8",
         check=False,
-        timeout=50,
+        timeout=280,
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()[-1]

@@ -19,6 +19,7 @@ TEXT = (ROOT / "docs" / "tutorial" / "index.md").read_text("utf-8")
 BLOCKS = re.findall(r"(?:<!-- (output of )?(\S+) -->\n)?```(python|text)\n(.*?)```", TEXT, re.DOTALL)
 SNIPPETS = [(path, code) for _, path, language, code in BLOCKS if language == "python"]
 OUTPUTS = [(path, code) for _, path, language, code in BLOCKS if language == "text"]
+SLOW = "examples/tutorial/step6_durable.py"
 ENVIRONMENT = os.environ | {
     "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     "PYTHONIOENCODING": "utf-8",
@@ -36,7 +37,10 @@ def test_every_step_shows_its_output() -> None:
     assert [path for path, _ in OUTPUTS] == steps
 
 
-@pytest.mark.parametrize(("path", "output"), OUTPUTS)
+@pytest.mark.parametrize(
+    ("path", "output"),
+    [pytest.param(*each, marks=[pytest.mark.ci] if each[0] == SLOW else []) for each in OUTPUTS],
+)
 def test_a_program_prints_what_the_tutorial_says(path: str, output: str) -> None:
     command = [sys.executable, "-W", "error", str(ROOT / path)]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, encoding="utf-8", check=False, timeout=50)
@@ -57,7 +61,7 @@ async def test_a_follower_of_a_station_that_crashes_gets_an_error_that_says_so()
 
 
 @pytest.mark.ci
-def test_the_tests_of_the_last_step_pass() -> None:
+def test_the_tests_of_the_fifth_step_pass() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "examples/tutorial"]
     done = subprocess.run(
         command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, encoding="utf-8", check=False, timeout=50
