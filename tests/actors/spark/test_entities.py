@@ -54,14 +54,14 @@ def log_of(actors: Actors) -> RemoteMailbox:
     return RemoteMailbox(actors.bridge.address, "accounts")
 
 
-def events(actors: Actors, start: int = 0) -> list[tuple[Any, ...]]:
+def events(actors: Actors) -> list[tuple[Any, ...]]:
     """All events but their times, those of each entity in order."""
     log = log_of(actors)
     found = log.describe()
     rows = [
         row
         for partition, end in found.end.items()
-        for batch in log.read(partition, start, end, epoch=found.epoch, schema=found.columns())
+        for batch in log.read(partition, 0, end, epoch=found.epoch, schema=found.columns())
         for row in batch.drop_columns(["time"]).to_pylist()
     ]
     return [tuple(row.values()) for row in sorted(rows, key=lambda row: (row["entity"], row["sequence"]))]
@@ -113,6 +113,12 @@ def test_what_is_no_log_is_refused(actors: Actors, tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigurationError, match=says):
             actors.do(partial(actors.bridge.log, name, of))
+
+
+@pytest.mark.ci
+def test_a_journal_in_another_process_is_refused(actors: Actors, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="the journal of accounts is in another process"):
+        open_accounts(actors, tmp_path / "log", keeper=True)
 
 
 def test_a_restarted_bridge_is_waited_for_until_it_has_the_log(

@@ -258,7 +258,7 @@ class Bridge(Desk):
             of: what `levada.actors.durable.shards` returned in this process; or its journal, if that is in this process.
 
         Raises:
-            ConfigurationError: the name is not valid or taken, the journal is no log of a durable class, or the shards were found by `shards_of`.
+            ConfigurationError: the name is not valid or taken, or the journal is no log of a durable class, or in another process.
 
         Cancellation: the bridge has no such mailbox.
         """
@@ -266,7 +266,12 @@ class Bridge(Desk):
         journal = of if isinstance(of, Ref) else of.journal
         if journal is None:
             raise ConfigurationError("the log is read where shards() was called: open the bridge there")
-        columns = shown(await journal.ask(GetSchema(), timeout=None))
+        try:
+            columns = shown(await journal.ask(GetSchema(), timeout=None))
+        except TypeError as error:  # the question cannot travel
+            raise ConfigurationError(
+                f"the journal of {name} is in another process, and a bridge reads a log in its own: use shards() without keeper=True"
+            ) from error
         (self.directory / "logs").mkdir(mode=0o700, exist_ok=True)
         (self.directory / "logs" / name).touch()
         self._open(Mailbox(name, journal, None, columns))
