@@ -8,6 +8,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -50,9 +51,9 @@ def add_parser(subparsers: Subparsers) -> None:
     """Describe the arguments."""
     parser = subparsers.add_parser(
         "bench",
-        help="measure against budgets and peers (in a checkout)",
-        description="Run a benchmark in interleaved rounds and print one table. Needs a checkout: benchmarks/ is not installed. "
-        "Exit code 1 if a budget is missed.",
+        help="measure against budgets and peers (in a source tree)",
+        description="Run a benchmark in interleaved rounds and print one table. Needs a source tree (a clone or an unpacked sdist), "
+        "because benchmarks/ is not installed. Exit code 1 if a budget is missed.",
     )
     parser.add_argument("name", metavar="NAME", nargs="?", help="which one; left out: list them")
     parser.add_argument(
@@ -91,12 +92,15 @@ def find_benchmarks() -> list[str]:
     """List the benchmarks of the checkout, and make ``benchmarks`` importable.
 
     Raises:
-        ConfigurationError: this levada does not run from a checkout.
+        ConfigurationError: this levada does not run from a source tree.
     """
     folder = ROOT / "benchmarks"
     names = sorted(file.stem for file in folder.glob("[!_]*.py"))
     if not names:
-        raise ConfigurationError(f"levada bench needs a checkout of levada, and there is no {folder}")
+        raise ConfigurationError(
+            f"levada bench needs a source tree and there is no {folder}: unpack the sdist (pip download --no-deps --no-binary levada "
+            f"levada=={version('levada')}) or clone the repository, pip install -e '.[dev]' in it, and run levada bench there"
+        )
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
     return names

@@ -14,6 +14,12 @@
 ``docs/reference/quic.md`` lists the supported and unsupported features.
 """
 
+try:
+    import aioquic as _  # noqa: F401 - only to say what is missing
+except ModuleNotFoundError as missing:
+    text = "levada.transports.quic needs aioquic: pip install 'levada[quic]'"
+    raise ModuleNotFoundError(text, name="aioquic") from missing
+
 from .config import ClientSessions, QuicConfig, TicketStore
 from .connection import QuicConnection, QuicDetails
 from .endpoint import QuicEndpoint

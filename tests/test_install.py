@@ -1,0 +1,126 @@
+"""The wheel and the sdist, installed as a user would: contents, commands, and what each extra brings."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LAYERS = ("framework", "transports", "actors")
+PUBLIC = sorted(
+    set(
+        re.findall(
+            r"automodule:: (\S+)", "".join(page.read_text("utf-8") for page in (ROOT / "docs/api").glob("*.rst"))
+        )
+    )
+)
+"""What the reference shows."""
+
+TEST_KIT = {"levada.framework.testing.fixtures", "levada.framework.testing.stateful"}
+WEBSOCKET = "levada.transports.carriers.websocket"  # chosen by URL, and missed by a `ConfigurationError` then
+
+NEEDS: dict[str, set[str]] = {
+    "quic": {"levada.transports.quic"},
+    "websocket": {WEBSOCKET},
+    "journal": {"levada.actors.durable", "levada.actors.journal"},
+    "spark": {"levada.actors.durable", "levada.actors.journal", "levada.actors.spark", "levada.actors.spark.query"},
+    "cli": set(),
+    "prometheus": {"levada.actors.maop.prometheus"},
+    "dashboard": {"levada.actors.dashboard", WEBSOCKET},
+}
+"""The packages that import with an extra and not without it."""
+
+IMPORT_ALL = """
+import importlib, json, sys
+failed = {}
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        failed[name] = str(error)
+print(json.dumps(failed))
+"""
+
+
+def call(*command: str | Path, folder: Path, code: int = 0) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Make the sdist, and the wheel from the sdist."""
+    folder = tmp_path_factory.mktemp("dist")
+    call(sys.executable, "-m", "build", "--outdir", folder, ROOT, folder=folder)
+    return next(folder.glob("*.whl")), next(folder.glob("*.tar.gz"))
+
+
+def environment(folder: Path, requirement: str) -> Path:
+    """Install something alone; return the folder with the programs."""
+    call(sys.executable, "-m", "venv", folder, folder=folder.parent)
+    programs = folder / "bin"
+    constraints = ("-c", ROOT / "constraints.txt")
+    pip = (programs / "python", "-m", "pip", "--disable-pip-version-check")
+    call(*pip, "install", "--quiet", *constraints, requirement, folder=folder)
+    assert "No broken requirements" in call(*pip, "check", folder=folder)
+    return programs
+
+
+def sources() -> Iterator[tuple[str, Path]]:
+    """Find each file that belongs into the wheel, with its name there."""
+    for layer in LAYERS:
+        for file in (ROOT / layer).rglob("*"):
+            if file.is_file() and "__pycache__" not in file.parts:
+                yield file.relative_to(ROOT / layer).as_posix(), file
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(300)
+def test_the_core_from_a_wheel(distributions: tuple[Path, Path], tmp_path: Path) -> None:
+    wheel, sdist = distributions
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
+    expected = {name: file.read_bytes() for name, file in sources()}
+    assert packed.keys() == expected.keys()
+    assert packed == expected
+    assert {f"levada/{layer}/py.typed" for layer in LAYERS} | {"levada/actors/dashboard/assets/app.js"} <= packed.keys()
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"pyproject.toml", "LICENSE", "constraints.txt", "benchmarks/actors.py", "tests/test_install.py"} <= names
+
+    programs = environment(tmp_path / "core", str(wheel))
+    assert call(programs / "levada", "--version", folder=tmp_path) == f"levada {wheel.name.split('-')[1]}\n"
+    assert "run an app as a process" in call(programs / "levada", "--help", folder=tmp_path)
+    failed = json.loads(call(programs / "python", "-c", IMPORT_ALL, *PUBLIC, folder=tmp_path))
+    assert failed.keys() - TEST_KIT == set().union(*NEEDS.values())
+    assert [name for name, text in failed.items() if "pip install" not in text] == [WEBSOCKET]
+    bench = call(programs / "levada", "bench", "actors", folder=tmp_path, code=2)
+    assert re.search(r"needs a source tree .* unpack the sdist \(pip download .* levada==\S+\)", bench)
+
+
+@pytest.mark.release
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("extra", NEEDS)
+def test_each_extra_alone(distributions: tuple[Path, Path], tmp_path: Path, extra: str) -> None:
+    programs = environment(tmp_path / extra, f"{distributions[0]}[{extra}]")
+    failed = json.loads(call(programs / "python", "-c", IMPORT_ALL, *PUBLIC, folder=tmp_path))
+    others = set().union(*NEEDS.values()) - NEEDS[extra]
+    assert failed.keys() - TEST_KIT == others
+    call(programs / "levada", "--version", folder=tmp_path)
+
+
+def test_each_extra_is_tested() -> None:
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    extras = re.findall(
+        r"^(\w+) = \[", text.partition("[project.optional-dependencies]")[2].partition("\n[")[0], re.MULTILINE
+    )
+    assert set(extras) - {"all", "dev", "docs"} == NEEDS.keys()
