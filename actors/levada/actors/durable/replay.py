@@ -104,36 +104,41 @@ class _Replay:
     def apply(self, batch: pa.RecordBatch) -> None:
         """Apply rows."""
         live, appliers, actor = self._live, self._actor.appliers, self._actor
-        sequences = _integers(batch.column("sequence"))
-        row, sequence = 0, live.sequence
+        place = 0
+        rows, events = self._events(batch)
+        self._require_all(batch, rows)
         try:
-            for row, event in enumerate(self._events(batch)):
-                if event is not None:
-                    if sequences[row] != sequence + 1:
-                        raise _Misfit(f"it follows event {sequence}: rows are missing")
-                    appliers[type(event)](actor, event)
-                    sequence += 1
-        except ReplayFailed:
-            raise
+            for place, event in enumerate(events):  # noqa: B007 - `place` is for the error
+                appliers[type(event)](actor, event)
         except Exception as error:
-            raise self._failed(batch, row, error) from error
-        live.sequence = sequence
+            raise self._failed(batch, rows[place], error) from error
+        live.sequence += len(events)
         live.since += batch.num_rows
         self._note_commands(batch)
 
-    def _events(self, batch: pa.RecordBatch) -> Sequence[Any]:
-        """Return for each row its event, None for a row that is none."""
+    def _require_all(self, batch: pa.RecordBatch, rows: Sequence[int]) -> None:
+        """Require that the sequences of events follow each other."""
+        sequences, first = _integers(batch.column("sequence")), self._live.sequence + 1
+        if len(rows) < len(sequences):
+            sequences = [sequences[row] for row in rows]
+        if sequences != list(range(first, first + len(rows))):
+            place = next(place for place, sequence in enumerate(sequences) if sequence != first + place)
+            raise self._failed(batch, rows[place], _Misfit(f"it follows event {first + place - 1}: rows are missing"))
+
+    def _events(self, batch: pa.RecordBatch) -> tuple[Sequence[int], list[Any]]:
+        """Return the rows that are events, and the events."""
         kinds = batch.column("kind").dictionary_encode()
         tags, codes = kinds.dictionary.to_pylist(), kinds.indices
         if len(tags) == 1 and not tags[0].startswith("$"):
-            return self._events_of(batch, tags[0], range(batch.num_rows))
-        events: list[Any] = [None] * batch.num_rows
+            rows = range(batch.num_rows)
+            return rows, self._events_of(batch, tags[0], rows)
+        found: dict[int, Any] = {}
         for code, tag in enumerate(tags):
             if not tag.startswith("$"):
                 places = pc.indices_nonzero(pc.equal(codes, code)).to_pylist()
-                for row, event in zip(places, self._events_of(batch, tag, places), strict=True):
-                    events[row] = event
-        return events
+                found.update(zip(places, self._events_of(batch, tag, places), strict=True))
+        in_order = sorted(found)
+        return in_order, [found[row] for row in in_order]
 
     def _events_of(self, batch: pa.RecordBatch, tag: str, places: Sequence[int]) -> list[Any]:
         kind = self._log.tags.get(tag)

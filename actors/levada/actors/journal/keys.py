@@ -360,10 +360,11 @@ class _Growing:
 
     def rows_of(self, key: int) -> Iterator[int]:
         """Yield the places of the rows with a hash, newest first."""
-        place = self._entities.get(key, 0)
+        place, previous = self._entities.get(key, 0), self._previous
         while place:
-            yield place - 1
-            place = self._previous[place - 1]
+            place -= 1
+            yield place
+            place = previous[place]
 
     def command_at(self, key: int) -> int | None:
         """Return the place of the first row of a command; None if it is not here."""
