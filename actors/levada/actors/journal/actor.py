@@ -38,6 +38,7 @@ from .errors import JournalError, JournalFull
 from .extent import Appended, Extent, partition_of
 from .ipc import stream_of
 from .ledger import Delivered, Reach
+from .packing import octets_of
 from .questions import (
     MAX_READ,
     Append,
@@ -629,7 +630,7 @@ def _behind(extent: Extent, offsets: Mapping[int, int]) -> int:
 
 def _octets_of(rows: Any) -> int:
     if isinstance(rows, pa.RecordBatch):
-        return int(rows.nbytes)
+        return octets_of(rows, GROUP_OCTETS)
     return len(rows) if isinstance(rows, bytes) else ROW_OCTETS * len(rows)
 
 

@@ -39,7 +39,7 @@ from .extent import Appended, Extent, StoreStatistics, partition_of
 from .guard import Guard, Undone
 from .keys import Keys, Taken, check_keyed
 from .ledger import Delivered, Erasure, Reach, ledger_errors
-from .packing import pack
+from .packing import octets_of, pack
 from .partitions import Partition
 from .recovery import Recovered, recover
 from .retention import Clock, Retention
@@ -165,9 +165,10 @@ class Store:
         if not batch.num_rows:
             raise JournalError("an append has one row or more", path=str(self.directory))
         conformed, limit = conform(batch, self.schema), self.config.segment_size
-        if batch.nbytes > limit:
+        octets = octets_of(batch, limit)
+        if octets > limit:
             raise JournalError(
-                f"an append of {batch.nbytes} bytes, at most {limit} (segment_bytes): send fewer rows at a time",
+                f"an append of {octets} bytes, at most {limit} (segment_bytes): send fewer rows at a time",
                 path=str(self.directory),
             )
         return number, conformed
