@@ -45,7 +45,7 @@ SHOWN: dict[int, str] = {}
 def show_once(app: Sphinx, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:  # noqa: D103
     if what != "module" or not callable(obj):
         return None
-    here = app.env.temp_data.get("autodoc:module", "")
+    here = str(app.env.temp_data.get("autodoc:module"))
     return True if SHOWN.setdefault(id(obj), here) != here else None
 
 

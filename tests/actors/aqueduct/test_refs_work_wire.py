@@ -402,18 +402,17 @@ async def test_rf49_an_asker_that_goes_away_closes_the_oneshot_of_the_answer(
 async def test_rf49_a_question_whose_answer_is_not_wanted_is_not_begun(raw: Begin, autojump_clock: MockClock) -> None:  # noqa: F811
     """It is done when its turn comes; one that has begun goes on."""
     async with raw() as ends:
-        reports = []
+        reports, answers = [], []
         for seconds in (5.0, 7.0, 9.0):
             (report, reported), (answer, answered) = oneshot(RawMessage), oneshot(RawMessage)
             await ends.to.send(RawMessage(envelopes.WORK_ASK + do("sleep", seconds), (report, answer)))
             reports.append(reported)
+            answers.append(answered)
             if seconds < 9:
                 await trio.sleep(1)
                 answered.close()
-            else:
-                last = answered
         began = trio.current_time()
         for reported, after in zip(reports, (3, 3, 12), strict=True):
             assert (await reported).payload == DONE
             assert trio.current_time() - began == pytest.approx(after)
-        assert (await last).payload.startswith(envelopes.ANSWER)
+        assert (await answers[-1]).payload.startswith(envelopes.ANSWER)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import shutil
@@ -415,15 +414,16 @@ def test_a_crash_at_every_write_and_sync_leaves_each_batch_once(
     """The process dies, or the power fails, at each call that changes a file, and before and behind the ledger's commit."""
     disk = Disk(monkeypatch)
     Store.open(tmp_path / "empty", SCHEMA, CONFIG).close()
-    for step in itertools.count():
+    step = -1
+    done: list[tuple[str, int]] = []
+    while len(done) < ACTIONS:
+        step += 1
         directory = shutil.copytree(tmp_path / "empty", tmp_path / str(step))
         sync_all(directory)  # as what was there before the crash
-        done: list[tuple[str, int]] = []
+        done = []
         store = Store.open(directory, SCHEMA, CONFIG)
         with disk.crash_at(step):
             run_actions(store, done)
-        if len(done) == ACTIONS:
-            break
         # Copied before the store lets go, as the crash left it.
         died, failed = tmp_path / f"{step}-died", tmp_path / f"{step}-failed"
         shutil.copytree(directory, died)
@@ -433,7 +433,6 @@ def test_a_crash_at_every_write_and_sync_leaves_each_batch_once(
         check_after_crash(failed, done)
         for each in (directory, died, failed):
             shutil.rmtree(each)
-    store.close()
     assert step > 30
 
 

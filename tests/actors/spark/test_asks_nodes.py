@@ -95,13 +95,12 @@ async def test_what_cannot_be_served_is_refused(tmp_path: Path) -> None:
                 pass
     async with ActorSystem("n0") as system:
         ref = system.spawn(Here)
-        for changes, text in (
-            ({"actors": {"a/b": ref}}, "without '/'"),
-            ({"actors": {}, "url": "tls://127.0.0.1:0"}, "takes both"),
-        ):
-            with pytest.raises(ConfigurationError, match=text):
-                async with serve_asks(system, tmp_path / "asks", **changes):
-                    pass
+        with pytest.raises(ConfigurationError, match="without '/'"):
+            async with serve_asks(system, tmp_path / "asks", {"a/b": ref}):
+                pass
+        with pytest.raises(ConfigurationError, match="takes both"):
+            async with serve_asks(system, tmp_path / "asks", {}, url="tls://127.0.0.1:0"):
+                pass
         (tmp_path / "open").mkdir(mode=0o755)
         with pytest.raises(ConfigurationError, match="chmod 700"):
             async with serve_asks(system, tmp_path / "open", {}):
@@ -137,7 +136,7 @@ async def ask_nodes(spark: SparkSession, folder: Path, *, kill: bool) -> tuple[C
 
 async def check_nodes(spark: SparkSession, folder: Path, *, kill: bool) -> None:
     """Each node answers its share; if one is killed, the rest goes to the other, and no row is missing."""
-    before = spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")
+    before = str(spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch"))
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "50")
     await trio.Path(folder).mkdir(mode=0o700)
     try:
