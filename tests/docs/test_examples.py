@@ -94,11 +94,12 @@ def test_the_page_of_asyncio_shows_parts_of_the_examples() -> None:
 @pytest.mark.parametrize("adds_up", ["spark", "pyarrow"])
 def test_accounts_are_right_after_a_kill_and_so_are_their_books(adds_up: str) -> None:
     pytest.importorskip("pyspark" if adds_up == "spark" else "pyarrow")
-    last = run(EXAMPLES / "accounts.py", "--commands", "400", *(["--no-spark"] if adds_up == "pyarrow" else []))
+    arguments = ["--commands", "400", *(["--no-spark"] if adds_up == "pyarrow" else [])]
+    last = run(EXAMPLES / "accounts.py", *arguments, timeout=280)
     assert re.fullmatch(r"400 commands, one kill: the log has \d+, as the accounts say", last)
 
 
-def run(program: Path, *arguments: str) -> str:
+def run(program: Path, *arguments: str, timeout: float = 50) -> str:
     """Run an example; return its last line."""
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
@@ -110,7 +111,7 @@ def run(program: Path, *arguments: str) -> str:
         capture_output=True,
         encoding="utf-8",
         check=False,
-        timeout=280,
+        timeout=timeout,
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()[-1]

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import trio
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("levada.actors.spark", exc_type=ImportError)
 
 from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Move, Withdraw  # noqa: E402
+from tests.actors.durable.test_placement import Slow, placed  # noqa: E402
 
 from levada.actors.durable import Shards, shards  # noqa: E402
 from levada.actors.journal import SchemaMismatch  # noqa: E402
-from levada.actors.spark import ActorFailed, EachCommand, RemoteActor, ask_batches  # noqa: E402
+from levada.actors.spark import ActorFailed, AskRows, EachCommand, RemoteActor, ask_batches  # noqa: E402
 from levada.actors.spark.protocol import DeliverBatch, StageHead  # noqa: E402
 from levada.actors.spark.worker import RemoteMailbox  # noqa: E402
 from levada.framework import Asks, message  # noqa: E402
@@ -177,6 +179,24 @@ def test_a_command_that_fails_is_named_and_its_batch_fails(actors: Actors, tmp_p
     with pytest.raises(ActorFailed, match="row 0: entity 'anna': CommandReused"):
         list(ask_batches(withdrawals, [commands(("anna", "a", 1))]))
     assert [row[:3] for row in events(actors)] == [("anna", 1, "a")]
+
+
+async def test_a_batch_is_done_once_over_the_loss_of_a_node(tmp_path: Path) -> None:
+    rows = commands(*((f"e{n % 7}", f"c{n}", n) for n in range(30)))
+    async with placed(tmp_path) as (accounts, nodes, tasks), trio.open_nursery() as nursery:
+        sent = nodes.system.spawn(EachCommand, accounts, Slow)
+        answers: list[Any] = []
+
+        async def send() -> None:
+            answers.append(await sent.ask(AskRows(rows)))
+
+        nursery.start_soon(send)
+        assert await accounts["e0"].ask(Balance()) >= 0
+        tasks[0].kill()
+        await send()
+        assert answers[0].equals(answers[1])
+        balances = [await accounts[f"e{n}"].ask(Balance()) for n in range(7)]
+        assert balances == [sum(range(n, 30, 7)) for n in range(7)]
 
 
 @pytest.mark.parametrize(
