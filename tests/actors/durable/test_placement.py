@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 pytest.importorskip("pyarrow")
 
@@ -18,13 +19,13 @@ from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Dep
 from tests.actors.nodes.conftest import Task, nodes_here
 
 from levada.actors.durable import CommandReused, Durable, OutcomeUnknown, Shards, applies, shards, shards_of
-from levada.actors.durable.hosting import Host, Open, Terms
+from levada.actors.durable.hosting import FINISHING, Close, EndHost, Host, Open, Terms
 from levada.actors.durable.placement import target
 from levada.actors.durable.rows import Log, log_config
 from levada.actors.durable.turns import Command
-from levada.actors.journal import Journal, Store
+from levada.actors.journal import GetExtent, Journal, Store
 from levada.actors.nodes import Member, MemberState, Nodes
-from levada.framework import Actor, ActorSystem, Asks, Failed, handles, message
+from levada.framework import Actor, ActorSystem, Asks, Failed, Killed, handles, message
 from levada.framework.errors import ActorStopped, ConfigurationError
 
 APP = "tests.actors.durable.test_placement:app"
@@ -42,7 +43,12 @@ class Slow(Asks[int]):
     amount: int
 
 
-class Placed(Durable[Deposit | Balance | Where | Slow]):
+@message("test.durable.refuse", frozen=True)
+class Refuse(Asks[int]):
+    """Ask an entity to fail."""
+
+
+class Placed(Durable[Deposit | Balance | Where | Slow | Refuse]):
     """An account that tells where it is."""
 
     balance: int = 0
@@ -66,6 +72,11 @@ class Placed(Durable[Deposit | Balance | Where | Slow]):
     def where(self, _: Where) -> str:
         return self.system.name
 
+    @handles
+    def refuse(self, _: Refuse) -> int:
+        self.record(Deposited(1))
+        raise ValueError("no")
+
     @applies
     def deposited(self, e: Deposited) -> None:
         self.balance += e.amount
@@ -76,8 +87,25 @@ class AskThere(Asks[int]):
     entity: str
 
 
-class Clerk(Actor[AskThere]):
+@message("test.durable.find_twice", frozen=True)
+class FindTwice(Asks[bool]):
+    """Ask whether two tasks that look for the shards together find the same."""
+
+
+class Clerk(Actor[AskThere | FindTwice]):
     """Asks an entity from its own node."""
+
+    @handles
+    async def find(self, _: FindTwice) -> bool:
+        found = []
+
+        async def look() -> None:
+            found.append(await shards_of(self.system, Placed))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look)
+            nursery.start_soon(look)
+        return found[0] is found[1]
 
     @handles
     async def ask(self, m: AskThere) -> int:
@@ -140,6 +168,7 @@ async def test_entities_live_on_nodes_and_are_reached_from_everywhere(tmp_path: 
         assert [await accounts[name].ask(Deposit(2)) for name in names(16)] == [2] * 16
         for node in ("n0", "n1"):
             clerk = await nodes.spawn(Clerk, on=node)
+            assert await clerk.ask(FindTwice())
             assert [await clerk.ask(AskThere(name)) for name in names(3)] == [3 if node == "n0" else 4] * 3
         assert (await accounts.statistics()).live == 16
 
@@ -226,21 +255,23 @@ async def test_a_command_without_an_id_says_that_its_outcome_is_unknown(tmp_path
         assert await accounts["anna"].ask(Balance()) in (1, 2)
 
 
+LOG = Log((Deposited,))
+TERMS = Terms(
+    cls=f"{Placed.__module__}:Placed",
+    schema=LOG.schema.serialize().to_pybytes(),
+    shards=1,
+    idle=60.0,
+    remember=10,
+    snapshot_every=100,
+    max_live=10,
+)
+
+
 async def test_of_two_owners_of_a_shard_the_later_one_writes(tmp_path: Path) -> None:
     """As when a node is out of reach for the driver, but not dead. The earlier one does not take the shard back."""
-    log = Log((Deposited,))
-    terms = Terms(
-        cls=f"{Placed.__module__}:Placed",
-        schema=log.schema.serialize().to_pybytes(),
-        shards=1,
-        idle=60.0,
-        remember=10,
-        snapshot_every=100,
-        max_live=10,
-    )
     async with ActorSystem("driver", shutdown=20.0, ask_timeout=30.0) as system, nodes_here(system, 1, APP):
-        journal = system.spawn(partial(Journal, tmp_path, log.schema, config=log_config(1)))
-        first, second = (system.spawn(Host, terms, journal) for _ in range(2))
+        journal = system.spawn(partial(Journal, tmp_path, LOG.schema, config=log_config(1)))
+        first, second = (system.spawn(Host, TERMS, journal) for _ in range(2))
         one = await first.ask(Open(0))
         assert await one.ask(Command("anna", Deposit(1), "a")) == 1
         two = await second.ask(Open(0))
@@ -252,6 +283,56 @@ async def test_of_two_owners_of_a_shard_the_later_one_writes(tmp_path: Path) -> 
         assert two.is_alive
     rows = [row["command"] for row in rows_of(tmp_path, 1)]
     assert rows == ["a", "b", "c"]
+
+
+async def test_a_shard_that_comes_back_is_read_anew(tmp_path: Path) -> None:
+    """The host still has the shard, and has not noticed that another one had it since."""
+    async with ActorSystem("driver", shutdown=20.0, ask_timeout=30.0) as system, nodes_here(system, 1, APP):
+        journal = system.spawn(partial(Journal, tmp_path, LOG.schema, config=log_config(1)))
+        first, second = (system.spawn(Host, TERMS, journal) for _ in range(2))
+        one = await first.ask(Open(0))
+        assert await one.ask(Command("anna", Deposit(1))) == 1
+        two = await second.ask(Open(0))
+        assert await two.ask(Command("anna", Deposit(1), "b")) == 2
+        again = await first.ask(Open(0))
+        assert await again.ask(Command("anna", Balance())) == 2
+        assert await again.ask(Command("anna", Deposit(1), "b")) == 2
+        assert isinstance(await one.terminated(), Killed)
+
+
+class Mute(Actor[Any]):
+    """A journal that does not answer."""
+
+    def __attrs_post_init__(self) -> None:
+        self.open: list[Any] = []
+
+    @handles
+    def wait(self, _: GetExtent) -> None:
+        self.open.append(self.reply_later())
+
+
+async def test_a_shard_that_waits_for_its_journal_can_be_closed(autojump_clock: MockClock) -> None:
+    async with ActorSystem("driver") as system, nodes_here(system, 1, APP):
+        host = system.spawn(Host, TERMS, system.spawn(Mute))
+        shard = await host.ask(Open(0), timeout=None)
+        began = trio.current_time()
+        await host.ask(Close(0), timeout=None)
+        assert trio.current_time() - began == pytest.approx(FINISHING)
+        assert isinstance(await shard.terminated(), Killed)
+        await host.ask(EndHost())
+        with pytest.raises(ActorStopped):
+            await host.ask(Open(0))
+
+
+async def test_a_handler_that_raises_fails_its_command_at_once(tmp_path: Path) -> None:
+    """It is the entity that failed, not its shard: nothing is asked again."""
+    async with placed(tmp_path, 1) as (accounts, _, _):
+        assert await accounts["anna"].ask(Deposit(2), command="first") == 2
+        for command in (None, "second"):
+            with pytest.raises(ActorStopped, match=r"anna failed: ValueError\('no'\)"):
+                await accounts["anna"].ask(Refuse(), command=command)
+        assert await accounts["anna"].ask(Balance()) == 2
+        assert (await accounts.statistics()).replayed == 3
 
 
 async def test_errors_of_entities_are_the_same_as_in_one_process(tmp_path: Path) -> None:
@@ -289,3 +370,5 @@ async def test_the_end_of_the_shards_fails_what_waits(tmp_path: Path) -> None:
         await accounts.ref.terminated()
         with pytest.raises(ActorStopped, match="the shards have ended"):
             await accounts["anna"].ask(Deposit(1))
+        with pytest.raises(ActorStopped, match="the shards have ended"):
+            accounts["anna"].tell(Deposit(1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -18,7 +19,7 @@ import trio
 from levada.actors.apps import importable
 from levada.actors.journal import GetExtent, Journal, JournalConfig, Store, check_growth, partition_of
 from levada.framework import Actor, ActorSystem, Asks, Codec, Receiver, Ref, Sender, bounded, channel, handles, restart
-from levada.framework.errors import ActorError, ConfigurationError, LevadaError
+from levada.framework.errors import ConfigurationError, LevadaError
 from levada.framework.handlers import flatten
 from levada.framework.message import tag_of
 from levada.framework.ref import DEFAULT_TIMEOUT
@@ -27,7 +28,7 @@ from .access import Access
 from .entity import Durable, handler_of
 from .hosting import MAILBOX, Owner, Subscribe, Terms
 from .routing import Follower, Route, Routes, ToShard
-from .rows import Log, log_config
+from .rows import Log, load_arrow, log_config
 from .shard import GetShardStatistics, Settings, Shard, ShardStatistics
 from .snapshots import Snapshots
 from .turns import Command, Erase, Turn
@@ -185,8 +186,8 @@ class _Root(Actor[_Start]):
         placement = self.spawn(Placement, self.nodes, self.terms, journal, name="placement", supervise="escalate")
         try:
             await placement.ask(PrepareHosts(), timeout=None)
-        except ActorError as error:
-            self.reply_later().fail(error.__cause__ if isinstance(error.__cause__, ConfigurationError) else error)
+        except LevadaError as error:
+            self.reply_later().fail(error)
             self.stop()
             return None
         return journal, [placement]
@@ -229,8 +230,20 @@ def _terms(settings: Settings, count: int) -> Terms:
     )
 
 
-_known: weakref.WeakKeyDictionary[ActorSystem, dict[str, Shards[Any]]] = weakref.WeakKeyDictionary()
-"""The shards that a process can reach, by the name of the actor above them."""
+@attrs.define
+class _Known:
+    """The shards that a process can reach under a name."""
+
+    shards: Shards[Any] | None = None
+    finding: trio.Lock = attrs.field(factory=trio.Lock)
+
+
+_known: weakref.WeakKeyDictionary[ActorSystem, defaultdict[str, _Known]] = weakref.WeakKeyDictionary()
+"""By the name of the actor above them."""
+
+
+def _known_as(system: ActorSystem, name: str) -> _Known:
+    return _known.setdefault(system, defaultdict(_Known))[name]
 
 
 async def shards_of(
@@ -251,15 +264,17 @@ async def shards_of(
     Cancellation: nothing happened.
     """
     name = name or cls.__name__
-    known = _known.setdefault(system, {}).get(name)
-    if known is None or not known.ref.is_alive:
-        from levada.actors.nodes import nodes_of
+    known = _known_as(system, name)
+    async with known.finding:  # else each of many actors that begin together would follow the shards on its own
+        found = known.shards
+        if found is None or not found.ref.is_alive:
+            from levada.actors.nodes import nodes_of
 
-        placement = await nodes_of(system).lookup(_fleet_name(name), timeout=timeout)
-        known = _known[system][name] = await _follow(system, cls, placement)
-    if known.cls is not cls:
-        raise ConfigurationError(f"the shards {name!r} are of {known.cls.__qualname__}, not of {cls.__qualname__}")
-    return known
+            placement = await nodes_of(system).lookup(_fleet_name(name), timeout=timeout)
+            found = known.shards = await _follow(system, cls, placement)
+    if found.cls is not cls:
+        raise ConfigurationError(f"the shards {name!r} are of {found.cls.__qualname__}, not of {cls.__qualname__}")
+    return found
 
 
 async def _follow(system: ActorSystem, cls: type[Durable[M]], placement: Ref[Any]) -> Shards[M]:
@@ -339,6 +354,7 @@ async def shards(
         raise ConfigurationError(
             "keeper=True opens the journal of a folder, and journal= is a ref: give one of the two"
         )
+    await load_arrow()
     codec = Codec()
     snapshots = Snapshots(cls, codec)
     folder = None if isinstance(journal, Ref) else Path(journal)
@@ -389,7 +405,7 @@ async def shards(
     except BaseException:
         ref.kill()
         raise
-    _known.setdefault(system, {})[name] = found
+    _known_as(system, name).shards = found
     return found
 
 
@@ -405,9 +421,6 @@ def _prepare(folder: Path, events: tuple[type, ...], shards: int) -> Log:
             raise ConfigurationError(
                 f"{error}: the number of shards was fixed when the log was made, give it as shards="
             ) from error
-    pa.array(
-        [None]
-    )  # the first one imports pandas, if that is installed: seconds on a busy machine, so not in the system's thread
     log = Log(events, there)
     if there is not None:
         check_growth(there, log.schema, where=str(folder))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import attrs
 
-from levada.framework.errors import LevadaError
+from levada.framework.errors import ActorStopped, LevadaError
 
-__all__ = ["DurableError", "EntityErased", "OutcomeUnknown", "ReplayFailed", "ShardLost"]
+__all__ = ["CommandFailed", "DurableError", "EntityErased", "OutcomeUnknown", "ReplayFailed", "ShardLost"]
 
 
 @attrs.define(eq=False, slots=False, str=False)
@@ -40,6 +40,11 @@ class OutcomeUnknown(DurableError):
 
     command: str = ""
     """Its id; empty if it has none."""
+
+
+@attrs.define(eq=False, slots=False, str=False)
+class CommandFailed(ActorStopped):
+    """The handler of this command raised, or its entity was ended: an `ActorStopped` of the entity, and not of its shard."""
 
 
 @attrs.define(eq=False, slots=False, str=False)

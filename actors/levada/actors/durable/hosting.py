@@ -6,8 +6,9 @@ ended: the driver opens it anew, there or elsewhere. So a shard that was fenced 
 
 from __future__ import annotations
 
+import os
 import time
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import trio
@@ -17,7 +18,7 @@ from levada.framework.errors import ActorError, ConfigurationError
 
 from .access import Access
 from .entity import Durable
-from .rows import Log
+from .rows import Log, load_arrow
 from .shard import Leave, Settings, Shard
 from .snapshots import Snapshots
 
@@ -25,6 +26,8 @@ __all__ = ["MAILBOX", "Close", "EndHost", "Host", "Open", "Owner", "Subscribe", 
 
 MAILBOX = 1024
 """Commands that wait for a shard that has as many as it takes."""
+FINISHING: Final = 20.0
+"""Seconds that a shard has to finish before it is killed. One that waits for its journal would take the partition from its next owner."""
 
 
 @message("levada.durable.terms", frozen=True)
@@ -45,7 +48,10 @@ class Terms:
 
 @message("levada.durable.open", frozen=True)
 class Open(Asks[Ref[Any]]):
-    """Let a host open a shard. The answer comes at once; commands wait until the shard has its partition."""
+    """Let a host open a shard. The answer comes at once; commands wait until the shard has its partition.
+
+    A shard of this number that the host still has is killed: it may have been fenced off, and not know.
+    """
 
     shard: int
 
@@ -98,6 +104,7 @@ class Host(Actor[Open | Close | EndHost]):
         cls = actor_class(terms.cls)
         if not issubclass(cls, Durable):
             raise ConfigurationError(f"{terms.cls} is not derived from Durable in this node")
+        await load_arrow()
         there = pa.ipc.read_schema(pa.py_buffer(terms.schema))
         log = Log(tuple(cls.appliers), there)
         if not log.schema.equals(there):
@@ -108,7 +115,7 @@ class Host(Actor[Open | Close | EndHost]):
         self._settings = Settings(
             cls=cls,
             log=log,
-            node=self.system.name,
+            node=f"{self.system.name}:{os.getpid()}",
             idle=terms.idle,
             remember=terms.remember,
             snapshot_every=terms.snapshot_every,
@@ -118,18 +125,23 @@ class Host(Actor[Open | Close | EndHost]):
             clock=time.time,
         )
         self._shards: dict[int, Ref[Any]] = {}
+        self._told: set[int] = set()
+        self._leaving = False
         await self.enter(nodes_of(self.system).before_leaving(self._leave))
 
     @handles
-    def open(self, m: Open) -> Ref[Any]:
-        """Open a shard, unless it is open."""
-        ref = self._shards.get(m.shard)
-        if ref is None or not ref.is_alive:
-            ref = self.spawn(
-                Shard, self._settings, Access(self.journal, m.shard, streams=True), mailbox=bounded(MAILBOX)
-            )
-            self._shards[m.shard] = ref
-            self.watch(ref, m.shard)
+    def open(self, m: Open) -> Ref[Any] | None:
+        """Open a shard anew."""
+        if self._leaving:
+            self.reply_later().fail(ActorError(f"{self.system.name} is about to end", actor=self.ref.path))
+            return None
+        former = self._shards.get(m.shard)
+        if former is not None:
+            former.kill()
+        ref = self.spawn(Shard, self._settings, Access(self.journal, m.shard, streams=True), mailbox=bounded(MAILBOX))
+        self._shards[m.shard] = ref
+        self._told.discard(m.shard)
+        self.watch(ref, m.shard)
         return ref
 
     @handles
@@ -137,36 +149,42 @@ class Host(Actor[Open | Close | EndHost]):
         """Let a shard finish what it has taken, then end."""
         ref = self._shards.get(m.shard)
         if ref is not None:
-            self.start_soon(self._close, ref, self.reply_later())
+            self.start_soon(self._close, m.shard, ref, self.reply_later())
 
-    async def _close(self, ref: Ref[Any], reply: Reply[None]) -> None:
-        await _left(ref)
+    async def _close(self, shard: int, ref: Ref[Any], reply: Reply[None]) -> None:
+        await self._left(shard, ref)
         reply.send(None)
 
     @handles
     async def end(self, _: EndHost) -> None:
         """Close all shards, and end."""
-        for shard, ref in self._shards.items():
-            self.unwatch(ref, shard)
         await self._leave()
         self.stop()
 
     async def _leave(self) -> None:
-        """Close all shards, because the node is about to end."""
+        """Close all shards, and open no more."""
+        self._leaving = True
         async with trio.open_nursery() as nursery:
-            for ref in self._shards.values():
-                nursery.start_soon(_left, ref)
+            for shard, ref in self._shards.items():
+                self.unwatch(ref, shard)
+                nursery.start_soon(self._left, shard, ref)
+
+    async def _left(self, shard: int, ref: Ref[Any]) -> None:
+        with trio.move_on_after(FINISHING):
+            if shard not in self._told:
+                self._told.add(shard)
+                try:
+                    await ref.send(Leave())
+                except ActorError:
+                    pass  # it has ended
+            await ref.terminated()
+            return
+        ref.kill()
+        await ref.terminated()
 
     @handles
     def down(self, m: Down) -> None:
         """Forget a shard that has ended."""
         if self._shards.get(m.tag) is m.ref:
             del self._shards[m.tag]
-
-
-async def _left(ref: Ref[Any]) -> None:
-    try:
-        await ref.send(Leave())
-    except ActorError:
-        pass  # it has ended
-    await ref.terminated()
+            self._told.discard(m.tag)

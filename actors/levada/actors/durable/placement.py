@@ -15,7 +15,7 @@ import trio
 
 from levada.actors.nodes import Member, MemberState, Nodes
 from levada.framework import Actor, Asks, Reason, Ref, Sender, handles, message
-from levada.framework.errors import ActorError, ChannelError, LevadaError
+from levada.framework.errors import ActorStopped, ChannelError, ConfigurationError, LevadaError
 
 from .hosting import Close, EndHost, Host, Open, Owner, Subscribe, Terms
 
@@ -45,7 +45,7 @@ def _score(name: str, shard: int) -> bytes:
 
 @message("levada.durable.prepare_hosts", frozen=True)
 class PrepareHosts(Asks[None]):
-    """Start the hosts on all nodes that are up; errors are the asker's."""
+    """Start the hosts on all nodes that are up. A `ConfigurationError` is the asker's: a node does not know the class."""
 
 
 class Placement(Actor[PrepareHosts | Subscribe]):
@@ -59,7 +59,7 @@ class Placement(Actor[PrepareHosts | Subscribe]):
         """Begin."""
         self._owners: list[Ref[Any] | None] = [None] * self.terms.shards
         self._hosts: dict[bytes, Ref[Any]] = {}
-        self._starting = trio.Lock()
+        self._starting: dict[bytes, trio.Lock] = {}
         self._work = trio.CancelScope()
         self._outboxes: dict[int, dict[int, None]] = {}
         self._news = trio.Event()
@@ -68,20 +68,22 @@ class Placement(Actor[PrepareHosts | Subscribe]):
     @handles
     async def prepare(self, _: PrepareHosts) -> None:
         """Start the hosts, and the shards."""
-        try:
-            for member in self.fleet.members:
+        for member in self.fleet.members:
+            try:
                 if member.state is MemberState.UP and self.fleet.is_for_any(member.name):
                     await self._host_on(member)
-        except LevadaError as error:
-            self.reply_later().fail(error)
-            return
+            except ConfigurationError as error:
+                self.reply_later().fail(error)
+                return
+            except LevadaError as error:  # the node ends, or hangs: its shards are opened when that is known
+                logger.warning("%s: no shards of %s yet: %s", member.name, self.terms.cls, error)
         self.start_soon(self._run)
 
     async def _run(self) -> None:
-        async with trio.open_nursery() as nursery:
-            self._work = nursery.cancel_scope
-            for shard in range(self.terms.shards):
-                nursery.start_soon(self._keep, shard)
+        with self._work:
+            async with trio.open_nursery() as nursery:
+                for shard in range(self.terms.shards):
+                    nursery.start_soon(self._keep, shard)
 
     async def stopping(self, reason: Reason) -> None:
         """End the hosts, whose shards finish what they have."""
@@ -91,12 +93,13 @@ class Placement(Actor[PrepareHosts | Subscribe]):
                 nursery.start_soon(_end, host)
 
     async def _host_on(self, member: Member) -> Ref[Any]:
-        async with self._starting:
+        async with self._starting.setdefault(member.node_id, trio.Lock()):
             ref = self._hosts.get(member.node_id)
             if ref is None or not ref.is_alive:
                 ref = await self.fleet.spawn(Host, self.terms, self.journal, on=member.name)
                 alive = {each.node_id for each in self.fleet.members}
                 self._hosts = {node: host for node, host in self._hosts.items() if node in alive}
+                self._starting = {node: lock for node, lock in self._starting.items() if node in alive}
                 self._hosts[member.node_id] = ref
             return ref
 
@@ -162,7 +165,9 @@ class Placement(Actor[PrepareHosts | Subscribe]):
     async def _close(self, shard: int, host: Ref[Any]) -> None:
         try:
             await host.ask(Close(shard), timeout=CLOSING)
-        except ActorError as error:
+        except ActorStopped:
+            pass  # its node has ended, and the shard first
+        except LevadaError as error:
             # Its new owner fences it off.
             logger.warning(
                 "shard %d of %s was not closed in order: %s",
@@ -206,5 +211,5 @@ class Placement(Actor[PrepareHosts | Subscribe]):
 async def _end(host: Ref[Any]) -> None:
     try:
         await host.ask(EndHost(), timeout=CLOSING)
-    except ActorError:
+    except LevadaError:
         pass  # its node has ended

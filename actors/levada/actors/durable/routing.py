@@ -22,12 +22,13 @@ from levada.framework.errors import (
     ChannelError,
     LevadaError,
     MailboxFull,
+    NoValue,
     RemoteFailure,
 )
 from levada.framework.links import NORMAL
 from levada.framework.ref import DEFAULT_TIMEOUT
 
-from .errors import EntityErased, OutcomeUnknown, ReplayFailed
+from .errors import CommandFailed, EntityErased, OutcomeUnknown, ReplayFailed
 from .hosting import MAILBOX, Owner
 from .turns import Command
 
@@ -40,6 +41,7 @@ _ERRORS: Final[dict[str, Callable[[str, Command], LevadaError]]] = {
     "OutcomeUnknown": lambda text, m: OutcomeUnknown(text, entity=m.entity, command=m.command or ""),
     "ReplayFailed": lambda text, m: ReplayFailed(text, entity=m.entity),
     "EntityErased": lambda text, m: EntityErased(text, entity=m.entity),
+    "CommandFailed": lambda text, m: CommandFailed(text, message=m.message),
     "CommandReused": lambda text, m: CommandReused(text, command=m.command or ""),
 }
 """Errors of a shard on a node, by the names that travel."""
@@ -72,8 +74,8 @@ class Routes:
         self._told: dict[int, deque[Any]] = {}
         self._changed = trio.Event()
 
-    async def follow(self, owners: Receiver[Owner]) -> None:
-        """Take news until there are no more."""
+    async def follow(self, owners: Receiver[Owner], ref: Ref[Any]) -> None:
+        """Take news until there are no more; `ref` follows them."""
         with owners:
             try:
                 async for news in owners:
@@ -83,13 +85,20 @@ class Routes:
             finally:
                 self.closed = True
                 self._wake()
+                for told in self._told.values():
+                    for each in told:
+                        self.system.dead_letter(each, ref, "the shards have ended")
+                self._told.clear()
 
     def _take(self, news: Owner) -> None:
         self.table[news.shard] = news.ref
         self._wake()
         if news.ref is not None:
             for each in self._told.pop(news.shard, ()):
-                self._pass(news.ref, each)
+                try:
+                    news.ref.tell(each)
+                except ActorError as error:
+                    self.system.dead_letter(each, news.ref, str(error))
 
     def _wake(self) -> None:
         self._changed.set()
@@ -115,9 +124,10 @@ class Routes:
 
     def tell(self, shard: int, m: Any) -> None:
         """Tell a shard something, or keep it until the shard is somewhere."""
+        self.require_open()
         ref = self.table[shard]
-        if ref is not None:
-            self._pass(ref, m)
+        if ref is not None and ref.is_alive:
+            ref.tell(m)
             return
         waiting = self._told.setdefault(shard, deque())
         if len(waiting) >= MAILBOX:
@@ -126,25 +136,27 @@ class Routes:
             )
         waiting.append(m)
 
-    def _pass(self, ref: Ref[Any], m: Any) -> None:
-        try:
-            ref.tell(m)
-        except ActorError as error:
-            self.system.dead_letter(m, ref, str(error))
-
 
 class Follower(Actor[Any]):
-    """Keeps routes up to date."""
+    """Keeps routes up to date, on a node until its shards have left."""
 
     routes: Routes
     owners: Receiver[Owner]
 
-    def started(self) -> None:
+    async def started(self) -> None:
         """Follow the news."""
+        from levada.actors.nodes import nodes_of  # a program without nodes needs none of it
+
         self.start_soon(self._follow)
+        # The connection with the driver would wait for the channel.
+        await self.enter(nodes_of(self.system).before_leaving(self._leave, last=True))
+
+    async def _leave(self) -> None:
+        self.stop()
+        await self.ref.terminated()
 
     async def _follow(self) -> None:
-        await self.routes.follow(self.owners)
+        await self.routes.follow(self.owners, self.ref)
         self.stop()
 
 
@@ -191,12 +203,14 @@ class Route:
             ref = await self._routes.owner(self._shard)
             try:
                 return await ref.ask(m, timeout=None)
+            except CommandFailed:
+                raise
             except ActorStopped as error:
                 # A shard that ended in order has answered all that it had begun.
                 begun = not isinstance(error.reason, Normal)
                 lost: LevadaError = _unknown(m, str(error)) if isinstance(m, Command) else error
                 lost.__cause__ = error
-            except OutcomeUnknown as error:
+            except (OutcomeUnknown, NoValue) as error:
                 begun, lost = True, error
             except ActorError as error:
                 lost = _as_sent(error, m)

@@ -9,12 +9,14 @@ Columns are only ever added at the end, so the columns of a log that is there co
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import pyarrow as pa
 import pyarrow.compute
+import trio
 
 from levada.actors.journal import Columns, JournalConfig, Keyed, columns_of
 from levada.actors.journal.schema import default_of
@@ -37,6 +39,7 @@ __all__ = [
     "EventKind",
     "Log",
     "Row",
+    "load_arrow",
     "log_columns",
     "log_config",
 ]
@@ -75,6 +78,12 @@ REMIND, FIRED, FORGOT = "$remind", "$fired", "$forgot"
 _SIZED = frozenset({str, bytes, list, dict})
 SEGMENT_BYTES = 64 << 20
 _FOR_EVER = 1 << 60
+
+
+async def load_arrow() -> None:
+    """Do in a thread what Arrow does with its first array: it imports pandas, if that is installed, which takes seconds on a busy machine."""
+    if "pandas" not in sys.modules:
+        await trio.to_thread.run_sync(pa.array, [None])
 
 
 def log_config(shards: int) -> JournalConfig:

@@ -22,14 +22,14 @@ import trio
 from levada.actors.journal import Appended, CommandReused, JournalError
 from levada.framework import Codec, Failed, Killed, Reason, Reply, handles, message
 from levada.framework.embedding import ActorPhase, DescribedActor, adopt, local_ref, release
-from levada.framework.errors import ActorError, LevadaError
+from levada.framework.errors import ActorError, ActorStopped, LevadaError
 from levada.framework.message import Asks, reply_type
 
 from .access import Access
 from .commits import Commit, Commits
 from .entity import Durable, handler_of
 from .erasing import Erasing
-from .errors import DurableError, OutcomeUnknown, ReplayFailed, ShardLost
+from .errors import CommandFailed, DurableError, OutcomeUnknown, ReplayFailed, ShardLost
 from .reminders import Reminder, Reminders
 from .replay import load
 from .rows import ANSWER, ERASED, FIRED, FORGOT, OWNED, REMIND, SNAPSHOT, Log, Row
@@ -484,6 +484,10 @@ class Shard(DescribedActor[Any]):
             return  # the shard has given it up
         live = turn.live
         assert live is not None
+        if isinstance(error, ActorStopped):
+            cause = error.__cause__
+            error = CommandFailed(error.detail, actor=error.actor, reason=error.reason, message=error.message)
+            error.__cause__ = cause
         self._refuse(turn, error)
         waiting = live.waiting
         live.waiting = None

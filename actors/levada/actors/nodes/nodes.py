@@ -149,7 +149,7 @@ class Nodes(ABC):
         """The refs that travel between the members."""
         self.sharing = Sharing(system, self.refs, self.directory, driver=self.is_driver)
         """The groups and names of the fleet."""
-        self._leavers: list[Callable[[], Awaitable[None]]] = []
+        self._leavers: tuple[list[Callable[[], Awaitable[None]]], ...] = ([], [])
         self.directory.watchers.append(self._learn)
         _fleets[system] = self
         system.at_end("flush", self._forget)
@@ -162,24 +162,29 @@ class Nodes(ABC):
         _fleets.pop(self.system, None)
 
     @asynccontextmanager
-    async def before_leaving(self, leave: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    async def before_leaving(self, leave: Callable[[], Awaitable[None]], *, last: bool = False) -> AsyncIterator[None]:
         """While the block lasts: if this node is to end in order, call `leave` first, while its app and its actors still work.
 
         The driver and the other members know by then that the node is draining. All such functions together have `NodeSettings.grace`
         seconds, then they are cancelled.
+
+        Args:
+            leave: is called at the same time as others.
+            last: whether it is called when those that are not are over.
         """
-        self._leavers.append(leave)
+        self._leavers[last].append(leave)
         try:
             yield
         finally:
-            self._leavers.remove(leave)
+            self._leavers[last].remove(leave)
 
     async def leave(self, seconds: float) -> None:
         """Call what `before_leaving` registered; for the process of a node."""
         with trio.move_on_after(seconds):
-            async with trio.open_nursery() as nursery:
-                for each in self._leavers:
-                    nursery.start_soon(each)
+            for leavers in self._leavers:
+                async with trio.open_nursery() as nursery:
+                    for each in leavers:
+                        nursery.start_soon(each)
 
     def _links_of(self, url: str) -> Links:
         scheme = url.partition("://")[0]
