@@ -29,8 +29,8 @@ WEBSOCKET = "levada.transports.carriers.websocket"  # chosen by URL, and missed 
 
 NEEDS: dict[str, set[str]] = {
     "quic": {"levada.transports.quic"},
-    "websocket": {WEBSOCKET},
-    "journal": {"levada.actors.durable", "levada.actors.journal"},
+    "websocket": {"levada.actors.dashboard", WEBSOCKET},  # wsproto brings h11, which the dashboard asks for
+    "journal": {"levada.actors.durable", "levada.actors.journal", "levada.actors.spark"},
     "spark": {"levada.actors.durable", "levada.actors.journal", "levada.actors.spark", "levada.actors.spark.query"},
     "cli": set(),
     "prometheus": {"levada.actors.maop.prometheus"},

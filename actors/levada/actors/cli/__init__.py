@@ -38,7 +38,7 @@ class Subparsers(_SubParsersAction):
 
 
 COMMANDS: tuple[str, ...] = (
-    "demo", "serve", "call", "interop", "explain", "ship", "receive", "bench", "top", "nodes", "journal",
+    "demo", "serve", "call", "interop", "explain", "ship", "receive", "new", "bench", "top", "nodes", "journal",
     "token", "completion",
 )  # fmt: skip
 """Names of the subcommands, which are also their modules' names, in the order of ``levada --help``."""

@@ -1,0 +1,166 @@
+"""``levada new``: a small project to start from, with a test that passes."""
+
+from __future__ import annotations
+
+import argparse
+import keyword
+import re
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from string import Template
+from typing import Final
+
+from levada.framework.errors import ConfigurationError
+
+from . import Subparsers
+
+__all__ = ["add_parser", "run"]
+
+FILES: Final = {
+    "$name.py": '''\
+"""An actor that counts log lines: Filebeat or `levada ship` sends them, and RSocket clients get the total."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+
+from levada.actors import lumberjack, rsocket
+from levada.framework import Actor, ActorSystem, Asks, handles, message
+
+HOST = os.environ.get("HOST", "127.0.0.1")
+LOGS = f"lumberjack://{HOST}:5044"
+DOOR = f"rsocket+tcp://{HOST}:7000"
+
+
+@message
+class Total(Asks[int]):
+    """How many lines have come?"""
+
+
+class Lines(Actor[lumberjack.Unit | Total]):
+    total: int = 0
+
+    @handles
+    def take(self, m: lumberjack.Unit) -> None:
+        # The writer is told that these events are safe when this returns.
+        self.total += len(m.events)
+
+    @handles
+    def tell_total(self, m: Total) -> int:
+        return self.total
+
+
+async def app(
+    system: ActorSystem, logs: str = LOGS, door: str = DOOR
+) -> AsyncIterator[tuple[lumberjack.Reader, rsocket.Listener]]:
+    """Open what `levada serve $name:app` serves; what stands behind the `yield` is the end."""
+    lines = system.spawn(Lines, name="lines")
+
+    async def answer(request: rsocket.Request) -> bytes:
+        return str(await lines.ask(Total())).encode()
+
+    async with lumberjack.serve(system, logs, lines) as incoming, rsocket.serve(system, door, answer) as questions:
+        yield incoming, questions
+''',
+    "test_$name.py": '''\
+"""The app on free ports, with a real writer and a real client."""
+
+from contextlib import asynccontextmanager
+
+import trio
+from levada.actors import lumberjack, rsocket
+from levada.framework import ActorSystem
+
+from $name import app
+
+
+def test_lines_are_counted() -> None:
+    async def main() -> None:
+        serving = asynccontextmanager(app)
+        async with (
+            ActorSystem() as system,
+            serving(system, "lumberjack://127.0.0.1:0", "rsocket+tcp://127.0.0.1:0") as (incoming, questions),
+        ):
+            async with lumberjack.connect(system, incoming.url) as writer:
+                await writer.deliver([{"line": "one"}, {"line": "two"}])
+            async with rsocket.connect(system, questions.url) as client:
+                assert (await client.request_response(b"")).data == b"2"
+
+    trio.run(main)
+''',
+    "pyproject.toml": """\
+[build-system]
+requires = ["hatchling>=1.27"]
+build-backend = "hatchling.build"
+
+[project]
+name = "$name"
+version = "0.1.0"
+requires-python = ">=3.11"
+dependencies = ["levada>=$version"]
+
+[project.optional-dependencies]
+dev = ["pytest>=8.2"]
+
+[tool.hatch.build.targets.wheel]
+only-include = ["$name.py"]
+""",
+    "Containerfile": """\
+FROM python:3.13-slim
+WORKDIR /app
+COPY pyproject.toml $name.py ./
+RUN pip install --no-cache-dir .
+USER nobody
+ENV HOST=0.0.0.0
+EXPOSE 5044 7000 8080
+CMD ["levada", "serve", "$name:app", "--health", "0.0.0.0:8080"]
+""",
+}
+"""The files of the project. Plain text and not modules, because the name is in all of them."""
+
+NEXT: Final = """\
+cd $folder
+pip install -e '.[dev]' && pytest
+levada serve $name:app
+levada ship FILE --to lumberjack://127.0.0.1:5044    # or Filebeat, with output.logstash
+levada call rsocket+tcp://127.0.0.1:7000    # prints how many lines have come
+"""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Describe the arguments."""
+    parser = subparsers.add_parser(
+        "new",
+        help="make a small project to start from: an app, its test, pyproject.toml and a container file",
+        description="Make a folder with an app for `levada serve`, its test, pyproject.toml and a Containerfile. "
+        "Prints the commands to go on with.",
+        epilog="Exit codes: 0 the project was made; 2 the name cannot be used, or the folder exists.",
+    )
+    parser.add_argument(
+        "name", metavar="NAME", help="of the folder and of the module: lower-case letters, digits and _"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the files.
+
+    Raises:
+        ConfigurationError: the name cannot be a module's, or the folder exists already.
+    """
+    name: str = args.name
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
+        raise ConfigurationError(f"a project's name is a module's: lower-case letters, digits and _, not {name!r}")
+    if name in sys.stdlib_module_names or name in ("levada", "trio", "attrs", "attr", "msgpack", "pytest"):
+        raise ConfigurationError(f"a module {name} exists already, and the project would hide it; choose another name")
+    folder = Path(name)
+    try:
+        folder.mkdir()
+    except OSError as error:
+        raise ConfigurationError(f"cannot make the folder {name}: {error.strerror}") from error
+    values = {"name": name, "folder": name, "version": version("levada")}
+    for path, text in FILES.items():
+        (folder / Template(path).substitute(values)).write_text(Template(text).substitute(values), "utf-8")
+    print(Template(NEXT).substitute(values), end="")
+    return 0
