@@ -21,11 +21,9 @@ def test_a_new_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
         "tally.py",
         "test_tally.py",
     ]
-    assert capsys.readouterr().out.splitlines()[:3] == [
-        "cd tally",
-        "pip install -e '.[dev]' && pytest",
-        "levada serve tally:app",
-    ]
+    commands = "levada new tally\n" + capsys.readouterr().out
+    readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    assert f"```\n{commands}```\n" in readme
     assert cli.main(["new", "tally"]) == 2
     assert capsys.readouterr().err == "levada: cannot make the folder tally: File exists\n"
 
