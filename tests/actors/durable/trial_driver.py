@@ -28,6 +28,9 @@ SETTINGS = NodeSettings(
 )
 
 
+NODES = ["n0", "n1", "n2"]
+
+
 def say(**what: Any) -> None:
     print(json.dumps(what), flush=True)
 
@@ -54,11 +57,11 @@ class Trial:
             pass  # the node has ended
 
     async def follow(self) -> None:
-        for member in self.nodes.members:
-            await self.hire(member.name)
+        for name in NODES:
+            await self.hire(name)
         async with self.nodes.events() as events:
             async for event in events:
-                if isinstance(event, NodeUp):
+                if isinstance(event, NodeUp) and event.member.name in NODES:
                     await self.hire(event.member.name)
 
     async def pay(self, m: dict[str, Any]) -> None:
@@ -107,11 +110,11 @@ class Trial:
 async def main(folder: str, count: int) -> None:
     async with (
         ActorSystem("driver", shutdown=20.0, ask_timeout=30.0) as system,
-        local_nodes(system, 3, app, settings=SETTINGS) as nodes,
+        local_nodes(system, len(NODES), app, names=NODES, settings=SETTINGS) as nodes,
     ):
         purses = await shards(
             system, Purse, events=Paid, journal=folder, shards=count, nodes=nodes,
-            idle=0.5, snapshot_every=4, max_live=2 * count,
+            idle=0.5, snapshot_every=4, max_live=2 * count, keeper=True,
         )  # fmt: skip
         trial = Trial(nodes, purses)
         async with trio.open_nursery() as nursery:
