@@ -44,7 +44,7 @@ class OutcomeUnknown(DurableError):
 
 @attrs.define(eq=False, slots=False, str=False)
 class CommandFailed(ActorStopped):
-    """The handler of this command raised, or its entity was ended: an `ActorStopped` of the entity, and not of its shard."""
+    """The handler of this command raised: an `ActorStopped` of the entity, and not of its shard or its node."""
 
 
 @attrs.define(eq=False, slots=False, str=False)

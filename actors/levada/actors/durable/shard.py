@@ -484,7 +484,8 @@ class Shard(DescribedActor[Any]):
             return  # the shard has given it up
         live = turn.live
         assert live is not None
-        if isinstance(error, ActorStopped):
+        if isinstance(error, ActorStopped) and isinstance(error.reason, Failed):
+            # Not if it ended with its shard or its node: then a command with an id is asked again.
             cause = error.__cause__
             error = CommandFailed(error.detail, actor=error.actor, reason=error.reason, message=error.message)
             error.__cause__ = cause
