@@ -108,7 +108,8 @@ def run(main: Callable[[], Awaitable[object]]) -> None:
 
 
 async def settled(portal: aio.Portal) -> None:
-    """Wait until nothing moves in trio."""
+    """Let the tasks that were just made begin, then wait until nothing moves in trio."""
+    await asyncio.sleep(0)
     await portal.run(wait_all_tasks_blocked)
 
 
