@@ -127,6 +127,7 @@ class Shards(Generic[M]):
 
         Raises:
             EntityErased: it is being erased.
+            OutcomeUnknown: the shard was lost meanwhile.
             JournalError: the journal cannot erase it, see `EraseEntity`.
         """
         rows: int = await self[entity].shard.ask(Erase(entity), timeout=timeout)

@@ -15,7 +15,7 @@ from levada.framework import Reply
 from levada.framework.errors import LevadaError
 
 from .access import Access
-from .errors import EntityErased, ShardLost
+from .errors import EntityErased, OutcomeUnknown, ShardLost
 from .rows import ERASED, FORGOT, SNAPSHOT, Row
 from .turns import Live, Writer
 
@@ -49,11 +49,11 @@ class Erasing:
 
     def __init__(self, shard: _Shard) -> None:
         self._shard = shard
-        self._entities: set[str] = set()
+        self._replies: dict[str, Reply[int]] = {}
 
     def refusal(self, entity: str) -> EntityErased | None:
         """Return the error for a command of an entity that is being erased."""
-        if entity in self._entities:
+        if entity in self._replies:
             return EntityErased(f"entity {entity!r:.100} is being erased", entity=entity)
         return None
 
@@ -63,8 +63,15 @@ class Erasing:
         if refusal is not None:
             reply.fail(refusal)
             return
-        self._entities.add(entity)
+        self._replies[entity] = reply
         self._shard.start_soon(self._erase, entity, reply)
+
+    def give_up(self) -> None:
+        """Answer that the shard was lost."""
+        for entity, reply in self._replies.items():
+            what = f"entity {entity!r:.100} is not erased, or not known to be: call erase() again"
+            reply.fail(OutcomeUnknown(what, entity=entity))
+        self._replies.clear()
 
     async def _erase(self, entity: str, reply: Reply[int]) -> None:
         shard = self._shard
@@ -88,4 +95,4 @@ class Erasing:
         else:
             reply.send(done.rows)
         shard.forget_entity(entity)
-        self._entities.discard(entity)
+        del self._replies[entity]

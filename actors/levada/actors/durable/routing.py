@@ -30,7 +30,7 @@ from levada.framework.ref import DEFAULT_TIMEOUT
 
 from .errors import CommandFailed, EntityErased, OutcomeUnknown, ReplayFailed
 from .hosting import MAILBOX, Owner
-from .turns import Command
+from .turns import Command, Erase
 
 __all__ = ["Follower", "Route", "Routes", "ToShard"]
 
@@ -238,6 +238,6 @@ def _unknown(m: Command, why: str) -> OutcomeUnknown:
 def _as_sent(error: ActorError, m: Any) -> LevadaError:
     """Return the error that a shard on a node has raised."""
     cause = error.__cause__
-    if isinstance(cause, RemoteFailure) and isinstance(m, Command) and cause.kind in _ERRORS:
-        return _ERRORS[cause.kind](cause.detail, m)
+    if isinstance(cause, RemoteFailure) and isinstance(m, Command | Erase) and cause.kind in _ERRORS:
+        return _ERRORS[cause.kind](cause.detail, m if isinstance(m, Command) else Command(m.entity, m))
     return error

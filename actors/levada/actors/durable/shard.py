@@ -191,6 +191,7 @@ class Shard(DescribedActor[Any]):
                 what += ": ask again with the same command id"
                 turn.reply.fail(OutcomeUnknown(what, entity=turn.entity, command=turn.command or ""))
         self._turns.clear()
+        self._erasing.give_up()
 
     @property
     def about(self) -> str:

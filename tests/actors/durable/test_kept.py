@@ -1,0 +1,98 @@
+"""The journal of durable actors in a child process: its start, its end and its way back."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+pytest.importorskip("pyarrow")
+
+from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Deposited, Withdrawn
+from tests.actors.nodes.processes import is_alive
+
+from levada.actors.durable import OutcomeUnknown, log_columns, log_config, shards
+from levada.actors.journal import Journal, JournalLocked, Store, keeper
+from levada.actors.nodes import nodes_of
+from levada.framework import ActorSystem, Ref
+from levada.framework.errors import ConfigurationError
+
+TIMES: dict[str, Any] = {"ask_timeout": 30.0, "shutdown": 20.0}
+KEPT: dict[str, Any] = {"events": EVENTS, "shards": 2, "keeper": True}
+
+
+def amounts(folder: Path) -> list[int]:
+    with Store.open(folder, None, log_config(2)) as store:
+        rows = [row for number in (0, 1) for _, batch in store.batches(number, 0) for row in batch.to_pylist()]
+    return [row["amount"] for row in rows if row["kind"] == "test.durable.deposited"]
+
+
+@pytest.mark.ci
+async def test_the_journal_is_in_a_process_that_ends_with_the_shards(tmp_path: Path) -> None:
+    async with ActorSystem("test", **TIMES) as system:
+        accounts = await shards(system, Account, journal=tmp_path, **KEPT)
+        assert await accounts["anna"].ask(Deposit(5), command="one") == 5
+        pid = nodes_of(system)["Account-keeper"].pid
+        assert pid != os.getpid()
+        with pytest.raises(JournalLocked):
+            Store.open(tmp_path, None, log_config(2))
+        accounts["anna"].tell(Deposit(6))
+        assert await accounts["anna"].ask(Deposit(5), command="one") == 5
+        accounts.ref.stop()
+        await accounts.ref.terminated()
+        assert not is_alive(pid)
+        assert amounts(tmp_path) == [5, 6]
+
+
+@pytest.mark.ci
+async def test_commands_wait_while_the_keeper_is_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, "levada")
+    async with ActorSystem("test", **TIMES) as system:
+        accounts = await shards(system, Account, journal=tmp_path, **KEPT)
+        nodes = nodes_of(system)
+        for number in range(3):
+            answer = 0
+            os.kill(nodes["Account-keeper"].pid, signal.SIGKILL)
+            while not answer:
+                try:
+                    answer = await accounts["anna"].ask(Deposit(1), command=f"order-{number}")
+                except OutcomeUnknown:
+                    await trio.lowlevel.checkpoint()
+            assert answer == number + 1
+        assert await accounts["anna"].ask(Balance()) == 3
+        accounts.ref.stop()
+        await accounts.ref.terminated()
+    assert amounts(tmp_path) == [1, 1, 1]
+
+
+@pytest.mark.ci
+async def test_a_journal_of_a_keeper_is_given_as_a_ref(tmp_path: Path) -> None:
+    async with ActorSystem("test", **TIMES) as system, keeper(system) as keep:
+        journal = await keep.open(tmp_path, log_columns(EVENTS), config=log_config(2))
+        accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=2)
+        assert await accounts["anna"].ask(Deposit(5)) == 5
+        accounts.ref.stop()
+        await accounts.ref.terminated()
+    assert amounts(tmp_path) == [5]
+
+
+async def test_a_journal_of_this_process_is_given_as_a_ref(tmp_path: Path) -> None:
+    async with ActorSystem("test", **TIMES) as system:
+        journal: Ref[Any] = system.spawn(
+            lambda: Journal(tmp_path, log_columns(Deposited | Withdrawn), config=log_config(2))
+        )
+        accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=2)
+        assert await accounts["anna"].ask(Deposit(5), command="one") == 5
+        assert await accounts["anna"].ask(Deposit(5), command="one") == 5
+        with pytest.raises(
+            ConfigurationError, match="keeper=True opens the journal of a folder, and journal= is a ref"
+        ):
+            await shards(system, Account, events=EVENTS, journal=journal, shards=2, keeper=True, name="other")
+        accounts.ref.stop()
+        await accounts.ref.terminated()
+    assert amounts(tmp_path) == [5]
