@@ -58,7 +58,7 @@ def run_framework_tests(folder: Path, python: str, *packages: str) -> None:
     assert re.search(r"\d+ passed", done.stdout)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 @pytest.mark.timeout(900)
 def test_the_runtime_on_the_oldest_versions(tmp_path: Path) -> None:
     run_framework_tests(tmp_path / "venv", sys.executable, *oldest())

@@ -91,7 +91,7 @@ def test_the_page_of_asyncio_shows_parts_of_the_examples() -> None:
 
 @pytest.mark.ci
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("adds_up", ["spark", "pyarrow"])
+@pytest.mark.parametrize("adds_up", [pytest.param("spark", marks=pytest.mark.release), "pyarrow"])
 def test_accounts_are_right_after_a_kill_and_so_are_their_books(adds_up: str) -> None:
     pytest.importorskip("pyspark" if adds_up == "spark" else "pyarrow")
     arguments = ["--commands", "400", *(["--no-spark"] if adds_up == "pyarrow" else [])]

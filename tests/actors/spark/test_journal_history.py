@@ -322,7 +322,7 @@ def test_a_start_beyond_the_end_is_refused(mailboxes: Mailboxes) -> None:
 # ---------------------------------------------------------------- with Spark
 
 
-@pytest.mark.ci
+@pytest.mark.release
 @pytest.mark.timeout(300)
 def test_a_query_says_that_an_older_copy_was_put_in_place(
     spark: SparkSession, mailboxes: Mailboxes, tmp_path: Path
