@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -351,6 +353,32 @@ async def test_a_class_that_a_node_does_not_know_is_refused(tmp_path: Path) -> N
     async with ActorSystem("driver") as system, nodes_here(system, 1, APP) as (nodes, _):
         with pytest.raises(ConfigurationError, match="Nested is inside a function"):
             await shards(system, Nested, events=EVENTS, journal=tmp_path, nodes=nodes)
+
+
+async def test_a_node_that_comes_back_with_another_class_fails_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error names the node and the class; when the node has the class again, so do its shards."""
+    caplog.set_level(logging.CRITICAL, "levada")
+    async with placed(tmp_path, 1) as (accounts, _, tasks):
+        assert await accounts["anna"].ask(Deposit(1)) == 1
+        with monkeypatch.context() as changed:
+            changed.setattr(sys.modules[__name__], "Placed", Account)
+            tasks[0].kill()
+            says = r"shard \d: n0: .*:Placed has other events in this node than in the driver"
+            with pytest.raises(ConfigurationError, match=says):
+                await accounts["anna"].ask(Deposit(1), command="one")
+            with pytest.raises(ConfigurationError, match=says):
+                accounts["anna"].tell(Deposit(1))
+            with pytest.raises(ConfigurationError, match=says):
+                await accounts["anna"].send(Deposit(1))
+        answer = None
+        while answer is None:
+            try:
+                answer = await accounts["anna"].ask(Deposit(1), command="one")
+            except ConfigurationError:
+                await trio.lowlevel.checkpoint()
+        assert answer == 2
 
 
 async def test_shards_that_nobody_started_are_not_found(tmp_path: Path) -> None:

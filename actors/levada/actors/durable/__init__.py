@@ -11,12 +11,12 @@ from levada.actors.journal import CommandReused
 
 from .entity import Durable, applies
 from .entry import Entity, Shards, shards, shards_of
-from .errors import DurableError, EntityErased, OutcomeUnknown, ReplayFailed, ShardLost
+from .errors import CommandFailed, DurableError, EntityErased, OutcomeUnknown, ReplayFailed, ShardLost
 from .evolution import upcasts
 from .rows import log_columns, log_config
-from .shard import ShardStatistics
+from .settings import ShardStatistics
 
 __all__ = [
-    "CommandReused", "Durable", "DurableError", "Entity", "EntityErased", "OutcomeUnknown", "ReplayFailed", "ShardLost",
+    "CommandFailed", "CommandReused", "Durable", "DurableError", "Entity", "EntityErased", "OutcomeUnknown", "ReplayFailed", "ShardLost",
     "ShardStatistics", "Shards", "applies", "log_columns", "log_config", "shards", "shards_of", "upcasts",
 ]  # fmt: skip

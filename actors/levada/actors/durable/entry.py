@@ -29,7 +29,8 @@ from .entity import Durable, handler_of
 from .hosting import MAILBOX, Owner, Subscribe, Terms
 from .routing import Follower, Route, Routes, ToShard
 from .rows import Log, load_arrow, log_config
-from .shard import GetShardStatistics, Settings, Shard, ShardStatistics
+from .settings import GetShardStatistics, Settings, ShardStatistics
+from .shard import Shard
 from .snapshots import Snapshots
 from .turns import Command, Erase, Turn
 
@@ -65,11 +66,12 @@ class Entity(Generic[M]):
             timeout: as of `Ref.ask`.
 
         Raises:
+            CommandFailed: the handler raised, and recorded nothing but what it had committed. It is an `ActorStopped`.
             OutcomeUnknown: the shard was lost meanwhile; ask again with the same id.
             ReplayFailed: the entity's events cannot be applied.
             CommandReused: the id was another message's.
             AskTimeout, ActorStopped: as of `Ref.ask`.
-            ConfigurationError: the durable actor has no handler for the message.
+            ConfigurationError: the durable actor has no handler for the message; or the node of its shard has another version of the class.
 
         Cancellation: a command that was not begun is withdrawn; else it goes on, and its answer is dropped.
         """

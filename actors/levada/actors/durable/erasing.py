@@ -6,6 +6,7 @@ its own rows before that go.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 import trio
@@ -31,8 +32,8 @@ class _Shard(Writer, Protocol):
         """End an entity, and wait until its rows are on the disk."""
         ...
 
-    def start_soon(self, function: Any, *args: Any) -> Any:
-        """Start a task of the shard."""
+    def start_task(self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
+        """Start a task of the shard, which ends if the task finds that the partition is lost."""
         ...
 
     def write(self, rows: list[Row], written: trio.Event) -> None:
@@ -64,7 +65,7 @@ class Erasing:
             reply.fail(refusal)
             return
         self._replies[entity] = reply
-        self._shard.start_soon(self._erase, entity, reply)
+        self._shard.start_task(self._erase, entity, reply)
 
     def give_up(self) -> None:
         """Answer that the shard was lost."""

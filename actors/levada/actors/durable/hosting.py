@@ -19,10 +19,11 @@ from levada.framework.errors import ActorError, ConfigurationError
 from .access import Access
 from .entity import Durable
 from .rows import Log, load_arrow
-from .shard import Leave, Settings, Shard
+from .settings import Settings
+from .shard import Leave, Shard
 from .snapshots import Snapshots
 
-__all__ = ["MAILBOX", "Close", "EndHost", "Host", "Open", "Owner", "Subscribe", "Terms"]
+__all__ = ["MAILBOX", "CheckHost", "Close", "EndHost", "Host", "Open", "Owner", "Subscribe", "Terms"]
 
 MAILBOX = 1024
 """Commands that wait for a shard that has as many as it takes."""
@@ -44,6 +45,11 @@ class Terms:
     snapshot_every: int
     max_live: int
     """Of one shard."""
+
+
+@message("levada.durable.check_host", frozen=True)
+class CheckHost(Asks[None]):
+    """Ask a new host whether it has the class. If not, it fails with `ConfigurationError`, and the host ends."""
 
 
 @message("levada.durable.open", frozen=True)
@@ -73,8 +79,10 @@ class Owner:
     """Where a shard is now."""
 
     shard: int
-    ref: Ref[Any] | None
+    ref: Ref[Any] | None = None
     """None: nowhere, until it is opened elsewhere."""
+    refused: str = ""
+    """Why its node cannot have it: the class is another one there. Empty if it can, or if that is not known."""
 
 
 @message("levada.durable.subscribe")
@@ -84,20 +92,29 @@ class Subscribe(Asks[int]):
     owners: Sender[Owner]
 
 
-class Host(Actor[Open | Close | EndHost]):
-    """The shards of a durable class on this node.
-
-    Raises:
-        ConfigurationError: in `started`: the node's app has not imported the class, or imported another version of it.
-    """
+class Host(Actor[CheckHost | Open | Close | EndHost]):
+    """The shards of a durable class on this node."""
 
     terms: Terms
     journal: Ref[Any]
 
     async def started(self) -> None:
         """Find the class."""
-        # A node has this package already; a program without nodes needs none of it.
         from levada.actors.nodes import nodes_of
+
+        self._shards: dict[int, Ref[Any]] = {}
+        self._told: set[int] = set()
+        self._leaving = False
+        self._refusal: ConfigurationError | None = None
+        try:
+            self._settings = await self._find()
+        except ConfigurationError as error:
+            self._refusal = error
+        await self.enter(nodes_of(self.system).before_leaving(self._leave))
+
+    async def _find(self) -> Settings:
+        """Find the class in this node; `ConfigurationError` if its app has not imported it, or imported another version of it."""
+        # A node has this package already; a program without nodes needs none of it.
         from levada.actors.nodes.orders import actor_class
 
         terms = self.terms
@@ -112,7 +129,7 @@ class Host(Actor[Open | Close | EndHost]):
                 f"{terms.cls} has other events in this node than in the driver: both must import the same code"
             )
         codec = Codec()
-        self._settings = Settings(
+        return Settings(
             cls=cls,
             log=log,
             node=f"{self.system.name}:{os.getpid()}",
@@ -124,10 +141,13 @@ class Host(Actor[Open | Close | EndHost]):
             max_live=terms.max_live,
             clock=time.time,
         )
-        self._shards: dict[int, Ref[Any]] = {}
-        self._told: set[int] = set()
-        self._leaving = False
-        await self.enter(nodes_of(self.system).before_leaving(self._leave))
+
+    @handles
+    def check(self, _: CheckHost) -> None:
+        """Answer whether the class is here."""
+        if self._refusal is not None:
+            self.reply_later().fail(self._refusal)
+            self.stop()
 
     @handles
     def open(self, m: Open) -> Ref[Any] | None:

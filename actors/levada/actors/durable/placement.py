@@ -15,9 +15,16 @@ import trio
 
 from levada.actors.nodes import Member, MemberState, Nodes
 from levada.framework import Actor, Asks, Reason, Ref, Sender, handles, message
-from levada.framework.errors import ActorStopped, ChannelError, ConfigurationError, LevadaError
+from levada.framework.errors import (
+    ActorError,
+    ActorStopped,
+    ChannelError,
+    ConfigurationError,
+    LevadaError,
+    RemoteFailure,
+)
 
-from .hosting import Close, EndHost, Host, Open, Owner, Subscribe, Terms
+from .hosting import CheckHost, Close, EndHost, Host, Open, Owner, Subscribe, Terms
 
 __all__ = ["Placement", "PrepareHosts", "target"]
 
@@ -57,7 +64,7 @@ class Placement(Actor[PrepareHosts | Subscribe]):
 
     def started(self) -> None:
         """Begin."""
-        self._owners: list[Ref[Any] | None] = [None] * self.terms.shards
+        self._owners = [Owner(shard) for shard in range(self.terms.shards)]
         self._hosts: dict[bytes, Ref[Any]] = {}
         self._starting: dict[bytes, trio.Lock] = {}
         self._work = trio.CancelScope()
@@ -97,6 +104,13 @@ class Placement(Actor[PrepareHosts | Subscribe]):
             ref = self._hosts.get(member.node_id)
             if ref is None or not ref.is_alive:
                 ref = await self.fleet.spawn(Host, self.terms, self.journal, on=member.name)
+                try:
+                    await ref.ask(CheckHost(), timeout=OPENING)
+                except ActorError as error:
+                    cause = error.__cause__
+                    if isinstance(cause, RemoteFailure) and cause.kind == "ConfigurationError":
+                        raise ConfigurationError(f"{member.name}: {cause.detail}") from error
+                    raise
                 alive = {each.node_id for each in self.fleet.members}
                 self._hosts = {node: host for node, host in self._hosts.items() if node in alive}
                 self._starting = {node: lock for node, lock in self._starting.items() if node in alive}
@@ -115,6 +129,8 @@ class Placement(Actor[PrepareHosts | Subscribe]):
                 host = await self._host_on(member)
                 ref = await host.ask(Open(shard), timeout=OPENING)
             except LevadaError as error:
+                if isinstance(error, ConfigurationError):  # it stays so until the node starts again with other code
+                    self._announce(Owner(shard, refused=str(error)))
                 logger.warning(
                     "shard %d of %s cannot be opened on %s: %s; trying again in %g s",
                     shard,
@@ -125,9 +141,9 @@ class Placement(Actor[PrepareHosts | Subscribe]):
                     extra={"event": "shard_not_opened"},
                 )
             else:
-                self._announce(shard, ref)
+                self._announce(Owner(shard, ref))
                 ended = await self._until_it_moves(shard, ref, member)
-                self._announce(shard, None)
+                self._announce(Owner(shard))
                 if not ended:
                     await self._close(shard, host)
                     continue
@@ -177,10 +193,10 @@ class Placement(Actor[PrepareHosts | Subscribe]):
                 extra={"event": "shard_not_closed"},
             )
 
-    def _announce(self, shard: int, ref: Ref[Any] | None) -> None:
-        self._owners[shard] = ref
+    def _announce(self, news: Owner) -> None:
+        self._owners[news.shard] = news
         for outbox in self._outboxes.values():
-            outbox[shard] = None
+            outbox[news.shard] = None
         self._news.set()
         self._news = trio.Event()
 
@@ -200,7 +216,7 @@ class Placement(Actor[PrepareHosts | Subscribe]):
                     while outbox:
                         shard = next(iter(outbox))
                         del outbox[shard]
-                        await owners.send(Owner(shard, self._owners[shard]))
+                        await owners.send(self._owners[shard])
                     await self._news.wait()
         except ChannelError:
             pass  # the process has ended

@@ -20,6 +20,7 @@ from levada.framework.errors import (
     ActorStopped,
     AskTimeout,
     ChannelError,
+    ConfigurationError,
     LevadaError,
     MailboxFull,
     NoValue,
@@ -68,7 +69,7 @@ class Routes:
 
     def __init__(self, system: ActorSystem, count: int) -> None:
         self.system = system
-        self.table: list[Ref[Any] | None] = [None] * count
+        self.table = [Owner(shard) for shard in range(count)]
         self.closed = False
         """Whether there will be no more news: the driver's placement has ended."""
         self._told: dict[int, deque[Any]] = {}
@@ -91,7 +92,7 @@ class Routes:
                 self._told.clear()
 
     def _take(self, news: Owner) -> None:
-        self.table[news.shard] = news.ref
+        self.table[news.shard] = news
         self._wake()
         if news.ref is not None:
             for each in self._told.pop(news.shard, ()):
@@ -109,23 +110,25 @@ class Routes:
         await self._changed.wait()
 
     async def owner(self, shard: int) -> Ref[Any]:
-        """Wait until a shard is somewhere."""
+        """Wait until a shard is somewhere; raises as `require_open`."""
         while True:
-            ref = self.table[shard]
+            ref = self.table[shard].ref
             if ref is not None and ref.is_alive:
                 return ref
-            self.require_open()
+            self.require_open(shard)
             await self._changed.wait()
 
-    def require_open(self) -> None:
-        """Raise `ActorStopped` if the shards have ended."""
+    def require_open(self, shard: int) -> None:
+        """Raise `ActorStopped` if the shards have ended, `ConfigurationError` if the shard's node cannot have it."""
         if self.closed:
             raise ActorStopped("the shards have ended", reason=NORMAL)
+        if self.table[shard].refused:
+            raise ConfigurationError(f"shard {shard}: {self.table[shard].refused}")
 
     def tell(self, shard: int, m: Any) -> None:
         """Tell a shard something, or keep it until the shard is somewhere."""
-        self.require_open()
-        ref = self.table[shard]
+        self.require_open(shard)
+        ref = self.table[shard].ref
         if ref is not None and ref.is_alive:
             ref.tell(m)
             return
@@ -223,9 +226,9 @@ class Route:
 
     async def _news(self, of: Ref[Any]) -> None:
         """Wait until the shard is elsewhere, but not for long."""
-        self._routes.require_open()
+        self._routes.require_open(self._shard)
         with trio.move_on_after(PAUSE):
-            while self._routes.table[self._shard] is of:
+            while self._routes.table[self._shard].ref is of:
                 await self._routes.changed()
 
 

@@ -4,7 +4,8 @@ A command comes to the shard. If the entity is in memory, the shard puts the com
 entity first, with a task of its own. When the handler has returned, `finished` queues its rows, and the answer with them (`commits.py`).
 
 The shard ends if its partition takes no more of its rows: another process has written there, or the journal failed. Then all commands under way
-fail with `OutcomeUnknown`, the entities end, and the supervisor starts the shard again, which reads everything anew.
+fail with `OutcomeUnknown`, the entities end, and the supervisor starts the shard again, which reads everything anew. A shard whose own rows cannot
+be read or written refuses all commands with the journal's error, and tries again later.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -20,23 +21,23 @@ import attrs
 import trio
 
 from levada.actors.journal import Appended, CommandReused, JournalError
-from levada.framework import Codec, Failed, Killed, Reason, Reply, handles, message
+from levada.framework import Failed, Killed, Reason, Reply, handles
 from levada.framework.embedding import ActorPhase, DescribedActor, adopt, local_ref, release
 from levada.framework.errors import ActorError, ActorStopped, LevadaError
 from levada.framework.message import Asks, reply_type
 
 from .access import Access
 from .commits import Commit, Commits
-from .entity import Durable, handler_of
+from .entity import handler_of
 from .erasing import Erasing
 from .errors import CommandFailed, DurableError, OutcomeUnknown, ReplayFailed, ShardLost
 from .reminders import Reminder, Reminders
 from .replay import load
-from .rows import ANSWER, ERASED, FIRED, FORGOT, OWNED, REMIND, SNAPSHOT, Log, Row
-from .snapshots import Snapshots
+from .rows import ANSWER, ERASED, FIRED, FORGOT, OWNED, REMIND, SNAPSHOT, Row
+from .settings import GetShardStatistics, Settings, ShardStatistics
 from .turns import Command, Erase, Live, Turn
 
-__all__ = ["GetShardStatistics", "Leave", "Settings", "Shard", "ShardStatistics"]
+__all__ = ["Leave", "Shard"]
 
 logger = logging.getLogger("levada.actors.durable")
 
@@ -50,51 +51,6 @@ FIRST_DELAY, LAST_DELAY = 0.05, 5.0
 """Seconds between attempts to reach the journal."""
 
 
-@attrs.frozen(kw_only=True)
-class Settings:
-    """What all shards of a durable class share."""
-
-    cls: type[Durable[Any]]
-    log: Log
-    node: str
-    """Names this process in the log."""
-    idle: float
-    remember: int
-    snapshot_every: int
-    snapshots: Snapshots
-    max_live: int
-    """Of one shard."""
-    clock: Callable[[], float]
-    codec: Codec
-
-
-@message("levada.durable.shard_statistics", frozen=True)
-class ShardStatistics:
-    """Counters of a shard since it started, and sizes of this moment."""
-
-    live: int
-    """Entities in memory."""
-    loading: int
-    """Entities that are read now."""
-    under_way: int
-    """Commands that are not answered yet."""
-    rows: int
-    """Written."""
-    end: int
-    """Offset behind the last row."""
-    replayed: int
-    """Entities that were loaded."""
-    failed: int
-    """Entities that cannot be replayed."""
-    repeated: int
-    """Commands that came again."""
-
-
-@message("levada.durable.get_shard_statistics", frozen=True)
-class GetShardStatistics(Asks[ShardStatistics]):
-    """Ask a shard for `ShardStatistics`."""
-
-
 @attrs.frozen
 class Leave:
     """Finish the commands that were taken, then end. Those that come later fail at once: they were not begun."""
@@ -103,6 +59,11 @@ class Leave:
 @attrs.frozen
 class _Sweep:
     """Time to passivate."""
+
+
+@attrs.frozen
+class _Again:
+    """Time to open a shard again that could not be opened."""
 
 
 @attrs.frozen
@@ -134,11 +95,17 @@ class Shard(DescribedActor[Any]):
         self.own = Live("", self)
         self.reminders = Reminders(self.settings.codec)
         self._attempts: dict[str, int] = {}
+        self._refusal: JournalError | None = None
         delay = FIRST_DELAY
         while True:
             try:
                 end = await self._take()
                 break
+            except JournalError as error:
+                logger.error("%s cannot be opened: %s", self.ref.path, error, extra={"event": "shard_refused"})
+                self._refusal = error
+                self.timers.once("again", LAST_DELAY, _Again())
+                return
             except ShardLost as error:
                 logger.warning(
                     "%s: %s; trying again in %g s", self.ref.path, error, delay, extra={"event": "shard_waits"}
@@ -146,7 +113,7 @@ class Shard(DescribedActor[Any]):
                 await trio.sleep(delay)
                 delay = min(2 * delay, LAST_DELAY)
         self._commits = Commits(self.access, self.log, end)
-        self.start_soon(self._commits.run)
+        self.start_task(self._commits.run)
         self.timers.every("sweep", self.settings.idle / 4, _Sweep())
         self._arm()
 
@@ -168,6 +135,24 @@ class Shard(DescribedActor[Any]):
                     elif kind in (REMIND, FIRED, FORGOT):
                         self.reminders.note(kind, data)
         return end + 1
+
+    def start_task(self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
+        """Start a task; if it finds that the partition is lost, the shard ends."""
+        self.start_soon(self._guarded, function, *args)
+
+    async def _guarded(self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
+        try:
+            await function(*args)
+        except ShardLost as error:
+            logger.warning("%s ends: %s", self.ref.path, error, extra={"event": "shard_lost"})
+            self._give_up()
+            release(self, Failed(error))
+
+    @handles
+    def again(self, _: _Again) -> None:
+        """End, for the supervisor to start the shard again."""
+        assert self._refusal is not None
+        release(self, Failed(self._refusal))
 
     async def stopping(self, reason: Reason) -> None:
         """Write the rows of finished handlers; the other commands fail."""
@@ -192,6 +177,7 @@ class Shard(DescribedActor[Any]):
                 turn.reply.fail(OutcomeUnknown(what, entity=turn.entity, command=turn.command or ""))
         self._turns.clear()
         self._erasing.give_up()
+        self._wake_waiting()
 
     @property
     def about(self) -> str:
@@ -213,6 +199,9 @@ class Shard(DescribedActor[Any]):
         while len(self._turns) >= MOST_UNDER_WAY:
             await self._room.wait()
         turn = Turn(local_ref(self), self, m, self._reply())
+        if self._refusal is not None:
+            self._refuse(turn, self._refusal)
+            return
         if handler_of(self.settings.cls, type(m.message)) is None:
             name = self.settings.cls.__name__
             self._refuse(turn, ActorError(f"{name} has no handler for {type(m.message).__name__}", actor=self.ref.path))
@@ -251,7 +240,7 @@ class Shard(DescribedActor[Any]):
             self._refuse(turn, error)
         else:
             self._loading[turn.entity] = [turn]
-            self.start_soon(self._load, turn.entity)
+            self.start_task(self._load, turn.entity)
 
     def _offer(self, live: Live, turn: Turn) -> None:
         """Give a command to an entity in memory, unless it has been given before."""
@@ -291,7 +280,7 @@ class Shard(DescribedActor[Any]):
             first.also = first.also or []
             first.also.append(turn)
         elif known is not None:
-            self.start_soon(self._repeat, turn, known[0])
+            self.start_task(self._repeat, turn, known[0])
         return False
 
     async def _repeat(self, turn: Turn, offset: int) -> None:
@@ -476,8 +465,11 @@ class Shard(DescribedActor[Any]):
     def _settle(self, turn: Turn) -> None:
         self._turns.discard(turn)
         if len(self._turns) == MOST_UNDER_WAY - 1 or not self._turns:
-            self._room.set()
-            self._room = trio.Event()
+            self._wake_waiting()
+
+    def _wake_waiting(self) -> None:
+        self._room.set()
+        self._room = trio.Event()
 
     def failed(self, turn: Turn, error: BaseException) -> None:
         """Drop an entity that ended on a command. Those behind it are for its next life."""
@@ -509,7 +501,11 @@ class Shard(DescribedActor[Any]):
     @handles
     def erase(self, m: Erase) -> None:
         """End an entity and erase its rows."""
-        self._erasing.begin(m.entity, self.reply_later())
+        reply = self.reply_later()
+        if self._refusal is not None:
+            reply.fail(self._refusal)
+        else:
+            self._erasing.begin(m.entity, reply)
 
     async def end_entity(self, entity: str) -> None:
         """End an entity, and wait until its rows are on the disk."""

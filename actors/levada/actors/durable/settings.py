@@ -1,0 +1,62 @@
+"""What all shards of a durable class share, and what each of them tells of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from levada.framework import Codec, message
+from levada.framework.message import Asks
+
+from .entity import Durable
+from .rows import Log
+from .snapshots import Snapshots
+
+__all__ = ["GetShardStatistics", "Settings", "ShardStatistics"]
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """What all shards of a durable class share."""
+
+    cls: type[Durable[Any]]
+    log: Log
+    node: str
+    """Names this process in the log."""
+    idle: float
+    remember: int
+    snapshot_every: int
+    snapshots: Snapshots
+    max_live: int
+    """Of one shard."""
+    clock: Callable[[], float]
+    codec: Codec
+
+
+@message("levada.durable.shard_statistics", frozen=True)
+class ShardStatistics:
+    """Counters of a shard since it started, and sizes of this moment."""
+
+    live: int
+    """Entities in memory."""
+    loading: int
+    """Entities that are read now."""
+    under_way: int
+    """Commands that are not answered yet."""
+    rows: int
+    """Written."""
+    end: int
+    """Offset behind the last row."""
+    replayed: int
+    """Entities that were loaded."""
+    failed: int
+    """Entities that cannot be replayed."""
+    repeated: int
+    """Commands that came again."""
+
+
+@message("levada.durable.get_shard_statistics", frozen=True)
+class GetShardStatistics(Asks[ShardStatistics]):
+    """Ask a shard for `ShardStatistics`."""
