@@ -19,7 +19,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["changes/*.*.md"]  # the notes; their README stays
+exclude_patterns = ["changes/*"]  # a release gathers them into the changelog
 html_theme = "furo"
 html_title = f"levada {release}"
 html_static_path = ["pictures"]

@@ -37,7 +37,8 @@ def docstrings(file: Path) -> Iterator[str]:
 @cache
 def text_of(tree: str) -> str:
     if tree == "docs":
-        pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+        names = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+        pages = [*(ROOT / name for name in names), *sorted((ROOT / "docs").rglob("*.md"))]
         return "\n".join(CODE.sub("", page.read_text("utf-8")) for page in pages)
     return "\n".join(text for file in sorted((ROOT / tree).rglob("*.py")) for text in docstrings(file))
 
