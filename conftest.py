@@ -38,7 +38,7 @@ ENVIRONMENTS = "tests/test_environments.py"
 # Deadlines are off: other work on the machine makes one slow example say nothing. `print_blob` shows how to repeat a failure.
 # The newcomer's run has the same examples every time, so that a failure is the fault of the change at hand.
 settings.register_profile(
-    "fast", deadline=None, print_blob=True, max_examples=30, stateful_step_count=30, derandomize=True, database=None
+    "fast", deadline=None, print_blob=True, max_examples=20, stateful_step_count=30, derandomize=True, database=None
 )
 # New examples on each run: many runs of 50 see what one of 100 does.
 settings.register_profile("ci", deadline=None, print_blob=True, max_examples=50)
@@ -113,10 +113,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     above = PROFILES[PROFILES.index(str(config.getoption("--profile"))) + 1 :]
-    left_out = [item for item in items if any(map(item.get_closest_marker, above))]
+    left_out = {item for item in items if any(map(item.get_closest_marker, above))}
     if left_out:
-        items[:] = [item for item in items if item not in set(left_out)]
-        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=list(left_out))
     for item in items:
         for profile, limit in LIMITS.items():
             if item.get_closest_marker(profile) and item.get_closest_marker("timeout") is None:

@@ -27,7 +27,8 @@ SHARDS = 4
 ENTITIES = [f"purse-{number}" for number in range(8)]
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.ci) for seed in range(1, 6))])
+@pytest.mark.ci
+@pytest.mark.parametrize("seed", range(6))
 async def test_whatever_partitions_there_are_owners_never_both_write(
     quic: tuple[QuicConfig, QuicConfig], autojump_clock: MockClock, seed: int, caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,

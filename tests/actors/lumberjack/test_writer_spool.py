@@ -538,6 +538,7 @@ async def test_a_spool_cannot_drop_the_oldest(tmp_path: Path) -> None:
         LumberjackHandler("lumberjack+memory://small", **settings)
 
 
+@pytest.mark.ci
 async def test_a_full_spool_makes_senders_wait_or_drops(
     tmp_path: Path, small_reader: Readers, quick: MockClock
 ) -> None:

@@ -16,7 +16,7 @@ from levada.framework import Actor, Asks, Ref, handles, message
 from levada.framework.testing import StrictViolation, strict
 from levada.framework.testing.stateful import ActorStateMachine, initialize, invariant, rule
 
-QUICK = settings(max_examples=15, stateful_step_count=10, deadline=None, database=None)
+QUICK = settings(max_examples=8, stateful_step_count=10, deadline=None, database=None)
 
 
 @message

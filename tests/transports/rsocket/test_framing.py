@@ -126,7 +126,7 @@ def sizes_in_flight(link: CorePair[RSocketCore], framed: bool) -> list[int]:
 
 @pytest.mark.rule("RS-86")
 @pytest.mark.parametrize("framed", [False, True])
-@pytest.mark.parametrize("metadata", [None, b"m" * 100])
+@pytest.mark.parametrize("metadata", [None, pytest.param(b"m" * 100, marks=pytest.mark.ci, id="metadata")])
 def test_rs86_frames_that_a_peer_would_drop_are_cut_into_fragments_of_a_mebibyte(
     pair: Pair, framed: bool, metadata: bytes | None
 ) -> None:
