@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import pytest
+import trio
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
@@ -22,7 +25,9 @@ from pyspark.sql.types import StructType  # noqa: E402
 from levada.actors.journal import (  # noqa: E402
     DeclareGroup,
     EraseEntity,
+    GetExtent,
     GetGroups,
+    GetJournalStatistics,
     JournalConfig,
     JournalError,
     Keyed,
@@ -258,6 +263,46 @@ def test_a_group_is_kept_and_moves_with_the_commits_of_the_query(actors: Actors)
     assert actors.ask(made, GetGroups()) == {"job": {0: 0, 1: 0}}
     stream.commit(stream.latestOffset(start, ReadAllAvailable()))
     assert actors.ask(made, GetGroups()) == {"job": {0: 3, 1: 2}}
+
+
+def test_a_group_moves_though_no_more_rows_come_and_never_back(actors: Actors) -> None:
+    """Spark commits a batch with the next one, which would never come if the mailbox were full of rows that have been read."""
+    made = fill(actors, "lines", 3, 2)
+    stream = source(actors, group="job")
+    end = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
+    assert actors.ask(made, GetGroups()) == {"job": {0: 0, 1: 0}}
+    assert stream.latestOffset(end, ReadAllAvailable()) == end
+    assert actors.ask(made, GetGroups()) == {"job": {0: 3, 1: 2}}
+    again = source(actors, group="job", minRowsPerBatch="100")
+    start = again.initialOffset()
+    assert again.latestOffset(start, ReadAllAvailable()) == start
+    assert actors.ask(made, GetGroups()) == {"job": {0: 3, 1: 2}}
+
+
+def test_a_full_mailbox_goes_on_once_its_rows_are_read(actors: Actors) -> None:
+    """Though one micro-batch has read all of it, and Spark has nothing to begin the next one with."""
+    made = fill(actors, "lines", 0, 0, config=attrs.evolve(ONE_ROW, max_bytes=8192))
+    actors.ask(made, DeclareGroup("job"))
+
+    async def append() -> None:
+        for number in range(1000):
+            await made.append([Line(number)], partition=0)
+
+    async def until_full() -> int:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(append)
+            while not (await made.ref.ask(GetJournalStatistics())).full:
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+        return int((await made.ref.ask(GetExtent())).end[0])
+
+    held = actors.do(until_full)
+    stream = source(actors, group="job")
+    end = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
+    assert bounds(end) == (held, 0)
+    assert stream.latestOffset(end, ReadAllAvailable()) == end
+    actors.do(partial(made.append, [Line(held)], partition=0))
+    assert bounds(stream.latestOffset(end, ReadAllAvailable())) == (held + 1, 0)
 
 
 def test_lost_rows_fail_the_query_or_are_left_out(actors: Actors) -> None:

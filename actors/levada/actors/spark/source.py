@@ -271,7 +271,8 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._declared = False
+        self._committed: dict[int, int] | None = None
+        """The offsets of the group; None: it is not declared yet."""
         self._target: dict[int, int] | None = None
         """The end for Trigger.AvailableNow."""
         self._last_batch = time.monotonic()
@@ -307,6 +308,9 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = {number: max(stop, begun.get(number, 0)) for number, stop in end.items()}
         rows = {number: stop - max(begun.get(number, 0), found.first[number]) for number, stop in end.items()}
         if not any(count > 0 for count in rows.values()) or self._waits(sum(rows.values())):
+            # Spark asks when the batch before is done, and commits it only with the next one. For that a full mailbox would wait for ever.
+            if any(offset > (self._committed or {}).get(number, offset) for number, offset in begun.items()):
+                self.commit(start)
             return start
         end = self._limited(begun, end, found, limit)
         self._last_batch = time.monotonic()
@@ -346,7 +350,8 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Set the offsets of the group: rows before them are never asked for again."""
         if self._options.group is not None:
             found = self._describe()
-            self._options.remote.ask(Commit(self._options.group, found.epoch, self._offsets(end, found)))
+            self._committed = self._offsets(end, found)
+            self._options.remote.ask(Commit(self._options.group, found.epoch, self._committed))
 
     def _offsets(self, offset: Mapping[str, Any], found: Description) -> dict[int, int]:
         """Read an offset. If rows before it are lost and that is accepted, it goes back to the rows that are left."""
@@ -377,11 +382,11 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Describe the mailbox; the first time check the columns and declare the group."""
         remote = self._options.remote
         found = remote.describe()
-        if not self._declared:
+        if self._committed is None:
             check_columns(self._schema, found.columns())
-            if self._options.group is not None:
-                remote.ask(Declare(self._options.group, at_end=self._options.starting == "latest"))
-            self._declared = True
+            group = self._options.group
+            at_end = self._options.starting == "latest"
+            self._committed = {} if group is None else remote.ask(Declare(group, at_end=at_end))
         return found
 
     def _waits(self, rows: int) -> bool:
