@@ -35,8 +35,9 @@ def _sets(sets: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]:
 class NodeSettings:
     """How nodes start, end, and restart. Immutable; derive with `attrs.evolve`."""
 
-    start_timeout: float = attrs.field(default=30.0, validator=_SECONDS)
-    """Seconds from the start of a process until its app is ready."""
+    start_timeout: float = attrs.field(default=60.0, validator=_SECONDS)
+    """Seconds from the start of a process until its app is ready. A process that ends before is known at once, so this is for one that
+    hangs; on a busy machine Python itself may take half a minute to start."""
     grace: float = attrs.field(default=10.0, validator=_SECONDS)
     """Seconds that a node has for open work when it drains; then it gets SIGTERM, and `kill_after` seconds later SIGKILL. A node that
     has lost its driver ends its actors at once, and its process after this time at the latest."""

@@ -121,7 +121,7 @@ def session(
     """Start a Spark session that can read and write mailboxes, or return the active one.
 
     Unless `conf` or the environment says otherwise, it sets the Java and the workers' Python (this process's); on local masters also the
-    loopback address and as many shuffle partitions as processors. No web interface, no progress bar, times in UTC.
+    loopback address and as many shuffle partitions as processors. No web interface, no progress bar, times in UTC, 60 seconds for a Python worker to be let in.
 
     Args:
         master: None: as given to ``spark-submit``, else ``local[*]``.
@@ -240,6 +240,8 @@ def _defaults(master: str, app: str, log_level: str, settings: dict[str, str]) -
         "spark.app.name": app,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        # Of a worker, to be let in: on a busy machine Spark's 15 s are too few. It has no such setting for a worker's start.
+        "spark.python.authenticate.socketTimeout": "60s",
         "spark.sql.session.timeZone": "UTC",
         # Spark makes this folder when there are tables; by default in the working directory.
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
