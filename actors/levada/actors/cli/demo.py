@@ -321,6 +321,7 @@ def _tell(
             "micro_batches": demo.batches,
             "largest_batch": demo.largest,
             "lines_read": demo.read,
+            "lines_scored": demo.scored,
         }
         print(json.dumps({**_as_json(demo.results), **facts}))
     else:
@@ -355,9 +356,10 @@ def _summary(demo: Pipeline, seconds: float) -> Iterator[str]:
         f"{demo.pace.shipped:,} records shipped, {demo.batches} micro-batches, {sum(results.taken.values()):,} results received, "
         f"in {seconds:.1f} s"
     )
-    if len(demo.read) > 1:
-        shares = (f"{node} {count / demo.read.total():.0%}" for node, count in sorted(demo.read.items()))
-        yield f"lines read: {', '.join(shares)}"
+    for what, counts in (("read", demo.read), ("scored", demo.scored)):
+        if len(counts) > 1:
+            shares = (f"{node} {count / counts.total():.0%}" for node, count in sorted(counts.items()))
+            yield f"lines {what}: {', '.join(shares)}"
     yield ""
     yield from _table(
         ["log", "records", "lines", "damaged"],
@@ -381,6 +383,11 @@ def _summary(demo: Pipeline, seconds: float) -> Iterator[str]:
             yield ""
             ordered = found if kind == "status" else dict(sorted(found.items()))
             yield from _table([heading, "lines"], [[key, f"{count:,}"] for key, count in ordered.items()])
+    if suspicious := results.by_key("access", "suspicious"):
+        yield ""
+        yield f"{len(suspicious)} clients with suspicious requests; the most points:"
+        rows = [[client, str(points)] for client, points in list(suspicious.items())[:5]]
+        yield from _table(["client", "points"], rows)
     if results.attacks:
         yield ""
         most = sorted(results.attacks.values(), key=lambda row: -row["failures"])[:5]

@@ -28,18 +28,20 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from levada.actors import aqueduct, rsocket
 from levada.actors.interop.certificates import make_certificates
-from levada.actors.journal import GetExtent
+from levada.actors.journal import DeclareGroup, GetExtent, JournalConfig
+from levada.actors.spark.asks import RemoteActor
 from levada.actors.spark.bridge import Bridge, Mailbox, serve_bridge
 from levada.actors.spark.query import AwaitAvailable, GetProgress, Query, QueryEvent, QueryFailed, QueryProgress
 from levada.framework import Actor, ActorSystem, Failed, Ref, bounded, handles, restart
-from levada.framework.errors import ActorStopped, LevadaError, NoValue
+from levada.framework.errors import ActorStopped, NoValue
 
 from .engine import spark_session
 from .ingest import Intake, Pace, ship
 from .live import MAILBOXES, Desk, Results, Subscriber
-from .queries import QUERIES, SOURCES, StreamQuery
+from .queries import QUERIES, SOURCES, StreamQuery, scores
 from .readers import reader, readers
 from .rows import Follow, LogLine, Result
+from .scoring import scorers
 
 __all__ = ["Pipeline", "Settings", "pipeline"]
 
@@ -49,12 +51,16 @@ LANES = 2
 """Queries that start at a time."""
 DRAIN = 1.0
 """Seconds that subscribers over Aqueduct have at the end; their channels have no end of their own."""
-AGAIN = 6
-"""Restarts of a failed query: on a busy machine its Python processes are not up within Spark's ten seconds."""
+AGAIN = restart("transient", max=12, within=300.0, backoff=(1.0, 10.0))
+"""A failed query goes on from its checkpoint. On a busy machine that happens: Spark gives each of its Python processes ten seconds to start."""
 GRACE = 2.0
 """Seconds that queries have to end after a cancellation."""
 BATCH_ROWS = 50_000
 """Lines of one micro-batch: on two cores five seconds or so, so counts appear and grow while lines still come."""
+AHEAD, LINE = 2, 512
+"""Micro-batches of lines that may wait for Spark, and the bytes of a line in the journal, with some to spare."""
+SEGMENT = 16 << 20
+"""Bytes of a segment of the lines' journal: the largest message fits."""
 ROUTES = rsocket.CoreConfig(metadata_mime_type=rsocket.COMPOSITE)
 SPARK: dict[str, Any] = {
     # transformWithState takes no other.
@@ -87,7 +93,7 @@ class Settings:
     batch_rows: int = BATCH_ROWS
     """Most lines of one micro-batch."""
     nodes: int = 0
-    """Nodes that read and parse; 0: this process does."""
+    """Nodes that read, parse and score; 0: this process does."""
     watch: Callable[[str], object] | None = None
     """Serve a dashboard, and call this with the address that logs in."""
 
@@ -111,6 +117,8 @@ class Pipeline:
     """URLs that take lines in."""
     read: Counter[str] = attrs.field(factory=Counter[str])
     """Lines by the node that read them."""
+    scored: Counter[str] = attrs.field(factory=Counter[str])
+    """Lines by the node that scored them."""
     door_url: str = ""
     """URL of the results, over RSocket."""
     channels_url: str = ""
@@ -132,7 +140,11 @@ class Pipeline:
             QueryFailed: a query failed again and again; the first line says why, and where the log is.
         """
         self.phase = "shipping"
-        await self.shipped.wait()
+        async with trio.open_nursery() as nursery:
+            for query in self.queries.values():
+                nursery.start_soon(_fails_for_good, query, self.log)
+            await self.shipped.wait()
+            nursery.cancel_scope.cancel()
         self.phase = "running the queries"
         async with trio.open_nursery() as nursery:
             for query in self.queries.values():
@@ -191,7 +203,10 @@ async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
             carrier = QuicConfig(certificate=pems.certificate, key=pems.key, ca=pems.ca, server_name="localhost")
         channels = aqueduct.PeerConfig(carrier=carrier, core=aqueduct.AqueductConfig(drain=DRAIN))
         # From the files to Spark.
-        logs: Mailbox[LogLine] = await bridge.mailbox("logs", LogLine, partitions=2)
+        logs: Mailbox[LogLine] = await bridge.mailbox("logs", LogLine, config=waiting_lines(settings.batch_rows))
+        for query in QUERIES:
+            if query.source in run.sources:  # before there are lines, so that each query gets all of them
+                await logs.ref.ask(DeclareGroup(query.name))
         intake = system.spawn(Intake, logs, run.read, name="intake", mailbox=bounded(64))
         reader_url = f"lumberjack+tls://{host}:{lumberjack_port}"
         reading = functools.partial(readers, nodes=settings.nodes) if settings.nodes else reader
@@ -201,6 +216,7 @@ async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
             aqueduct.serve(system, channels_url, desk.send, Follow, config=channels) as publisher,
             aqueduct.connect(system, _near(publisher.url), Follow, config=channels) as subscriber,
             reading(system, reader_url, intake, pems.certificate, pems.key) as urls,
+            scorers(system, settings.folder / "asks", run.scored, on_nodes=settings.nodes > 0) as scorer,
             trio.open_nursery() as nursery,
         ):
             run.door_url, run.channels_url, *run.reader_urls = map(_near, (door.url, publisher.url, *urls))
@@ -213,12 +229,22 @@ async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
             async with spark_session(SPARK, settings.log) as spark:
                 run.phase = "running the queries"
                 try:
-                    await _start(system, spark, bridge, settings, run)
+                    start = functools.partial(_stream, bridge=bridge, scorer=scorer, settings=settings)
+                    await _start(system, spark, start, run)
                     yield
                     await _stop(run.queries.values())
                 finally:
                     await _give_up(run.queries.values())
             nursery.cancel_scope.cancel()
+
+
+def waiting_lines(batch_rows: int) -> JournalConfig:
+    """Return the settings of the journal that holds lines back: it has room for `AHEAD` micro-batches, and lines go when all queries have them.
+
+    So a shipper waits for Spark, counts come while lines still do, and neither the disk nor the processor is taken by lines that have to wait.
+    """
+    room = max(AHEAD * batch_rows * LINE, 4 * SEGMENT)
+    return JournalConfig(partitions=2, segment_bytes=SEGMENT, max_bytes=room, retain_bytes=None)
 
 
 @asynccontextmanager
@@ -244,20 +270,24 @@ async def _ship(system: ActorSystem, settings: Settings, run: Pipeline) -> None:
     run.shipped.set()
 
 
-async def _start(system: ActorSystem, spark: SparkSession, bridge: Bridge, settings: Settings, run: Pipeline) -> None:
+async def _start(
+    system: ActorSystem,
+    spark: SparkSession,
+    stream: Callable[[StreamQuery, SparkSession], DataStreamWriter],
+    run: Pipeline,
+) -> None:
     """Start a supervised actor for each query, `LANES` at a time; the next starts when one has processed its first micro-batch.
 
     Each query starts Python processes of its own, and Spark gives up on a process that is not up within ten seconds.
     """
-    again = restart("transient", max=AGAIN, within=60.0, backoff=(1.0, 10.0))
     lanes = trio.Semaphore(LANES)
 
     async def one(query: StreamQuery) -> None:
         async with lanes, trio.open_nursery() as first:
-            start = functools.partial(_stream, query, bridge, settings)
+            start = functools.partial(stream, query)
             under_way = trio.Event()
             progress = system.spawn(_Batches, run, under_way)
-            ref = system.spawn(Query, spark, start, progress, name=query.name, supervise=again)
+            ref = system.spawn(Query, spark, start, progress, name=query.name, supervise=AGAIN)
             run.queries[query.name] = ref
 
             async def until(wait: Callable[[], Awaitable[object]]) -> None:
@@ -290,7 +320,9 @@ class _Batches(Actor[QueryEvent]):
             self.under_way.set()
 
 
-def _stream(query: StreamQuery, bridge: Bridge, settings: Settings, spark: SparkSession) -> DataStreamWriter:
+def _stream(
+    query: StreamQuery, spark: SparkSession, *, bridge: Bridge, scorer: RemoteActor, settings: Settings
+) -> DataStreamWriter:
     """Read from one mailbox, through a query, into another."""
     mailboxes = {"address": bridge.address, "tokenFile": str(bridge.token_file)}
     lines = (
@@ -298,7 +330,9 @@ def _stream(query: StreamQuery, bridge: Bridge, settings: Settings, spark: Spark
         .options(**mailboxes, mailbox="logs", group=query.name, maxRowsPerBatch=str(settings.batch_rows))
         .load()
     )
-    rows = query.build(lines.where(lines.source == query.source))
+    # Spark asks for the points only where a query uses them.
+    scored = lines.where(lines.source == query.source).withColumn("points", scores(scorer)(lines.text))
+    rows = query.build(scored)
     return (
         rows.writeStream.format("mailbox")
         .options(
@@ -312,26 +346,25 @@ def _stream(query: StreamQuery, bridge: Bridge, settings: Settings, spark: Spark
 
 
 async def _all_seen(query: Ref[AwaitAvailable | GetProgress], log: Path) -> None:
-    """Wait until a query has processed the rows that are there; its supervisor restarts a failed query from its checkpoint."""
-    failure = ""
-    for _ in range(AGAIN):
+    """Wait until a query has processed the rows that are there; its supervisor restarts a failed query, until it gives it up."""
+    while True:
         try:
             await query.ask(AwaitAvailable(), timeout=None)
         except (QueryFailed, NoValue, ActorStopped) as error:
-            failure = _failure_of(error)
-            logger.warning("%s failed: %s", query.path, failure)
+            logger.warning("%s failed: %s", query.path, str(error).partition("\n")[0])
             if not query.is_alive:
-                break
+                await _fails_for_good(query, log)
             await trio.sleep(1.0)
         else:
             return
+
+
+async def _fails_for_good(query: Ref[AwaitAvailable | GetProgress], log: Path) -> None:
+    """Wait for the end of a query that should not end, and raise it. Shippers would wait for it for ever."""
+    reason = await query.terminated()
+    # In one line: Spark's text has many.
+    failure = str(reason.error if isinstance(reason, Failed) else reason).partition("\n")[0]
     raise QueryFailed(f"query {query.path.rpartition('/')[2]} has failed for good: {failure}; Spark's log is {log}")
-
-
-def _failure_of(error: LevadaError) -> str:
-    """Return the first cause, in one line: a query that has ended knows why."""
-    reason = error.reason if isinstance(error, ActorStopped) else None
-    return str(reason.error if isinstance(reason, Failed) else error).partition("\n")[0]
 
 
 async def _give_up(queries: Iterable[Ref[AwaitAvailable | GetProgress]]) -> None:

@@ -1,7 +1,7 @@
 """The demo's streaming queries, from log lines to results.
 
-Each takes a data frame of `LogLine` columns and returns one with the columns of a class of `levada.actors.demo.rows`. They run on Spark's own
-engine except `anomalies`, whose state is kept by `Expectation` in Spark's Python workers.
+Each takes a data frame with the columns of `LogLine` and ``points``, and returns one with the columns of a class of `levada.actors.demo.rows`.
+They run on Spark's own engine, except that actors give the points, and `anomalies`, whose state is kept by `Expectation` in Spark's Python workers.
 
 The counts (`access_counts`, `auth_counts`, `kafka_counts`) have no window: in append mode the last window of a stream is never
 complete, so a sum over windows is always short of the tail. A source is a query of its own: a watermark over logs of different
@@ -19,7 +19,11 @@ from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-__all__ = ["QUERIES", "SOURCES", "Expectation", "StreamQuery"]
+from levada.actors.spark.asks import RemoteActor
+
+from .scoring import score_by
+
+__all__ = ["QUERIES", "SOURCES", "Expectation", "StreamQuery", "scores"]
 
 # Apache's combined format: client, identity, user, [time], "request", status, size, "referrer", "user agent".
 # Possessive: no step of it can match in another way, and Java takes 6 µs a line instead of 21.
@@ -35,6 +39,8 @@ LATE = "10 minutes"
 GAP = "10 minutes"
 SURE = 4
 """Hours observed before the first judgement."""
+SUSPICIOUS = 10
+"""Clients with so many points are reported."""
 NEWS = 3.0
 """An hour this many standard deviations above the mean, or more, is reported."""
 WEIGHT = 0.2
@@ -54,15 +60,23 @@ _KAFKA_MASKS = (
 _PATH_MASKS = ((r"\?.*", "?"), (r"\d+", "<n>"), (r"^((?:/[^/]*){3})/.*", "$1/..."))
 
 
+def scores(actor: RemoteActor) -> Callable[[Column], Column]:
+    """Return a function of the column of lines: the points that an actor gives them. Each task asks it by Arrow batches."""
+    make: Any = f.arrow_udf  # its stubs want the kind of function that it reads from the hints
+    asked: Callable[[Column], Column] = make(score_by(actor), "bigint")
+    return asked
+
+
 def access_counts(lines: DataFrame) -> DataFrame:
-    """Count the access log's lines by status, by day and by template; of a damaged line, say which it is and how."""
+    """Count the access log's lines by status, by day and by template, and points of suspicion by client; of a damaged line, say which and how."""
     text = f.col("text")
     quotes = f.length(text) - f.length(f.replace(text, f.lit('"'), f.lit("")))
     fault = f.when(
         f.regexp_like(text, f.lit(_HEAD)), f.concat(quotes.cast("string"), f.lit(" quotation marks, wanted 6"))
     ).otherwise("does not begin as a line of an access log")
+    suspicious = f.struct(f.lit("suspicious").alias("kind"), f.col("client").alias("key"), f.col("points").alias("n"))
     path = _masked(f.coalesce(f.regexp_extract("request", r"^\S+ (\S+)", 1), f.lit("")), _PATH_MASKS)
-    return _counts(
+    found = _counts(
         "access",
         _access(lines),
         _one("records", f.lit("")),
@@ -71,7 +85,9 @@ def access_counts(lines: DataFrame) -> DataFrame:
         _one("status", f.col("status"), ~_damaged()),
         _one("day", f.date_format("at", "yyyy-MM-dd"), f.col("at").isNotNull()),
         _one("template", f.concat(f.regexp_extract("request", r"^(\S+)", 1), f.lit(" "), path), ~_damaged()),
+        f.when(f.col("points") > 0, suspicious),
     )
+    return found.where((f.col("kind") != "suspicious") | (f.col("count") >= SUSPICIOUS))
 
 
 def auth_counts(lines: DataFrame) -> DataFrame:
@@ -229,10 +245,10 @@ QUERIES = (
 
 
 def _access(lines: DataFrame) -> DataFrame:
-    groups = {"request": 3, "status": 4, "size": 5}
+    groups = {"client": 1, "request": 3, "status": 4, "size": 5}
     columns = [f.regexp_extract("text", ACCESS, group).alias(name) for name, group in groups.items()]
     moment = f.try_to_timestamp(f.regexp_extract("text", _HEAD, 2), f.lit("dd/MMM/yyyy:HH:mm:ss Z"))
-    return lines.select("offset", "text", moment.alias("at"), *columns)
+    return lines.select("offset", "text", "points", moment.alias("at"), *columns)
 
 
 def _damaged() -> Column:

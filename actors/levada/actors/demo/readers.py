@@ -26,6 +26,7 @@ from levada.framework import Actor, ActorSystem, Asks, Ref, handles, message
 from levada.framework.errors import LevadaError
 from levada.transports.carriers import TlsConfig
 
+from . import scoring  # noqa: F401 - a node runs the actors of modules that its app has imported
 from .parsing import Ingest, warm_up
 from .rows import Lines
 
@@ -68,7 +69,7 @@ class NodeReader(Actor[GetUrl]):
 
 
 async def app(system: ActorSystem) -> AsyncIterator[None]:
-    """Run on each node: it only has the class above imported."""
+    """Run on each node: it only has the actors' classes imported."""
     yield
 
 

@@ -90,6 +90,7 @@ def report(results: Results, facts: Facts) -> str:
             _bars(dict(sorted(days.items()))),
             *_list("Web server: damaged lines", results.by_key("access", "damaged")),
             *_list("Web server: what is asked for most", results.by_key("access", "template")),
+            *_list("Web server: clients with suspicious requests", results.by_key("access", "suspicious"), "points"),
         ]
     if results.count("auth", "lines"):
         parts += [
@@ -207,9 +208,9 @@ def _bars(counts: Mapping[str, int]) -> str:
     return f'<div class="chart bars">{"".join(rows)}</div>'
 
 
-def _list(title: str, counts: Mapping[str, int], most: int = 12) -> list[str]:
-    rows = ([key, count] for key, count in list(counts.items())[:most])
-    return [f"<h2>{escape(title)}</h2>", _table([f"{len(counts):,} of them", "#times"], rows)] if counts else []
+def _list(title: str, counts: Mapping[str, int], what: str = "times") -> list[str]:
+    rows = ([key, count] for key, count in list(counts.items())[:12])
+    return [f"<h2>{escape(title)}</h2>", _table([f"{len(counts):,} of them", f"#{what}"], rows)] if counts else []
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

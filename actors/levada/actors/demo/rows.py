@@ -6,7 +6,7 @@ import datetime as dt
 
 from levada.framework import Asks, Sender, message
 
-__all__ = ["Anomaly", "Attack", "Count", "Follow", "Lines", "LogLine", "Rate", "Result"]
+__all__ = ["Anomaly", "Attack", "Count", "Follow", "Lines", "LogLine", "Rate", "Result", "Scored"]
 
 
 @message("levada.demo.LogLine", frozen=True)
@@ -39,13 +39,22 @@ class Lines(Asks[None]):
     """Where they were read: the name of the node, or of the only system."""
 
 
+@message("levada.demo.Scored", frozen=True)
+class Scored:
+    """Some lines have been scored."""
+
+    node: str
+    """Where: the name of the node, or of the only system."""
+    lines: int
+
+
 @message("levada.demo.Count", frozen=True)
 class Count:
     """A count so far; a later one of the same source, kind and key replaces it."""
 
     source: str
     kind: str
-    """The things counted: ``lines``, ``records``, ``damaged``, ``status``, ``day``, ``level``, ``template``."""
+    """The things counted: ``lines``, ``records``, ``damaged``, ``status``, ``day``, ``level``, ``template``, ``suspicious``."""
     key: str
     """Which of them: ``404``, for example."""
     count: int
