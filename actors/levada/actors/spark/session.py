@@ -121,7 +121,8 @@ def session(
     """Start a Spark session that can read and write mailboxes, or return the active one.
 
     Unless `conf` or the environment says otherwise, it sets the Java and the workers' Python (this process's); on local masters also the
-    loopback address and as many shuffle partitions as processors. No web interface, no progress bar, times in UTC, 60 seconds for a Python worker to be let in.
+    loopback address and as many shuffle partitions as processors. No web interface, no progress bar, times in UTC, 60 seconds for a
+    Python worker to be let in.
 
     Args:
         master: None: as given to ``spark-submit``, else ``local[*]``.
