@@ -10,8 +10,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from levada.actors.spark.asks import AskRows, RemoteActor, ask_batches
-from levada.actors.spark.desk import serve_asks
-from levada.framework import Actor, ActorSystem, handles
+from levada.actors.spark.desk import BridgeConfig, serve_asks
+from levada.framework import Actor, ActorSystem, Ref, handles
+from levada.transports.carriers import TlsConfig
 
 FOLDER = "LEVADA_TEST_ASKS"
 """The variable with the folder."""
@@ -42,9 +43,22 @@ class Doubler(Actor[AskRows]):
         return pa.record_batch({"doubled": [2 * n for n in m.rows.column("id").to_pylist()]})
 
 
+def actors_of(system: ActorSystem) -> dict[str, Ref[AskRows]]:
+    return {"scores": system.spawn(Scorer), "doubler": system.spawn(Doubler)}
+
+
 async def app(system: ActorSystem) -> AsyncIterator[None]:
-    actors = {"scores": system.spawn(Scorer), "doubler": system.spawn(Doubler)}
-    async with serve_asks(system, os.environ[FOLDER], actors):
+    async with serve_asks(system, os.environ[FOLDER], actors_of(system)):
+        yield
+
+
+async def app_over_tls(system: ActorSystem) -> AsyncIterator[None]:
+    """As on a machine of its own: a folder of its own with a copy of the token. Its address is in a file."""
+    folder = Path(os.environ[FOLDER])
+    config = BridgeConfig(tls=TlsConfig(certificate=folder / "cert.pem", key=folder / "key.pem"))
+    own = folder / system.name
+    async with serve_asks(system, own, actors_of(system), url="tls://127.0.0.1:0", config=config) as desk:
+        (own / "address").write_text(desk.address)
         yield
 
 

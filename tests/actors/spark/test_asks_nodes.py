@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -9,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import pytest
 import trio
 
@@ -16,14 +18,16 @@ pytest.importorskip("levada.actors.spark", exc_type=ImportError)
 
 import pyarrow as pa
 
+from levada.actors.interop.certificates import make_certificates
 from levada.actors.nodes import NodeDown, NodeSettings, NodeUp, local_nodes
 from levada.actors.spark.asks import AskRows, RemoteActor, ask, ask_batches
-from levada.actors.spark.desk import serve_asks
-from levada.actors.spark.protocol import BridgeRefused, Measure, UnknownName
+from levada.actors.spark.desk import BridgeConfig, serve_asks
+from levada.actors.spark.protocol import BridgeRefused, Measure, Token, UnknownName
 from levada.actors.spark.shipping import make_zip
 from levada.actors.spark.worker import addresses
 from levada.framework import Actor, ActorSystem, handles
 from levada.framework.errors import ConfigurationError, ConnectionLost
+from levada.transports.carriers import TlsConfig
 
 from . import asks_app
 from .test_cluster import submit
@@ -86,6 +90,51 @@ async def test_who_does_not_know_the_token_is_refused(tmp_path: Path) -> None:
         other.chmod(0o600)
         with pytest.raises(BridgeRefused):
             await in_thread(partial(ask, RemoteActor("scores", desk.address, str(other)), Measure(0, 0, 0, 0)))
+
+
+def tls_of(address: str) -> str:
+    """The address for other machines."""
+    [url] = [url for url in address.split(",") if url.startswith("tls://")]
+    return url
+
+
+def copied_token(made: Path, *folders: Path) -> Path:
+    """A token that was made before any node, with the certificates to trust; and a copy in the folder of each node."""
+    trust = (made.parent / "cert.pem").read_text()
+    Token.make(trust=trust).write(made)
+    for folder in folders:
+        folder.mkdir(mode=0o700)
+        shutil.copy(made, folder / made.name)
+    return made
+
+
+@pytest.mark.loopback
+async def test_executors_of_other_machines_ask_over_tls(tmp_path: Path) -> None:
+    """Each node has a folder of its own, as on machines of their own; a node with a certificate that is not trusted is left out."""
+    shared, other = make_certificates(tmp_path / "shared"), make_certificates(tmp_path / "other")
+    token = copied_token(tmp_path / "shared" / "bridge.token", *(tmp_path / name for name in ("n0", "n1", "n2")))
+    async with AsyncExitStack() as stack:
+        found = []
+        for number, made in enumerate((shared, shared, other)):
+            system = await stack.enter_async_context(ActorSystem(f"n{number}"))
+            config = BridgeConfig(tls=TlsConfig(certificate=made.certificate, key=made.key), advertise="localhost")
+            serving = serve_asks(
+                system, tmp_path / system.name, {"scores": system.spawn(Here)}, url="tls://127.0.0.1:0", config=config
+            )
+            found.append(tls_of((await stack.enter_async_context(serving)).address))
+        both = RemoteActor("scores", "; ".join(found[:2]), str(token))
+        assert await in_thread(lambda: names(ask_batches(both, batches(20), window=4))) == {"n0": 10, "n1": 10}
+        three = RemoteActor("scores", "; ".join(found), str(token))
+        answers = await in_thread(lambda: names(ask_batches(three, batches(20), window=4)))
+        assert (answers.total(), set(answers)) == (20, {"n0", "n1"})
+        with pytest.raises(ConnectionLost, match="certificate verify failed"):
+            await in_thread(
+                partial(ask, RemoteActor("scores", found[2], str(token)), Measure(0, 0, 0, 0), timeout=0.01)
+            )
+        wrong = tmp_path / "wrong.token"
+        Token.make(trust=shared.certificate.read_text()).write(wrong)
+        with pytest.raises(BridgeRefused):
+            await in_thread(partial(ask, attrs.evolve(both, token_file=str(wrong)), Measure(0, 0, 0, 0)))
 
 
 async def test_what_cannot_be_served_is_refused(tmp_path: Path) -> None:
@@ -160,17 +209,22 @@ async def test_tasks_of_spark_ask_nodes(request: pytest.FixtureRequest, tmp_path
 @pytest.mark.release
 @pytest.mark.timeout(1200)
 async def test_executors_of_a_cluster_ask_nodes(tmp_path: Path) -> None:
-    """Processes of their own, with a token that was shipped."""
+    """Processes of their own, over TLS, with a token that was shipped."""
     pytest.importorskip("pyspark")
     folder = tmp_path / "asks"
+    make_certificates(folder)
+    token = copied_token(folder / "bridge.token", folder / "n0", folder / "n1")
     settings = NodeSettings(env={asks_app.FOLDER: str(folder)})
     async with (
         ActorSystem("driver") as system,
-        local_nodes(system, 2, "tests.actors.spark.asks_app:app", settings=settings),
+        local_nodes(system, 2, "tests.actors.spark.asks_app:app_over_tls", settings=settings),
     ):
-        arguments = [f"unix://{folder}/*.socket", "bridge.token"]
+        arguments = [
+            "; ".join(tls_of((folder / name / "address").read_text()) for name in ("n0", "n1")),
+            "bridge.token",
+        ]
         packed = make_zip(tmp_path / "levada.zip")
-        done = await in_thread(partial(submit, tmp_path, packed, folder / "bridge.token", arguments))
+        done = await in_thread(partial(submit, tmp_path, packed, token, arguments))
     assert done["rows"] == 1000
     assert done["sum"] == 2 * sum(range(1000))
     assert len(done["executors"]) == 2
