@@ -35,6 +35,7 @@ NEEDS: dict[str, set[str]] = {
     "cli": set(),
     "prometheus": {"levada.actors.maop.prometheus"},
     "dashboard": {"levada.actors.dashboard", WEBSOCKET},
+    "otel": {"levada.actors.otel"},
 }
 """The packages that import with an extra and not without it."""
 

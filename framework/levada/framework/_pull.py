@@ -20,11 +20,14 @@ from ._runtime.channel_core import Outcome
 from ._runtime.dispatch import RUNTIME_ENTRIES
 from ._runtime.phase import RUNNING, STOPPED
 from ._runtime.tokens import TURN, Stop, Take
+from ._runtime.tracing import TracedTell
 from .errors import AskCycle, ConfigurationError
 from .loop import Inbox
 from .ref import Ref
 
 __all__ = ["PullRouter", "Work"]
+
+_TELLS = (RemoteTell, TracedTell)
 
 
 class PullRouter(RouterBase):
@@ -195,9 +198,9 @@ class _PullInbox(Inbox[Any]):
         box = cell._box
         if box:
             kind = type(box[-1])
-            if kind is Resize:
+            if kind is Resize or (kind in _TELLS and type(box[-1].message) is Resize):
                 # At once: more routees are wanted now, not when the few there are reach this message.
-                self._resize(box.pop().size)
+                self._resize(content_of(box.pop()).size)
                 return
             if kind is Stop and not self._pulls:
                 stop = box.pop()
@@ -270,7 +273,7 @@ class _PullInbox(Inbox[Any]):
             if isinstance(entry, Take):
                 entry = entry.next(cell)
                 kind = type(entry)
-            if kind is RemoteTell and type(entry.message) is Resize:
+            if kind in _TELLS and type(entry.message) is Resize:
                 entry, kind = entry.message, Resize
             if kind is Resize:
                 self._resize(entry.size)
@@ -287,7 +290,7 @@ class _PullInbox(Inbox[Any]):
                         continue
                 cell._handled += 1
                 return entry
-            elif kind in RUNTIME_ENTRIES and kind is not RemoteTell:
+            elif kind in RUNTIME_ENTRIES and kind not in _TELLS:
                 cell._handled += 1  # it uncounts itself
                 RUNTIME_ENTRIES[kind](self._router, entry)
             else:

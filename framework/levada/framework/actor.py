@@ -275,7 +275,7 @@ class Actor(Generic[M]):
             if watched.pop(key, None) is not None:
                 # Looked up now, because the cell may have changed to a dead one.
                 put = cell.put_first if isinstance(target, Ref) else cell.admit
-                put(Down(target, reason, tag))
+                put(cell.enveloped(Down(target, reason, tag)))
 
         watched[key] = lambda: None  # a placeholder: the target may call `ended` before we know how to undo the watch
         forget: Callable[[], None]
@@ -376,6 +376,8 @@ class Actor(Generic[M]):
             extras.stash.append(question)
         elif extras.brought is not None and extras.brought.message is message:
             extras.stash.append(extras.brought)
+        elif extras.traced is not None and extras.traced.message is message:
+            extras.stash.append(extras.traced)
         else:
             extras.stash.append(message)
 
@@ -492,6 +494,9 @@ class Actor(Generic[M]):
             if waiting is not None:
                 await waiting
             await self.run()  # type: ignore[attr-defined]
+        except BaseException as error:
+            inbox.let_go(error)
+            raise
         finally:
             self._cell._scheduler = inbox.scheduler
             inbox.let_go()
@@ -516,7 +521,7 @@ def _look_at_receive_timeout(cell: Cell, seconds: float) -> None:
     if cell._idle:
         left = extras.touched + seconds - trio.current_time()
         if left <= 0:
-            Cell.tell(cell, ReceiveTimeout(seconds))
+            Cell.tell(cell, cell.enveloped(ReceiveTimeout(seconds)))
             left = seconds
     look = functools.partial(_look_at_receive_timeout, cell, seconds)
     extras.receive_timer = cell.system.heap.after(left, look)

@@ -38,6 +38,7 @@ from trio.lowlevel import checkpoint, enable_ki_protection, reschedule
 
 from ._runtime.channel_core import ENDED, OPEN, ChannelCore, Half, Mode, Outcome, Receipt, TerminalState, park
 from ._runtime.channel_mailbox import Destination, MailboxFeed
+from ._runtime.traced_channel import make_core
 from .errors import (
     ChannelError,
     ConfigurationError,
@@ -687,7 +688,7 @@ def channel(item: Any, *, name: str | None = None) -> tuple[Sender[Any], Receive
         >>> receiver.receive_nowait(), receiver.state
         ('first', <TerminalState.FINISHED: 'finished'>)
     """
-    core = ChannelCore(item, WINDOW, name)
+    core = make_core(item, WINDOW, name)
     return Sender(core), Receiver(core)
 
 
@@ -710,5 +711,5 @@ def oneshot(item: Any, *, name: str | None = None) -> tuple[OneshotSender[Any], 
         >>> answer.receive_nowait()
         7
     """
-    core = ChannelCore(item, 1, name)
+    core = make_core(item, 1, name)
     return OneshotSender(core), OneshotReceiver(core)

@@ -6,7 +6,7 @@ Private fields used here: ``Cell._asking``, ``Cell._extras``, ``Cell._handled``,
 from __future__ import annotations
 
 from _thread import get_ident
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import trio
@@ -15,10 +15,13 @@ from trio.lowlevel import Abort, RaiseCancelT, current_task, enable_ki_protectio
 from ._runtime.ask import Ask, RemoteAsk, RemoteTell, Wrapped
 from ._runtime.dispatch import RUNTIME_ENTRIES
 from ._runtime.tokens import Stop, Take
+from ._runtime.tracing import begin
 from .errors import ActorError, EndOfChannel
+from .timers import Tick
 
 if TYPE_CHECKING:
     from ._runtime.cell import Cell
+    from .tracing import Span
 
 __all__ = ["Inbox"]
 
@@ -39,6 +42,8 @@ class Inbox(Generic[M]):
         """The request that ended the loop, if one did."""
         self._task: Any = None
         self._ended = False
+        self._span: tuple[Span, Any] | None = None
+        """In a traced system what the loop does with its message, and the task that took it."""
 
     # A cell uses the next five of its scheduler.
     @property
@@ -143,18 +148,31 @@ class Inbox(Generic[M]):
                 self._cell._asking = entry
             if isinstance(entry, RemoteAsk | RemoteTell):
                 self._cell.make_extras().brought = entry
+            if self.system.tracing is not None:
+                self._span = begin(self._cell, self.system.observe.kind(self._cell), entry), current_task()
             self._cell._handled += 1
             return True, entry.message
+        if isinstance(entry, Tick):
+            self._cell.entry_left(entry)
+            return self._open(entry.alarm.message) if entry.alarm.take() else (False, None)
         self._cell._handled += 1  # an entry without a message uncounts itself
         if type(entry) not in RUNTIME_ENTRIES:
             return True, entry
-        holder = _Holder(self._cell)
-        RUNTIME_ENTRIES[type(entry)](holder, entry)
-        return holder.found, holder.message
+        RUNTIME_ENTRIES[type(entry)](_Holder(self._cell), entry)
+        return False, None
 
-    def let_go(self) -> None:
-        """Let go of the message that the loop took; if it is a question that was not answered, fail it."""
+    def let_go(self, error: BaseException | None = None) -> None:
+        """Let go of the message that the loop took; if it is a question that was not answered, fail it.
+
+        Args:
+            error: ended the loop.
+        """
         cell = self._cell
+        if self._span is not None:
+            (span, task), self._span = self._span, None
+            if task is current_task():  # another task of the loop has a context of its own
+                span.leave()
+            span.end(error)
         if cell._extras is not None:
             cell._extras.brought = None
         question = cell._asking
@@ -171,16 +189,7 @@ class Inbox(Generic[M]):
 
 
 class _Holder:
-    """Takes an actor's place, so that an entry of the runtime delivers its message here."""
+    """Takes an actor's place, for an entry of the runtime."""
 
     def __init__(self, cell: Cell) -> None:
         self._cell = cell
-        self.found = False
-        self.message: Any = None
-
-    def _find_handler(self, _: type, __: Any) -> Callable[[Any, Any], Any]:
-        return _Holder._hold
-
-    def _hold(self, message: Any) -> None:
-        self.found = True
-        self.message = message

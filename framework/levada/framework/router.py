@@ -41,6 +41,7 @@ from ._pull import PullRouter
 from ._routees import GroupMembers, PoolChildren, Resize, RouterBase
 from ._runtime.ask import Ask, RemoteAsk, RemoteTell, ThreadAsk, content_of
 from ._runtime.cell import Cell
+from ._runtime.tracing import TracedAsk, TracedTell, TracedThreadAsk
 from .actor import Actor
 from .errors import ActorError, AskCycle, ConfigurationError, MailboxFull
 from .handlers import handles
@@ -437,8 +438,8 @@ class Router(RouterBase):
         except Exception as error:  # noqa: BLE001 - it cannot travel; one bad message must not end the pool
             self.not_taken(m, routee, error)
 
-    def on_remote_tell(self, entry: RemoteTell) -> None:
-        """Forward a message with its peer."""
+    def on_wrapped_tell(self, entry: RemoteTell | TracedTell) -> None:
+        """Forward a message with its peer, or the context of its sender."""
         if type(entry.message) is Resize:
             self.on_resize(entry.message)
             return
@@ -527,8 +528,8 @@ class BroadcastRouter(RouterBase):
             except Exception as error:  # noqa: BLE001 - it cannot travel; the other routees get it
                 self.not_taken(m, routee, error)
 
-    def on_remote_tell(self, entry: RemoteTell) -> None:
-        """Forward a message to all, with its peer."""
+    def on_wrapped_tell(self, entry: RemoteTell | TracedTell) -> None:
+        """Forward a message to all, with its peer, or the context of its sender."""
         if type(entry.message) is Resize:
             self.on_resize(entry.message)
             return
@@ -557,8 +558,9 @@ def _pass_on(entry: Any, routee: Ref[Any]) -> None:
 
 def _route_envelopes(kind: Any) -> None:
     """Give a router the envelopes of asks, and no inline calls, which have no envelope."""
-    asks = dict.fromkeys((Ask, RemoteAsk, ThreadAsk), kind.on_ask)
-    kind._table.update({**asks, RemoteTell: kind.on_remote_tell, None: {}})
+    asks = dict.fromkeys((Ask, RemoteAsk, ThreadAsk, TracedAsk, TracedThreadAsk), kind.on_ask)
+    tells = dict.fromkeys((RemoteTell, TracedTell), kind.on_wrapped_tell)
+    kind._table.update({**asks, **tells, None: {}})
 
 
 _route_envelopes(Router)

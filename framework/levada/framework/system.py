@@ -22,9 +22,11 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ._runtime.ask import Ask, WaitGraph, content_of, stopped_error
-from ._runtime.cell import Cell, make_cell
+from ._runtime.cell import Cell
 from ._runtime.contract import Counters
+from ._runtime.current import TRACING
 from ._runtime.host import split_cancelled
+from ._runtime.kinds import make_cell
 from ._runtime.lifecycle import Lifecycle
 from ._runtime.observer import Observer
 from ._runtime.phase import RUNNING, STOPPED
@@ -44,6 +46,7 @@ from .timers import TimerHeap
 
 if TYPE_CHECKING:
     from .ref import Ref
+    from .tracing import Tracing
 
 __all__ = ["PHASES", "ActorSystem", "Phase", "Statistics"]
 
@@ -109,6 +112,7 @@ class ActorSystem:
         thread_inbox: how many messages from other threads may be on their way at a time.
         strict: check each `tell` for the wrong thread or run and for floods; for tests, three times the cost.
         seed: for jitter and random routing; ``None``: from the operating system.
+        tracing: follows messages from actor to actor, see `levada.framework.tracing`; not together with `strict`.
     """
 
     def __init__(
@@ -124,6 +128,7 @@ class ActorSystem:
         thread_inbox: int = 65_536,
         strict: bool = False,
         seed: int | None = None,
+        tracing: Tracing | None = None,
         _clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         for setting, value in (("shutdown", shutdown), ("stop_timeout", stop_timeout), ("slow_handler", slow_handler)):
@@ -131,7 +136,13 @@ class ActorSystem:
                 raise ConfigurationError(f"{setting} is more than 0 seconds, not {value!r}")
         if max_waiting < 1 or blocking_threads < 1 or thread_inbox < 1:
             raise ConfigurationError("max_waiting, blocking_threads and thread_inbox are 1 or more")
+        if strict and tracing is not None:
+            raise ConfigurationError(
+                "a strict system looks at bare messages, and a traced one has envelopes: choose one"
+            )
         self.name = name
+        self.tracing = tracing
+        """The tracing, if there is one."""
         self.ask_timeout = ask_timeout
         self.stop_timeout = stop_timeout
         self.max_waiting = max_waiting
@@ -147,6 +158,8 @@ class ActorSystem:
         self.heap = TimerHeap()
         self.observe = Observer(self, slow_handler)
         self._strict = strict
+        self._plain = not strict and tracing is None
+        """Whether the cell of an unbounded mailbox is nothing but a `Cell`."""
         self._thread_inbox = thread_inbox
         self.shutdown = shutdown
         """Seconds for each phase of the end, until it begins."""
@@ -186,6 +199,9 @@ class ActorSystem:
         if not trio.lowlevel.in_trio_run():
             raise ConfigurationError("an actor system runs on trio: start the program with trio.run(main)")
         self._phase = "running"
+        self._tracing_around = TRACING.get()
+        if self.tracing is not None:
+            TRACING.set(self.tracing)  # before the run queue copies the context for its actors
         # Two nurseries: an outside cancellation reaches the block's body in the outer one. The actors are in the inner one,
         # which is shielded, so `__aexit__` ends them in order.
         self._around = trio.open_nursery()
@@ -234,6 +250,8 @@ class ActorSystem:
         self.inbox.close()
         self._nursery.cancel_scope.cancel()
         self._outer.cancel_scope.shield = True
+        if self.tracing is not None:
+            TRACING.set(self._tracing_around)
         try:
             await self._around.__aexit__(None, None, None)
         except BaseException as late:
@@ -404,7 +422,7 @@ class ActorSystem:
         if mailbox is not None and not isinstance(mailbox, MailboxPolicy):
             raise ConfigurationError(f"a mailbox is bounded(…) or unbounded(), not {mailbox!r}")
         number = next(self._numbers)
-        if mailbox is None and not self._strict:
+        if mailbox is None and self._plain:
             cell = Cell(self.scheduler, actor, parent, name, number)
         else:
             cell = make_cell(self.scheduler, actor, parent, name, number, mailbox or unbounded(), strict=self._strict)

@@ -166,6 +166,9 @@ class Owner(Protocol):
     def check_thread(self, what: str) -> None:
         """Raise `WrongThread` in another thread."""
 
+    def enveloped(self, message: Any, /) -> Any:
+        """Return what goes into the mailbox for a message."""
+
 
 class Timers:
     """Keyed timers of one actor: `Actor.timers`.
@@ -217,5 +220,5 @@ class Timers:
         if not 0 <= delay < math.inf:
             raise ConfigurationError(f"a delay is 0 seconds or more and finite, not {delay!r}")
         self.cancel(key)
-        alarm = self.alarms[key] = Alarm(self, key, message, period)
+        alarm = self.alarms[key] = Alarm(self, key, self.cell.enveloped(message), period)
         alarm.entry = self._heap.after(delay, alarm.fire)

@@ -223,21 +223,25 @@ class ThreadAsk(Ask):
 class RemoteTell(Wrapped):
     """A message that came over a connection."""
 
-    __slots__ = ("peer",)
+    __slots__ = ("context", "peer")
 
-    def __init__(self, message: Any, peer: RemotePeer | None) -> None:
+    def __init__(self, message: Any, peer: RemotePeer | None, context: object = None) -> None:
         self.message = message
         self.peer = peer
+        self.context = context
+        """Of the sender, in a traced system."""
 
 
 class RemoteAsk(Ask):
     """A question that came over a connection."""
 
-    __slots__ = ("peer",)
+    __slots__ = ("context", "peer")
 
-    def __init__(self, message: Any, target: Cell, peer: RemotePeer | None) -> None:
+    def __init__(self, message: Any, target: Cell, peer: RemotePeer | None, context: object = None) -> None:
         super().__init__(message, target)
         self.peer = peer
+        self.context = context
+        """Of the asker, in a traced system."""
 
     def pass_over(self) -> None:
         """End the handles in its message: nobody else here has them."""

@@ -14,7 +14,7 @@ Rules of this file:
 * Rare parts (children, links, timers, …) are in `Extras`, made on first use.  An idle actor takes at most 400 bytes, including its
   field-less object.
 
-Private fields used here: ``Actor._has_start``.
+Private fields used here: ``Actor._cell``, ``Actor._has_start``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from .lifecycle import Ending, Group
     from .scheduler import RunQueue, Worker
 
-__all__ = ["BoundedCell", "Cell", "StoreCell", "make_cell", "make_dead"]
+__all__ = ["BoundedCell", "Cell", "CellFromThread", "StoreCell", "make_dead"]
 
 NO_MESSAGES: Any = ()
 """The batch of a cell that no worker holds; a tuple, so that nothing can be appended to it by mistake."""
@@ -75,6 +75,8 @@ class Cell(Ref[Any]):
 
     line: OrderedDict[WaitingMessage, None] | None = None
     """Messages that wait for room, first come first served."""
+    dead: ClassVar[type[Cell]]
+    """The class of the same cell when its actor has ended."""
 
     def __init__(
         self, scheduler: RunQueue, actor: ActorObject, parent: Cell | None, name: str | None, number: int
@@ -205,7 +207,7 @@ class Cell(Ref[Any]):
 
     @property
     def from_thread(self) -> FromThread[Any]:
-        return _CellFromThread(self)
+        return CellFromThread(self)
 
     # Channels call the next three: `channel_mailbox.Destination`.
     def try_tell(self, message: Any) -> bool:
@@ -264,6 +266,10 @@ class Cell(Ref[Any]):
 
     def entry_left(self, entry: Any) -> None:
         """Note that an entry of the runtime has left the mailbox; only bounded mailboxes count them."""
+
+    def enveloped(self, message: Any) -> Any:
+        """Return what goes into the mailbox for a message that the running code sends; a traced system has envelopes."""
+        return message
 
     def enqueue(self, message: Any, *, patient: bool = False) -> None:
         """Put a message in, or in line for room, without waiting; with `patient` even if the policy is ``raise``."""
@@ -418,7 +424,7 @@ class Cell(Ref[Any]):
         self._idle = False
         self._table = NO_HANDLERS
         self._batch = [TURN]  # ends its last turn at once, if it is in the run queue
-        self.__class__ = _DEAD[type(self)]  # pyright: ignore[reportAttributeAccessIssue] - same slots, so it may
+        self.__class__ = self.dead  # pyright: ignore[reportAttributeAccessIssue] - same slots, so it may
         actor, self._actor = self._actor, None
         return actor
 
@@ -779,76 +785,30 @@ class NoActor:
     _table: ClassVar[dict[Any, Any]] = NO_HANDLERS
 
 
-class StrictCell(Cell):
-    """Checks each `tell` and each answer, for tests; see `levada.framework.testing`. Mixed into the other kinds of cells."""
-
-    __slots__ = ()
-
-    def tell(self, message: Any) -> None:
-        self.system.strict_check(self, message)
-        super().tell(message)
-
-    async def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Any:
-        return self.system.strict_answer(self, message, await super().ask(message, timeout=timeout))
+Cell.dead = _Dead
+BoundedCell.dead = _DeadBoundedCell
+StoreCell.dead = _DeadStoreCell
 
 
-class StrictBoundedCell(StrictCell, BoundedCell):
-    """The same for a bounded mailbox."""
+class CellFromThread(FromThread[Any]):
+    """A local actor, for other threads."""
 
-    __slots__ = ()
-
-
-class StrictStoreCell(StrictCell, StoreCell):
-    """The same for a mailbox that drops or conflates."""
-
-    __slots__ = ()
-
-
-_DEAD: dict[type[Cell], type[Cell]] = {
-    Cell: _Dead,
-    StrictCell: _Dead,
-    BoundedCell: _DeadBoundedCell,
-    StrictBoundedCell: _DeadBoundedCell,
-    StoreCell: _DeadStoreCell,
-    StrictStoreCell: _DeadStoreCell,
-}
-
-
-def make_cell(
-    scheduler: RunQueue,
-    actor: ActorObject,
-    parent: Cell | None,
-    name: str | None,
-    number: int,
-    policy: MailboxPolicy,
-    *,
-    strict: bool,
-) -> Cell:
-    """Make the kind of cell that the mailbox policy needs."""
-    if policy.capacity is None:
-        return (StrictCell if strict else Cell)(scheduler, actor, parent, name, number)
-    kind: type[BoundedCell]
-    if policy.overflow == "drop_old" or isinstance(policy.overflow, Conflate):
-        kind = StrictStoreCell if strict else StoreCell
-    else:
-        kind = StrictBoundedCell if strict else BoundedCell
-    return kind(scheduler, actor, parent, name, number, policy)
-
-
-class _CellFromThread(FromThread[Any]):
-    __slots__ = ("_cell",)
+    __slots__ = ("cell",)
 
     def __init__(self, cell: Cell) -> None:
-        self._cell = cell
+        self.cell = cell
 
     def tell(self, message: Any) -> None:
-        self._cell.system.inbox.put(self._cell, message)
+        self.cell.system.inbox.put(self.cell, message)
 
     def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Any:
-        cell = self._cell
+        return self.put(ThreadAsk(message, self.cell), timeout)
+
+    def put(self, question: ThreadAsk, timeout: float | None) -> Any:
+        """Ask a question; arguments and errors as for `ask`."""
+        cell = self.cell
         system = cell.system
         if system.inbox.is_home():
             raise RuntimeError("from_thread.ask() in the system's own thread would wait for ever; await ask() instead")
-        question = ThreadAsk(message, cell)
         system.inbox.put(cell, question)
         return question.block(system.inbox, system.ask_timeout if timeout == DEFAULT_TIMEOUT else timeout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from trio import current_time
@@ -11,9 +12,10 @@ from trio.lowlevel import spawn_system_task
 
 from levada.framework.errors import ActorStopped, DecodeError
 
-from .ask import RemoteTell
+from .ask import RemoteTell, content_of
 from .cell import Cell
 from .channel_core import NOT_PROCESSED, OPEN, PROCESSED, ChannelCore, Envelope, TerminalState, let_others_run
+from .traced_channel import TracedChannel
 
 __all__ = ["Destination", "MailboxFeed"]
 
@@ -48,6 +50,10 @@ class MailboxFeed:
         self._core = core
         self._ref = ref
         self._wrap = wrap
+        self._opener: object = None
+        """In a traced system, the context of the messages."""
+        if isinstance(core, TracedChannel) and isinstance(ref, Cell) and ref.system.tracing is not None:
+            self._wrap, self._opener = partial(core.told, wrap), core.opener
         self._held: tuple[Any, Any] | None = None
         """An entry and its message, taken from the channel, for which the mailbox had no room."""
         self._waiting = False
@@ -89,7 +95,7 @@ class MailboxFeed:
                 if self._wrap is not None:
                     message = self._wrap(message)
                 if isinstance(entry, Envelope) and entry.peer is not None and isinstance(self._ref, Cell):
-                    message = RemoteTell(message, entry.peer)
+                    message = RemoteTell(content_of(message), entry.peer, self._opener)
             except DecodeError as error:
                 logger.warning("channel %s: a message cannot be read: %s", core.name, error)
                 core.settle(entry, outcome=PROCESSED)

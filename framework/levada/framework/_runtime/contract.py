@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from levada.framework.events import EventStream
     from levada.framework.ref import Ref
     from levada.framework.timers import TimerHeap
+    from levada.framework.tracing import Tracing
 
     from .ask import WaitGraph
     from .cell import Cell
@@ -70,6 +71,7 @@ class System(Protocol):
     counters: Counters
     events: EventStream
     heap: TimerHeap
+    tracing: Tracing | None
     observe: Observer
     blocking_limiter: CapacityLimiter
     fatal: BaseException | None

@@ -19,6 +19,7 @@ from .ask import Ask, RemoteAsk, RemoteTell, ThreadAsk
 from .awaitables import coroutine_of
 from .scheduler import InlineCoroutine
 from .tokens import END_TURN, Room, Start, Stop, Take, TakeSignal, Turn
+from .tracing import TracedAsk, TracedTell, TracedThreadAsk, traced
 
 __all__ = ["RUNTIME_ENTRIES", "deliver"]
 
@@ -93,11 +94,35 @@ def _on_ask(actor: Any, ask: Ask) -> Any:
 
 
 def _on_remote_tell(actor: Any, tell: RemoteTell) -> Any:
+    if actor._cell.system.tracing is None:  # 35 ns of the 15 µs of a message over a connection
+        return _tell_for_peer(actor, tell)
+    return traced(_tell_for_peer, actor, tell)
+
+
+def _tell_for_peer(actor: Any, tell: RemoteTell) -> Any:
     return _for_peer(actor, tell, deliver, tell.message)
 
 
 def _on_remote_ask(actor: Any, ask: RemoteAsk) -> Any:
+    if actor._cell.system.tracing is None:
+        return _ask_for_peer(actor, ask)
+    return traced(_ask_for_peer, actor, ask)
+
+
+def _ask_for_peer(actor: Any, ask: RemoteAsk) -> Any:
     return _for_peer(actor, ask, _on_ask, ask)
+
+
+def _on_traced_tell(actor: Any, tell: TracedTell) -> Any:
+    return traced(_open_tell, actor, tell)
+
+
+def _open_tell(actor: Any, tell: TracedTell) -> Any:
+    return deliver(actor, tell.message)
+
+
+def _on_traced_ask(actor: Any, ask: Ask) -> Any:
+    return traced(_on_ask, actor, ask)
 
 
 def _for_peer(actor: Any, brought: RemoteTell | RemoteAsk, handle: Callable[[Any, Any], Any], entry: Any) -> Any:
@@ -145,5 +170,8 @@ RUNTIME_ENTRIES: dict[type, Any] = {
     Take: _on_take,
     ThreadAsk: _on_ask,
     Tick: _on_tick,
+    TracedAsk: _on_traced_ask,
+    TracedTell: _on_traced_tell,
+    TracedThreadAsk: _on_traced_ask,
     Turn: _on_turn,
 }

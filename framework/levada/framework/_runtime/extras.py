@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from .ask import OpenAsks, RemoteAsk, RemoteTell
+from .ask import OpenAsks, RemoteAsk, RemoteTell, Wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -29,7 +29,7 @@ class Extras:
     __slots__ = (
         "brought", "children", "ending", "failure", "host", "inbox", "links", "names", "open_asks", "queued", "receive_timer",
         "group", "regroups", "restarts", "signals", "stash", "stop_timer", "supervised", "timers", "touched", "waiters",
-        "watched", "watchers",
+        "traced", "watched", "watchers",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -56,6 +56,8 @@ class Extras:
         self.supervised: Supervised | None = None
         self.timers: Timers | None = None
         self.touched = 0.0
+        self.traced: Wrapped | None = None
+        """What is being handled, in a traced system."""
         self.waiters: dict[Task, None] | None = None
         self.watched: dict[tuple[Any, Hashable], Callable[[], None]] | None = None
         self.watchers: dict[Hashable, Callable[[Reason], None]] | None = None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any
 
 import outcome
@@ -50,7 +51,8 @@ class Host:
         self._cell = cell
         self._closing = False
         self._nursery: trio.Nursery | None = None
-        self._pending: list[tuple[Callable[..., Awaitable[object]], tuple[Any, ...], object]] = []
+        self._pending: list[tuple[Context, Callable[..., Awaitable[object]], tuple[Any, ...], object]] = []
+        """Tasks that begin when the nursery is open, each with the context of the code that started it."""
         self._contexts: list[_Entered] = []
         self._gone: trio.Event | None = None
 
@@ -59,9 +61,9 @@ class Host:
         if self._closing:
             raise RuntimeError(f"{self._cell.path} is stopping: it starts no more tasks")
         if self._nursery is not None:
-            self._nursery.start_soon(self._run, function, args, name=name or function)
+            self._start_in(self._nursery, function, args, name or function)
             return
-        self._pending.append((function, args, name or function))
+        self._pending.append((copy_context(), function, args, name or function))
         if self._gone is None:
             self._gone = trio.Event()
             self._cell.system.start_task(self._hold_nursery, name=f"<tasks of {self._cell.path}>")
@@ -113,12 +115,21 @@ class Host:
                 self._nursery = nursery
                 if self._closing:
                     nursery.cancel_scope.cancel()
-                for function, args, name in self._pending:
-                    nursery.start_soon(self._run, function, args, name=name)
+                for context, function, args, name in self._pending:
+                    context.run(self._start_in, nursery, function, args, name)
                 self._pending.clear()
                 await trio.sleep_forever()
         finally:
             self._gone.set()
+
+    def _start_in(
+        self,
+        nursery: trio.Nursery,
+        function: Callable[..., Awaitable[object]],
+        args: tuple[Any, ...],
+        name: object,
+    ) -> None:
+        nursery.start_soon(self._run, function, args, name=name)
 
     async def _run(self, function: Callable[..., Awaitable[object]], args: tuple[Any, ...]) -> None:
         try:

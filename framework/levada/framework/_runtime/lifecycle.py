@@ -215,7 +215,7 @@ class Lifecycle:
             return
         actor = cell._actor
         if actor is not None and actor.trap_exits:
-            cell.put_first(Exit(source, reason))
+            cell.put_first(cell.enveloped(Exit(source, reason)))
         elif not isinstance(reason, Normal):
             self.request_now(cell, reason, True, False)
 

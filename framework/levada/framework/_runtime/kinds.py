@@ -1,0 +1,159 @@
+"""The kinds of cells: by mailbox, checked in strict mode, with contexts in a traced system."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from levada.framework.mailbox import Conflate, MailboxPolicy
+from levada.framework.ref import DEFAULT_TIMEOUT, FromThread
+
+from .ask import BEFORE_ASKS, RemoteAsk, RemoteTell, Wrapped, prepare_to_ask, stopped_error
+from .cell import BoundedCell, Cell, CellFromThread, StoreCell
+from .phase import STOPPED
+from .tracing import TracedAsk, TracedTell, TracedThreadAsk
+
+if TYPE_CHECKING:
+    from levada.framework.tracing import Tracing
+
+    from .contract import ActorObject
+    from .scheduler import RunQueue
+
+__all__ = ["StrictBoundedCell", "StrictCell", "StrictStoreCell", "make_cell"]
+
+
+class StrictCell(Cell):
+    """Checks each `tell` and each answer, for tests; see `levada.framework.testing`. Mixed into the other kinds of cells."""
+
+    __slots__ = ()
+
+    def tell(self, message: Any) -> None:
+        self.system.strict_check(self, message)
+        super().tell(message)
+
+    async def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Any:
+        return self.system.strict_answer(self, message, await super().ask(message, timeout=timeout))
+
+
+class StrictBoundedCell(StrictCell, BoundedCell):
+    """The same for a bounded mailbox."""
+
+    __slots__ = ()
+
+
+class StrictStoreCell(StrictCell, StoreCell):
+    """The same for a mailbox that drops or conflates."""
+
+    __slots__ = ()
+
+
+class _TracedCell(Cell):
+    """Puts each message into an envelope with the context of its sender. Mixed into the other kinds of cells."""
+
+    __slots__ = ()
+
+    @property
+    def tracing(self) -> Tracing:
+        """The system's."""
+        tracing = self.system.tracing
+        assert tracing is not None
+        return tracing
+
+    def enveloped(self, message: Any) -> Any:
+        if not isinstance(message, Wrapped):
+            return TracedTell(message, self.tracing.current())
+        if isinstance(message, RemoteTell | RemoteAsk) and message.context is None:
+            message.context = self.tracing.current()
+        return message
+
+    def tell(self, message: Any) -> None:
+        super().tell(self.enveloped(message))
+
+    def enqueue(self, message: Any, *, patient: bool = False) -> None:
+        super().enqueue(self.enveloped(message), patient=patient)
+
+    async def send(self, message: Any) -> None:
+        await super().send(self.enveloped(message))
+
+    def try_tell(self, message: Any) -> bool:
+        return super().try_tell(self.enveloped(message))
+
+    async def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Any:
+        # Always by the mailbox: within a span, a call in the asker's task would save little.
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if BEFORE_ASKS:
+            await prepare_to_ask()
+        system = self.system
+        self.check_thread("ask to")
+        if self.phase is STOPPED:
+            raise stopped_error(self, self.reason, message)
+        span = self.tracing.ask(self, system.observe.kind(self), message)
+        try:
+            question = TracedAsk(message, self, span.context)
+            self.enqueue(question)
+            edge = system.waits.begin(self, question)
+            try:
+                question.start_timer(timeout)
+                answer = await question.wait()
+            finally:
+                system.waits.end(edge)
+        except BaseException as error:
+            span.end(error)
+            raise
+        span.end()
+        return answer
+
+    @property
+    def from_thread(self) -> FromThread[Any]:
+        return _TracedFromThread(self)
+
+
+class _TracedBoundedCell(_TracedCell, BoundedCell):
+    __slots__ = ()
+
+
+class _TracedStoreCell(_TracedCell, StoreCell):
+    __slots__ = ()
+
+
+class _TracedFromThread(CellFromThread):
+    __slots__ = ()
+
+    cell: _TracedCell
+
+    def tell(self, message: Any) -> None:
+        super().tell(self.cell.enveloped(message))
+
+    def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Any:
+        span = self.cell.tracing.ask(self.cell, self.cell.system.observe.kind(self.cell), message)
+        try:
+            answer = self.put(TracedThreadAsk(message, self.cell, span.context), timeout)
+        except BaseException as error:
+            span.end(error)
+            raise
+        span.end()
+        return answer
+
+
+_PLAIN = (Cell, BoundedCell, StoreCell)
+_STRICT = (StrictCell, StrictBoundedCell, StrictStoreCell)
+_TRACED = (_TracedCell, _TracedBoundedCell, _TracedStoreCell)
+
+
+def make_cell(
+    scheduler: RunQueue,
+    actor: ActorObject,
+    parent: Cell | None,
+    name: str | None,
+    number: int,
+    policy: MailboxPolicy,
+    *,
+    strict: bool,
+) -> Cell:
+    """Make the kind of cell that the mailbox policy needs."""
+    unbounded, bounded, store = _STRICT if strict else _PLAIN if scheduler.system.tracing is None else _TRACED
+    if policy.capacity is None:
+        return unbounded(scheduler, actor, parent, name, number)
+    kind = store if policy.overflow == "drop_old" or isinstance(policy.overflow, Conflate) else bounded
+    return kind(scheduler, actor, parent, name, number, policy)
