@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from levada.actors.cli import health
+from levada.actors import answering
 from levada.actors.cli.health import serve_health
 from levada.framework.errors import ConfigurationError
 
@@ -36,10 +36,14 @@ def no_traceback(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     assert [record.getMessage() for record in caplog.get_records("call") if record.exc_info] == []
 
 
+def no_scrapes() -> None:
+    """There is no system yet."""
+
+
 @asynccontextmanager
 async def served(patient: Patient) -> AsyncIterator[int]:
     async with trio.open_nursery() as nursery:
-        url = await nursery.start(serve_health, "127.0.0.1", 0, patient.report)
+        url = await nursery.start(serve_health, "127.0.0.1", 0, patient.report, no_scrapes)
         assert url.startswith("http://127.0.0.1:")
         yield int(url.rpartition(":")[2].rstrip("/"))
         nursery.cancel_scope.cancel()
@@ -91,7 +95,7 @@ async def test_a_request_that_comes_whole_never_waits_for_those_that_do_not(
 ) -> None:
     """Clients that send their requests an octet at a time lose their places to others, the oldest first."""
     async with served(patient) as port:
-        slow = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(health.AT_ONCE)]
+        slow = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(answering.AT_ONCE)]
         for stream in slow:
             await stream.send_all(b"G")
         await trio.testing.wait_all_tasks_blocked(0.01)
@@ -115,11 +119,11 @@ async def test_slow_clients_of_one_address_take_no_places_of_another(
         await other.send_all(b"GET / HTTP/1.1\r\n")
         await trio.testing.wait_all_tasks_blocked(0.01)
         slow = []
-        for _ in range(2 * health.AT_ONCE):
+        for _ in range(2 * answering.AT_ONCE):
             slow.append(await trio.open_tcp_stream("127.0.0.1", port))
             await slow[-1].send_all(b"G")
         with trio.fail_after(50):
-            for stream in slow[: -health.AT_ONCE_OF_ADDRESS]:
+            for stream in slow[: -answering.AT_ONCE_OF_ADDRESS]:
                 assert await stream.receive_some() == b""
         await other.send_all(b"\r\n")
         assert (await other.receive_some(12)) == b"HTTP/1.1 200"
@@ -134,4 +138,4 @@ async def test_an_address_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=f"cannot listen at 127.0.0.1:{port}"):
-            await serve_health("127.0.0.1", port, Patient().report)
+            await serve_health("127.0.0.1", port, Patient().report, no_scrapes)

@@ -9,14 +9,14 @@ from time import process_time
 import pytest
 import trio
 
-from levada.actors.cli import health
+from levada.actors import answering
 from levada.actors.cli.health import serve_health
 
 pytestmark = [pytest.mark.ci, pytest.mark.loopback]
 KB = 1_000
-CLIENTS = 2 * health.AT_ONCE
+CLIENTS = 2 * answering.AT_ONCE
 # Made once, as the clients are not what is measured.
-LARGE_HEAD = b"GET / HTTP/1.1\r\nX: " + b"x" * (health.REQUEST - 20)
+LARGE_HEAD = b"GET / HTTP/1.1\r\nX: " + b"x" * (answering.REQUEST - 20)
 HUGE_LINE = b"x" * (1 << 20)
 LONG_REQUEST = b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 1_000 + b"\r\n"
 MANY_REQUESTS = b"GET / HTTP/1.1\r\n\r\n" * 10_000
@@ -112,7 +112,7 @@ async def well() -> tuple[bool, dict[str, object]]:
 @pytest.mark.parametrize(("worst", "peak", "seconds"), WORST, ids=[case[0].__name__ for case in WORST])
 async def test_what_the_worst_clients_cost(worst: Callable[[int], Awaitable[None]], peak: int, seconds: float) -> None:
     async with trio.open_nursery() as nursery:
-        url = await nursery.start(serve_health, "127.0.0.1", 0, well)
+        url = await nursery.start(serve_health, "127.0.0.1", 0, well, lambda: None)
         port = int(url.rpartition(":")[2].rstrip("/"))
         began = process_time()
         waited = await attack(port, worst)

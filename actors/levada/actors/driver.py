@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum, auto
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
@@ -25,7 +25,8 @@ import attrs
 import trio
 
 from levada.actors.authentication import Authenticator, Credentials, Gatekeeper, Refused
-from levada.framework import Identity, Lost, Normal, Reason, Ref, RemotePeer, handles
+from levada.actors.metrics.connections import connection_samples
+from levada.framework import Identity, Lost, Normal, Reason, Ref, RemotePeer, Sample, handles
 from levada.framework.embedding import ActorPhase, ConnectionActor, local_ref, release
 from levada.framework.errors import (
     ActorStopped,
@@ -242,6 +243,30 @@ class Driver(ConnectionActor, Generic[C]):
         """Return the counters of the carrier now in use."""
         raise NotImplementedError
 
+    def all_statistics(self) -> CarrierStatistics | None:
+        """Return the counters of all carriers of this connection."""
+        return self.carrier_statistics()
+
+    @property
+    def dialect_name(self) -> str:
+        """The protocol's name in URLs, which tells dialects apart."""
+        return self.protocol
+
+    @property
+    def side(self) -> str:
+        """``client`` or ``server``."""
+        return "client" if self.acceptor is None else "server"
+
+    def metrics(self) -> Iterable[Sample]:
+        """Return what every protocol has; a protocol adds its own."""
+        return connection_samples(
+            self.dialect_name,
+            self.side,
+            self.phase.name.lower(),
+            self.all_statistics(),
+            lost=self.phase is Phase.LOST,
+        )
+
     def figures(self) -> dict[str, object]:
         """Return the protocol's own figures for `report`, of a connection that has a core."""
         return {}
@@ -251,7 +276,7 @@ class Driver(ConnectionActor, Generic[C]):
         statistics, remote = self.carrier_statistics(), self.remote
         return {
             "protocol": self.protocol,
-            "side": "client" if self.acceptor is None else "server",
+            "side": self.side,
             "phase": self.phase.name,
             "address": "" if remote is None else printable(remote.address),
             "identity": "" if remote is None or remote.identity is None else printable(remote.identity.name),

@@ -16,7 +16,8 @@ import attrs
 import trio
 
 from levada.actors.authentication import Authenticate, Authentication, Gatekeeper
-from levada.framework import Actor, ActorSystem, Reason, Ref
+from levada.actors.metrics.connections import listener_samples
+from levada.framework import Actor, ActorSystem, Reason, Ref, Sample
 from levada.framework.embedding import DescribedActor, adopt
 from levada.framework.errors import CarrierError, ConfigurationError, LevadaError
 from levada.transports.carriers import ByteStream, Incoming, Listener, MessageStream
@@ -90,6 +91,21 @@ class Acceptor(DescribedActor[Any], Generic[C]):
         """The URL, and the number of clients."""
         refused = f", refused: {self.gatekeeper.refused:,}" if self.gatekeeper.refused else ""
         return f"{self.url}, clients: {len(self.connections):,}{refused}"
+
+    @property
+    def turned_away(self) -> int:
+        """Clients and requests that the hook or a limit has refused, and clients that never shook hands."""
+        below = getattr(self._listener, "admission", None)  # memory has none
+        return self.gatekeeper.refused + (0 if below is None else below.refused)
+
+    def metrics(self) -> Iterable[Sample]:
+        """Return the counts."""
+        if not self.url:
+            return ()
+        protocol = self.url.partition(":")[0].partition("+")[0]
+        return listener_samples(
+            protocol, self.url, clients=len(self.connections), limit=self.max_connections, refused=self.turned_away
+        )
 
     async def report(self) -> dict[str, object]:
         """Return the URL and the counts."""

@@ -66,6 +66,7 @@ from .links import Cancelled, Down, Exit, Failed, Killed, Lost, Normal, Reason, 
 from .loop import Inbox
 from .mailbox import MailboxPolicy, Overflow, bounded, conflate, unbounded
 from .message import Asks, message
+from .metrics import Distribution, Measured, Metric, Sample
 from .observe import ActorDetail, ActorInfo, ChannelInfo, Histogram
 from .ref import FromThread, Ref
 from .registry import Groups, Joined, Left, Registry
@@ -112,6 +113,7 @@ __all__ = [
     "ConnectionLost",
     "DeadLetter",
     "DecodeError",
+    "Distribution",
     "Down",
     "EndOfChannel",
     "EventStream",
@@ -132,6 +134,8 @@ __all__ = [
     "Lost",
     "MailboxFull",
     "MailboxPolicy",
+    "Measured",
+    "Metric",
     "NameTaken",
     "NameUnknown",
     "NoValue",
@@ -150,6 +154,7 @@ __all__ = [
     "RemotePeer",
     "Reply",
     "RestartPolicy",
+    "Sample",
     "Sender",
     "SenderFinished",
     "Shutdown",

@@ -12,7 +12,7 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import (
     TYPE_CHECKING,
@@ -52,6 +52,7 @@ from .timers import Timers
 if TYPE_CHECKING:
     from .identity import RemotePeer
     from .mailbox import MailboxPolicy
+    from .metrics import Sample
     from .supervision import Supervision
     from .system import ActorSystem
 
@@ -98,6 +99,7 @@ class Actor(Generic[M]):
     _table: ClassVar[dict[Any, Any]] = {}
     _is_connection: ClassVar[bool] = False
     _has_about: ClassVar[bool] = False
+    _has_metrics: ClassVar[bool] = False
     _is_loop: ClassVar[bool] = False
     _has_start: ClassVar[bool] = False
     _has_stopping: ClassVar[bool] = False
@@ -123,10 +125,13 @@ class Actor(Generic[M]):
             raise ConfigurationError(f"{cls.__name__} has both run() and handlers; keep one of them")
         if inspect.iscoroutinefunction(cls.undelivered):
             raise ConfigurationError(f"{cls.__name__}.undelivered must not be async: the actor has ended")
+        if inspect.iscoroutinefunction(cls.metrics):
+            raise ConfigurationError(f"{cls.__name__}.metrics must not be async: the actor may have ended")
         cls._has_start = cls._is_loop or cls.started is not Actor.started
         cls._has_stopping = cls.stopping is not Actor.stopping
         cls._has_restarting = cls.restarting is not Actor.restarting
         cls._has_undelivered = cls.undelivered is not Actor.undelivered
+        cls._has_metrics = cls.metrics is not Actor.metrics
         cls._slots = tuple(
             name
             for base in cls.__mro__
@@ -164,6 +169,13 @@ class Actor(Generic[M]):
 
     def undelivered(self, messages: list[Any]) -> None:
         """Take the messages that were in the mailbox when the actor ended. By default they become dead letters."""
+
+    def metrics(self) -> Iterable[Sample]:
+        """Return this actor's figures for a monitoring system, see `levada.framework.metrics`. By default there are none.
+
+        Called for each scrape, and once when the object ends or is replaced by a restart, after its hooks. Must be quick and not async.
+        """
+        return ()
 
     def unhandled(self, message: Any) -> Any:
         """Take a message without a handler. By default: publish `Unhandled`; fail an ask, log a warning for a tell."""

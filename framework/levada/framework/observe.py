@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import islice
+from typing import Final
+
 import attrs
 
-__all__ = ["ActorDetail", "ActorInfo", "ChannelInfo", "Histogram"]
+from .metrics import Distribution
+
+__all__ = ["ActorDetail", "ActorInfo", "ChannelInfo", "ClassFigures", "Histogram"]
+
+_BOUNDS: Final = tuple(2.0**power * 1e-6 for power in range(0, 26, 2))
+"""Upper bounds of `Histogram.distribution`: every second power of two of a microsecond, up to 17 s."""
 
 
 class Histogram:
@@ -13,9 +21,12 @@ class Histogram:
     def __init__(self) -> None:
         self.counts = [0] * 32
         """``counts[n]``: samples below 2**n microseconds, without those in lower entries."""
+        self.seconds = 0.0
+        """The sum of the samples."""
 
     def add(self, seconds: float) -> None:
         """Count one sample."""
+        self.seconds += seconds
         self.counts[min(31, int(seconds * 1e6).bit_length())] += 1
 
     @property
@@ -33,6 +44,32 @@ class Histogram:
             left -= self.counts[power]
             power += 1
         return float(2**power) * 1e-6
+
+    def distribution(self) -> Distribution:
+        """Return the same counts in half as many buckets, for a monitoring system."""
+        counts = iter(self.counts)
+        # 2**0 µs alone, then two powers at a time.
+        buckets = [next(counts), *(sum(islice(counts, 2)) for _ in _BOUNDS[1:])]
+        return Distribution(_BOUNDS, (*buckets, sum(counts)), self.seconds)
+
+
+@attrs.define
+class ClassFigures:
+    """What the living actors of one class have in common: `Observer.count`."""
+
+    actors: int = 0
+    waiting: int = 0
+    """In an async handler."""
+    handled: int = 0
+    """Messages that they have handled."""
+    depth: int = 0
+    """Messages in their mailboxes."""
+    age: float = 0.0
+    """Seconds that the oldest message has waited, at most."""
+    channels: int = 0
+    """Open ends of channels in their fields."""
+    queued: int = 0
+    """Messages in the channels that they receive from."""
 
 
 @attrs.frozen

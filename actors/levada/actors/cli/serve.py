@@ -22,6 +22,8 @@ from levada.actors import protocols
 from levada.actors.apps import App, find, listed, reloaded
 from levada.actors.authentication import Authenticate
 from levada.actors.authenticators import BearerTokens, CertificateNames
+from levada.actors.metrics.collecting import Metrics
+from levada.actors.metrics.serving import Scrapes
 from levada.framework import Actor, ActorSystem
 from levada.framework.errors import ConfigurationError
 from levada.transports.carriers import TlsConfig
@@ -91,7 +93,7 @@ def add_parser(subparsers: Subparsers) -> None:
         type=_address,
         metavar="HOST:PORT",
         help="health checks over HTTP: 200 while it serves (with --nodes: while a node does), 503 while it starts and drains; its URL is "
-        "printed as 'HEALTH <url>'",
+        "printed as 'HEALTH <url>'; metrics for Prometheus at /metrics, with --nodes of all nodes",
     )
     parser.add_argument(
         "--drain", type=_seconds, default=10.0, metavar="S", help="seconds for open work at the end (default: 10)"
@@ -246,6 +248,7 @@ class _Run:
         self._args = args
         self._state = "starting"
         self._system: ActorSystem | None = None
+        self._scrapes: Scrapes | None = None
         self._listeners: list[protocols.Served] = []
         self._end = trio.Event()
         self._first = 0
@@ -259,7 +262,7 @@ class _Run:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._obey, signals)
                 if self._args.health is not None:
-                    url = await nursery.start(serve_health, *self._args.health, self._report)
+                    url = await nursery.start(serve_health, *self._args.health, self._report, lambda: self._scrapes)
                     print(f"HEALTH {url}", flush=True)
                 with self._patience:
                     await self._serve()
@@ -271,6 +274,7 @@ class _Run:
 
     async def _serve(self) -> None:
         async with ActorSystem("serve", shutdown=self._args.drain) as self._system:
+            self._scrapes = Scrapes(Metrics(self._system))
             try:
                 context = self._app(self._system)
             except TypeError as error:

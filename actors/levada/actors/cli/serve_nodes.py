@@ -17,6 +17,8 @@ from typing import Any, Final, Literal
 import trio
 
 from levada.actors.console import serve_console
+from levada.actors.metrics.collecting import Metrics
+from levada.actors.metrics.serving import Scrapes
 from levada.actors.nodes import Member, MemberState, NodeLost, NodeSettings, local_nodes
 from levada.actors.nodes.fleet import Fleet
 from levada.actors.nodes.inspection import look, reload
@@ -54,6 +56,7 @@ class Driver:
         self._state: State = "starting"
         self._urls: Sequence[str] = ()
         self._fleet: Fleet | None = None
+        self._scrapes: Scrapes | None = None
         self._end = trio.Event()
         self._first = 0
         """The signal that began the end."""
@@ -75,7 +78,7 @@ class Driver:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._obey, signals)
                 if self._args.health is not None:
-                    url = await nursery.start(serve_health, *self._args.health, self._report)
+                    url = await nursery.start(serve_health, *self._args.health, self._report, lambda: self._scrapes)
                     print(f"HEALTH {url}", flush=True)
                 with self._patience:
                     await self._serve()
@@ -89,6 +92,7 @@ class Driver:
         args = self._args
         async with ActorSystem("serve") as system, share_sockets() as shared:
             fleet = self._fleet = Fleet.of(system)
+            self._scrapes = Scrapes(Metrics(system))
             fleet.directory.watchers.append(self._changed)
             async with local_nodes(system, args.nodes, self._app, settings=self._settings, sockets=shared):
                 self._urls = _common_urls(fleet)

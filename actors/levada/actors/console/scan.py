@@ -1,4 +1,4 @@
-"""A search through all actors, in slices: it never holds up the program, and costs nothing while no client asks for more."""
+"""Going through all actors in slices, which never holds up the program: `Walk`, and the search of consoles on top of it, `Scan`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,61 @@ import trio
 from levada.framework import ActorSystem
 from levada.framework.embedding import LocalRef
 
-__all__ = ["MOST_FOUND", "Scan"]
+__all__ = ["MOST_FOUND", "SLICE", "Scan", "Walk"]
 
 MOST_FOUND: Final = 10_000
 """Actors that one search finds."""
-_SLICE: Final = 0.002
+SLICE: Final = 0.002
 """Seconds before other tasks run."""
-_CHECK: Final = 256
+_CHECK: Final = 32
 """Actors between looks at the clock."""
 _FIRST: Final = 0.05
 """Seconds of work for one request while the first pass is under way: 100,000 actors take 0.05 to 0.1 s."""
 _LATER: Final = 0.004
 """Seconds for one request afterwards: below 1 % of a core at two requests a second."""
+
+
+class Walk:
+    """One pass over all actors, parents before their children.
+
+    Actors that live from its beginning to its end are visited once, others once or not at all.
+
+    Args:
+        system: has been entered.
+    """
+
+    def __init__(self, system: ActorSystem) -> None:
+        self._children_of = system.observe.children
+        self._todo: list[tuple[str, list[LocalRef]]] = [("", list(self._children_of(system.root))[::-1])]
+
+    def advance(self, until: float, visit: Callable[[LocalRef, str], object]) -> bool:
+        """Visit actors until `perf_counter` is at a time.
+
+        Args:
+            until: that time.
+            visit: gets an actor and the path of its parent (empty: the root); must be quick.
+
+        Returns:
+            whether all have been visited.
+        """
+        children_of, todo = self._children_of, self._todo
+        count = 0
+        while todo:
+            parent, cells = todo[-1]
+            if not cells:
+                todo.pop()
+                continue
+            cell = cells.pop()
+            if not cell.is_alive:
+                continue
+            visit(cell, parent)
+            children = children_of(cell)
+            if children:
+                todo.append((f"{parent}/{cell.name}", list(children)[::-1]))
+            count += 1
+            if not count % _CHECK and perf_counter() > until:
+                break
+        return not todo
 
 
 class Scan:
@@ -38,7 +81,7 @@ class Scan:
         self._matches = matches
         self._found: list[LocalRef] = []
         self._finding: list[LocalRef] = []
-        self._todo: list[tuple[str, list[LocalRef]]] = []
+        self._walk: Walk | None = None
         self.complete = False
         """Whether all actors have been looked at once."""
 
@@ -59,34 +102,15 @@ class Scan:
             the next call goes on.
         """
         left = _LATER if self.complete else _FIRST
-        if not self._todo:
-            self._finding = []
-            self._todo.append(("", list(self._system.observe.children(self._system.root))[::-1]))
-        while self._todo and left > 0:
+        if self._walk is None:
+            self._finding, self._walk = [], Walk(self._system)
+        while self._walk is not None and left > 0:
             began = perf_counter()
-            self._look(began + min(left, _SLICE))
+            if self._walk.advance(began + min(left, SLICE), self._look):
+                self._found, self.complete, self._walk = self._finding, True, None
             left -= perf_counter() - began
-            if not self._todo:
-                self._found, self.complete = self._finding, True
             await trio.lowlevel.checkpoint()
 
-    def _look(self, until: float) -> None:
-        children_of, matches, todo = self._system.observe.children, self._matches, self._todo
-        count = 0
-        while todo:
-            prefix, cells = todo[-1]
-            if not cells:
-                todo.pop()
-                continue
-            cell = cells.pop()
-            if not cell.is_alive:
-                continue
-            path = f"{prefix}/{cell.name}"
-            if matches(cell, path) and len(self._finding) < MOST_FOUND:
-                self._finding.append(cell)
-            children = children_of(cell)
-            if children:
-                todo.append((path, list(children)[::-1]))
-            count += 1
-            if not count % _CHECK and perf_counter() > until:
-                return
+    def _look(self, cell: LocalRef, parent: str) -> None:
+        if self._matches(cell, f"{parent}/{cell.name}") and len(self._finding) < MOST_FOUND:
+            self._finding.append(cell)

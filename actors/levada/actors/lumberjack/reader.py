@@ -72,13 +72,14 @@ class ReaderActor(Acceptor[LumberjackDriver]):
         """Make a connection."""
         return LumberjackDriver(accepted, self.sink, self.load)
 
+    @property
+    def turned_away(self) -> int:
+        """Also writers for which there was no room."""
+        return super().turned_away + self.load.refused
+
     def statistics(self) -> ReaderStatistics:
         """Return the counters as they are now."""
-        statistics = self.load.statistics(trio.current_time())
-        admission = getattr(self._listener, "admission", None)  # memory has none
-        before = 0 if admission is None else admission.refused
-        refused = statistics.connections_refused + before + self.gatekeeper.refused
-        return attrs.evolve(statistics, connections_refused=refused)
+        return attrs.evolve(self.load.statistics(trio.current_time()), connections_refused=self.turned_away)
 
     def reload(self, context: ssl.SSLContext | None = None) -> None:
         """Read the files again, or use this context."""

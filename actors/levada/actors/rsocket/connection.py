@@ -25,7 +25,7 @@ from levada.actors.single import SingleDriver
 from levada.framework import Receiver, Sender, handles, restart
 from levada.framework.embedding import ChannelCore
 from levada.framework.errors import ActorStopped, CarrierError
-from levada.transports.rsocket import CoreConfig, ErrorCode, LeaseGrant, Payload
+from levada.transports.rsocket import CoreConfig, ErrorCode, LeaseGrant, Payload, RSocketCore
 from levada.transports.rsocket.events import (
     ConnectionDraining,
     ConnectionEnded,
@@ -128,6 +128,11 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         self._pushed = 0
         """Bytes in the waiting pushes."""
         self._pushing = False
+
+    @property
+    def dialect_name(self) -> str:
+        """``rsocket`` or ``reactivesocket``."""
+        return "rsocket" if self.dialect is RSocketCore else "reactivesocket"
 
     @property
     def drain_time(self) -> float:

@@ -101,7 +101,7 @@ class ServerConnection(RSocketDriver):
         """Continue on another connection's carrier; from now on that connection only reads for this one."""
         self.reading.cancel()
         self.reading = other.reading
-        carrier = other.detach()
+        carrier = other.hand_over()
         assert carrier is not None
         other.heir = self
         self.core.resume_on(other.core, trio.current_time())

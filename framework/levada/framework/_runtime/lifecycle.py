@@ -15,7 +15,8 @@ through signals: a million linked actors end in a loop, not in a recursion.
 If a second reason arrives while an actor ends, the more severe one wins (`links.more_severe`); a kill speeds everything up.
 
 Private fields used here: ``Cell._actor``, ``Cell._asking``, ``Cell._batch``, ``Cell._box``, ``Cell._extras``,
-``Actor._has_restarting``, ``Actor._has_stopping``, ``Actor._has_undelivered``, ``Cell._idle``, ``Actor._is_loop``,
+``Cell._handled``, ``Actor._has_metrics``, ``Actor._has_restarting``, ``Actor._has_stopping``, ``Actor._has_undelivered``,
+``Cell._idle``, ``Actor._is_loop``,
 ``Cell._name``, ``Cell._number``, ``Cell._parent``, ``Actor._slots``, ``Cell._worker``.
 """
 
@@ -166,7 +167,7 @@ class Lifecycle:
     def reached_stop(self, cell: Cell, stop: Stop) -> Any:
         """End an actor that has handled everything queued before the stop."""
         if _is_plain(cell):
-            self._terminate(cell, stop.reason)
+            self._terminate(cell, stop.reason, counted=True)
         else:
             self._begin(cell, Ending(stop.reason, final=stop.final, graceful=True))
         return END_TURN
@@ -308,6 +309,7 @@ class Lifecycle:
         else:
             logger.error("%s failed%s", cell.path, what, exc_info=error, extra=extra)
         self._system.counters.failures += 1
+        self._system.observe.count_failure(cell)
         self._system.events.publish(ActorFailed(cell, error, message))
         if _ends_system(error):
             self._system.crash(error)
@@ -633,8 +635,11 @@ class Lifecycle:
             return False
         extras.ending = extras.group = extras.regroups = None
         extras.restarts += 1
+        if cell._actor._has_metrics:
+            self._system.observe.keep(cell._actor)
         cell.revive(actor)
         self._system.counters.restarts += 1
+        self._system.observe.count_restart(cell)
         self._system.events.publish(ActorRestarted(cell, extras.restarts))
         if extras.queued:
             # Its old place in the run queue may be ahead of siblings that must start before it.
@@ -644,11 +649,16 @@ class Lifecycle:
         return True
 
     @enable_ki_protection
-    def _terminate(self, cell: Cell, reason: Reason) -> None:
-        """End the actor for good."""
+    def _terminate(self, cell: Cell, reason: Reason, *, counted: bool = False) -> None:
+        """End the actor for good; `counted`: this is a turn of it, and its messages are counted behind it."""
         system = self._system
         left = self._fail_questions(cell, reason) if cell._batch or cell._box or cell.line else None
         actor = cell.end(reason)
+        if cell._handled and not counted:
+            system.observe.keep_handled(actor, cell._handled)
+            cell._handled = 0
+        if actor is not None and actor._has_metrics:
+            system.observe.keep(actor)
         if cell._asking is not None:
             self._fail_question_stopped(cell, reason)
         if left:

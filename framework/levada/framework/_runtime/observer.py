@@ -3,20 +3,22 @@
 Nothing is collected per message.  One turn in 63 is timed for the histograms; the clock is read once per turn anyway.
 
 Private fields used here: ``Cell._actor``, ``Cell._capacity``, ``Cell._extras``, ``Cell._handled``, ``Cell._idle``, ``Cell._parent``,
-``Cell._since``, ``Cell._worker``, ``Actor._has_about``.
+``Cell._since``, ``Cell._worker``, ``Actor._has_about``, ``Actor._has_metrics``.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from levada.framework.errors import ActorError
 from levada.framework.events import SlowHandler
-from levada.framework.observe import ActorDetail, ActorInfo, ChannelInfo, Histogram
+from levada.framework.metrics import OTHER, Sample, Tally
+from levada.framework.observe import ActorDetail, ActorInfo, ChannelInfo, ClassFigures, Histogram
 from levada.framework.supervision import RestartPolicy
 
 from .ask import content_of
@@ -34,6 +36,8 @@ logger = logging.getLogger("levada.framework.observe")
 
 _FLOOD = 1_000_000
 _MOST = 100
+_MOST_CLASSES = 1000
+"""Names of classes that are counted by themselves."""
 
 
 class Observer:
@@ -48,6 +52,44 @@ class Observer:
         """Seconds per turn of an actor (a batch of its messages)."""
         self.queue_times = Histogram()
         """Seconds that actors waited for their turns."""
+        self.ended = Tally()
+        """What actors that have ended, or have restarted, had counted: `Actor.metrics`."""
+        self.handled: dict[str, int] = {}
+        """Messages that actors have handled which have ended, by class."""
+        self.failures: Counter[str] = Counter()
+        """Failures by class."""
+        self.restarts: Counter[str] = Counter()
+        """Restarts by class."""
+
+    def keep(self, actor: Any) -> None:
+        """Keep the totals of an actor object that ends."""
+        try:
+            self.ended.add(actor.metrics(), lasting=True)
+        except Exception:
+            logger.exception("%s.metrics failed at its end", type(actor).__name__, extra={"event": "metrics_failed"})
+
+    def count_failure(self, cell: Cell) -> None:
+        """Count a failure for its class."""
+        self.failures[self.class_name(self.kind(cell), self.failures)] += 1
+
+    def count_restart(self, cell: Cell) -> None:
+        """Count a restart for its class."""
+        self.restarts[self.class_name(self.kind(cell), self.restarts)] += 1
+
+    def keep_handled(self, actor: Any, handled: int) -> None:
+        """Add the messages of an actor that has ended to its class."""
+        # 0.1 µs, for actors that have handled anything.
+        kind = type(actor).__name__
+        try:
+            self.handled[kind] += handled
+        except KeyError:
+            known = self.class_name(kind, self.handled)
+            self.handled[known] = self.handled.get(known, 0) + handled
+
+    @staticmethod
+    def class_name(kind: str, known: Collection[str]) -> str:
+        """Return a name to count by: there may be no end of classes that are made at run time."""
+        return kind if kind in known or len(known) < _MOST_CLASSES else OTHER
 
     def sample(self, cell: Cell, now: float) -> None:
         """Add the turn that has just ended to the histograms."""
@@ -131,6 +173,40 @@ class Observer:
     def holds_channels(self, cell: Cell) -> bool:
         """Whether the actor has an open end of a channel in a field."""
         return cell._actor is not None and bool(open_handles(cell._actor))
+
+    def count(self, cell: Cell, classes: dict[str, ClassFigures], now: float) -> bool:
+        """Add a living actor to the figures of its class (0.5 µs, more with many fields).
+
+        Returns:
+            whether it has `metrics`.
+        """
+        actor = cell._actor
+        kind = type(actor).__name__
+        figures = classes.get(kind)
+        if figures is None:
+            kind = self.class_name(kind, classes)
+            figures = classes.setdefault(kind, ClassFigures())
+        figures.actors += 1
+        figures.handled += cell._handled
+        figures.waiting += cell._worker is not None
+        depth = cell.depth()
+        if depth:
+            figures.depth += depth
+            if cell.phase is RUNNING:
+                figures.age = max(figures.age, now - cell._since)
+        if actor is None:
+            return False
+        for handle in open_handles(actor):
+            figures.channels += 1
+            figures.queued += handle.queued if hasattr(handle, "receive") else 0
+        has_metrics: bool = actor._has_metrics
+        return has_metrics
+
+    def metrics(self, cell: Cell) -> Iterable[Sample]:
+        """Return `Actor.metrics` of a living actor, and raises what it raises."""
+        actor = cell._actor
+        samples: Iterable[Sample] = actor.metrics() if actor is not None else ()
+        return samples
 
     def kind(self, cell: Cell) -> str:
         """Return the name of the actor's class."""

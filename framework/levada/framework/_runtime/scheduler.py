@@ -52,7 +52,7 @@ from trio.lowlevel import (
 from .ask import Ask
 from .awaitables import coroutine_of
 from .cell import NO_MESSAGES, Cell, NoActor
-from .phase import RUNNING
+from .phase import RUNNING, STOPPED
 from .tokens import END_TURN, TURN
 
 if TYPE_CHECKING:
@@ -495,6 +495,8 @@ class RunQueue:
                         return _CONTEXT_SET
                     return _SLICE_OVER if now > end else _FAILED
                 cell._handled += count - left.__length_hint__()
+                if cell.phase is STOPPED and actor is not None:  # it has ended in this turn
+                    self.system.observe.keep_handled(actor, cell._handled)
                 spare = []
                 self.requeue(cell)
                 then = now

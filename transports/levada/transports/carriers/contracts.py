@@ -76,6 +76,12 @@ class CarrierStatistics:
     datagrams_dropped: int = 0
     """Connections: datagrams that were dropped because no task took them."""
 
+    def __add__(self, other: CarrierStatistics) -> CarrierStatistics:
+        """Add the counters of another carrier."""
+        mine, theirs = attrs.astuple(self), attrs.astuple(other)
+        names = (field.name for field in attrs.fields(CarrierStatistics))
+        return CarrierStatistics(**dict(zip(names, map(sum, zip(mine, theirs, strict=True)), strict=True)))
+
 
 @attrs.frozen
 class CloseReason:

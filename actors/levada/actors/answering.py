@@ -1,0 +1,155 @@
+"""A small HTTP server for the tools that watch processes: a request, an answer, and limits on both."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import attrs
+import trio
+
+from levada.framework.errors import ConfigurationError
+from levada.transports.carriers.admission import Admission, network_of
+from levada.transports.carriers.streams import accept_from, plain_nursery
+from levada.transports.carriers.tcp import authority
+
+__all__ = ["Answer", "Asked", "Response", "serve_answers"]
+
+REQUEST = 8192  # bytes of a request's head at most
+PATIENCE = 5.0  # seconds for one request
+AT_ONCE = 64
+"""Requests under way; one more takes the place of the oldest."""
+AT_ONCE_OF_ADDRESS = 16
+"""Requests under way from one address, or from one /64 of IPv6; likewise, so a probe never waits for others from its own address."""
+
+
+@attrs.frozen
+class Asked:
+    """A request: GET or HEAD, without a body."""
+
+    path: str
+    """Without the query."""
+    accept: str
+    """The header of that name; empty without one."""
+
+
+@attrs.frozen
+class Response:
+    """What a request is answered."""
+
+    status: str
+    """A code and its phrase."""
+    content_type: str
+    body: bytes = attrs.field(repr=False)
+
+
+Answer = Callable[[Asked], Awaitable[Response]]
+"""Answers a request, within a few seconds; see `PATIENCE`."""
+
+
+async def serve_answers(
+    host: str, port: int, answer: Answer, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Answer requests until cancelled.
+
+    Args:
+        host: to listen at.
+        port: 0 takes a free one.
+        answer: is called for each request.
+        task_status: gets the URL.
+
+    Raises:
+        ConfigurationError: the address cannot be used.
+    """
+    try:
+        listeners = await trio.open_tcp_listeners(port, host=host)
+    except OSError as error:
+        raise ConfigurationError(f"cannot listen at {host}:{port}: {error.strerror or error}") from error
+    name = f"[{host}]" if ":" in host else host
+    url = f"http://{name}:{listeners[0].socket.getsockname()[1]}/"
+    admission = Admission(url)
+    unfinished: dict[trio.CancelScope, str] = {}  # and their networks, the oldest first
+
+    def make_room(network: str) -> None:
+        own = [scope for scope, other in unfinished.items() if other == network]
+        if len(own) < AT_ONCE_OF_ADDRESS:
+            own = list(unfinished) if len(unfinished) >= AT_ONCE else []
+        if own:
+            del unfinished[own[0]]
+            own[0].cancel()
+
+    async def serve(stream: trio.SocketStream) -> None:
+        try:
+            peer = stream.socket.getpeername()
+        except OSError:  # it is gone already
+            stream.socket.close()
+            return
+        network = network_of(peer[0])
+        make_room(network)
+        why = None
+        with trio.move_on_after(PATIENCE) as scope:
+            unfinished[scope] = network
+            try:
+                async with stream:
+                    why = await _serve(stream, answer)
+            except (trio.BrokenResourceError, OSError):
+                pass  # the client is gone
+            finally:
+                unfinished.pop(scope, None)
+        if scope.cancelled_caught:
+            why = "no whole request in time"
+        if why is not None:
+            admission.turn_away(authority(peer), why)
+
+    async def take_in(stream: trio.SocketStream) -> None:
+        nursery.start_soon(serve, stream)
+
+    try:
+        async with plain_nursery() as nursery:
+            for listener in listeners:
+                nursery.start_soon(accept_from, listener, take_in)
+            task_status.started(url)
+            await trio.sleep_forever()
+    finally:
+        for listener in listeners:
+            listener.socket.close()
+
+
+async def _serve(stream: trio.SocketStream, answer: Answer) -> str | None:
+    """Answer a request; if there is none, return the reason."""
+    head = bytearray()
+    end = -1
+    while end < 0:
+        more = await stream.receive_some(REQUEST)
+        if not more:
+            return "the connection ended inside a request" if head else None
+        seen = max(0, len(head) - 3)
+        head += more
+        end = head.find(b"\r\n\r\n", seen)
+        if len(head) > REQUEST:
+            return f"a request of more than {REQUEST} bytes"
+    method, asked = _parsed(bytes(head[:end]))
+    if method in (b"GET", b"HEAD"):
+        response = await answer(asked)
+    else:
+        response = Response("405 Method Not Allowed", "application/json", b"")
+    lines = (
+        f"HTTP/1.1 {response.status}",
+        f"Content-Type: {response.content_type}",
+        f"Content-Length: {len(response.body)}",
+        "Cache-Control: no-store",
+        "Connection: close",
+        "\r\n",
+    )
+    await stream.send_all("\r\n".join(lines).encode() + (b"" if method == b"HEAD" else response.body))
+    return None
+
+
+def _parsed(head: bytes) -> tuple[bytes, Asked]:
+    """Return the method and the request; missing parts are empty."""
+    line, *fields = head.split(b"\r\n")
+    method, _, rest = line.partition(b" ")
+    path = rest.partition(b" ")[0].partition(b"?")[0].decode("latin-1")
+    accept = b",".join(
+        value.strip() for name, _, value in (field.partition(b":") for field in fields) if name.lower() == b"accept"
+    )
+    return method, Asked(path, accept.decode("latin-1"))

@@ -1,0 +1,76 @@
+"""Figures of connections and listeners, the same for every protocol."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from levada.framework.metrics import Metric, Sample
+
+if TYPE_CHECKING:
+    from levada.transports.carriers import CarrierStatistics
+
+__all__ = ["connection_samples", "listener_samples"]
+
+_ENDS: Final = ("protocol", "side")
+_LISTENER: Final = ("protocol", "listener")
+
+NOW = Metric("levada_connections", "gauge", "Connections, by state.", (*_ENDS, "state"))
+OPENED = Metric("levada_connections_opened_total", "counter", "Connections that had a carrier.", _ENDS)
+LOST = Metric(
+    "levada_connections_lost_total", "counter", "Connections that the peer, the network or a mistake has ended.", _ENDS
+)
+FAILED = Metric("levada_connections_failed_total", "counter", "Connections that never had a carrier.", _ENDS)
+SENT = Metric("levada_connection_sent_bytes_total", "counter", "Bytes handed to the operating system.", _ENDS)
+RECEIVED = Metric("levada_connection_received_bytes_total", "counter", "Bytes received.", _ENDS)
+UNSENT = Metric("levada_connection_unsent_bytes", "gauge", "Bytes queued and not handed on.", _ENDS)
+WRITES = Metric("levada_connection_writes_total", "counter", "Calls to the operating system, or packets, sent.", _ENDS)
+READS = Metric(
+    "levada_connection_reads_total", "counter", "Calls to the operating system, or packets, received.", _ENDS
+)
+DROPPED = Metric("levada_connection_dropped_datagrams_total", "counter", "Datagrams that no task took.", _ENDS)
+
+CLIENTS = Metric("levada_clients", "gauge", "Connections whose client was let in.", _LISTENER)
+LIMIT = Metric("levada_clients_limit", "gauge", "The most connections at a time.", _LISTENER)
+REFUSED = Metric("levada_clients_refused_total", "counter", "Clients and requests that were turned away.", _LISTENER)
+
+
+def connection_samples(
+    protocol: str,
+    side: str,
+    state: str,
+    statistics: CarrierStatistics | None,
+    *,
+    lost: bool = False,
+) -> list[Sample]:
+    """Return the samples of one connection.
+
+    Args:
+        protocol: its name.
+        side: ``client`` or ``server``.
+        state: in lower case.
+        statistics: of all its carriers; None if it never had one.
+        lost: whether this side did not end it.
+    """
+    ends = protocol, side
+    now: Sample = (NOW, 1, (protocol, side, state))
+    if statistics is None:
+        return [now, (FAILED, int(lost), ends)]
+    return [
+        now,
+        (OPENED, 1, ends),
+        (LOST, int(lost), ends),
+        (SENT, statistics.octets_sent, ends),
+        (RECEIVED, statistics.octets_received, ends),
+        (UNSENT, statistics.unsent, ends),
+        (WRITES, statistics.writes, ends),
+        (READS, statistics.reads, ends),
+        (DROPPED, statistics.datagrams_dropped, ends),
+    ]
+
+
+def listener_samples(protocol: str, listener: str, *, clients: int, limit: float, refused: int) -> list[Sample]:
+    """Return the samples of one listener; `limit` may be infinite."""
+    labels = protocol, listener
+    samples: list[Sample] = [(CLIENTS, clients, labels), (REFUSED, refused, labels)]
+    return samples if math.isinf(limit) else [*samples, (LIMIT, limit, labels)]

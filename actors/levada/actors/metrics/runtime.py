@@ -1,0 +1,143 @@
+"""Figures of the runtime: actors by class, mailboxes, supervision, channels, turns."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from levada.actors.console.scan import Walk
+from levada.framework import ActorSystem
+from levada.framework.embedding import LocalRef
+from levada.framework.metrics import Metric, Sample, Tally
+from levada.framework.observe import ClassFigures
+
+__all__ = ["Census", "system_samples"]
+
+logger = logging.getLogger("levada.actors.metrics")
+
+REPORTING: Final = ("journal", "query")
+"""Subjects of actors that have figures to be asked for."""
+MOST_REPORTING: Final = 100
+
+_CLASS: Final = ("class",)
+ACTORS = Metric("levada_actors", "gauge", "Living actors.", _CLASS)
+WAITING = Metric("levada_handlers_waiting", "gauge", "Async handlers that wait; each is a trio task.", _CLASS)
+DEPTH = Metric("levada_mailbox_messages", "gauge", "Messages in mailboxes.", _CLASS)
+AGE = Metric(
+    "levada_mailbox_oldest_seconds",
+    "gauge",
+    "How long the oldest message in a mailbox has waited, at most.",
+    _CLASS,
+    "max",
+)
+HANDLED = Metric("levada_messages_handled_total", "counter", "Messages that handlers have taken.", _CLASS)
+FAILURES = Metric("levada_actor_failures_total", "counter", "Exceptions from handlers, hooks and tasks.", _CLASS)
+RESTARTS = Metric("levada_actor_restarts_total", "counter", "Restarts by supervisors.", _CLASS)
+CHANNELS = Metric("levada_channel_ends", "gauge", "Open ends of channels in fields of actors.", _CLASS)
+QUEUED = Metric("levada_channel_messages", "gauge", "Messages in channels that actors receive from.", _CLASS)
+
+SPAWNED = Metric("levada_actors_spawned_total", "counter", "Actors that were started; restarts are not counted.")
+STOPPED = Metric("levada_actors_stopped_total", "counter", "Actors that have ended.")
+UNSUPERVISED = Metric("levada_unsupervised_failures_total", "counter", "Failures of actors without a supervisor.")
+DEAD_LETTERS = Metric("levada_dead_letters_total", "counter", "Messages that reached no handler.")
+UNHANDLED = Metric("levada_unhandled_messages_total", "counter", "Messages for which an actor has no handler.")
+LATE_REPLIES = Metric("levada_late_replies_total", "counter", "Answers that came when the asker no longer waited.")
+SLOW_TURNS = Metric("levada_slow_turns_total", "counter", "Turns that held up everything for longer than slow_handler.")
+WORKERS = Metric("levada_workers", "gauge", "Tasks that run actors.")
+READY = Metric("levada_actors_ready", "gauge", "Actors that wait for their turn.")
+TIMERS = Metric("levada_timers", "gauge", "Timers that are set.")
+TURN = Metric(
+    "levada_turn_seconds", "histogram", "Turns of actors, each a batch of messages; one turn in 63 is measured."
+)
+QUEUE = Metric("levada_turn_wait_seconds", "histogram", "How long actors waited for these turns.")
+CPU = Metric("levada_process_cpu_seconds_total", "counter", "CPU time of the process.")
+COMPLETE = Metric(
+    "levada_scrape_complete",
+    "gauge",
+    "1 if this scrape went over all actors; 0 if there was no time: figures of actors are from an earlier scrape.",
+)
+
+
+def system_samples(system: ActorSystem, *, complete: bool) -> list[Sample]:
+    """Return what the system has counted as a whole."""
+    counts, observe = system.statistics(), system.observe
+    return [
+        SPAWNED.sample(counts.spawned),
+        STOPPED.sample(counts.stopped),
+        UNSUPERVISED.sample(counts.unsupervised),
+        DEAD_LETTERS.sample(counts.dead_letters),
+        UNHANDLED.sample(counts.unhandled),
+        LATE_REPLIES.sample(counts.late_replies),
+        SLOW_TURNS.sample(counts.slow_turns),
+        WORKERS.sample(counts.workers),
+        READY.sample(counts.ready),
+        TIMERS.sample(counts.timers),
+        TURN.sample(observe.turn_times.distribution()),
+        QUEUE.sample(observe.queue_times.distribution()),
+        CPU.sample(time.process_time()),
+        COMPLETE.sample(int(complete)),
+        *(FAILURES.sample(count, kind) for kind, count in observe.failures.most_common()),
+        *(RESTARTS.sample(count, kind) for kind, count in observe.restarts.most_common()),
+    ]
+
+
+class Census:
+    """One pass over all actors.
+
+    Totals of ended actors are taken at the beginning. An actor that ends meanwhile counts as of its visit, or is missing from this pass if
+    it was not visited. So totals may lag behind for one pass, and never run ahead.
+    """
+
+    def __init__(self, system: ActorSystem) -> None:
+        self.tally: Tally = system.observe.ended.branch()
+        """Complete when `advance` has said so."""
+        self.reporting: list[LocalRef] = []
+        """Actors that have figures to be asked for."""
+        self._observe = system.observe
+        self._now = system.scheduler.clock()
+        self._walk = Walk(system)
+        self._classes: dict[str, ClassFigures] = {}
+        self._handled = dict(system.observe.handled)
+        self._failed: set[str] = set()
+
+    def advance(self, until: float) -> bool:
+        """Visit actors until `time.perf_counter` is at a time; return whether all have been visited."""
+        if not self._walk.advance(until, self._visit):
+            return False
+        self.tally.add(class_samples(self._classes, self._handled))
+        return True
+
+    def _visit(self, cell: LocalRef, parent: str) -> None:
+        if self._observe.count(cell, self._classes, self._now):
+            try:
+                self.tally.add(self._observe.metrics(cell))
+            except Exception:
+                kind = self._observe.kind(cell)
+                if kind not in self._failed:
+                    self._failed.add(kind)
+                    logger.exception("%s.metrics failed", kind, extra={"actor": cell.path, "event": "metrics_failed"})
+        if self._observe.subject(cell) in REPORTING and len(self.reporting) < MOST_REPORTING:
+            self.reporting.append(cell)
+
+
+def class_samples(classes: Mapping[str, ClassFigures], handled: dict[str, int]) -> list[Sample]:
+    """Return the samples of classes, those with the most actors first.
+
+    Args:
+        classes: of living actors.
+        handled: messages that actors have handled which have ended; is used up.
+    """
+    samples: list[Sample] = []
+    for kind, figures in sorted(classes.items(), key=lambda item: -item[1].actors):
+        samples += (
+            (ACTORS, figures.actors, (kind,)),
+            (WAITING, figures.waiting, (kind,)),
+            (DEPTH, figures.depth, (kind,)),
+            (AGE, figures.age, (kind,)),
+            (HANDLED, figures.handled + handled.pop(kind, 0), (kind,)),
+            (CHANNELS, figures.channels, (kind,)),
+            (QUEUED, figures.queued, (kind,)),
+        )
+    return samples + [(HANDLED, count, (kind,)) for kind, count in handled.items()]

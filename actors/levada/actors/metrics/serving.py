@@ -1,0 +1,83 @@
+"""Scrapes over HTTP: `serve_metrics`, and the part of it that an endpoint of another program uses, `Scrapes`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from time import perf_counter
+from typing import Final
+
+import trio
+
+from levada.actors.answering import Asked, Response, serve_answers
+from levada.framework import ActorSystem
+from levada.framework.metrics import Series
+from levada.transports.carriers.streams import plain_nursery
+
+from .collecting import Metrics
+
+__all__ = ["Scrapes", "serve_metrics"]
+
+logger = logging.getLogger("levada.actors.metrics")
+
+_PLAIN: Final = "text/plain; charset=utf-8"
+_FRESH: Final = 1.0
+"""Seconds for which figures are told again, however many scrapes come."""
+_SHARE: Final = 0.1
+"""Share of a core for scrapes at most: figures that took long are told again for longer."""
+
+
+class Scrapes:
+    """Answers scrapes of one system."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._series: Series = {}
+        self._fresh_until = 0.0
+        self._line = trio.Lock()
+
+    async def answer(self, asked: Asked) -> Response:
+        """Answer a request, in the format that it asks for. 501 if the extra is missing."""
+        try:
+            from .rendering import render
+        except ModuleNotFoundError as error:
+            return Response("501 Not Implemented", _PLAIN, f"{error}\n".encode())
+        try:
+            async with self._line:
+                if trio.current_time() >= self._fresh_until:
+                    began = perf_counter()
+                    self._series = await self._metrics.collect()
+                    self._fresh_until = trio.current_time() + max(_FRESH, (perf_counter() - began) / _SHARE)
+                content_type, body = await render(self._series, asked.accept)
+        except Exception:  # a mistake here must not end what it looks at
+            logger.exception("a scrape failed", extra={"event": "scrape_failed"})
+            return Response("500 Internal Server Error", _PLAIN, b"the scrape failed; see the log\n")
+        return Response("200 OK", content_type, body)
+
+
+@asynccontextmanager
+async def serve_metrics(system: ActorSystem, host: str = "127.0.0.1", port: int = 9464) -> AsyncIterator[str]:
+    """Answer the scrapes of Prometheus while the block lasts, at any path.
+
+    ``levada serve --health HOST:PORT`` has this at ``/metrics``. There is no login: what can reach the port reads names of classes,
+    queues and listeners, and counts.
+
+    Args:
+        system: has been entered.
+        host: to listen at.
+        port: 0 takes a free one.
+
+    Yields:
+        The URL to scrape.
+
+    Raises:
+        ConfigurationError: the address cannot be used.
+        ModuleNotFoundError: the extra is not installed: ``pip install 'levada[prometheus]'``.
+    """
+    from . import rendering  # noqa: F401 - to say at once that the extra is missing
+
+    async with plain_nursery() as nursery:
+        url: str = await nursery.start(serve_answers, host, port, Scrapes(Metrics(system)).answer)
+        yield f"{url}metrics"
+        nursery.cancel_scope.cancel()
