@@ -11,20 +11,24 @@ import pytest
 
 from levada.actors import cli
 
+ROOT = Path(__file__).parents[2]
 
-def test_a_new_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+
+@pytest.mark.parametrize(("options", "files"), [([], {"Containerfile"}), (["--spark"], {"query.py"})])
+def test_a_new_project(
+    options: list[str],
+    files: set[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["new", "tally"]) == 0
-    assert sorted(file.name for file in (tmp_path / "tally").iterdir()) == [
-        "Containerfile",
-        "pyproject.toml",
-        "tally.py",
-        "test_tally.py",
-    ]
-    commands = "levada new tally\n" + capsys.readouterr().out
-    readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
-    assert f"```\n{commands}```\n" in readme
-    assert cli.main(["new", "tally"]) == 2
+    assert cli.main(["new", "tally", *options]) == 0
+    found = {file.name for file in (tmp_path / "tally").iterdir()}
+    assert found == {"pyproject.toml", "tally.py", "test_tally.py"} | files
+    commands = f"{' '.join(['levada new tally', *options])}\n{capsys.readouterr().out}"
+    assert f"```\n{commands}```\n" in (ROOT / "README.md").read_text("utf-8")
+    assert cli.main(["new", "tally", *options]) == 2
     assert capsys.readouterr().err == "levada: cannot make the folder tally: File exists\n"
 
 
@@ -47,24 +51,59 @@ def test_names_that_cannot_be_used(
     assert list(tmp_path.iterdir()) == []
 
 
+def run(folder: Path, *command: str) -> str:
+    """Run a module as a user would in the folder of the project."""
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([".", *filter(None, sys.path)])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 @pytest.mark.ci
-@pytest.mark.timeout(120)
-def test_the_new_project_passes_its_own_test_and_every_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("options", [[], pytest.param(["--spark"], marks=pytest.mark.release)])
+def test_the_new_project_passes_its_own_test_and_every_check(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["new", "tally"]) == 0
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([".", *filter(None, sys.path)])}
-    for command in (
-        ["pytest", "-q", "-W", "error", "-p", "no:cacheprovider"],
-        ["ruff", "check", "--isolated", "--select", "E,F,I,UP,B", "--line-length", "120", "."],
-        ["ruff", "format", "--isolated", "--line-length", "120", "--check", "."],
-        ["mypy", "--strict", "--explicit-package-bases", "tally.py"],
-    ):
-        done = subprocess.run(
-            [sys.executable, "-m", *command],
-            cwd=tmp_path / "tally",
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+    assert cli.main(["new", "tally", *options]) == 0
+    folder = tmp_path / "tally"
+    run(folder, "pytest", "-q", "-W", "error", "-p", "no:cacheprovider")
+    run(folder, "ruff", "check", "--isolated", "--select", "E,F,I,UP,B", "--line-length", "120", ".")
+    run(folder, "ruff", "format", "--isolated", "--line-length", "120", "--check", ".")
+    run(folder, "mypy", "--strict", "--explicit-package-bases", "tally.py")
+
+
+@pytest.mark.release
+@pytest.mark.timeout(600)
+def test_lines_go_from_a_file_through_actors_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of README.md, at a free port."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["new", "tally", "--spark"]) == 0
+    folder = tmp_path / "tally"
+    (folder / "free.py").write_text(
+        "import tally\n\n\nasync def app(system):\n    async for reader in tally.app(system, 'lumberjack://127.0.0.1:0'):\n        yield reader\n",
+        "utf-8",
+    )
+    (folder / "app.log").write_text("ERROR one\nINFO two\nERROR three\n", "utf-8")
+    with subprocess.Popen(
+        [sys.executable, "-m", "levada.actors", "serve", "free:app"],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([".", *filter(None, sys.path)])},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as server:
+        try:
+            assert server.stdout is not None
+            serving = server.stdout.readline().split()
+            run(folder, "levada.actors", "ship", "app.log", "--to", serving[-1], "--once")
+            assert "|     ERROR|    2|\n|      INFO|    1|\n" in run(folder, "query")
+        finally:
+            server.terminate()
+    assert server.returncode == 0

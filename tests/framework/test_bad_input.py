@@ -469,6 +469,12 @@ async def test_unhashable_key_is_the_senders_error(system: ActorSystem) -> None:
     assert seen == [1]
 
 
+@pytest.mark.parametrize("name", ["children", "mailbox", "peer", "ref", "system", "timers"])
+def test_a_field_with_the_name_of_a_property_of_actors_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"Holds.{name}: each actor has a property of this name"):
+        type("Holds", (Actor,), {"__annotations__": {name: int}})
+
+
 async def test_unhashable_tags_timer_keys_and_topics_are_the_callers_error(system: ActorSystem) -> None:
     caught: list[str] = []
     unhashable: Any = []
@@ -490,7 +496,7 @@ async def test_unhashable_tags_timer_keys_and_topics_are_the_callers_error(syste
     ref = system.spawn(Tries)
     ref.tell(Item(system.spawn(Takes)))
     await wait_all_tasks_blocked()
-    assert caught == ["unhashable type: 'list'"] * 3
+    assert ["unhashable type: 'list'" in text for text in caught] == [True] * 3  # Python 3.14 says more
     assert ref.is_alive
 
 

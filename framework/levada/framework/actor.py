@@ -112,6 +112,11 @@ class Actor(Generic[M]):
         super().__init_subclass__(**keywords)
         attrs.define(cls, slots=False, eq=False, repr=False)
         check_defaults(cls)
+        for field in attrs.fields(cls):
+            if isinstance(getattr(Actor, field.name, None), property):
+                raise ConfigurationError(
+                    f"{cls.__name__}.{field.name}: each actor has a property of this name; choose another"
+                )
         cls._table = build_table(cls)
         for name in ("started", "stopping", "restarting", "undelivered", "unhandled", "run"):
             if name in vars(cls):

@@ -99,7 +99,7 @@ build-backend = "hatchling.build"
 name = "$name"
 version = "0.1.0"
 requires-python = ">=3.11"
-dependencies = ["levada>=$version"]
+dependencies = ["levada$extra>=$version"]
 
 [project.optional-dependencies]
 dev = ["pytest>=8.2"]
@@ -107,6 +107,10 @@ dev = ["pytest>=8.2"]
 [tool.hatch.build.targets.wheel]
 only-include = ["$name.py"]
 """,
+}
+"""The files of the project. Plain text and not modules, because the name is in all of them."""
+
+CONTAINER: Final = {
     "Containerfile": """\
 FROM python:3.13-slim
 WORKDIR /app
@@ -118,14 +122,106 @@ EXPOSE 5044 7000 8080
 CMD ["levada", "serve", "$name:app", "--health", "0.0.0.0:8080"]
 """,
 }
-"""The files of the project. Plain text and not modules, because the name is in all of them."""
+
+SPARK_FILES: Final = {
+    "$name.py": '''\
+"""An actor that keeps log lines in a mailbox, where Spark reads them: Filebeat or `levada ship` sends them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from levada.actors import lumberjack
+from levada.actors.spark import Mailbox, serve_bridge
+from levada.framework import Actor, ActorSystem, handles, message
+
+
+@message
+class Line:
+    text: str
+
+
+class Lines(Actor[lumberjack.Unit]):
+    kept: Mailbox[Line]
+
+    @handles
+    async def take(self, m: lumberjack.Unit) -> None:
+        # When this returns, the lines are on the disk, and the writer is told that they are safe.
+        texts = [event.get("line") or event.get("message") for event in m.events]
+        await self.kept.append([Line(str(text)) for text in texts])
+
+
+async def app(
+    system: ActorSystem, logs: str = "lumberjack://127.0.0.1:5044", folder: str = "mailboxes"
+) -> AsyncIterator[lumberjack.Reader]:
+    """Open what `levada serve $name:app` serves; what stands behind the `yield` is the end."""
+    async with serve_bridge(system, folder) as bridge:
+        lines = system.spawn(Lines, await bridge.mailbox("lines", Line), name="lines")
+        async with lumberjack.serve(system, logs, lines) as incoming:
+            yield incoming
+''',
+    "query.py": '''\
+"""How do the lines begin? Run it while `levada serve $name:app` runs."""
+
+from pathlib import Path
+
+from levada.actors.spark import session
+from pyspark.sql import functions as f
+
+
+def main(folder: str = "mailboxes") -> None:
+    spark = session()
+    address = f"unix://{Path(folder).absolute()}/bridge.socket"
+    lines = spark.read.format("mailbox").options(address=address, mailbox="lines").load()
+    first = f.substring_index("text", " ", 1).alias("first word")
+    lines.groupBy(first).count().orderBy(f.desc("count")).show(10)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
+''',
+    "test_$name.py": '''\
+"""The app on a free port, with a real writer, and Spark."""
+
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from levada.actors import lumberjack
+from levada.framework import ActorSystem
+
+import query
+from $name import app
+
+
+def test_lines_are_queried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def main() -> None:
+        folder = str(tmp_path / "mailboxes")
+        serving = asynccontextmanager(app)
+        async with ActorSystem() as system, serving(system, "lumberjack://127.0.0.1:0", folder) as incoming:
+            async with lumberjack.connect(system, incoming.url) as writer:
+                await writer.deliver([{"line": "ERROR one"}, {"line": "INFO two"}, {"message": "ERROR three"}])
+            await trio.to_thread.run_sync(query.main, folder)
+
+    trio.run(main)
+    assert "|     ERROR|    2|\\n|      INFO|    1|" in capsys.readouterr().out
+''',
+}
+"""With ``--spark``, in the place of the files of the same name."""
 
 NEXT: Final = """\
 cd $folder
 pip install -e '.[dev]' && pytest
 levada serve $name:app
 levada ship FILE --to lumberjack://127.0.0.1:5044    # or Filebeat, with output.logstash
+"""
+CALL: Final = """\
 levada call rsocket+tcp://127.0.0.1:7000    # prints how many lines have come
+"""
+QUERY: Final = """\
+python query.py    # Spark counts how the lines begin
 """
 
 
@@ -133,14 +229,15 @@ def add_parser(subparsers: Subparsers) -> None:
     """Describe the arguments."""
     parser = subparsers.add_parser(
         "new",
-        help="make a small project to start from: an app, its test, pyproject.toml and a container file",
-        description="Make a folder with an app for `levada serve`, its test, pyproject.toml and a Containerfile. "
+        help="make a small project to start from: an app, its test and pyproject.toml",
+        description="Make a folder with an app for `levada serve`, its test, pyproject.toml and, without --spark, a Containerfile. "
         "Prints the commands to go on with.",
         epilog="Exit codes: 0 the project was made; 2 the name cannot be used, or the folder exists.",
     )
     parser.add_argument(
         "name", metavar="NAME", help="of the folder and of the module: lower-case letters, digits and _"
     )
+    parser.add_argument("--spark", action="store_true", help="an app that keeps the lines for Spark, and a query")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -159,8 +256,9 @@ def run(args: argparse.Namespace) -> int:
         folder.mkdir()
     except OSError as error:
         raise ConfigurationError(f"cannot make the folder {name}: {error.strerror}") from error
-    values = {"name": name, "folder": name, "version": version("levada")}
-    for path, text in FILES.items():
+    extra = "[spark]" if args.spark else ""
+    values = {"name": name, "folder": name, "version": version("levada"), "extra": extra}
+    for path, text in (FILES | (SPARK_FILES if args.spark else CONTAINER)).items():
         (folder / Template(path).substitute(values)).write_text(Template(text).substitute(values), "utf-8")
-    print(Template(NEXT).substitute(values), end="")
+    print(Template(NEXT + (QUERY if args.spark else CALL)).substitute(values), end="")
     return 0
