@@ -112,11 +112,7 @@ class Actor(Generic[M]):
         super().__init_subclass__(**keywords)
         attrs.define(cls, slots=False, eq=False, repr=False)
         check_defaults(cls)
-        for field in attrs.fields(cls):
-            if isinstance(getattr(Actor, field.name, None), property):
-                raise ConfigurationError(
-                    f"{cls.__name__}.{field.name}: each actor has a property of this name; choose another"
-                )
+        _check_names(cls)
         cls._table = build_table(cls)
         for name in ("started", "stopping", "restarting", "undelivered", "unhandled", "run"):
             if name in vars(cls):
@@ -517,6 +513,14 @@ class Actor(Generic[M]):
         finally:
             self._cell._scheduler = inbox.scheduler
             inbox.let_go()
+
+
+def _check_names(cls: type) -> None:
+    for field in attrs.fields(cls):
+        if isinstance(getattr(Actor, field.name, None), property):
+            raise ConfigurationError(
+                f"{cls.__name__}.{field.name}: each actor has a property of this name; choose another"
+            )
 
 
 def _promised(base: Any) -> list[Any]:
