@@ -33,7 +33,7 @@ NEEDS: dict[str, set[str]] = {
     "journal": {"levada.actors.durable", "levada.actors.journal", "levada.actors.spark"},
     "spark": {"levada.actors.durable", "levada.actors.journal", "levada.actors.spark", "levada.actors.spark.query"},
     "cli": set(),
-    "prometheus": {"levada.actors.maop.prometheus"},
+    "prometheus": set(),
     "dashboard": {"levada.actors.dashboard", WEBSOCKET},
     "otel": {"levada.actors.otel"},
 }

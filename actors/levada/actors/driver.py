@@ -258,13 +258,16 @@ class Driver(ConnectionActor, Generic[C]):
         return "client" if self.acceptor is None else "server"
 
     def metrics(self) -> Iterable[Sample]:
-        """Return what every protocol has; a protocol adds its own."""
+        """Return the figures of every protocol; each adds its own."""
+        opened, lost = self.info is not None, self.phase is Phase.LOST
         return connection_samples(
             self.dialect_name,
             self.side,
             self.phase.name.lower(),
             self.all_statistics(),
-            lost=self.phase is Phase.LOST,
+            opened=int(opened),
+            lost=int(opened and lost),
+            failed=int(lost and not opened),
         )
 
     def figures(self) -> dict[str, object]:

@@ -19,8 +19,9 @@ A metric has at most `MOST_SERIES` combinations of label values: the first ones 
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 import attrs
@@ -40,6 +41,7 @@ _LONGEST: Final = 100
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 Labels: TypeAlias = tuple[str, ...]
 
+_COMBINE: Final[Mapping[str, Callable[[float, float], float]]] = {"sum": operator.add, "max": max, "min": min}
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]*")
 
 
@@ -80,7 +82,7 @@ class Metric:
     """A sentence."""
     labels: Labels = ()
     """Names of the labels. A value is a class, a protocol, a queue: never an id, an address or a user, of which there is no end."""
-    combine: Literal["sum", "max"] = "sum"
+    combine: Literal["sum", "max", "min"] = "sum"
     """What to make of the gauges of several actors."""
 
     def __attrs_post_init__(self) -> None:
@@ -160,7 +162,7 @@ class Tally:
                 assert isinstance(value, Distribution)
                 values[labels] = before + value
             else:
-                values[labels] = before + value if metric.combine == "sum" else max(before, value)
+                values[labels] = _COMBINE[metric.combine](before, value)
 
     def _declare(self, metric: Metric) -> None:
         known = self._declared.setdefault(metric.name, metric)

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -15,9 +16,10 @@ import attrs
 import trio
 
 from levada.actors.driver import Phase
+from levada.actors.metrics.protocols import aqueduct_samples
 from levada.actors.multiplexed import Multiplexed, MultiplexedDriver
 from levada.actors.pool import Pool
-from levada.framework import Lost
+from levada.framework import Lost, Sample
 from levada.framework.channel import WINDOW, Receiver, Sender, channel
 from levada.framework.embedding import ChannelCore, Outcome, TerminalState
 from levada.framework.errors import CarrierError, DatagramTooLarge
@@ -146,6 +148,20 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
             "messages_received": self.halves.received,
             "octets_held": self.core.held,
         }
+
+    def metrics(self) -> Iterable[Sample]:
+        """Return also the counts of channels and messages."""
+        return (
+            *super().metrics(),
+            *aqueduct_samples(
+                self.side,
+                channels=len(self.core.halves),
+                streams=len(self.streams),
+                sent=self.halves.sent,
+                received=self.halves.received,
+                held=self.core.held,
+            ),
+        )
 
     def time_out(self, now: float) -> list[Any]:
         """Give the core the current datagram limit and round trip, and handle its timeouts."""

@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, cast
 
@@ -15,7 +15,8 @@ import trio
 
 from levada.actors.authentication import Authenticate, Authentication
 from levada.actors.listening import Acceptor, ListenerHandle, running
-from levada.framework import Actor, ActorSystem, Ref, handles
+from levada.actors.metrics.protocols import reader_samples
+from levada.framework import Actor, ActorSystem, Ref, Sample, handles
 from levada.framework.errors import ConfigurationError
 from levada.transports.carriers import ByteStream, Listener, MemoryConfig, TcpConfig, TlsConfig, listen
 from levada.transports.carriers.admission import Admission
@@ -80,6 +81,12 @@ class ReaderActor(Acceptor[LumberjackDriver]):
     def statistics(self) -> ReaderStatistics:
         """Return the counters as they are now."""
         return attrs.evolve(self.load.statistics(trio.current_time()), connections_refused=self.turned_away)
+
+    def metrics(self) -> Iterable[Sample]:
+        """Return also the counts of events."""
+        if not self.url:
+            return ()
+        return (*super().metrics(), *reader_samples(self.url, self.load.statistics(trio.current_time())))
 
     def reload(self, context: ssl.SSLContext | None = None) -> None:
         """Read the files again, or use this context."""

@@ -25,10 +25,12 @@ from typing import Any
 import attrs
 import trio
 
-from levada.framework import Actor, ActorSystem, restart
+from levada.actors.metrics.connections import connection_samples
+from levada.actors.metrics.protocols import writer_samples
+from levada.framework import Actor, ActorSystem, Sample, restart
 from levada.framework.embedding import DescribedActor
 from levada.framework.errors import CarrierError, ConfigurationError, ConnectionClosed
-from levada.transports.carriers import ByteStream
+from levada.transports.carriers import ByteStream, CarrierStatistics
 from levada.transports.lumberjack import (
     AckTimedOut,
     Batch,
@@ -91,11 +93,33 @@ class _Connection(DescribedActor[Any]):
     rota: Rota
     ttl: float | None
     _stream: ByteStream | None = attrs.field(init=False, default=None)
+    _before: CarrierStatistics | None = attrs.field(init=False, default=None)
+    """Of the carriers before that."""
+    _connects: int = attrs.field(init=False, default=0)
+    _lost: int = attrs.field(init=False, default=0)
+    _failed: int = attrs.field(init=False, default=0)
 
     @property
     def about(self) -> str:
         """The reader's URL."""
         return printable(self.rota.current.url)
+
+    def metrics(self) -> Iterable[Sample]:
+        """Return the figures of every connection. Each new carrier counts as another connection."""
+        state = "connecting" if self._stream is None else "open"
+        return connection_samples(
+            "lumberjack",
+            "client",
+            state,
+            self._before if self._stream is None else self._total(self._stream),
+            opened=self._connects,
+            lost=self._lost,
+            failed=self._failed,
+        )
+
+    def _total(self, stream: ByteStream) -> CarrierStatistics:
+        now = stream.statistics()
+        return now if self._before is None else self._before + now
 
     async def report(self) -> dict[str, object]:
         """Return who is there, how much has passed, and how much waits for acks."""
@@ -119,6 +143,7 @@ class _Connection(DescribedActor[Any]):
         hub = self.hub
         while True:
             target = self.rota.current
+            connects = self._connects
             extra = {"protocol": "lumberjack", "actor": self.ref.path}
             try:
                 async with target.dial() as stream:
@@ -127,10 +152,11 @@ class _Connection(DescribedActor[Any]):
                     logger.info("connected to %s", target.url, extra=extra)
                     hub.counters.connections += 1
                     self._stream = stream
+                    self._connects += 1
                     try:
                         why = await self.talk(stream)
                     finally:
-                        self._stream = None
+                        self._before, self._stream = self._total(stream), None
                         hub.counters.connections -= 1
                 if why is None:
                     continue  # its time was over, and everything on it is acked
@@ -144,6 +170,10 @@ class _Connection(DescribedActor[Any]):
                 why = str(error)
             hub.attempted.set()
             hub.counters.faults += 1
+            if self._connects > connects:
+                self._lost += 1
+            else:
+                self._failed += 1
             pause = self.rota.fault()
             logger.warning("%s: %s; next attempt in %.1f s", target.url, why, pause, extra=extra)
             await trio.sleep(pause)
@@ -254,6 +284,10 @@ class _Writer(Actor[Any]):
     rotas: Sequence[Rota]
     ttl: float | None
     disk: DiskSpool | None
+
+    def metrics(self) -> Iterable[Sample]:
+        """Return the counts of events."""
+        return writer_samples(self.hub)
 
     def started(self) -> None:
         if self.disk is not None:

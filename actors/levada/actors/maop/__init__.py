@@ -36,13 +36,13 @@ from .errors import (
     Refuse,
 )
 from .handlers import Call, Handler, Handlers, OperationActor, Reply
-from .metrics import Family, Histogram, Metrics
+from .metrics import Histogram, Metrics
 from .peer import ConnectionStatistics, Done, Peer, ReplyStream
 from .server import Listener
 
 __all__ = [
     "MESSAGE_TYPE", "Body", "Call", "ConnectionStatistics", "Disapproved", "Done", "ErrorCode",
-    "Family", "Handler", "HandlerSpec", "Handlers", "Histogram", "Listener", "MaopConfig", "MaopError", "Metrics",
+    "Handler", "HandlerSpec", "Handlers", "Histogram", "Listener", "MaopConfig", "MaopError", "Metrics",
     "OperationActor", "OperationError", "OperationFailed", "OperationLost", "OperationRefused", "OperationStopped", "OperationTimeout", "Peer",
     "PeerConfig",
     "Refuse", "Reply", "ReplyStream", "RetryPolicy", "TestPlan", "connect", "connect_over", "serve", "serve_over",

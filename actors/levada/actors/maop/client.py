@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import trio
 
 from levada.actors.authentication import BINDING
 from levada.actors.multiplexed import Opens
-from levada.framework import Actor
+from levada.framework import Actor, Sample
 from levada.transports import carriers
 
 from .connection import MaopDriver
@@ -50,6 +51,10 @@ class ClientActor(Actor[Any]):
 
     def __attrs_post_init__(self) -> None:
         self.connection = ClientConnection(self.opens, self.shared, self.token, self.auth_type, self.pairs, self.bind)
+
+    def metrics(self) -> Iterable[Sample]:
+        """Return the counts of the connection, by the protocol's names."""
+        return self.shared.metrics.samples(trio.current_time())
 
     def started(self) -> None:
         """Spawn the limiter and the connection."""

@@ -14,14 +14,15 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Final
 
 import trio
 
+from levada.actors.metrics.protocols import request_samples
 from levada.actors.multiplexed import MultiplexedDriver
 from levada.actors.pool import Pool
-from levada.framework import Ref, restart
+from levada.framework import Ref, Sample, restart
 from levada.framework.errors import ActorStopped, CarrierError, ConnectionClosed
 from levada.transports import carriers
 from levada.transports.maop import (
@@ -151,6 +152,20 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
             "done": counts.done,
             "streams": len(self.streams),
         }
+
+    def metrics(self) -> Iterable[Sample]:
+        """Return also the counts of operations; those with the protocol's names are its listener's, or its client's."""
+        core = self.core
+        return (
+            *super().metrics(),
+            *request_samples(
+                self.protocol,
+                self.side,
+                streams=core.operations,
+                sent=core.statistic.opened,
+                received=core.statistic.received,
+            ),
+        )
 
     def acknowledged(self) -> None:
         """Tell the core that the peer has all signals; `ControlPool` calls this. Source: MA-92, MA-93."""

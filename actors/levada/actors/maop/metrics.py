@@ -5,22 +5,18 @@ Counters that the cores keep themselves are read only on request, so they cost a
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final, Literal
+from typing import Final
 
-import attrs
-
+from levada.framework import Distribution, Metric, Sample
 from levada.transports.maop import MaopCore, code_name
 
-__all__ = ["Family", "Histogram", "Metrics"]
+__all__ = ["NAMES", "Histogram", "Metrics"]
 
 MAX_CONTENT_TYPES: Final = 32
 """Distinct content types in labels; all others are ``other``. Source: MA-133."""
-MAX_IDENTITIES: Final = 32
-"""Identities in labels: the ones with the lowest approval index."""
 _BOUNDS: Final = tuple(float(f"{m}e{e}") for e in range(-2, 7) for m in (1, 1.5, 2, 3, 5, 7))
 """Upper bounds of buckets, in milliseconds or bytes: 10 µs to 2 hours, or 1 byte to 7 MB. Each is at most half as large again as the last."""
 
@@ -47,6 +43,10 @@ class Histogram:
         self.count += 1
         self.total += value
 
+    def distribution(self) -> Distribution:
+        """Return the counts as an exporter takes them."""
+        return Distribution(_BOUNDS, tuple(self.buckets), self.total)
+
     def quantile(self, share: float) -> float:
         """Return the upper bound of the bucket that holds this share of the values; 0 without values.
 
@@ -62,20 +62,6 @@ class Histogram:
             if seen >= wanted and number:
                 return bound
         return 0.0
-
-
-@attrs.frozen
-class Family:
-    """One metric with all its labels."""
-
-    name: str
-    """The protocol's name for the metric."""
-    kind: Literal["counter", "gauge", "histogram"]
-    """The kind of metric."""
-    label: str
-    """Name of the only label; empty without one."""
-    samples: Mapping[str, float | Histogram]
-    """Values by label; a metric without a label has one entry with an empty key."""
 
 
 class Metrics:
@@ -179,46 +165,104 @@ class Metrics:
             self._rates[name] = (now, total, rate)
         return rate
 
-    def collect(self, now: float = 0.0) -> Iterator[Family]:
+    def samples(self, now: float = 0.0) -> Iterator[Sample]:
         """Yield everything, for an exporter.
 
         Args:
             now: seconds by a monotonic clock, for the two per-second metrics.
         """
+        for name, label, value in self._values(now):
+            yield _METRICS[name].sample(value.distribution() if isinstance(value, Histogram) else value, *label)
+
+    def _values(self, now: float) -> Iterator[tuple[str, tuple[str, ...], float | Histogram]]:
         counted = sum((self._counted(core) for core in self._cores), Counter(self._past))
         denies = self.denies
-        confirms, octets = counted["confirms"], counted["octets"]
-        codes = {code_name(code): float(number) for code, number in denies.items()}
+        indexes = self.approval_indexes().values()
+        alone: dict[str, float | Histogram] = {
+            "ops_inflight": self.ops_inflight,
+            "confirms_total": counted["confirms"],
+            "blocks_rx_bytes_total": counted["octets"],
+            "maop_success_count_total": self.success_count.total(),
+            "maop_invalid_content_type_total": counted["invalid"],
+            "maop_blocks_rx_bytes_total": counted["octets"],
+            "maop_upload_latency_ms": self.upload_latency_ms,
+            "maop_confirms_per_sec": self.rate("confirms", counted["confirms"], now),
+            "maop_denies_per_sec": self.rate("denies", denies.total(), now),
+            "maop_streaming_sessions_open": self.streaming_open,
+            "maop_streaming_duration_ms": self.streaming_duration_ms,
+            "maop_denies_policy_undefined_length_total": denies[15],
+            "maop_request_latency_ms": self.request_latency_ms,
+            "maop_rpc_payload_bytes": self.rpc_payload_bytes,
+            "maop_late_signals_total": counted["late"],
+            "maop_response_unacked_total": counted["unacked"],
+            "maop_drain_ms": self.drain_ms,
+            "maop_streams_aborted_total": counted["aborted"],
+            "maop_approval_latency_ms": self.approval_latency_ms,
+            **({"maop_approval_index": min(indexes)} if indexes else {}),
+        }
+        for name, value in alone.items():
+            yield name, (), value
         # One sample for any number of clients: the fullest stream of all connections.
-        backlog = {"fullest": float(max((core.pool.backlog for core in self._cores), default=0))}
-        yield Family("ops_inflight", "gauge", "", {"": float(self.ops_inflight)})
-        yield Family("confirms_total", "counter", "", {"": float(confirms)})
-        yield Family("denies_total", "counter", "reason", codes)
-        yield Family("blocks_rx_bytes_total", "counter", "", {"": float(octets)})
-        latencies = {str(msg_id): histogram for msg_id, histogram in self.handler_latency_ms.items()}
-        yield Family("handler_latency_ms", "histogram", "msg_id", latencies)
-        yield Family("maop_success_count_total", "counter", "", {"": float(self.success_count.total())})
-        yield Family("maop_success_bytes_total", "counter", "content_type", dict(self.success_bytes))
-        yield Family("maop_invalid_content_type_total", "counter", "", {"": float(counted["invalid"])})
-        yield Family("maop_blocks_rx_bytes_total", "counter", "", {"": float(octets)})
-        yield Family("maop_upload_latency_ms", "histogram", "", {"": self.upload_latency_ms})
-        yield Family("maop_confirms_per_sec", "gauge", "", {"": self.rate("confirms", confirms, now)})
-        yield Family("maop_denies_per_sec", "gauge", "", {"": self.rate("denies", denies.total(), now)})
-        yield Family("maop_streaming_sessions_open", "gauge", "", {"": float(self.streaming_open)})
-        yield Family("maop_streaming_duration_ms", "histogram", "", {"": self.streaming_duration_ms})
-        yield Family("maop_denies_policy_undefined_length_total", "counter", "", {"": float(denies[15])})
-        yield Family("maop_request_latency_ms", "histogram", "", {"": self.request_latency_ms})
-        fails = {code_name(code): float(number) for code, number in self.response_fail.items()}
-        yield Family("maop_response_fail_total", "counter", "error_code", fails)
-        yield Family("maop_rpc_payload_bytes", "histogram", "", {"": self.rpc_payload_bytes})
-        yield Family("maop_control_backlog", "gauge", "stream", backlog)
-        yield Family("maop_late_signals_total", "counter", "", {"": float(counted["late"])})
-        yield Family("maop_response_unacked_total", "counter", "", {"": float(counted["unacked"])})
-        yield Family("maop_drain_ms", "histogram", "", {"": self.drain_ms})
-        yield Family("maop_streams_aborted_total", "counter", "", {"": float(counted["aborted"])})
-        every = {code_name(code): float(number) for code, number in self.fails.items()}
-        yield Family("maop_fail_total", "counter", "error_code", every)
-        yield Family("maop_approval_latency_ms", "histogram", "", {"": self.approval_latency_ms})
-        indexes = self.approval_indexes()
-        lowest = heapq.nsmallest(MAX_IDENTITIES, indexes, key=indexes.__getitem__)
-        yield Family("maop_approval_index", "gauge", "identity", {name: indexes[name] for name in lowest})
+        yield "maop_control_backlog", ("fullest",), max((core.pool.backlog for core in self._cores), default=0)
+        for code, number in denies.items():
+            yield "denies_total", (code_name(code),), number
+        for code, number in self.response_fail.items():
+            yield "maop_response_fail_total", (code_name(code),), number
+        for code, number in self.fails.items():
+            yield "maop_fail_total", (code_name(code),), number
+        for kind, octets in self.success_bytes.items():
+            yield "maop_success_bytes_total", (kind,), octets
+        for msg_id, histogram in self.handler_latency_ms.items():
+            yield "handler_latency_ms", (str(msg_id),), histogram
+
+
+_METRICS: Final = {
+    metric.name: metric
+    for metric in (
+        Metric("ops_inflight", "gauge", "Operations that have not ended, of either side."),
+        Metric("confirms_total", "counter", "Operations of peers that were approved."),
+        Metric("denies_total", "counter", "Operations of peers that were refused.", ("reason",)),
+        Metric("blocks_rx_bytes_total", "counter", "Bytes received on streams of operations."),
+        Metric("handler_latency_ms", "histogram", "From the start of a handler to its answer.", ("msg_id",)),
+        Metric("maop_success_count_total", "counter", "Successes that were sent."),
+        Metric("maop_success_bytes_total", "counter", "Bytes of the bodies of Successes sent.", ("content_type",)),
+        Metric("maop_invalid_content_type_total", "counter", "Successes received with a header that is none."),
+        Metric("maop_blocks_rx_bytes_total", "counter", "Bytes received on streams of operations."),
+        Metric("maop_upload_latency_ms", "histogram", "Messages of peers, from header to Done."),
+        Metric("maop_confirms_per_sec", "gauge", "Approvals in a second."),
+        Metric("maop_denies_per_sec", "gauge", "Refusals in a second."),
+        Metric("maop_streaming_sessions_open", "gauge", "Bodies of undefined length that are coming in."),
+        Metric("maop_streaming_duration_ms", "histogram", "How long bodies of undefined length took to come in."),
+        Metric(
+            "maop_denies_policy_undefined_length_total", "counter", "Operations refused for their undefined length."
+        ),
+        Metric("maop_request_latency_ms", "histogram", "Requests of this side, until the Response was complete."),
+        Metric(
+            "maop_response_fail_total", "counter", "Requests of this side that failed or were refused.", ("error_code",)
+        ),
+        Metric("maop_rpc_payload_bytes", "histogram", "Bytes of the bodies of Responses received."),
+        Metric(
+            "maop_control_backlog",
+            "gauge",
+            "Signals that wait on the fullest control stream of all connections.",
+            ("stream",),
+            combine="max",
+        ),
+        Metric("maop_late_signals_total", "counter", "Signals for operations that had ended or were unknown."),
+        Metric("maop_response_unacked_total", "counter", "Responses whose requester did not say whether it used them."),
+        Metric("maop_drain_ms", "histogram", "How long connections drained."),
+        Metric("maop_streams_aborted_total", "counter", "Streams that peers have reset."),
+        Metric("maop_fail_total", "counter", "Fails sent and received.", ("error_code",)),
+        Metric("maop_approval_latency_ms", "histogram", "From the header of an operation to Proceed or Refuse."),
+        Metric(
+            "maop_approval_index",
+            "gauge",
+            "Share of approvals among all decisions, of the identity with the lowest.",
+            combine="min",
+        ),
+    )
+}
+"""By the names that the protocol gives them, which have no prefix and count milliseconds. Source: MA-133."""
+
+NAMES: Final = frozenset(_METRICS)
+"""Of all metrics."""

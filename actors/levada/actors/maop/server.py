@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, ClassVar
@@ -15,7 +15,7 @@ from levada.actors.authentication import Refused
 from levada.actors.listening import Acceptor, ListenerHandle
 from levada.actors.multiplexed import accepting
 from levada.actors.stream_carriers import url_of
-from levada.framework import Identity, Reason
+from levada.framework import Identity, Reason, Sample
 from levada.framework.errors import LevadaError
 from levada.transports import carriers
 from levada.transports.maop import AttemptLimiter, AuthenticationReceived, ErrorCode
@@ -113,6 +113,15 @@ class ListenerActor(Acceptor[ServerConnection]):
     def max_connections(self) -> int:
         """The most connections at a time, as configured."""
         return self.shared.config.max_connections
+
+    @property
+    def turned_away(self) -> int:
+        """Also clients that tried too often."""
+        return super().turned_away + self.refused_attempts
+
+    def metrics(self) -> Iterable[Sample]:
+        """Return also the counts of its connections, by the protocol's names."""
+        return (*super().metrics(), *self.shared.metrics.samples(trio.current_time()))
 
     def started(self) -> None:
         """Log the settings, spawn the limiter, and listen. Source: MA-131b."""

@@ -41,32 +41,38 @@ def connection_samples(
     state: str,
     statistics: CarrierStatistics | None,
     *,
-    lost: bool = False,
+    opened: int,
+    lost: int,
+    failed: int,
 ) -> list[Sample]:
-    """Return the samples of one connection.
+    """Return the samples of one connection, which may have had several carriers.
 
     Args:
         protocol: its name.
         side: ``client`` or ``server``.
         state: in lower case.
         statistics: of all its carriers; None if it never had one.
-        lost: whether this side did not end it.
+        opened: how often it had a carrier.
+        lost: how often something else than this side ended it.
+        failed: how often it got no carrier.
     """
     ends = protocol, side
-    now: Sample = (NOW, 1, (protocol, side, state))
-    if statistics is None:
-        return [now, (FAILED, int(lost), ends)]
-    return [
-        now,
-        (OPENED, 1, ends),
-        (LOST, int(lost), ends),
-        (SENT, statistics.octets_sent, ends),
-        (RECEIVED, statistics.octets_received, ends),
-        (UNSENT, statistics.unsent, ends),
-        (WRITES, statistics.writes, ends),
-        (READS, statistics.reads, ends),
-        (DROPPED, statistics.datagrams_dropped, ends),
+    samples: list[Sample] = [
+        (NOW, 1, (protocol, side, state)),
+        (OPENED, opened, ends),
+        (LOST, lost, ends),
+        (FAILED, failed, ends),
     ]
+    if statistics is not None:
+        samples += (
+            (SENT, statistics.octets_sent, ends),
+            (RECEIVED, statistics.octets_received, ends),
+            (UNSENT, statistics.unsent, ends),
+            (WRITES, statistics.writes, ends),
+            (READS, statistics.reads, ends),
+            (DROPPED, statistics.datagrams_dropped, ends),
+        )
+    return samples
 
 
 def listener_samples(protocol: str, listener: str, *, clients: int, limit: float, refused: int) -> list[Sample]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from time import perf_counter
 from typing import Any, ClassVar
 
@@ -20,9 +20,10 @@ import trio
 from trio.lowlevel import current_task, enable_ki_protection, wait_task_rescheduled
 
 from levada.actors.driver import Phase
+from levada.actors.metrics.protocols import request_samples, rsocket_samples
 from levada.actors.pool import Pool
 from levada.actors.single import SingleDriver
-from levada.framework import Receiver, Sender, handles, restart
+from levada.framework import Receiver, Sample, Sender, handles, restart
 from levada.framework.embedding import ChannelCore
 from levada.framework.errors import ActorStopped, CarrierError
 from levada.transports.rsocket import CoreConfig, ErrorCode, LeaseGrant, Payload, RSocketCore
@@ -147,6 +148,20 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
             "requests_received": self.requests_received,
             "sessions_resumed": self.resumptions,
         }
+
+    def metrics(self) -> Iterable[Sample]:
+        """Return also the counts of requests."""
+        return (
+            *super().metrics(),
+            *request_samples(
+                self.dialect_name,
+                self.side,
+                streams=len(self.streams),
+                sent=self.requests_sent,
+                received=self.requests_received,
+            ),
+            *rsocket_samples(self.side, resumed=self.resumptions, dropped=self.dropped),
+        )
 
     def missing(self) -> int:
         """Return how many bytes are missing from a frame that has begun: before its end there is nothing to act on."""
