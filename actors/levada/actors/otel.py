@@ -5,7 +5,7 @@ cross mailboxes and connections. This uses OpenTelemetry's API only; the program
 
 Names and attributes follow OpenTelemetry's semantic conventions for messaging and RPC:
 
-* The handler of a told message is a ``CONSUMER`` span ``process Counter/Add``, a child of what was current at the sender. There is no
+* The handler of a told message is a ``CONSUMER`` span ``process Counter/Add``, a child of the current span of the sender. There is no
   ``PRODUCER`` span for each `Ref.tell`: it would last as long as an append to a list, and cost as much as the handler's.
 * An ask is a ``CLIENT`` span ``Counter/Get``, and its handler a ``SERVER`` span below it.
 * What an actor sends to itself, its timers included, begins a trace of its own, with a link to the old one. Otherwise an actor that

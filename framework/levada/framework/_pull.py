@@ -107,7 +107,7 @@ class RemotePull:
         """Send the router's oldest message. A routee that has ended gets none; it is about to be removed."""
         routee = self._routee
         while routee.is_alive and (entry := self._inbox.take(routee, self)) is not TURN:
-            work = entry if isinstance(entry, Ask) else content_of(entry)
+            work = entry if isinstance(entry, Ask | TracedTell) else content_of(entry)
             if routee.work(work, functools.partial(self._over, entry)):
                 return
 

@@ -15,6 +15,8 @@ It has five things that applications do not need:
 * **Work before an ask**: a task in `BEFORE_ASKS` awaits a function before each of its asks. A ref of another process calls `prepare_to_ask`.
 * **Routers whose routees are in another process**: a `Work` in an actor's mailbox brings one message of a `pull` router, and reports when
   it is finished.
+* **Traces**: `TracedTell` and `TracedAsk` carry the context of a sender to a ref of another system; `make_core` makes the channels that a
+  message brings. `levada.framework.tracing` describes contexts.
 
 Everything here belongs to the system's thread.
 
@@ -72,6 +74,8 @@ from ._runtime.channel_core import (
 )
 from ._runtime.phase import RUNNING, ActorPhase
 from ._runtime.remote import act_for
+from ._runtime.traced_channel import make_core
+from ._runtime.tracing import TracedAsk, TracedTell
 from .actor import Actor
 from .errors import ActorError, ConfigurationError
 from .identity import RemotePeer
@@ -97,6 +101,8 @@ __all__ = [
     "RemoteTell",
     "TerminalState",
     "ThreadAsk",
+    "TracedAsk",
+    "TracedTell",
     "Tracked",
     "Work",
     "act_for",
@@ -105,6 +111,7 @@ __all__ = [
     "dead_ref",
     "let_others_run",
     "local_ref",
+    "make_core",
     "prepare_to_ask",
     "release",
     "restart_actor",

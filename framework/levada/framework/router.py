@@ -552,8 +552,8 @@ class BroadcastRouter(RouterBase):
 
 
 def _pass_on(entry: Any, routee: Ref[Any]) -> None:
-    """Tell a routee what a router got; one in another system gets the bare message."""
-    routee.tell(entry if isinstance(routee, Cell) else content_of(entry))
+    """Tell a routee what a router got; one in another system does not learn of a peer."""
+    routee.tell(entry if isinstance(routee, Cell) or type(entry) is TracedTell else content_of(entry))
 
 
 def _route_envelopes(kind: Any) -> None:

@@ -23,6 +23,7 @@ from levada.framework import Lost, Sample
 from levada.framework.channel import WINDOW, Receiver, Sender, channel
 from levada.framework.embedding import ChannelCore, Outcome, TerminalState
 from levada.framework.errors import CarrierError, DatagramTooLarge
+from levada.framework.tracing import Tracing
 from levada.transports import carriers
 from levada.transports.aqueduct import (
     AqueductCore,
@@ -58,6 +59,7 @@ from .lookup import Expose, Lookup, Lookups, Names
 from .raw import RawMessage
 from .refs import Refs
 from .schema import SCHEMA, compare_schema, schema_header
+from .stamps import TRACE_GREETING
 from .streams import AT_ONCE, StreamActors
 
 __all__ = ["AqueductDriver"]
@@ -79,6 +81,8 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
     client: bool = attrs.field(kw_only=True)
     expose: Expose = attrs.field(default=(), kw_only=True)
     """What the peer may look up."""
+    tracing: Tracing | None = attrs.field(default=None, kw_only=True)
+    """Of this side's system."""
 
     protocol: ClassVar = "aqueduct"
     last: ClassVar = ConnectionEnded
@@ -137,7 +141,8 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
         schema = () if self.config.schema == "off" else schema_header(self.item_type)
         fleet = self.config.fleet
         node = () if fleet is None else (fleet.header,)
-        return (CODEC, WORK_GREETING, ANSWERS_GREETING, *schema, *node, *self.config.headers)
+        trace = () if self.tracing is None else (TRACE_GREETING,)
+        return (CODEC, WORK_GREETING, ANSWERS_GREETING, *trace, *schema, *node, *self.config.headers)
 
     def figures(self) -> dict[str, object]:
         """Return the counts of channels and messages."""
@@ -236,6 +241,8 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
                 reason, code = str(error), CloseCode.REFUSED
         if reason:
             self.feed(self.core.close(code, reason, trio.current_time()))
+        elif TRACE_GREETING in headers:
+            self.halves.tracing = self.tracing
         return bool(reason)
 
     def _join(self, fleet: FleetRefs, headers: dict[str, bytes]) -> None:

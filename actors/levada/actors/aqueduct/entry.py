@@ -88,7 +88,8 @@ async def connect_over(
     if expose and message_type is RawMessage:
         raise ConfigurationError("a connection of RawMessage has no names to look up")
     item_type = Any if message_type is object else message_type
-    async with running(system, AqueductDriver(opens, config, item_type, client=True, expose=expose)) as connection:
+    driver = AqueductDriver(opens, config, item_type, client=True, expose=expose, tracing=system.tracing)
+    async with running(system, driver) as connection:
         yield Peer(connection)
 
 

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from levada.framework.errors import LevadaError
+from levada.framework.tracing import Tracing
 from levada.transports.aqueduct import Delivery
 
 from .halves import Inbound, Outbound, open_delivery
@@ -56,6 +57,9 @@ class EntryInbound(Inbound):
 
 class EntryOutbound(Outbound):
     """Stands in for the server's entrypoint: sends lookups and claims there too, whatever type its handler takes."""
+
+    def _context(self, entry: Any, tracing: Tracing) -> object:
+        return None if type(entry) in (Lookup, Lookups, Claim) else tracing.current()
 
     def _encode(self, entry: Any) -> bytes:
         if type(entry) in (Lookup, Lookups, Claim):

@@ -139,6 +139,8 @@ class Export(HalfActor):
         Raises:
             DecodeError: it is malformed.
         """
+        if self.halves.tracing is not None:
+            self.halves.read_stamp(delivery)
         head = envelopes.head_of(delivery.payload)
         if head is envelopes.TELL:
             self._tell(delivery)
@@ -177,7 +179,7 @@ class Export(HalfActor):
         except LevadaError as error:
             logger.warning("%s: a message for %s cannot be decoded: %s", refs.peer, self.target.path, error)
         else:
-            self._put(RemoteTell(message, refs.halves.remote))
+            self._put(RemoteTell(message, refs.halves.remote, refs.halves.context))
 
     def _ask(self, delivery: Delivery, half: SenderHalf) -> None:
         refs = self.halves.refs
@@ -232,7 +234,7 @@ class Export(HalfActor):
             logger.warning("%s: a message for %s cannot be decoded: %s", refs.peer, self.target.path, error)
             task.over(True)
         else:
-            task.begin(RemoteTell(message, refs.halves.remote), handles)
+            task.begin(RemoteTell(message, refs.halves.remote, refs.halves.context), handles)
 
     def _work_ask(self, delivery: Delivery, half: SenderHalf, answer: SenderHalf) -> None:
         refs = self.halves.refs
@@ -371,7 +373,7 @@ class PeersQuestion(RemoteAsk):
     __slots__ = ("_refs",)
 
     def __init__(self, refs: Referring, cell: LocalRef) -> None:
-        super().__init__(None, cell, refs.halves.remote)
+        super().__init__(None, cell, refs.halves.remote, refs.halves.context)
         self._refs = refs
 
     def reply(self, payload: bytes) -> None:

@@ -38,7 +38,7 @@ from levada.transports.text import printable
 from .envelopes import ID_SIZE, Identity
 from .lookup import Claim
 from .peer import Peer
-from .refs import RefState, RemoteRef
+from .refs import RefState, RemoteRef, remote_ref
 
 __all__ = ["NODE", "Dial", "FleetRefs"]
 
@@ -216,7 +216,7 @@ class FleetRefs:
             return self.find(identity.incarnation, identity.key) or dead_ref(self.system, identity.incarnation)
         ref = self.refs.get(identity.address)
         if ref is None or ref.state is RefState.LOST:
-            ref = self.refs[identity.address] = RemoteRef(self.system, identity, self)
+            ref = self.refs[identity.address] = remote_ref(self.system, identity, self)
             over = self._over.get(identity.node)
             if over is not None:
                 ref.lose(over)

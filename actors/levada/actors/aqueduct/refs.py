@@ -37,12 +37,15 @@ from levada.framework.embedding import (
     Outcome,
     TerminalState,
     ThreadAsk,
+    TracedAsk,
+    TracedTell,
     dead_ref,
     prepare_to_ask,
     stopped_error,
 )
 from levada.framework.errors import ActorError, ChannelError, HandleNotForwardable, LevadaError, MailboxFull
 from levada.framework.ref import DEFAULT_TIMEOUT, FromThread
+from levada.framework.tracing import Tracing
 from levada.transports.aqueduct import Attach, ReceiverHalf, SenderHalf
 
 from . import envelopes
@@ -56,7 +59,7 @@ from .raw import RawMessage
 from .signals import Asking, Later, Signal, Tie, Watching
 from .work import Sampling, WorkAsking, Working
 
-__all__ = ["TRANSITIONS", "RefChange", "RefState", "Refs", "RemoteRef"]
+__all__ = ["TRANSITIONS", "RefChange", "RefState", "Refs", "RemoteRef", "remote_ref"]
 
 
 logger = logging.getLogger("levada.actors.aqueduct")
@@ -235,7 +238,7 @@ class Refs:
         address: Hashable = identity.incarnation if fleet is None else identity.address
         ref: RemoteRef | None = refs.get(address)
         if ref is None or ref.state is RefState.LOST:
-            refs[address] = ref = RemoteRef(self.system, identity, fleet)
+            refs[address] = ref = remote_ref(self.system, identity, fleet)
         if ref.state is _UNCLAIMED or ref.state is _CLAIMING:
             ref.open(self, identity, half)
         else:
@@ -288,6 +291,9 @@ class _RefOutbound(Outbound):
         if isinstance(entry, Signal):
             return entry.encode(refs, packing)
         return envelopes.TELL + refs.codec.encode(entry, attachments=packing)
+
+    def _context(self, entry: Any, tracing: Tracing) -> object:
+        return entry.context if isinstance(entry, Signal) else None
 
     def ended(self) -> None:
         self.halves.core.background.discard(self.half)
@@ -413,12 +419,16 @@ class RemoteRef(Ref[Any]):
             TypeError, ValueError, LevadaError: the message cannot travel; its handles still belong to this side. While the ref has no
                 channel yet, such a message becomes a dead letter, and the error is logged.
         """
-        if self.state is _OPEN and self._channel.accept(message):
-            return
+        if self.state is not _OPEN or not self._channel.accept(message):
+            self._tell_later(Later(self, message))
+
+    def _tell_later(self, later: Later) -> None:
+        """Tell an actor whose channel is not open, or full."""
+        message = later.message
         if self._reason is not None:
             self.system.dead_letter(message, self, "stopped")
             return
-        if self.state is not _OPEN and self._channel.accept(Later(self, message)):
+        if self.state is not _OPEN and self._channel.accept(later):
             self._use()
             return
         window = self._channel.window
@@ -456,7 +466,10 @@ class RemoteRef(Ref[Any]):
             await prepare_to_ask()
         if self._reason is not None:
             raise self.stopped(message)
-        asking = Asking(self, Ask(message, self))  # type: ignore[arg-type]
+        return await self._put_question(Ask(message, self), timeout)  # type: ignore[arg-type]
+
+    async def _put_question(self, question: Ask, timeout: float | None) -> Any:
+        asking = Asking(self, question)
         self._post(asking)
         try:
             asking.question.start_timer(timeout)
@@ -704,6 +717,54 @@ class RemoteRef(Ref[Any]):
             f"{self.path} lives at {self.peer} and is {done} only by its own system; send it a message instead",
             actor=self.path,
         )
+
+
+class _TracedRef(RemoteRef):
+    """A ref of an actor in another system, in a traced system: messages take the contexts of their senders along."""
+
+    __slots__ = ()
+
+    def _later(self, message: Any) -> Later:
+        if not isinstance(message, TracedTell):
+            message = TracedTell(message, self._tracing.current())
+        return Later(self, message)
+
+    @property
+    def _tracing(self) -> Tracing:
+        tracing = self.system.tracing
+        assert tracing is not None
+        return tracing
+
+    def tell(self, message: Any) -> None:
+        later = self._later(message)
+        if self.state is not _OPEN or not self._channel.accept(later):
+            self._tell_later(later)
+
+    async def send(self, message: Any) -> None:
+        await self.system.scheduler.checkpoint_if_slice_over()
+        if self._reason is None:
+            self._watch_end()
+            later = self._later(message)
+            if self._channel.accept(later):
+                return
+            if await self._channel.wait_to_put(self, later) and self.state is not RefState.LOST:
+                return
+        raise self.stopped(message)
+
+    async def _put_question(self, question: Ask, timeout: float | None) -> Any:
+        span = self._tracing.ask(self, "", question.message)
+        try:
+            answer = await super()._put_question(TracedAsk(question.message, question.target, span.context), timeout)
+        except BaseException as error:
+            span.end(error)
+            raise
+        span.end()
+        return answer
+
+
+def remote_ref(system: ActorSystem, identity: Identity, fleet: Fleet | None) -> RemoteRef:
+    """Make the ref of an actor in another system."""
+    return (RemoteRef if system.tracing is None else _TracedRef)(system, identity, fleet)
 
 
 def _release(channel: ChannelCore, watching: Watching | None, handle: object = None) -> None:

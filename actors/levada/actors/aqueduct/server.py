@@ -19,6 +19,7 @@ from levada.actors.stream_carriers import url_of
 from levada.framework import Actor, Identity, Reason, Receiver, Ref
 from levada.framework.embedding import ChannelCore, Outcome, act_for, let_others_run
 from levada.framework.errors import ConfigurationError, LevadaError
+from levada.framework.tracing import Tracing
 from levada.transports import carriers
 from levada.transports.aqueduct import CloseCode, HeadersReceived, ReceiverHalf
 from levada.transports.text import printable
@@ -90,7 +91,10 @@ class Calls:
             except LevadaError as error:
                 logger.warning("%s: a message from %s cannot be read: %s", path, halves.peer, printable(str(error)))
                 return
-            await self._function(message)
+            if halves.tracing is None:
+                await self._function(message)
+            else:
+                await self._traced(halves.tracing, message, arrival.context)
         except Exception:
             logger.exception("%s: a handler failed", path)
             give_up(arrival.handles)
@@ -100,6 +104,17 @@ class Calls:
         finally:
             self._running -= 1
             self.pump()
+
+    async def _traced(self, tracing: Tracing, message: Any, context: object) -> None:
+        span = tracing.serve("aqueduct", type(message).__name__, str(self._connection.halves.remote), context)
+        try:
+            await self._function(message)
+        except BaseException as error:
+            span.leave()
+            span.end(error)
+            raise
+        span.leave()
+        span.end()
 
 
 class ServerConnection(AqueductDriver):
@@ -214,6 +229,7 @@ class ListenerActor(Acceptor[ServerConnection]):
             listener=self,
             client=False,
             expose=self.expose,
+            tracing=self.system.tracing,
         )
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from levada.framework import Failed, Lost, Reason
-from levada.framework.embedding import Ask, LocalRef, TerminalState, stopped_error
+from levada.framework.embedding import Ask, LocalRef, TerminalState, TracedAsk, TracedTell, stopped_error
 from levada.framework.errors import DecodeError, LevadaError, NoValue
 from levada.transports.aqueduct import Attach, Delivery, ReceiverHalf, SenderHalf
 
@@ -26,17 +26,25 @@ from .oneshots import Awaited, Promise
 if TYPE_CHECKING:
     from .refs import RemoteRef
 
-__all__ = ["Asking", "Later", "Signal", "Tie", "Watching"]
+__all__ = ["Asking", "Later", "Signal", "Tie", "Watching", "opened"]
 
 logger = logging.getLogger("levada.actors.aqueduct")
 
 _LOST = (TerminalState.LOST, TerminalState.CONNECTION_LOST)
 
 
+def opened(message: Any) -> tuple[Any, object]:
+    """Return a message, and the context that it brings if it has the envelope of a traced system."""
+    return (message.message, message.context) if isinstance(message, TracedTell) else (message, None)
+
+
 class Signal:
     """An entry of a ref's channel that is not a plain message."""
 
     __slots__ = ()
+
+    context: object = None
+    """Of its sender, in a traced system."""
 
     @property
     def wanted(self) -> bool:
@@ -58,11 +66,11 @@ class Signal:
 class Later(Signal):
     """A message that waits, from a sender that cannot wait."""
 
-    __slots__ = ("message", "ref")
+    __slots__ = ("context", "message", "ref")
 
     def __init__(self, ref: RemoteRef, message: Any) -> None:
         self.ref = ref
-        self.message = message
+        self.message, self.context = opened(message)
 
     def encode(self, refs: Referring, packing: Packing) -> bytes:
         return envelopes.TELL + refs.codec.encode(self.message, attachments=packing)
@@ -76,7 +84,7 @@ class Later(Signal):
 class Asking(Signal):
     """A question on its way; its answer comes on the channel for all answers of the ref, or on a oneshot."""
 
-    __slots__ = ("_answer", "_answers", "_number", "_refs", "question", "ref")
+    __slots__ = ("_answer", "_answers", "_number", "_refs", "context", "question", "ref")
 
     _refs: Referring
     _number: int
@@ -84,6 +92,7 @@ class Asking(Signal):
     def __init__(self, ref: RemoteRef, question: Ask) -> None:
         self.ref = ref
         self.question = question
+        self.context = question.context if isinstance(question, TracedAsk) else None
         self._answer: Awaited | None = None
         self._answers: Answers | None = None
 

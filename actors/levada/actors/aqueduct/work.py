@@ -18,7 +18,7 @@ from levada.transports.aqueduct import Attach, Delivery
 from . import envelopes
 from .halves import Packing, Referring
 from .oneshots import Awaited
-from .signals import Asking, Signal
+from .signals import Asking, Signal, opened
 
 if TYPE_CHECKING:
     from .refs import RemoteRef
@@ -31,11 +31,11 @@ logger = logging.getLogger("levada.actors.aqueduct")
 class Working(Signal):
     """A message that the actor handles for a `pull` router."""
 
-    __slots__ = ("_message", "_over", "_ref")
+    __slots__ = ("_message", "_over", "_ref", "context")
 
     def __init__(self, ref: RemoteRef, message: Any, over: Callable[[Outcome], None]) -> None:
         self._ref = ref
-        self._message = message
+        self._message, self.context = opened(message)
         self._over = over
 
     def encode(self, refs: Referring, packing: Packing) -> bytes:

@@ -224,6 +224,9 @@ class Envelope:
         """The peer that sent the message, if it came over a connection."""
         return None
 
+    context: object = None
+    """Of the code that sent the message, if it came with one; set by `open`."""
+
     @property
     def large(self) -> bool:
         """Whether opening may take long, so that other tasks run for as long before the next one is opened."""

@@ -95,7 +95,7 @@ class MailboxFeed:
                 if self._wrap is not None:
                     message = self._wrap(message)
                 if isinstance(entry, Envelope) and entry.peer is not None and isinstance(self._ref, Cell):
-                    message = RemoteTell(content_of(message), entry.peer, self._opener)
+                    message = RemoteTell(content_of(message), entry.peer, entry.context or self._opener)
             except DecodeError as error:
                 logger.warning("channel %s: a message cannot be read: %s", core.name, error)
                 core.settle(entry, outcome=PROCESSED)
