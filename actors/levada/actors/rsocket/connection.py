@@ -26,6 +26,7 @@ from levada.actors.single import SingleDriver
 from levada.framework import Receiver, Sample, Sender, handles, restart
 from levada.framework.embedding import ChannelCore
 from levada.framework.errors import ActorStopped, CarrierError
+from levada.framework.tracing import Tracing
 from levada.transports.rsocket import CoreConfig, ErrorCode, LeaseGrant, Payload, RSocketCore
 from levada.transports.rsocket.events import (
     ConnectionDraining,
@@ -62,6 +63,7 @@ from .peers import ConnectedPeer
 from .requests import Request
 from .routing import Handler, Responder, Routes, make_responder
 from .streams import BEGIN, SMALL, Answer, Call, Channel, Items, Stream
+from .tracing import TracedResponder
 
 __all__ = ["RSocketDriver"]
 
@@ -105,6 +107,8 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         """What programs get for this connection."""
         self.streams: dict[int, Stream] = {}
         self.responder: Responder = make_responder(self.handler)
+        self.tracing: Tracing | None = None
+        """Of the system."""
         self.end: ConnectionEnded | None = None
         self.checks_requests = False
         """Whether each request goes to `check` first."""
@@ -452,6 +456,9 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         self.encoding = Encoding(data_mime_type, metadata_mime_type, self.config.codec)
         if isinstance(self.responder, Routes):
             self.spawn(self.responder.make, name="handler", supervise=restart())
+        self.tracing = self.system.tracing
+        if self.tracing is not None:
+            self.responder = TracedResponder(self.responder, self.tracing)
 
     def release(self) -> None:
         """Release the children and the peer; they, and all unread payloads, would otherwise stay until the garbage collector runs."""

@@ -11,12 +11,14 @@ import trio
 
 from levada.actors.single import SingleCarrier
 from levada.framework import Asks, Identity, Reason, Receiver, Ref, RemotePeer, Sender
+from levada.framework.tracing import Tracing
 from levada.transports.carriers import CarrierInfo, CarrierStatistics
 from levada.transports.rsocket import Payload
 from levada.transports.rsocket.events import ConnectionEnded, Interaction, SetupReceived
 
 from .encoding import Encoding, Metadata, expected_reply, is_message
 from .errors import RequestFailed
+from .tracing import Calling
 
 if TYPE_CHECKING:
     from .config import ClientConfig, ServerConfig
@@ -49,6 +51,7 @@ class _Requesting(Protocol):
 
     config: ClientConfig | ServerConfig
     encoding: Encoding
+    tracing: Tracing | None
     carrier: SingleCarrier[Any] | None
     info: CarrierInfo | None
     remote: RemotePeer | None
@@ -119,7 +122,11 @@ class Peer(ABC):
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         connection = self._chosen or await self._choose()
-        answer = await connection.call(connection.encoding.request(x, route, metadata))
+        if connection.tracing is None:
+            answer = await connection.call(connection.encoding.request(x, route, metadata))
+        else:
+            with _calling(connection, connection.tracing, x, route) as calling:
+                answer = await connection.call(calling.payload(connection.encoding, x, route, metadata))
         if type(x) is bytes or not is_message(x):  # `bytes` first, as that test is much faster
             return answer
         return connection.encoding.decode(answer, expected_reply(x))
@@ -132,7 +139,11 @@ class Peer(ABC):
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         connection = self._chosen or await self._choose()
-        await connection.fire(connection.encoding.request(x, route, metadata))
+        if connection.tracing is None:
+            await connection.fire(connection.encoding.request(x, route, metadata))
+        else:
+            with _calling(connection, connection.tracing, x, route) as calling:
+                await connection.fire(calling.payload(connection.encoding, x, route, metadata))
 
     @overload
     async def request_stream(
@@ -175,8 +186,14 @@ class Peer(ABC):
     ) -> Receiver[Any]:
         await trio.lowlevel.checkpoint_if_cancelled()
         connection = await self._choose()
-        payload = connection.encoding.request(x, route, metadata)
-        return await connection.items(kind, payload, window or connection.config.window, *_answers(connection, x))
+        answers = window or connection.config.window, *_answers(connection, x)
+        if connection.tracing is None:
+            return await connection.items(kind, connection.encoding.request(x, route, metadata), *answers)
+        with _calling(connection, connection.tracing, x, route) as calling:
+            payload = calling.payload(connection.encoding, x, route, metadata)
+            receiver = await connection.items(kind, payload, *answers)
+            calling.until(receiver)
+            return receiver
 
     @overload
     async def request_channel(
@@ -207,7 +224,6 @@ class Peer(ABC):
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         connection = await self._choose()
-        payload = connection.encoding.request(x, route, metadata)
         messages = is_message(x)
 
         def encode(value: Any) -> Payload:
@@ -218,9 +234,14 @@ class Peer(ABC):
                     raise value from None
                 raise
 
-        return await connection.open_channel(
-            payload, window or connection.config.window, *_answers(connection, x), encode
-        )
+        answers = window or connection.config.window, *_answers(connection, x), encode
+        if connection.tracing is None:
+            return await connection.open_channel(connection.encoding.request(x, route, metadata), *answers)
+        with _calling(connection, connection.tracing, x, route) as calling:
+            payload = calling.payload(connection.encoding, x, route, metadata)
+            sender, receiver = await connection.open_channel(payload, *answers)
+            calling.until(receiver)
+            return sender, receiver
 
     async def metadata_push(self, metadata: bytes) -> None:
         """Send metadata of the connection as a whole; there is no answer.
@@ -230,6 +251,10 @@ class Peer(ABC):
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         await (await self._choose()).push(metadata)
+
+
+def _calling(connection: _Requesting, tracing: Tracing, x: object, route: str | None) -> Calling:
+    return Calling(tracing, str(connection.remote), x, route)
 
 
 def _answers(connection: _Requesting, x: object) -> tuple[Any, Any]:
