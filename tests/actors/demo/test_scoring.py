@@ -30,6 +30,9 @@ def line(path: str) -> str:
         ("/?q=%252527", 2),
         ("/?q=%25", 0),
         ("/node/add/<script>", 7),
+        pytest.param(
+            "/?q=%" + "25" * 50_000 + "3c", 2, id="escaped very often"
+        ),  # unescaped step by step, it would take seconds
     ],
 )
 def test_points_of_a_request(path: str, points: int) -> None:

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 import attrs
 import pyarrow as pa
@@ -40,6 +40,7 @@ ROWS_A_TURN = 64
 
 _REQUEST = re.compile(r'[^"]*"[A-Z]+ ([^ "]+)')
 _DOOR = re.compile(r"/(?:wp-login|wp-admin|admin|administrator|fckeditor|user/register|node/add)", re.IGNORECASE)
+_QUOTE = re.compile(r"""["'<>]|%(?:25)*(?:22|27|3c|3e)""", re.IGNORECASE)
 DOOR, QUOTE = 5, 2
 """Points: for the way in to a program that is often broken into, and for characters that end a string, however often they are escaped."""
 
@@ -55,10 +56,7 @@ def points_of(line: str) -> int:
     if request is None:
         return 0
     path = request[1]
-    points = DOOR if _DOOR.search(path) else 0
-    while (read := unquote(path)) != path:
-        path = read
-    return points + QUOTE * any(character in path for character in "\"'<>")
+    return DOOR * bool(_DOOR.search(path)) + QUOTE * bool(_QUOTE.search(path))
 
 
 class Scorer(Actor[AskRows]):
