@@ -1,4 +1,4 @@
-"""The runtime's tests pass with the oldest versions that pyproject.toml allows, and on every Python that is here."""
+"""Tests pass with the oldest versions that pyproject.toml allows: of the runtime's dependencies and of Spark; and on every Python that is here."""
 
 from __future__ import annotations
 
@@ -13,18 +13,34 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 CORE = ("trio", "attrs", "msgpack")
 TOOLS = ("pytest", "pytest-trio", "pytest-timeout", "hypothesis")
+BRIDGE = ("test_asks_spark", "test_query", "test_sink", "test_source")
+"""Tests of Spark itself: each starts a session."""
 
 
-def oldest() -> list[str]:
-    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
-    floors = [re.fullmatch(r"(\w+)>=([\d.]+)", dependency) for dependency in dependencies]
-    return [f"{floor[1]}=={floor[2]}.*" for floor in floors if floor is not None]
+def floors(extra: str | None = None) -> dict[str, str]:
+    """Return the oldest version of each dependency."""
+    dependencies = PROJECT["dependencies"] if extra is None else PROJECT["optional-dependencies"][extra]
+    found = [re.match(r"([\w-]+)>=([\d.]+)", dependency) for dependency in dependencies]
+    return {floor[1]: floor[2] for floor in found if floor is not None}
+
+
+def oldest(extra: str | None = None) -> list[str]:
+    return [f"{name}=={version}.*" for name, version in floors(extra).items()]
 
 
 def test_each_dependency_has_a_floor() -> None:
-    assert sorted(pin.split("==")[0] for pin in oldest()) == sorted(CORE)
+    assert sorted(floors()) == sorted(CORE)
+
+
+def test_the_page_of_versions_has_the_floors() -> None:
+    page = (ROOT / "docs/reference/versions.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| (\w+) \| from ([\d.]+) \|", page, re.MULTILINE))
+    spark = {"PySpark": floors("spark")["pyspark"]}
+    assert rows == floors() | spark
+    assert f"| Python | from {PROJECT['requires-python'].removeprefix('>=')} to 3.14 |" in page
 
 
 def python_of(minor: int) -> str | None:
@@ -39,15 +55,15 @@ def python_of(minor: int) -> str | None:
     return None
 
 
-def run_framework_tests(folder: Path, python: str, *packages: str) -> None:
-    """Run the tests of the framework in an environment with just these packages and the test tools."""
+def run_tests(folder: Path, python: str, *packages: str, tests: tuple[str, ...] = ("tests/framework",)) -> None:
+    """Run tests in an environment with just these packages and the test tools."""
     subprocess.run([python, "-m", "venv", str(folder)], check=True)
     python = str(folder / "bin" / "python")
     quiet = ["--quiet", "--disable-pip-version-check"]
     subprocess.run([python, "-m", "pip", "install", *quiet, *packages, *TOOLS], check=True)
     sources = [str(ROOT / name) for name in ("framework", "transports", "actors")]
     done = subprocess.run(
-        [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/framework"],
+        [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sources), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
@@ -61,7 +77,16 @@ def run_framework_tests(folder: Path, python: str, *packages: str) -> None:
 @pytest.mark.release
 @pytest.mark.timeout(900)
 def test_the_runtime_on_the_oldest_versions(tmp_path: Path) -> None:
-    run_framework_tests(tmp_path / "venv", sys.executable, *oldest())
+    run_tests(tmp_path / "venv", sys.executable, *oldest())
+
+
+@pytest.mark.release
+@pytest.mark.timeout(3600)
+def test_the_bridge_on_the_oldest_versions(tmp_path: Path) -> None:
+    """The newest ones are in constraints.txt, where all other tests run."""
+    tests = ("--profile", "ci", *(f"tests/actors/spark/{name}.py" for name in BRIDGE))
+    packages = [*oldest("spark"), *oldest("journal"), *CORE]
+    run_tests(tmp_path / "venv", sys.executable, *packages, tests=tests)
 
 
 @pytest.mark.release
@@ -73,4 +98,4 @@ def test_the_runtime_on_every_python(tmp_path: Path, minor: int) -> None:
     python = python_of(minor)
     if python is None:
         pytest.skip(f"there is no Python 3.{minor} on this machine")
-    run_framework_tests(tmp_path / "venv", python, *CORE, "-c", str(ROOT / "constraints.txt"))
+    run_tests(tmp_path / "venv", python, *CORE, "-c", str(ROOT / "constraints.txt"))

@@ -403,8 +403,9 @@ def test_trio_waits_for_a_function_of_asyncio(open_portal: Open) -> None:
 def test_a_cancellation_in_trio_cancels_the_task_of_asyncio(open_portal: Open) -> None:
     seen: list[str] = []
 
-    async def waits() -> None:
+    async def waits(cancel: Callable[[], object]) -> None:
         try:
+            cancel()
             await asyncio.get_running_loop().create_future()
         finally:
             await asyncio.sleep(0)
@@ -414,8 +415,9 @@ def test_a_cancellation_in_trio_cancels_the_task_of_asyncio(open_portal: Open) -
         async with open_portal(ActorSystem()) as portal:
 
             async def limited() -> bool:
-                with trio.move_on_after(0.01) as scope:
-                    await portal.run_asyncio(waits)
+                token = trio.lowlevel.current_trio_token()
+                with trio.CancelScope() as scope:
+                    await portal.run_asyncio(waits, lambda: token.run_sync_soon(scope.cancel))
                 seen.append("over")
                 return scope.cancelled_caught
 
