@@ -29,7 +29,7 @@ import attrs
 from .errors import ConfigurationError
 from .text import printable
 
-__all__ = ["MOST_SERIES", "OTHER", "Distribution", "Measured", "Metric", "Sample", "Series", "Tally", "Value"]
+__all__ = ["MOST_SERIES", "OTHER", "Distribution", "Labels", "Measured", "Metric", "Sample", "Series", "Tally", "Value"]
 
 MOST_SERIES: Final = 50
 """Combinations of label values that a metric has, beside ``other``."""
@@ -40,6 +40,7 @@ _LONGEST: Final = 100
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 Labels: TypeAlias = tuple[str, ...]
+"""Names of labels, or their values in the same order."""
 
 _COMBINE: Final[Mapping[str, Callable[[float, float], float]]] = {"sum": operator.add, "max": max, "min": min}
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]*")

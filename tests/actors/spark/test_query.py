@@ -27,6 +27,7 @@ from pyspark.sql.datasource import (
 )
 
 from levada.actors.console import View, Viewer
+from levada.actors.metrics import Metrics
 from levada.actors.spark.query import (
     AwaitAvailable,
     GetProgress,
@@ -157,6 +158,9 @@ async def test_await_available_answers_when_all_has_reached_the_sink(
     (row,) = (await viewer.look(View(page="queries")))["rows"]
     viewer.close()
     assert (row["path"], row["report"]["name"], row["report"]["batch"] >= 2) == (query.path, progress.query, True)
+    # So does an exporter, without the id.
+    series = {metric.name: values for metric, values in (await Metrics(system).collect()).items()}
+    assert series["levada_spark_batch"] == {("unnamed",): row["report"]["batch"]}
     json.dumps(row)
     query.stop()
     assert await query.terminated() == Shutdown()

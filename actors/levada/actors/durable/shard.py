@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -21,7 +21,8 @@ import attrs
 import trio
 
 from levada.actors.journal import Appended, CommandReused, JournalError
-from levada.framework import Failed, Killed, Reason, Reply, handles
+from levada.actors.metrics.journal import shard_samples
+from levada.framework import Failed, Killed, Reason, Reply, Sample, handles
 from levada.framework.embedding import ActorPhase, DescribedActor, adopt, local_ref, release
 from levada.framework.errors import ActorError, ActorStopped, LevadaError
 from levada.framework.message import Asks, reply_type
@@ -186,10 +187,19 @@ class Shard(DescribedActor[Any]):
             return "opening"
         return f"{len(self._live)} live, {len(self._turns)} under way"
 
+    def metrics(self) -> Iterable[Sample]:
+        """Return the counts, once it owns its partition."""
+        if not hasattr(self, "_commits"):
+            return ()
+        return shard_samples(self.settings.cls.__name__, self._counts())
+
     async def report(self) -> Mapping[str, object]:
         """Return `ShardStatistics` by name."""
+        return self._counts()
+
+    def _counts(self) -> dict[str, object]:
         found: Any = self.count(GetShardStatistics())
-        return dict(attrs.asdict(found))
+        return attrs.asdict(found)
 
     # Commands, on their way in.
 

@@ -15,7 +15,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import dropwhile, takewhile
 from pathlib import PurePath
@@ -25,7 +25,8 @@ import attrs
 import pyarrow as pa
 import trio
 
-from levada.framework import Failed, Killed, Reason, Reply, handles
+from levada.actors.metrics.journal import journal_samples
+from levada.framework import Failed, Killed, Reason, Reply, Sample, handles
 from levada.framework.embedding import DescribedActor
 from levada.framework.errors import ActorError
 from levada.transports.text import printable
@@ -165,6 +166,24 @@ class Journal(
         """The directory."""
         return printable(os.fspath(self.directory))
 
+    @property
+    def _label(self) -> str:
+        return printable(PurePath(self.directory).name)
+
+    def metrics(self) -> Iterable[Sample]:
+        """Return the counts and sizes, once it is open."""
+        if not hasattr(self, "_store"):
+            return ()
+        return journal_samples(
+            self._label,
+            self._store.statistics(),
+            appends=self._appended,
+            refused=self._refused,
+            waiting=len(self._waiting),
+            waiting_octets=self._octets,
+            full=self._full,
+        )
+
     async def report(self) -> dict[str, object]:
         """Return the sizes, and how many rows each group is behind.
 
@@ -176,7 +195,7 @@ class Journal(
         extent, sizes = self._store.extent(), self._store.statistics()
         groups = await self.ref.ask(GetGroups(), timeout=None)
         return {
-            "name": printable(PurePath(self.directory).name),
+            "name": self._label,
             "directory": self.about,
             "partitions": len(extent.end),
             "rows": sum(end - extent.first[number] for number, end in extent.end.items()),

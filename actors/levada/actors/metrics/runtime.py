@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from levada.actors.console.scan import Walk
 from levada.framework import ActorSystem
@@ -13,12 +13,18 @@ from levada.framework.embedding import LocalRef
 from levada.framework.metrics import Metric, Sample, Tally
 from levada.framework.observe import ClassFigures
 
+from .journal import group_samples
+from .spark import query_samples
+
 __all__ = ["Census", "system_samples"]
 
 logger = logging.getLogger("levada.actors.metrics")
 
-REPORTING: Final = ("journal", "query")
-"""Subjects of actors that have figures to be asked for."""
+REPORTING: Final[Mapping[str, Callable[[Mapping[str, Any]], list[Sample]]]] = {
+    "journal": group_samples,
+    "query": query_samples,
+}
+"""Subjects of actors that are asked for a report."""
 MOST_REPORTING: Final = 100
 
 _CLASS: Final = ("class",)

@@ -19,6 +19,8 @@ import trio
 from levada.actors.apps import app_of, find, listed, reloaded
 from levada.actors.aqueduct import Peer, connect_over
 from levada.actors.console import take_snapshot
+from levada.actors.metrics.collecting import Metrics
+from levada.actors.metrics.nodes import to_json
 from levada.actors.protocols import Served
 from levada.framework import (
     Actor,
@@ -29,6 +31,7 @@ from levada.framework import (
     OneshotReceiver,
     OneshotSender,
     Ref,
+    Reply,
     Supervision,
     Supervisor,
     child,
@@ -55,6 +58,7 @@ from .messages import (
     Leaving,
     Look,
     LookupOn,
+    Measure,
     MemberState,
     NodeLost,
     Ready,
@@ -206,11 +210,15 @@ class _Body:
         return failure
 
 
-class Control(Actor[Spawn | Changed | Drain | Look | Reload | Shared]):
+class Control(Actor[Spawn | Changed | Drain | Look | Measure | Reload | Shared]):
     """Obeys the driver. The parent of the actors that it has started here."""
 
     side: NodeSide
     end: trio.Event
+
+    def started(self) -> None:
+        """Prepare to be measured."""
+        self._metrics = Metrics(self.system)
 
     @handles
     def drain(self, m: Drain) -> None:
@@ -231,6 +239,15 @@ class Control(Actor[Spawn | Changed | Drain | Look | Reload | Shared]):
     def look(self, m: Look) -> str:
         """Take a snapshot."""
         return json.dumps(take_snapshot(self.system, limit=m.limit).to_json())
+
+    @handles
+    def measure(self, m: Measure) -> None:
+        """Collect metrics, which takes a while."""
+        self.start_soon(self._measure, self.reply_later())
+
+    async def _measure(self, reply: Reply[str]) -> None:
+        if reply.wanted:
+            reply.send(to_json(await self._metrics.collect()))
 
     @handles
     def reload(self, m: Reload) -> list[str]:

@@ -16,6 +16,7 @@ from levada.actors.apps import app_of, importable
 from levada.actors.aqueduct import Listener, serve_over
 from levada.actors.authentication import Credentials
 from levada.actors.console.snapshot import nodes_asked_by
+from levada.actors.metrics.nodes import fleet_measured_by
 from levada.framework import (
     Actor,
     ActorSystem,
@@ -42,7 +43,7 @@ from levada.framework.errors import (
 )
 from levada.framework.supervisor import StartChild, StopChild
 
-from .inspection import look
+from .inspection import look, measure
 from .messages import (
     Changed,
     DrainOf,
@@ -94,6 +95,7 @@ class Fleet(Nodes):
         """Takes the requests of nodes."""
         self.directory.watchers += [self._tell, self._share]
         nodes_asked_by(system, partial(look, self))
+        fleet_measured_by(system, partial(measure, self))
 
     @classmethod
     def of(cls, system: ActorSystem) -> Fleet:

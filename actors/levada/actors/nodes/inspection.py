@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
+from levada.actors.metrics.nodes import NodeFigures
 from levada.framework.errors import LevadaError
 
-from .messages import Look, MemberState, Reload
+from .messages import Look, Measure, MemberState, Reload
 
 if TYPE_CHECKING:
     from .fleet import Fleet
 
-__all__ = ["look", "reload"]
+__all__ = ["look", "measure", "reload"]
+
+logger = logging.getLogger("levada.actors.nodes")
 
 _PATIENCE: Final = 1.0
 """Seconds for an answer; a node that computes for longer is shown without its actors."""
+_MEASURING: Final = 3.0
+"""Seconds for metrics: a node goes over all its actors for 2 s at most."""
 _READING: Final = 5.0
 """Seconds to read files."""
 
@@ -60,6 +66,28 @@ async def look(fleet: Fleet, limit: int) -> list[dict[str, Any]]:
             "error": errors.get(member.name, ""),
         }
         for member in members
+    ]
+
+
+async def measure(fleet: Fleet) -> list[NodeFigures]:
+    """Ask all nodes for their metrics, at the same time."""
+    figures: dict[str, str] = {}
+
+    async def ask(name: str) -> None:
+        try:
+            control = fleet.choose(name).control
+            assert control is not None
+            figures[name] = await control.ask(Measure(), timeout=_MEASURING)
+        except LevadaError as error:
+            logger.debug("%s: no metrics: %s", name, error, extra={"event": "no_metrics"})
+
+    members = fleet.members
+    async with trio.open_nursery() as nursery:
+        for member in members:
+            if member.state in (MemberState.UP, MemberState.DRAINING):
+                nursery.start_soon(ask, member.name)
+    return [
+        NodeFigures(member.name, member.state.value, member.restarts, figures.get(member.name)) for member in members
     ]
 
 

@@ -19,7 +19,7 @@ from levada.framework.errors import ConfigurationError, LevadaError
 from levada.framework.message import BY_TAG
 
 __all__ = [
-    "CONTROL", "AppFailed", "Changed", "Drain", "DrainOf", "Hello", "Leaving", "Look", "LookupOn", "Member", "MemberState", "Membership",
+    "CONTROL", "AppFailed", "Changed", "Drain", "DrainOf", "Hello", "Leaving", "Look", "LookupOn", "Measure", "Member", "MemberState", "Membership",
     "Named", "NodeDown", "NodeLost", "NodeUp", "Policy", "Ready", "Refused", "Register", "Reload", "Restart", "Room", "Shared", "Spawn", "SpawnOn",
     "Unregister", "Welcome", "Wish", "fingerprints",
 ]  # fmt: skip
@@ -219,6 +219,11 @@ class Look(Asks[str]):
     """Actors in it at most."""
 
 
+@message("levada.node.Measure", frozen=True)
+class Measure(Asks[str]):
+    """Collect metrics; the answer is `levada.actors.metrics.nodes.to_json`."""
+
+
 @message("levada.node.Reload", frozen=True)
 class Reload(Asks[list[str]]):
     """Let the listeners read their files again; the answer says how it went."""
@@ -324,6 +329,7 @@ CONTROL: Final = (
     Policy,
     Room,
     Look,
+    Measure,
     Reload,
     Spawn,
     SpawnOn,

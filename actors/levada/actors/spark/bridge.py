@@ -28,7 +28,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -64,8 +64,9 @@ from levada.actors.journal.questions import (
 from levada.actors.journal.schema import check_for_spark
 from levada.actors.journal.segments import Block
 from levada.actors.journal.store import Store
+from levada.actors.metrics.spark import bridge_samples
 from levada.actors.rsocket import Request, RequestInvalid
-from levada.framework import Actor, ActorSystem, Codec, Ref, Sender, bounded, handles, restart
+from levada.framework import Actor, ActorSystem, Codec, Ref, Sample, Sender, bounded, handles, restart
 from levada.framework.errors import ActorStopped, ConfigurationError, LevadaError
 from levada.transports.rsocket import Payload
 
@@ -153,6 +154,18 @@ class _Home(Actor[_Clean]):
 
     def __attrs_post_init__(self) -> None:
         self.journals: list[Ref[Any]] = []
+        self.pending: Share
+        self.reads: Share
+
+    def metrics(self) -> Iterable[Sample]:
+        """Return the counts of the bridge."""
+        pending, reads = self.pending, self.reads
+        return bridge_samples(
+            mailboxes=len(self.journals),
+            pending_octets=pending.used,
+            reads=reads.used,
+            refused=pending.refused + reads.refused,
+        )
 
     def started(self) -> None:
         self.timers.every("clean", CLEAN_EVERY, _Clean())
@@ -185,6 +198,7 @@ class Bridge(Desk):
         self._opened_by = trio.current_time() + OPENING
         self._codec = Codec()
         self._reads = Share("streams of rows", config.max_reads, config.max_total_reads)
+        home.pending, home.reads = self.pending, self._reads
 
     @overload
     async def mailbox(

@@ -119,7 +119,7 @@ class Desk:
         self._secret = token.secret
         self._authentication = authentication
         self._exposed: dict[str, Ref[Any]] = {}
-        self._pending = Share("bytes", config.max_pending_bytes, config.max_total_pending_bytes)
+        self.pending = Share("bytes", config.max_pending_bytes, config.max_total_pending_bytes)
 
     def expose(self, name: str, ref: Ref[Any]) -> None:
         """Let executors ask an actor by a name; see `levada.actors.spark.asks`. It takes its own messages, or `AskRows`.
@@ -165,7 +165,7 @@ class Desk:
     async def telling(self, answer: Callable[[str, Request], Awaitable[Any]], name: str, request: Request) -> Any:
         """Answer, with errors that keep their class and fields, while the request counts as pending."""
         size = len(request.data) + len(request.metadata or b"")
-        with self._pending.counted(request.connection, size):
+        with self.pending.counted(request.connection, size):
             try:
                 return await answer(name, request)
             except (RequestFailed, DecodeError):
@@ -215,16 +215,25 @@ class Share:
     _total: int
     _used: int = 0
     _held: Counter[ConnectedPeer] = attrs.field(factory=Counter)
+    refused: int = attrs.field(default=0, init=False)
+    """Requests that were refused."""
+
+    @property
+    def used(self) -> int:
+        """Used now, by all connections."""
+        return self._used
 
     @contextmanager
     def counted(self, peer: ConnectedPeer, more: int) -> Iterator[None]:
         """Count `more` of a peer while the block runs; refuse if that is too much, unless it is the only one."""
         own, free = self._held[peer], self._total - self._used
         if own and own + more > self._most:
+            self.refused += 1
             raise RequestRejected(
                 f"{own} {self._what} of this connection wait, at most {self._most}; send it again later"
             )
         if self._used and (4 * (own + more) > free if own else more > free):
+            self.refused += 1
             raise RequestRejected(
                 f"{self._used} {self._what} of all connections wait, at most {self._total}; send it again later"
             )

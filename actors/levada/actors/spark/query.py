@@ -234,6 +234,7 @@ class Query(DescribedActor[AwaitAvailable | GetProgress]):
             return {"name": self.about}
         return {
             "name": self.about,
+            "named": bool(run is not None and run.started is not None and run.started.name),
             "batch": progress.batch,
             "at": progress.at.isoformat(),
             "rows": progress.rows,
