@@ -31,7 +31,7 @@ Example:
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import attrs
 
@@ -70,7 +70,7 @@ class TraceHeaders:
 
 
 class Span:
-    """A piece of work that is being traced; this class records nothing. The methods of derived ones are quick and do not raise."""
+    """A piece of work that is being traced: ``with`` leaves and ends it. This class records nothing; derived ones are quick and do not raise."""
 
     __slots__ = ()
 
@@ -91,6 +91,13 @@ class Span:
         Args:
             error: what the work ended with; a cancellation is no failure.
         """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.leave()
+        self.end(error)
 
 
 _NOTHING: Final = Span()

@@ -603,6 +603,25 @@ def test_ma122_the_field_of_the_key() -> None:
         Wire().core.send_message(100, key=KEY, now=0.0)
 
 
+@pytest.mark.rule("MA-138")
+@pytest.mark.parametrize("more", [Capability(0), Capability.IDEMPOTENCY], ids=["alone", "behind a key"])
+def test_ma138_the_trace_field(more: Capability) -> None:
+    """None or 55 to 567 octets when both sides know it, else 3; cut anywhere."""
+    capabilities = Capability.TRACE | more
+    key = KEY if more else None
+    wire = Wire(capabilities=capabilities, config=MaopConfig(capabilities=capabilities))
+    one, two = wire.uni(), wire.bidi()
+    data = Message(100, 0, key=key, trace=b"t" * 60).encode()
+    for at in range(len(data)):
+        wire.give(one, data[at : at + 1])
+    wire.give(two, Request(101, 0, key=key and bytes(16), trace=b"").encode())
+    assert [event.operation.trace for event in wire.events if isinstance(event, Execute)] == [b"t" * 60, b""]
+    for size in (1, 54, 568, 65535):
+        bad = wire.uni()
+        wire.give(bad, Message(100, 0, key=key and size.to_bytes(16, "big")).encode() + size.to_bytes(2, "big"))
+        assert fails(wire) == [(bad, 3)]
+
+
 @pytest.mark.rule("MA-121")
 @pytest.mark.rule("MA-123")
 def test_ma121_ma123_a_repetition_gets_the_stored_terminal() -> None:

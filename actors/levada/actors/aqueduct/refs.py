@@ -752,14 +752,8 @@ class _TracedRef(RemoteRef):
         raise self.stopped(message)
 
     async def _put_question(self, question: Ask, timeout: float | None) -> Any:
-        span = self._tracing.ask(self, "", question.message)
-        try:
-            answer = await super()._put_question(TracedAsk(question.message, question.target, span.context), timeout)
-        except BaseException as error:
-            span.end(error)
-            raise
-        span.end()
-        return answer
+        with self._tracing.ask(self, "", question.message) as span:
+            return await super()._put_question(TracedAsk(question.message, question.target, span.context), timeout)
 
 
 def remote_ref(system: ActorSystem, identity: Identity, fleet: Fleet | None) -> RemoteRef:

@@ -19,7 +19,6 @@ from levada.actors.stream_carriers import url_of
 from levada.framework import Actor, Identity, Reason, Receiver, Ref
 from levada.framework.embedding import ChannelCore, Outcome, act_for, let_others_run
 from levada.framework.errors import ConfigurationError, LevadaError
-from levada.framework.tracing import Tracing
 from levada.transports import carriers
 from levada.transports.aqueduct import CloseCode, HeadersReceived, ReceiverHalf
 from levada.transports.text import printable
@@ -94,7 +93,8 @@ class Calls:
             if halves.tracing is None:
                 await self._function(message)
             else:
-                await self._traced(halves.tracing, message, arrival.context)
+                with halves.tracing.serve("aqueduct", type(message).__name__, str(halves.remote), arrival.context):
+                    await self._function(message)
         except Exception:
             logger.exception("%s: a handler failed", path)
             give_up(arrival.handles)
@@ -104,17 +104,6 @@ class Calls:
         finally:
             self._running -= 1
             self.pump()
-
-    async def _traced(self, tracing: Tracing, message: Any, context: object) -> None:
-        span = tracing.serve("aqueduct", type(message).__name__, str(self._connection.halves.remote), context)
-        try:
-            await self._function(message)
-        except BaseException as error:
-            span.leave()
-            span.end(error)
-            raise
-        span.leave()
-        span.end()
 
 
 class ServerConnection(AqueductDriver):

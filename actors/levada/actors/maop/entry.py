@@ -6,12 +6,16 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 
+import attrs
+
 from levada.actors.authentication import Authenticate, Authentication
 from levada.actors.listening import closing, running
 from levada.actors.multiplexed import Opens
 from levada.actors.stream_carriers import carrier_url
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
+from levada.framework.tracing import Tracing
+from levada.transports.maop import Capability
 
 from .client import ClientActor
 from .config import MAX_TOKEN, PeerConfig, dial_carrier, fit_carrier, listen_carrier
@@ -25,8 +29,11 @@ from .shares import Registry
 __all__ = ["connect", "connect_over", "serve", "serve_over"]
 
 
-def _share(handlers: Handlers | None, config: PeerConfig) -> Shared:
-    return Shared(config, handler_table(handlers), Limiter(config.max_running), Registry(config))
+def _share(handlers: Handlers | None, config: PeerConfig, tracing: Tracing | None) -> Shared:
+    if tracing is not None:
+        core = attrs.evolve(config.core, capabilities=config.core.capabilities | Capability.TRACE)
+        config = attrs.evolve(config, core=core)
+    return Shared(config, handler_table(handlers), Limiter(config.max_running), Registry(config), tracing)
 
 
 def connect(
@@ -99,7 +106,7 @@ async def connect_over(
     if len(token) > MAX_TOKEN:
         raise ConfigurationError(f"a token has {MAX_TOKEN:,} bytes at most, not {len(token):,} [MA-18]")
     token = bytes(token)
-    shared = _share(handlers, config or PeerConfig())
+    shared = _share(handlers, config or PeerConfig(), system.tracing)
     client = ClientActor(shared, opens, token, auth_type, dict(pairs or {}), bind)
     root = system.spawn(lambda: client)
     async with closing([root], lambda: client.connection.shut(), client.connection.aclose):
@@ -160,6 +167,6 @@ async def serve_over(
     """
     if authenticate is None:
         raise ConfigurationError("MAOP authenticates every client: serve needs authenticate=")
-    shared = _share(handlers, config or PeerConfig())
+    shared = _share(handlers, config or PeerConfig(), system.tracing)
     async with running(system, ListenerActor(shared, listening, authenticate=authenticate)) as actor:
         yield Listener(actor)

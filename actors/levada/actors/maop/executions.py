@@ -10,14 +10,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Coroutine
-from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import aclosing, nullcontext
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import attrs
 import trio
 
 from levada.actors.pool import Pool, Pooled
-from levada.framework import Reason, Ref, handles
+from levada.framework import Reason, Ref, RemotePeer, handles
 from levada.framework.errors import ActorStopped, CarrierError, DecodeError, LocalProtocolError
 from levada.transports.maop import ErrorCode, Event, MaopCore, OperationCancelled, Received
 
@@ -27,11 +27,14 @@ from .errors import OperationError, Refuse
 from .handlers import BeforeExecute, Call, Code, Execute, Handler, OperationActor, Raised, Reply
 from .log import Log
 from .shared import Shared
+from .tracing import serving
 
 if TYPE_CHECKING:
     from .peer import Peer
 
 __all__ = ["Execution"]
+
+_UNTRACED: Final = nullcontext()
 
 
 class Executing(Protocol):
@@ -48,6 +51,11 @@ class Executing(Protocol):
     @property
     def handle(self) -> Peer:
         """The peer that sent the operations."""
+        ...
+
+    @property
+    def remote(self) -> RemotePeer | None:
+        """The other end."""
         ...
 
     @property
@@ -293,11 +301,13 @@ class Execution(Pooled):
         began = connection.core.now
         octets = 0
         try:
-            value = await code.execute(self.call)
-            if operation.is_request:
-                octets = await self._answer(value)
-            else:
-                connection.core.finish(operation.stream_id, now=trio.current_time())
+            tracing = connection.shared.tracing
+            with serving(tracing, operation, connection.remote) if tracing is not None else _UNTRACED:
+                value = await code.execute(self.call)
+                if operation.is_request:
+                    octets = await self._answer(value)
+                else:
+                    connection.core.finish(operation.stream_id, now=trio.current_time())
             now = connection.core.now
         except OperationError as error:
             self._fail(error.code, error.detail)

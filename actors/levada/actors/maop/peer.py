@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
@@ -13,6 +13,7 @@ import trio
 
 from levada.framework import Codec, Identity, Reason
 from levada.framework.errors import DecodeError
+from levada.framework.tracing import Tracing
 from levada.transports.carriers import CarrierInfo, CarrierStatistics
 from levada.transports.maop import Completed, ErrorCode, ResponseStarted, TestPlan, check_test
 
@@ -22,6 +23,7 @@ from .errors import MaopError, OperationFailed
 from .handlers import Reply
 from .metrics import Metrics
 from .operations import Operation
+from .tracing import field_of
 
 if TYPE_CHECKING:
     from .connection import MaopDriver
@@ -176,6 +178,7 @@ class Peer:
         """
         _milliseconds(timeout)
         source = await make_source(body, self.codec, length)
+        calling = self._calling(f"message {msg_id}")
 
         def begin() -> int:
             return self._connection.core.send_message(
@@ -184,12 +187,15 @@ class Peer:
                 length=source.length,
                 priority=priority,
                 key=idempotency or b"",
+                trace=b"" if calling is None else calling.field,
                 timeout=timeout,
                 now=trio.current_time(),
             )
 
         perform = partial(self._perform, begin, source, priority, request=False)
-        done = await (perform() if retry is None else self._repeat(perform, source, retry, keyed=bool(idempotency)))
+        if retry is not None:
+            perform = partial(self._repeat, perform, source, retry, keyed=bool(idempotency))
+        done = await (perform() if calling is None else calling.call(perform))
         return Done(done.exec_start_ms / 1000, done.exec_time_ms / 1000)
 
     @overload
@@ -259,6 +265,7 @@ class Peer:
         )
         plain = response is bytes or response is Reply
         timeout_ms = _milliseconds(timeout)
+        calling = self._calling(f"request {msg_id}")
 
         def begin() -> int:
             return core.send_request(
@@ -270,16 +277,19 @@ class Peer:
                 timeout_ms=timeout_ms,
                 priority=priority,
                 key=idempotency or b"",
+                trace=b"" if calling is None else calling.field,
                 acknowledge=plain,
                 max_response=max_response,
                 now=trio.current_time(),
             )
 
-        if retry is None:
+        if retry is None and calling is None:
             done = await self._perform(begin, source, priority, request=True)
         else:
             perform = partial(self._perform, begin, source, priority, request=True)
-            done = await self._repeat(perform, source, retry, keyed=bool(idempotency))
+            if retry is not None:
+                perform = partial(self._repeat, perform, source, retry, keyed=bool(idempotency))
+            done = await (perform() if calling is None else calling.call(perform))
         body = done.body or b""
         if response is bytes:
             return body
@@ -331,6 +341,7 @@ class Peer:
         source = await make_source(body, self.codec, length)
 
         timeout_ms = _milliseconds(timeout)
+        calling = self._calling(f"request {msg_id}")
 
         def begin() -> int:
             return connection.core.send_request(
@@ -342,25 +353,27 @@ class Peer:
                 timeout_ms=timeout_ms,
                 priority=priority,
                 key=idempotency or b"",
+                trace=b"" if calling is None else calling.field,
                 stream_response=True,
                 max_response=max_response,
                 now=trio.current_time(),
             )
 
-        operation = await self._begin(begin, priority, request=True)
-        try:
-            await operation.upload(source)
-            while operation.head is None and operation.outcome is None:
-                await operation.news()
-            if operation.head is None:
-                operation.result()
-            reply = ReplyStream(operation, operation.head)
+        with nullcontext() if calling is None else calling.span:
+            operation = await self._begin(begin, priority, request=True)
             try:
-                yield reply
+                await operation.upload(source)
+                while operation.head is None and operation.outcome is None:
+                    await operation.news()
+                if operation.head is None:
+                    operation.result()
+                reply = ReplyStream(operation, operation.head)
+                try:
+                    yield reply
+                finally:
+                    reply._operation = None
             finally:
-                reply._operation = None
-        finally:
-            operation.leave()
+                operation.leave()
 
     async def test(
         self, plan: TestPlan | None = None, *, timeout: float | None = DEFAULT_TIMEOUT, priority: int = 128
@@ -377,6 +390,12 @@ class Peer:
             )
 
         return check_test(plan, await self._perform(begin, quick_source(payload, self.codec), priority, request=True))
+
+    def _calling(self, method: str) -> _Calling | None:
+        """Begin the span of an operation of this side, in a traced system."""
+        connection = self._connection
+        tracing = connection.shared.tracing
+        return None if tracing is None else _Calling(tracing, method, str(connection.remote))
 
     async def _begin(self, begin: Callable[[], int], priority: int, *, request: bool) -> Operation:
         connection = self._connection
@@ -518,3 +537,15 @@ def _milliseconds(timeout: float | None) -> int:
     if not timeout > 0:
         raise ValueError(f"a timeout is more than 0 seconds, or None for none, not {timeout!r}")
     return max(1, round(timeout * 1000))
+
+
+class _Calling:
+    """The span of an operation of this side, and its trace field."""
+
+    def __init__(self, tracing: Tracing, method: str, peer: str) -> None:
+        self.span = tracing.request("maop", method, peer)
+        self.field = field_of(tracing, self.span)
+
+    async def call(self, perform: Callable[[], Awaitable[Completed]]) -> Completed:
+        with self.span:
+            return await perform()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 
+from levada.framework.tracing import Tracing
 from levada.transports.maop import HandlerSpec
 
 from .config import PeerConfig
@@ -26,6 +27,8 @@ class Shared:
     """Bounds the handlers at work."""
     registry: Registry
     """State that the connections of each identity share."""
+    tracing: Tracing | None = None
+    """Of the system."""
     metrics: Metrics = attrs.field(factory=Metrics)
     """The counts of all connections."""
     specs: dict[int, HandlerSpec] = attrs.field(init=False)

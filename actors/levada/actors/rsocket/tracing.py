@@ -98,8 +98,7 @@ class TracedResponder:
         try:
             result = self._responder(request)
         except BaseException as error:
-            span.leave()
-            span.end(error)
+            span.__exit__(None, error, None)
             raise
         if type(result) is not Payload and isawaitable(result) and not isinstance(result, Receiver):
             return self._await(span, result)
@@ -109,8 +108,7 @@ class TracedResponder:
         try:
             result = await answer
         except BaseException as error:
-            span.leave()
-            span.end(error)
+            span.__exit__(None, error, None)
             raise
         return self._answered(span, result)
 
@@ -125,13 +123,7 @@ class TracedResponder:
         return result
 
     async def _items(self, span: Span, items: AsyncGenerator[Any, None]) -> AsyncIterator[Any]:
-        try:
+        with span:
             async with aclosing(items):
                 async for item in items:
                     yield item
-        except BaseException as error:
-            span.leave()
-            span.end(error)
-            raise
-        span.leave()
-        span.end()

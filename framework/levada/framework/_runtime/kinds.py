@@ -88,21 +88,15 @@ class _TracedCell(Cell):
         self.check_thread("ask to")
         if self.phase is STOPPED:
             raise stopped_error(self, self.reason, message)
-        span = self.tracing.ask(self, system.observe.kind(self), message)
-        try:
+        with self.tracing.ask(self, system.observe.kind(self), message) as span:
             question = TracedAsk(message, self, span.context)
             self.enqueue(question)
             edge = system.waits.begin(self, question)
             try:
                 question.start_timer(timeout)
-                answer = await question.wait()
+                return await question.wait()
             finally:
                 system.waits.end(edge)
-        except BaseException as error:
-            span.end(error)
-            raise
-        span.end()
-        return answer
 
     @property
     def from_thread(self) -> FromThread[Any]:
@@ -126,14 +120,9 @@ class _TracedFromThread(CellFromThread):
         super().tell(self.cell.enveloped(message))
 
     def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Any:
-        span = self.cell.tracing.ask(self.cell, self.cell.system.observe.kind(self.cell), message)
-        try:
-            answer = self.put(TracedThreadAsk(message, self.cell, span.context), timeout)
-        except BaseException as error:
-            span.end(error)
-            raise
-        span.end()
-        return answer
+        cell = self.cell
+        with cell.tracing.ask(cell, cell.system.observe.kind(cell), message) as span:
+            return self.put(TracedThreadAsk(message, cell, span.context), timeout)
 
 
 _PLAIN = (Cell, BoundedCell, StoreCell)

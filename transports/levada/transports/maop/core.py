@@ -45,7 +45,7 @@ from .events import (
     StopStream,
     StreamData,
 )
-from .frames import CONTROL_OPS, MESSAGE, REQUEST, UNDEFINED
+from .frames import CONTROL_OPS, MESSAGE, REQUEST, UNDEFINED, trace_field
 from .gate import Gate
 from .initiator import Outgoing
 from .receiver import Incoming
@@ -398,6 +398,7 @@ class MaopCore(Ending):
         length: int | None = None,
         priority: int = 128,
         key: bytes = b"",
+        trace: bytes = b"",
         timeout: float | None = None,
         while_draining: bool = False,
         now: float,
@@ -410,6 +411,7 @@ class MaopCore(Ending):
             length: bytes of a body sent in this way; None for undefined length.
             priority: 0 (first) to 255.
             key: idempotency key of 16 bytes, if the peer supports keys (`idempotency`).
+            trace: ``traceparent`` and ``tracestate``, 55 to 567 bytes; not sent to a peer that does not read it (`traces`).
             timeout: seconds to wait for Done after the body; None without limit.
             while_draining: whether running operations need this one. Source: MA-89.
 
@@ -421,7 +423,7 @@ class MaopCore(Ending):
         size = self._check_start(msg_id, body, length, priority, key, while_draining, unidirectional=True)
         operation = Outgoing(self, self._next_id[True], size, body, now)
         operation.timeout = timeout
-        self._start(operation, MESSAGE.pack(0, msg_id, size, priority), priority, key, now)
+        self._start(operation, MESSAGE.pack(0, msg_id, size, priority), priority, key, trace, now)
         return operation.stream_id
 
     def send_request(
@@ -435,6 +437,7 @@ class MaopCore(Ending):
         timeout_ms: int | None = None,
         priority: int = 128,
         key: bytes = b"",
+        trace: bytes = b"",
         stream_response: bool = False,
         acknowledge: bool = True,
         max_response: int | None = 8 * 2**20,
@@ -445,7 +448,7 @@ class MaopCore(Ending):
         """Begin a Request, which ends with `Completed`, `Refused` or `Failed`; return its stream id.
 
         Args:
-            msg_id, body, length, priority, key, while_draining: as for `send_message`.
+            msg_id, body, length, priority, key, trace, while_draining: as for `send_message`.
             response_msg_id: kind of Response wanted; 0 is Success.
             success_layout: whether that kind has the Success header; None: only 0 has. Source: MA-99a.
             timeout_ms: milliseconds from the whole body to the Response header; 0 for no limit, None for the default.
@@ -473,7 +476,7 @@ class MaopCore(Ending):
         operation.limit = max_response
         operation.allow_undefined = allow_undefined
         header = REQUEST.pack(1, msg_id, size, priority, response_msg_id, timeout_ms)
-        self._start(operation, header, priority, key, now)
+        self._start(operation, header, priority, key, trace, now)
         return operation.stream_id
 
     def _check_start(
@@ -506,12 +509,14 @@ class MaopCore(Ending):
             raise LocalProtocolError(f"length {length} out of range", rule="MA-57")
         return UNDEFINED if length is None else length
 
-    def _start(self, operation: Outgoing, header: bytes, priority: int, key: bytes, now: float) -> None:
+    def _start(self, operation: Outgoing, header: bytes, priority: int, key: bytes, trace: bytes, now: float) -> None:
         self.now = now
         stream_id = operation.stream_id
         unidirectional = stream_id & 2 != 0
         if self.idempotency:
             header += bytes((len(key),)) + key
+        if self.traces:
+            header += trace_field(trace)
         self._next_id[unidirectional] = stream_id + 4
         self.streams[stream_id] = operation
         self.operations += 1

@@ -157,7 +157,7 @@ class Received:
 
     __slots__ = (
         "approved_at", "deadline", "exec_at", "idempotency_key", "is_request", "length", "msg_id", "priority",
-        "response_msg_id", "response_timeout", "since", "spec", "stream_id",
+        "response_msg_id", "response_timeout", "since", "spec", "stream_id", "trace",
     )  # fmt: skip
 
     stream_id: int
@@ -176,6 +176,8 @@ class Received:
     """Seconds from the whole body to the Response header; None without limit."""
     idempotency_key: bytes
     """16 bytes, or none."""
+    trace: bytes
+    """``traceparent`` in 55 bytes and ``tracestate``, as the peer sent them, or none."""
     spec: HandlerSpec
     """The declaration of its msg_id."""
     since: float

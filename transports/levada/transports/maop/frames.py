@@ -63,11 +63,18 @@ DISCONNECT_REQUEST: Final = Struct(">BIH")  # op, drain_time_ms, reason_len
 ENTRIES: Final = {3: PROCEED_ENTRY, 4: REFUSE_ENTRY, 8: DONE_ENTRY}
 KEY_LENGTHS: Final = (0, 16)
 """Bytes of an idempotency key. Source: MA-122."""
+MAX_TRACE: Final = 55 + 512
+"""Bytes of a trace field: ``traceparent``, which has 55, and ``tracestate``. Source: MA-138."""
 
 
-def _tail(key: bytes | None) -> bytes:
-    """Encode the idempotency field; None if it was not negotiated."""
-    return b"" if key is None else bytes((len(key),)) + key
+def _tail(key: bytes | None, trace: bytes | None) -> bytes:
+    """Encode the idempotency field and the trace field; None if it was not negotiated."""
+    return (b"" if key is None else bytes((len(key),)) + key) + (b"" if trace is None else trace_field(trace))
+
+
+def trace_field(trace: bytes) -> bytes:
+    """Encode the trace field. Source: MA-138."""
+    return len(trace).to_bytes(2, "big") + trace
 
 
 @attrs.frozen
@@ -80,10 +87,12 @@ class Message:
     priority: int = 128
     key: bytes | None = None
     """Idempotency key, empty for none; None where the field is not negotiated."""
+    trace: bytes | None = None
+    """Context of a trace, empty for none; None where the field is not negotiated."""
 
     def encode(self) -> bytes:
         """Encode the operation."""
-        return MESSAGE.pack(0, self.msg_id, self.payload_len, self.priority) + _tail(self.key)
+        return MESSAGE.pack(0, self.msg_id, self.payload_len, self.priority) + _tail(self.key, self.trace)
 
 
 @attrs.frozen
@@ -98,11 +107,13 @@ class Request:
     timeout_ms: int = 5000
     key: bytes | None = None
     """Idempotency key, empty for none; None where the field is not negotiated."""
+    trace: bytes | None = None
+    """Context of a trace, empty for none; None where the field is not negotiated."""
 
     def encode(self) -> bytes:
         """Encode the operation."""
         head = REQUEST.pack(1, self.msg_id, self.payload_len, self.priority, self.response_msg_id, self.timeout_ms)
-        return head + _tail(self.key)
+        return head + _tail(self.key, self.trace)
 
 
 @attrs.frozen
@@ -237,7 +248,7 @@ _FIXED: Final = {
 
 
 def decode_operation(
-    data: bytes | bytearray | memoryview, at: int = 0, *, idempotency: bool = False
+    data: bytes | bytearray | memoryview, at: int = 0, *, idempotency: bool = False, traces: bool = False
 ) -> tuple[Operation, int] | None:
     """Decode one whole operation. It is for tools: the core reads entries and chunks as they arrive.
 
@@ -245,6 +256,7 @@ def decode_operation(
         data: bytes of a stream after the authentication.
         at: start of the operation.
         idempotency: whether the headers of Messages and Requests have the key field (MA-122).
+        traces: whether they have the trace field (MA-138).
 
     Returns:
         The operation and the start of the next one; None if bytes are missing.
@@ -294,10 +306,19 @@ def decode_operation(
                 return None
             key = bytes(data[at + 1 : at + 1 + size])
             at += 1 + size
+        trace = None
+        if traces:
+            size = int.from_bytes(data[at : at + 2], "big")
+            if len(data) < at + 2 + size:
+                return None
+            if size and not 55 <= size <= MAX_TRACE:
+                raise ValueError(f"trace field of {size} bytes, wanted 0 or 55 to {MAX_TRACE} [MA-138]")
+            trace = bytes(data[at + 2 : at + 2 + size])
+            at += 2 + size
         return (
-            Message(fields[0], fields[1], fields[2], key)
+            Message(fields[0], fields[1], fields[2], key, trace)
             if op == Op.MESSAGE
-            else attrs.evolve(Request(*fields), key=key)
+            else attrs.evolve(Request(*fields), key=key, trace=trace)
         ), at
     if op == Op.RESPONSE:
         return Response(*fields), at
@@ -317,6 +338,12 @@ def decode_operations(data: bytes, *, idempotency: bool = False) -> Iterator[Ope
             raise ValueError(f"{len(data) - at} bytes are no whole operation")
         operation, at = found
         yield operation
+
+
+def check_trace(size: int) -> None:
+    """Check the length of a trace field. Source: MA-138."""
+    if size and not 55 <= size <= MAX_TRACE:
+        raise Fault(ErrorCode.INVALID_HEADER, f"trace field of {size} bytes", "MA-138")
 
 
 def check_key(size: int) -> None:

@@ -26,7 +26,7 @@ from .events import (
     StopStream,
     StreamData,
 )
-from .frames import BLOCK, BLOCK_END, MESSAGE, REQUEST, RESPONSE, UNDEFINED, check_key
+from .frames import BLOCK, BLOCK_END, MESSAGE, REQUEST, RESPONSE, UNDEFINED, check_key, check_trace
 from .native import OPAQUE, SUCCESS, TEST, TEST_WINDOW, success_header, test_payload
 from .shared import DedupStore, Key, Quota, StoredDone, StoredResponse
 from .side import Side
@@ -55,6 +55,7 @@ class ReceivingSide(Side, Protocol):
     """The connection, as the peer's operations see it."""
 
     idempotency: bool
+    traces: bool
     quota: Quota
     dedup: DedupStore
     unacked: OrderedDict[int, float]
@@ -83,6 +84,7 @@ class Incoming(Received):
         self.response_msg_id = 0
         self.response_timeout = None
         self.idempotency_key = b""
+        self.trace = b""
         self.spec = _NO_SPEC
         self.since = self.approved_at = self.exec_at = now
         self.state = _NEW
@@ -152,6 +154,8 @@ class Incoming(Received):
                 if len(data) >= at:
                     self.idempotency_key = data[layout.size + 1 : at]
                     tail = False
+            if core.traces and not tail:
+                tail, at = self._trace(data, at)
             if not tail:
                 if self.is_request:
                     _, self.msg_id, length, self.priority, self.response_msg_id, timeout = REQUEST.unpack_from(data)
@@ -168,6 +172,16 @@ class Incoming(Received):
         if not skip:
             core.timers.set(self, now + core.config.transfer_idle_timeout)
         return -1
+
+    def _trace(self, data: bytes, at: int) -> tuple[bool, int]:
+        """Read the trace field; return whether bytes of it are missing, and where it ends. Source: MA-138."""
+        begin = at + 2
+        if len(data) < begin:
+            return True, at
+        size = int.from_bytes(data[at:begin], "big")
+        check_trace(size)
+        self.trace = data[begin : begin + size]
+        return len(data) < begin + size, begin + size
 
     def _octets(self, data: bytes, at: int, now: float) -> None:
         if self.state is _ARMED:

@@ -62,6 +62,8 @@ class Session(ABC):
         """The capabilities of both sides."""
         self.idempotency = False
         """Whether headers have the idempotency field."""
+        self.traces = False
+        """Whether headers have the trace field."""
         self.secrets: tuple[str, ...] = ()
         """Texts that must not appear in reasons."""
         self.at: float | None = None
@@ -258,6 +260,7 @@ class Session(ABC):
         self.version = self.config.version.effective(version)
         self.capabilities = self.config.capabilities & capabilities
         self.idempotency = bool(self.capabilities & Capability.IDEMPOTENCY)
+        self.traces = bool(self.capabilities & Capability.TRACE)
 
     def _offered(self, message: Authentication) -> None:
         self.peer = message

@@ -36,6 +36,8 @@ class Capability(enum.IntFlag):
     """At least one handler takes undefined length."""
     IDEMPOTENCY = 16
     """Headers carry the idempotency field."""
+    TRACE = 32
+    """Headers carry the trace field."""
 
 
 @attrs.frozen
