@@ -44,13 +44,14 @@ def test_a_line_that_is_none_of_an_access_log_has_few_points_and_no_error(text: 
     assert points_of(text) in (0, 5)
 
 
-async def test_a_scorer_in_this_process_answers_executors(tmp_path: Path) -> None:
-    """Each column of lines gets as many points, in order; the lines are counted."""
+async def test_a_scorer_in_this_process_answers_executors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each column of lines gets as many points, in order, also if the folder is given by a relative path; the lines are counted."""
+    monkeypatch.chdir(tmp_path)
     scored = Counter[str]()
     columns = [pa.array([line("/"), line("/wp-admin/")]), pa.array([line("/%3E")]), pa.array([], pa.string())]
     async with (
         ActorSystem("demo") as system,
-        scorers(system, tmp_path / "asks", scored, on_nodes=False) as scorer,
+        scorers(system, Path("asks"), scored, on_nodes=False) as scorer,
     ):
         found = await trio.to_thread.run_sync(lambda: [each.to_pylist() for each in score_by(scorer)(iter(columns))])
     assert found == [[0, 5], [2], []]

@@ -129,7 +129,12 @@ async def scorers(
             await fleet.spawn(ScoringDesk, str(folder), tally, on=member.name, name=name, supervise=again)
     else:
         system.spawn(ScoringDesk, str(folder), tally, name="scoring", supervise=again)
-    yield RemoteActor(NAME, f"unix://{quote(str(folder))}/*.socket")
+    yield _asked_at(folder)
+
+
+def _asked_at(folder: Path) -> RemoteActor:
+    # Executors have working directories of their own.
+    return RemoteActor(NAME, f"unix://{quote(str(folder.absolute()))}/*.socket")
 
 
 def score_by(actor: RemoteActor) -> Callable[[Iterator[pa.Array]], Iterator[pa.Array]]:
