@@ -18,7 +18,7 @@ A span that ends with an exception has its class in ``error.type``, an event wit
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import attrs
@@ -133,7 +133,7 @@ class OpenTelemetry(Tracing):
         if asked:
             return self._begin(name, SpanKind.SERVER, _rpc("levada", name, actor.path), parent, actor=actor).enter()
         if parent.get(_SELF) is actor:
-            links = [Link(trace.get_current_span(parent).get_span_context())]
+            links = [_link(parent)]
             parent = Context()
         attributes = {
             "messaging.system": "levada",
@@ -166,9 +166,10 @@ class OpenTelemetry(Tracing):
         """Begin a ``CLIENT`` span."""
         return self._begin(method, SpanKind.CLIENT, _rpc(protocol, method, peer), self.current())
 
-    def serve(self, protocol: str, method: str, peer: str, context: object) -> Span:
+    def serve(self, protocol: str, method: str, peer: str, context: object, links: Sequence[object] = ()) -> Span:
         """Begin a ``SERVER`` span."""
-        return self._begin(method, SpanKind.SERVER, _rpc(protocol, method, peer), _context(context)).enter()
+        found = [_link(_context(link)) for link in links]
+        return self._begin(method, SpanKind.SERVER, _rpc(protocol, method, peer), _context(context), found).enter()
 
     def headers(self, context: object) -> TraceHeaders | None:
         """Return what W3C Trace Context sends."""
@@ -203,6 +204,10 @@ class OpenTelemetry(Tracing):
 
 def _context(context: object) -> Context:
     return context if isinstance(context, Context) else Context()
+
+
+def _link(context: Context) -> Link:
+    return Link(trace.get_current_span(context).get_span_context())
 
 
 def _rpc(system: str, method: str, peer: str) -> dict[str, str]:

@@ -38,6 +38,8 @@ import attrs
 from ._runtime.current import TRACING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .identity import RemotePeer
     from .ref import Ref
 
@@ -152,8 +154,14 @@ class Tracing:
         """
         return _NOTHING
 
-    def serve(self, protocol: str, method: str, peer: str, context: object) -> Span:
-        """Begin to serve a peer's request, and make its context the current one until `Span.leave`; arguments as for `request`."""
+    def serve(self, protocol: str, method: str, peer: str, context: object, links: Sequence[object] = ()) -> Span:
+        """Begin to serve a peer's request, and make its context the current one until `Span.leave`.
+
+        Args:
+            protocol, method, peer: as for `request`.
+            context: came with the request.
+            links: further contexts, of requests that bring several pieces of work.
+        """
         return _NOTHING
 
     def headers(self, context: object) -> TraceHeaders | None:

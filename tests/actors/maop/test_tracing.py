@@ -58,7 +58,7 @@ async def served(client: OpenTelemetry | None, server: OpenTelemetry | None) -> 
             wire.append(bytes(data))
             return receive(stream, data, fin, now=now)
 
-        connection.core.receive_stream_data = note  # type: ignore[method-assign, assignment]
+        connection.core.receive_stream_data = note
         yield peer, wire
 
 

@@ -11,6 +11,7 @@ import logging
 import ssl
 import uuid
 from collections.abc import Callable
+from contextlib import nullcontext
 from time import perf_counter
 from typing import ClassVar, Final
 
@@ -25,6 +26,7 @@ from levada.transports.carriers import ByteStream, CarrierStatistics
 from levada.transports.lumberjack import Finished, PeerClosed, ReaderCore, ReaderEvent, ReaderState, Refused, UnitReady
 
 from .load import Load
+from .tracing import serving
 from .turns import Share
 from .unit import Origin, Unit
 
@@ -32,6 +34,7 @@ __all__ = ["LumberjackDriver"]
 
 _LATE: Final = 60.0  # seconds after its end in which a connection still counts commits (LJ-26)
 _LATE_LOG: Final = 60.0  # seconds between log lines about them
+_UNTRACED: Final = nullcontext()
 _SLOW: Final = 1.0  # seconds from which on a late commit is the sink's fault
 
 
@@ -285,7 +288,9 @@ class LumberjackDriver(Driver[ReaderCore]):
         began = trio.current_time()
         asked.set()  # an ask enters the mailbox, or the line before it, without a yield: so the next one comes behind
         try:
-            await ask_for(self.remote if self._sink is self.sink else None, self._sink, self._unit(ready))
+            tracing = self.system.tracing
+            with _UNTRACED if tracing is None else serving(tracing, ready.events, self.remote):
+                await ask_for(self.remote if self._sink is self.sink else None, self._sink, self._unit(ready))
         except Exception as error:  # noqa: BLE001 - whatever a sink fails with means the same: the unit is not safe
             self._open_asks -= 1
             if self.end is None:

@@ -30,6 +30,7 @@ from levada.actors.metrics.protocols import writer_samples
 from levada.framework import Actor, ActorSystem, Sample, restart
 from levada.framework.embedding import DescribedActor
 from levada.framework.errors import CarrierError, ConfigurationError, ConnectionClosed
+from levada.framework.tracing import Tracing
 from levada.transports.carriers import ByteStream, CarrierStatistics
 from levada.transports.lumberjack import (
     AckTimedOut,
@@ -49,6 +50,7 @@ from levada.transports.text import printable
 
 from .balance import HostConfig, Rota, targets
 from .disk_spool import DiskSpool, SpoolConfig, SpoolPump, check_spool, open_segments
+from .tracing import fields_of
 from .writer_queue import Hub, Intake
 
 __all__ = ["Writer", "WriterStatistics", "connect"]
@@ -403,6 +405,18 @@ class Writer:
         return self.unacked
 
 
+class _TracedWriter(Writer):
+    """Puts the current context into each event."""
+
+    def __init__(self, hub: Hub, intake: Intake, stamp: str | None, tracing: Tracing) -> None:
+        super().__init__(hub, intake, stamp)
+        self._tracing = tracing
+
+    def _encode(self, event: Mapping[str, Any]) -> bytes:
+        headers = self._tracing.headers(self._tracing.current())
+        return super()._encode(event if headers is None else {**fields_of(headers), **event})
+
+
 @asynccontextmanager
 async def connect(
     system: ActorSystem,
@@ -412,6 +426,7 @@ async def connect(
     hosts: HostConfig | None = None,
     spool: SpoolConfig | None = None,
     stamp: bool = False,
+    traces: bool = False,
     close_timeout: float = 5.0,
 ) -> AsyncIterator[Writer]:
     """Send events to one reader or to several while the block lasts.
@@ -426,11 +441,15 @@ async def connect(
         hosts: of the connections; ``None``: the defaults.
         spool: keep events on disk until they are acked, also beyond this process; ``None``: in memory.
         stamp: put ``"stamp": "<id of this writer>-<number>"`` into each event, so that a sink can drop duplicates (LJ-56).
+        traces: put the current context into each event that has none, as ``traceparent`` and ``tracestate``, for a reader that goes on with
+            the trace (LJ-64).
         close_timeout: seconds that unacked events have at the end of the block.
 
     Raises:
-        ConfigurationError: a URL, certificates or a spool that cannot be used.
+        ConfigurationError: a URL, certificates or a spool that cannot be used; `traces` in a system that is not traced.
     """
+    if traces and system.tracing is None:
+        raise ConfigurationError("traces=True needs a traced system: ActorSystem(tracing=…)")
     config = config or WriterConfig()
     check_spool(config, spool)
     hosts = hosts or HostConfig()
@@ -450,7 +469,9 @@ async def connect(
             await hub.attempted.wait()
             if hub.mistake is not None:
                 raise hub.mistake
-            writer = Writer(hub, intake, uuid.uuid4().hex[:12] if stamp else None)
+            name = uuid.uuid4().hex[:12] if stamp else None
+            tracing = system.tracing if traces else None
+            writer = Writer(hub, intake, name) if tracing is None else _TracedWriter(hub, intake, name, tracing)
             try:
                 yield writer
             finally:
