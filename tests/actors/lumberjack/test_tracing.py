@@ -49,8 +49,9 @@ async def test_lj64_events_of_one_trace_are_taken_below_it(spans: Spans, version
     assert [event["traceparent"].rpartition("-")[0] for event in sink.events] == [parent, parent]
     unit = spans.one("unit", SpanKind.SERVER)
     assert is_below(unit, program)
-    (handler,) = [span for span in spans.all() if span.name.endswith("/Unit")]
-    assert is_below(handler, unit)
+    handler, asked = [span for span in spans.all() if span.name.endswith("/Unit")]
+    assert is_below(asked, unit)
+    assert is_below(handler, asked)
 
 
 @pytest.mark.rule("LJ-64")
