@@ -1,7 +1,7 @@
 """Traces of actors with OpenTelemetry. Needs the extra: ``pip install 'levada[otel]'``.
 
 ``ActorSystem(tracing=OpenTelemetry())`` records a span for each handler, ask, request to a peer and half of a channel, and lets contexts
-cross mailboxes and connections. This uses OpenTelemetry's API only; the program sets up its SDK, see `the guide <../how-to/trace.md>`_.
+cross mailboxes and connections. This uses OpenTelemetry's API only; the program sets up its SDK, see ``docs/how-to/trace.md``.
 
 Names and attributes follow OpenTelemetry's semantic conventions for messaging and RPC:
 
