@@ -26,21 +26,14 @@ __all__ = ["Tick", "Timer", "TimerHeap", "Timers"]
 class Timer:
     """One entry of the heap."""
 
-    __slots__ = ("action", "cancelled", "deadline", "delay", "heap", "number")
+    __slots__ = ("action", "cancelled", "deadline", "delay", "heap")
 
-    def __init__(
-        self, heap: TimerHeap, deadline: float, delay: float, action: Callable[[], object], number: int
-    ) -> None:
+    def __init__(self, heap: TimerHeap, deadline: float, delay: float, action: Callable[[], object]) -> None:
         self.heap = heap
         self.deadline = deadline
         self.delay = delay
         self.action = action
-        self.number = number
         self.cancelled = False
-
-    def __lt__(self, other: Timer) -> bool:
-        # Equal deadlines fire in the order in which they were set.
-        return (self.deadline, self.number) < (other.deadline, other.number)
 
     def cancel(self) -> None:
         """Do not fire; does nothing if it has fired."""
@@ -58,7 +51,9 @@ class TimerHeap:
     """All deadlines of one system, on trio's clock (virtual in tests)."""
 
     def __init__(self) -> None:
-        self._entries: list[Timer] = []
+        # By deadline and number: equal deadlines fire in the order in which they were set. Tuples, which C compares: a timer
+        # that is set and cancelled takes 0.9 µs, and with a method to compare 1.1.
+        self._entries: list[tuple[float, int, Timer]] = []
         self._cancelled = 0
         self._count = 0
         self._scope: trio.CancelScope | None = None
@@ -72,9 +67,9 @@ class TimerHeap:
         """Call `action` in `delay` seconds, in the heap's task; it must not raise or wait."""
         deadline = trio.current_time() + delay
         self._count += 1
-        timer = Timer(self, deadline, delay, action, self._count)
-        heapq.heappush(self._entries, timer)
-        if self._scope is not None and self._entries[0] is timer:
+        timer = Timer(self, deadline, delay, action)
+        heapq.heappush(self._entries, (deadline, self._count, timer))
+        if self._scope is not None and self._entries[0][2] is timer:
             self._scope.deadline = deadline
         return timer
 
@@ -82,7 +77,7 @@ class TimerHeap:
         """Count one cancelled entry; sweep when most entries are."""
         self._cancelled += 1
         if self._cancelled > 64 and self._cancelled * 2 > len(self._entries):
-            self._entries = [timer for timer in self._entries if not timer.cancelled]
+            self._entries = [entry for entry in self._entries if not entry[2].cancelled]
             heapq.heapify(self._entries)
             self._cancelled = 0
 
@@ -99,10 +94,10 @@ class TimerHeap:
         last = self._count
         while self._entries:
             # Look up the list each turn: an action may cancel timers, and the sweep makes a new list.
-            timer = self._entries[0]
+            deadline, number, timer = self._entries[0]
             # A timer set by an action waits for a checkpoint, even if it is due: a period may be shorter than the clock's resolution.
-            if not timer.cancelled and (timer.deadline > trio.current_time() or timer.number > last):
-                return timer.deadline
+            if not timer.cancelled and (deadline > trio.current_time() or number > last):
+                return deadline
             heapq.heappop(self._entries)
             if timer.cancelled:
                 self._cancelled -= 1
