@@ -43,6 +43,7 @@ import trio
 from levada.actors.journal.columns import columns_of
 from levada.actors.rsocket import RequestFailed, RequestRejected
 from levada.actors.rsocket.blocking import BlockingPeer, PendingAnswer, RequestTimeout
+from levada.actors.rsocket.tracing import zipkin
 from levada.framework import Actor, Asks, Ref, handles
 from levada.framework.errors import (
     ActorStopped,
@@ -53,8 +54,9 @@ from levada.framework.errors import (
     LevadaError,
 )
 from levada.framework.message import reply_type
+from levada.framework.tracing import TraceHeaders, current_tracing
 from levada.transports.rsocket import Payload
-from levada.transports.rsocket.extensions import Entry
+from levada.transports.rsocket.extensions import Entry, ZipkinTracing
 
 from .protocol import REQUEST_ID, ActorFailed, raised
 from .worker import addresses, connection
@@ -88,6 +90,11 @@ class AskRows(Asks[pa.RecordBatch]):
     """Id of this question, the same for each try; empty if it is tried only once."""
 
 
+def _current_trace() -> TraceHeaders | None:
+    tracing = current_tracing()
+    return None if tracing is None else tracing.headers(tracing.current())
+
+
 @attrs.frozen
 class RemoteActor:
     """An actor as executors see it. Plain data, for the closure of a function that Spark ships."""
@@ -101,6 +108,9 @@ class RemoteActor:
     """
     token_file: str | None = None
     """Path, or the name of a file shipped with the job (``spark-submit --files``). None: beside the bridge's Unix socket."""
+    trace: TraceHeaders | None = attrs.field(factory=_current_trace, kw_only=True)
+    """What the questions belong to, for a traced bridge; the default is the current context of a traced system, in its block, its actors, and
+    threads that trio starts there."""
 
 
 def ask(actor: RemoteActor, value: Asks[R], *, timeout: float = TIMEOUT, idempotent: bool = False) -> R:
@@ -315,11 +325,14 @@ class _Single:
 
     def __init__(self, actor: RemoteActor) -> None:
         self._route = f"ask/{actor.name}"
+        self._trace = actor.trace
 
     def start(self, peer: BlockingPeer, question: Any, request: str, timeout: float) -> PendingAnswer:
         if not isinstance(question, Asks):
             raise TypeError(f"a question is an instance of a message class of Asks[…], got {type(question).__name__}")
-        return peer.start_request(question, route=self._route, metadata=_metadata(request), timeout=timeout)
+        return peer.start_request(
+            question, route=self._route, metadata=_metadata(request, self._trace), timeout=timeout
+        )
 
     def read(self, question: Any, answer: Any) -> Any:
         return answer
@@ -331,6 +344,7 @@ class _Batch:
     def __init__(self, actor: RemoteActor) -> None:
         self._actor = actor
         self._route = f"ask/{actor.name}/batch"
+        self._trace = actor.trace
 
     def start(self, peer: BlockingPeer, question: pa.RecordBatch, request: str, timeout: float) -> PendingAnswer:
         sink = pa.BufferOutputStream()
@@ -342,7 +356,9 @@ class _Batch:
                 f"a batch for {self._actor.name} of {octets.size} bytes, at most {MAX_OCTETS} "
                 "(lower spark.sql.execution.arrow.maxRecordsPerBatch)"
             )
-        return peer.start_request(octets.to_pybytes(), route=self._route, metadata=_metadata(request), timeout=timeout)
+        return peer.start_request(
+            octets.to_pybytes(), route=self._route, metadata=_metadata(request, self._trace), timeout=timeout
+        )
 
     def read(self, question: pa.RecordBatch, answer: Payload) -> pa.RecordBatch:
         with pa.ipc.open_stream(answer.data) as stream:
@@ -354,8 +370,11 @@ class _Batch:
         return batch
 
 
-def _metadata(request: str) -> list[Entry] | None:
-    return [Entry(REQUEST_ID, request.encode())] if request else None
+def _metadata(request: str, trace: TraceHeaders | None) -> list[Entry | ZipkinTracing] | None:
+    entries: list[Entry | ZipkinTracing] = [Entry(REQUEST_ID, request.encode())] if request else []
+    if trace is not None:
+        entries.append(zipkin(trace))
+    return entries or None
 
 
 class EachRow(Actor[AskRows]):
