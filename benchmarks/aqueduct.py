@@ -229,7 +229,7 @@ async def rate(connected: Any, work: Work) -> float:
 
 SMALL, LARGE = sending(100, 20_000), sending(65_536, 150)
 WORKLOADS = (
-    Workload("ordered messages of 100 octets", 0.4, (bare, SMALL[0]), (over_quic, SMALL[1])),
+    Workload("ordered messages of 100 bytes", 0.4, (bare, SMALL[0]), (over_quic, SMALL[1])),
     Workload("ordered messages of 64 KiB", 0.8, (bare, LARGE[0]), (over_quic, LARGE[1])),
     Workload(
         "round trips with a oneshot, one at a time; bare: a stream each",
@@ -238,7 +238,7 @@ WORKLOADS = (
         (over_quic, oneshot_requests),
     ),
     Workload(f"channels, {MANY:,} open at once", None, None, (over_quic, open_many)),
-    Workload("QMux on a Unix socket: messages of 100 octets", 1.5, (over_quic, SMALL[1]), (over_unix, SMALL[1])),
+    Workload("QMux on a Unix socket: messages of 100 bytes", 1.5, (over_quic, SMALL[1]), (over_unix, SMALL[1])),
     Workload("QMux on a Unix socket: messages of 64 KiB", 5.0, (over_quic, LARGE[1]), (over_unix, LARGE[1])),
     Workload("QMux on a Unix socket: round trips", 1.3, (over_quic, oneshot_requests), (over_unix, oneshot_requests)),
 )

@@ -385,28 +385,28 @@ async def requests_1(client: Client) -> None:
 WORKLOADS = (
     Workload("bulk", "2 MiB on one stream", 0.5, bulk),
     Workload("bulk100", "64 KiB on each of 100 streams", 0.25, bulk_100),
-    Workload("datagrams1100", "datagrams of 1,100 octets", 0.4, datagrams_large),
-    Workload("datagrams100", "datagrams of 100 octets", 0.75, datagrams_small),
-    Workload("rr64", "requests of 64 octets, 64 at a time", 0.75, requests_64),
-    Workload("rr1", "requests of 64 octets, 1 at a time", 0.9, requests_1),
+    Workload("datagrams1100", "datagrams of 1,100 bytes", 0.4, datagrams_large),
+    Workload("datagrams100", "datagrams of 100 bytes", 0.75, datagrams_small),
+    Workload("rr64", "requests of 64 bytes, 64 at a time", 0.75, requests_64),
+    Workload("rr1", "requests of 64 bytes, 1 at a time", 0.9, requests_1),
     Workload("qmux-bulk", "QMux to QUIC: 2 MiB on one stream", 0.125, bulk, base="levada", carrier="qmux"),
     Workload(
         "qmux-bulk100", "QMux to QUIC: 64 KiB on each of 100 streams", 0.2, bulk_100, base="levada", carrier="qmux"
     ),
     Workload(
         "qmux-rr64",
-        "QMux to QUIC: requests of 64 octets, 64 at a time",
+        "QMux to QUIC: requests of 64 bytes, 64 at a time",
         None,
         requests_64,
         base="levada",
         carrier="qmux",
     ),
     Workload(
-        "qmux-rr1", "QMux to QUIC: requests of 64 octets, 1 at a time", 0.5, requests_1, base="levada", carrier="qmux"
+        "qmux-rr1", "QMux to QUIC: requests of 64 bytes, 1 at a time", 0.5, requests_1, base="levada", carrier="qmux"
     ),
     Workload(
         "qmux-echo",
-        "QMux to an echo of trio: requests of 64 octets, 1 at a time",
+        "QMux to an echo of trio: requests of 64 bytes, 1 at a time",
         1.67,
         requests_1,
         base="echo",
