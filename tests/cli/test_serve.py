@@ -135,6 +135,31 @@ def test_the_app_of_the_page(tmp_path: Path, called: Called) -> None:
         assert server.ends() == (0, "")
 
 
+@pytest.mark.ci
+def test_prometheus_scrapes_the_health_port(tmp_path: Path, called: Called) -> None:
+    """Beside the health, which is at every other path; totals stay when clients have left."""
+    pytest.importorskip("prometheus_client")
+    from tests.actors.metrics.scraped import read
+
+    (tmp_path / "handlers.py").write_text(HANDLERS, "utf-8")
+    arguments = ("handlers:answer", "--url", "rsocket+tcp://127.0.0.1:0", "--health", "127.0.0.1:0")
+    with serving(tmp_path, *arguments) as server:
+        probe, url = server.told("HEALTH "), server.told("SERVING ")
+        for _ in range(2):
+            assert called(url, "--data", "x") == (0, "x\n")
+        request = urllib.request.Request(f"{probe}metrics", headers={"Accept": "application/openmetrics-text"})
+        with urllib.request.urlopen(request, timeout=50) as answer:
+            assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+            found = read(answer.read().decode())
+        assert found["levada_connections_opened_total", "rsocket", "server"] == 2
+        assert found["levada_requests_received_total", "rsocket", "server"] == 2
+        assert found["levada_clients_refused_total", url, "rsocket"] == 0
+        assert found["levada_process_cpu_seconds_total",] > 0
+        assert health(f"{probe}metric")[1]["state"] == "serving"
+        server.signal(signal.SIGTERM)
+        assert server.ends() == (0, "")
+
+
 WHO = """
 from levada.actors.aqueduct import RawMessage
 from levada.actors.rsocket import Request

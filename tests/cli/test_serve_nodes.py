@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -141,6 +143,11 @@ def test_a_killed_node_takes_its_own_clients_with_it_and_is_replaced(
     assert nodes.keys() == {"n0", "n1"}
     assert facts["actors"] == sum(node["actors"] for node in nodes.values()) > 0
     peers = peers_of_both(url)
+    with urllib.request.urlopen(f"{probe}metrics", timeout=50) as answer:
+        text = answer.read().decode()
+    for node in ("n0", "n1"):  # one scrape tells of all of them
+        assert f'levada_node_up{{node="{node}"}} 1.0' in text
+        assert re.search(rf'levada_connections_opened_total{{node="{node}",protocol="rsocket",side="server"}} \d', text)
     killed, other = nodes["n0"]["pid"], nodes["n1"]["pid"]
     assert peers.keys() == {killed, other}
     stop, answered, failed = threading.Event(), Counter[int](), list[Exception]()

@@ -150,7 +150,7 @@ async def test_totals_outlive_the_actor_however_it_ends(autojump_clock: MockCloc
             await clerk.terminated()
         assert system.observe.ended.series == {DONE: {("work",): 12}}
         # `Fail` and `Done` were handled, too.
-        assert system.observe.handled == {"Clerk": 14}
+        assert system.observe.handled == {Clerk: 14}
         assert system.observe.failures == {"Clerk": 1}
 
         again = system.spawn(Clerk, supervise=restart("permanent"))
@@ -221,6 +221,6 @@ async def test_there_is_no_end_of_classes_made_at_run_time() -> None:
     """Their names are bounded, where totals are kept."""
     async with ActorSystem() as system:
         for number in range(1010):
-            system.observe.keep_handled(type(f"Made{number}", (), {})(), 1)
+            system.scheduler.count_ended(type(f"Made{number}", (), {})(), 1)
         assert len(system.observe.handled) == 1001
-        assert system.observe.handled[OTHER] == 10
+        assert system.observe.handled[None] == 10

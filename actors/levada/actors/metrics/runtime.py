@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from levada.actors.console.scan import Walk
 from levada.framework import ActorSystem
 from levada.framework.embedding import LocalRef
-from levada.framework.metrics import Metric, Sample, Tally
+from levada.framework.metrics import OTHER, Metric, Sample, Tally
 from levada.framework.observe import ClassFigures
 
 from .journal import group_samples
@@ -105,7 +106,9 @@ class Census:
         self._now = system.scheduler.clock()
         self._walk = Walk(system)
         self._classes: dict[str, ClassFigures] = {}
-        self._handled = dict(system.observe.handled)
+        self._handled: Counter[str] = Counter()
+        for cls, count in system.observe.handled.items():
+            self._handled[OTHER if cls is None else cls.__name__] += count
         self._failed: set[str] = set()
 
     def advance(self, until: float) -> bool:
@@ -116,14 +119,15 @@ class Census:
         return True
 
     def _visit(self, cell: LocalRef, parent: str) -> None:
-        if self._observe.count(cell, self._classes, self._now):
-            try:
-                self.tally.add(self._observe.metrics(cell))
-            except Exception:
-                kind = self._observe.kind(cell)
-                if kind not in self._failed:
-                    self._failed.add(kind)
-                    logger.exception("%s.metrics failed", kind, extra={"actor": cell.path, "event": "metrics_failed"})
+        if not self._observe.count(cell, self._classes, self._now):
+            return
+        try:
+            self.tally.add(self._observe.metrics(cell))
+        except Exception:
+            kind = self._observe.kind(cell)
+            if kind not in self._failed:
+                self._failed.add(kind)
+                logger.exception("%s.metrics failed", kind, extra={"actor": cell.path, "event": "metrics_failed"})
         if self._observe.subject(cell) in REPORTING and len(self.reporting) < MOST_REPORTING:
             self.reporting.append(cell)
 

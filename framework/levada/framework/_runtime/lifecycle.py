@@ -167,7 +167,7 @@ class Lifecycle:
     def reached_stop(self, cell: Cell, stop: Stop) -> Any:
         """End an actor that has handled everything queued before the stop."""
         if _is_plain(cell):
-            self._terminate(cell, stop.reason, counted=True)
+            self._terminate(cell, stop.reason)  # `RunQueue` counts its messages behind this turn
         else:
             self._begin(cell, Ending(stop.reason, final=stop.final, graceful=True))
         return END_TURN
@@ -203,6 +203,8 @@ class Lifecycle:
         extras = cell._extras
         plain = extras is None or (extras.supervised is None and not extras.children and extras.host is None)
         if cell._idle and plain:
+            if cell._handled:
+                self._count(cell)
             self._terminate(cell, reason)
         else:
             self.request(cell, reason)
@@ -280,6 +282,7 @@ class Lifecycle:
                 cell._worker.cancel()
         if ending.concluded:
             if not ending.restart:
+                self._count(cell)
                 self._terminate(cell, ending.reason)
         elif cell.phase is PAUSED and cancel:
             if not ending.closed:
@@ -339,6 +342,7 @@ class Lifecycle:
     def _begin(self, cell: Cell, ending: Ending, *, queued: bool = False) -> None:
         """Handle no further message; `queued`: the cell is in the run queue now."""
         if _is_plain(cell):
+            self._count(cell)
             self._terminate(cell, ending.reason)
             return
         self._system.scheduler.claim_context(cell)
@@ -556,6 +560,7 @@ class Lifecycle:
         assert ending is not None
         extras.host = None
         if not ending.restart:
+            self._count(cell)
             self._terminate(cell, ending.reason)
             return
         ending.concluded = True
@@ -648,15 +653,17 @@ class Lifecycle:
         self._system.scheduler.requeue(cell)
         return True
 
+    def _count(self, cell: Cell) -> None:
+        """Add the messages of an actor that ends to its class; the rest of its turn, if this is one, is counted behind it."""
+        self._system.scheduler.count_ended(cell._actor, cell._handled)
+        cell._handled = 0
+
     @enable_ki_protection
-    def _terminate(self, cell: Cell, reason: Reason, *, counted: bool = False) -> None:
-        """End the actor for good; `counted`: this is a turn of it, and its messages are counted behind it."""
+    def _terminate(self, cell: Cell, reason: Reason) -> None:
+        """End the actor for good."""
         system = self._system
         left = self._fail_questions(cell, reason) if cell._batch or cell._box or cell.line else None
         actor = cell.end(reason)
-        if cell._handled and not counted:
-            system.observe.keep_handled(actor, cell._handled)
-            cell._handled = 0
         if actor is not None and actor._has_metrics:
             system.observe.keep(actor)
         if cell._asking is not None:

@@ -155,6 +155,8 @@ class RunQueue:
         self.slice = SLICE
         self.slices = 0
         self.turn_began = self.now
+        self.ended: dict[type | None, int] = {}
+        """Messages that ended actors have handled, by class; None: of classes for which there was no room."""
         self._sample = iter(_SAMPLE)
         self._max_waiting = max_waiting
         self._base = contextvars.copy_context()
@@ -495,8 +497,12 @@ class RunQueue:
                         return _CONTEXT_SET
                     return _SLICE_OVER if now > end else _FAILED
                 cell._handled += count - left.__length_hint__()
-                if cell.phase is STOPPED and actor is not None:  # it has ended in this turn
-                    self.system.observe.keep_handled(actor, cell._handled)
+                if cell.phase is STOPPED and actor is not None:
+                    # It has ended in this turn: 0.2 of the 5.5 µs that a start, a message and an end take.
+                    try:
+                        self.ended[type(actor)] += cell._handled
+                    except KeyError:
+                        self.count_ended(actor, cell._handled)
                 spare = []
                 self.requeue(cell)
                 then = now
@@ -510,6 +516,12 @@ class RunQueue:
             if cell is not None:
                 self.turn_began = then
                 self.system.observe.sample(cell, now)
+
+    def count_ended(self, actor: Any, handled: int) -> None:
+        """Add the messages of an actor that has ended to its class."""
+        ended, kind = self.ended, type(actor)
+        known = kind if kind in ended or len(ended) < _MOST_CLASSES else None
+        ended[known] = ended.get(known, 0) + handled
 
     def _note_turn(self, cell: Cell, message: Any, began: float, count: int) -> None:
         """Check the last turn of a slice: after a turn longer than a slice the cell gets fewer messages."""
@@ -617,6 +629,9 @@ _SAMPLE: Final[Iterable[None]] = (None,) * 63
 The iterator lives across slices, so quiet systems are measured too. The number is odd, because in a quiet system a slice is one turn and
 one look at the empty queue: with an even number the last item would always be that look.
 """
+
+_MOST_CLASSES: Final = 1000
+"""Classes whose ended actors are counted by themselves: there may be no end of classes made at run time."""
 
 _TIMES: Final = tuple((None,) * count for count in range(MOST_AT_ONCE + 1))
 """Tuples to loop over a number of times; for one iteration, 30 ns less than `itertools.repeat`."""

@@ -1,0 +1,141 @@
+"""The page about metrics: its table is what the code declares, a busy system yields that, and its alerts name what there is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("levada.actors.spark", exc_type=ImportError)
+
+from tests.actors.durable.accounts import EVENTS, Account, Deposit
+
+from levada.actors import aqueduct, lumberjack, maop, rsocket
+from levada.actors.authenticators import BearerTokens
+from levada.actors.durable import shards
+from levada.actors.journal import Append, DeclareGroup, Envelope
+from levada.actors.metrics import Metrics, connections, journal, nodes, protocols, runtime, spark
+from levada.actors.metrics.nodes import NodeFigures, fleet_measured_by
+from levada.actors.spark.bridge import serve_bridge
+from levada.framework import Actor, ActorSystem, Identity, Metric, Sample, handles, restart
+from levada.transports.carriers import dial
+
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "measure.md").read_text("utf-8")
+ROW = re.compile(r"^\| `(\w+)` \| (\w+) \| (.*?) \| (.*) \|$", re.MULTILINE)
+
+
+def declared() -> dict[str, Metric]:
+    found = [
+        value
+        for module in (runtime, connections, protocols, journal, spark, nodes)
+        for value in vars(module).values()
+        if isinstance(value, Metric)
+    ]
+    assert len({metric.name for metric in found}) == len(found)
+    return {metric.name: metric for metric in found}
+
+
+def row(metric: Metric) -> str:
+    labels = ", ".join(f"`{label}`" for label in metric.labels)
+    return f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |"
+
+
+def test_the_table_is_what_the_code_declares() -> None:
+    wanted = {name: row(metric) for name, metric in declared().items()}
+    found = {match[1]: match[0] for match in ROW.finditer(PAGE)}
+    missing = [line for name, line in wanted.items() if found.get(name) != line]
+    assert found.keys() <= wanted.keys()
+    assert not missing, "\n".join(missing)
+
+
+def test_queries_name_metrics_that_exist() -> None:
+    names = declared()
+    histograms = {f"{name}_{part}" for name in names for part in ("bucket", "sum", "count")}
+    blocks = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    used = {name for block in blocks for name in re.findall(r"\blevada_\w+", block)}
+    assert len(used) >= 5
+    assert used <= names.keys() | histograms
+
+
+class Clerk(Actor[str]):
+    """Handles, fails and starts again."""
+
+    @handles
+    def work(self, m: str) -> None:
+        if m == "fail":
+            raise ValueError
+
+
+class Sink(Actor[lumberjack.Unit]):
+    @handles
+    def take(self, m: lumberjack.Unit) -> None: ...
+
+
+class Desk(Actor[str]):
+    @handles
+    def work(self, m: str) -> None: ...
+
+    def metrics(self) -> Iterable[Sample]:
+        return [Metric("desk_open", "gauge", "A program's own.").sample(1)]
+
+
+async def answer(request: rsocket.Request) -> bytes:
+    return request.data
+
+
+async def echo(call: maop.Call) -> bytes:
+    return await call.body()
+
+
+@pytest.mark.ci
+async def test_a_busy_system_yields_the_table(tmp_path: Path) -> None:
+    """All of it, but for Spark's queries, which `tests.actors.spark.test_query` looks at; and nothing else under this prefix."""
+
+    async def ask() -> list[NodeFigures]:
+        return [NodeFigures("n0", "up", 1, None)]
+
+    async with ActorSystem(ask_timeout=60.0) as system, AsyncExitStack() as stack:
+        serving = stack.enter_async_context
+        await serving(rsocket.serve(system, "rsocket+memory://rsocket-measured", answer))
+        peer = await serving(rsocket.connect(system, "rsocket+memory://rsocket-measured"))
+        await peer.request_response(b"x")
+        await serving(aqueduct.serve(system, "aqueduct+memory://aqueduct-measured", Desk, str))
+        await (await serving(aqueduct.connect(system, "aqueduct+memory://aqueduct-measured", str))).send("x")
+        tokens = BearerTokens.of({b"secret": Identity("client")})
+        await serving(maop.serve(system, "maop+memory://maop-measured", {101: echo}, authenticate=tokens))
+        client = await serving(maop.connect(system, "maop+memory://maop-measured", token=b"secret"))
+        await client.request(101, b"x")
+        await serving(lumberjack.serve(system, "lumberjack+memory://lumberjack-measured", system.spawn(Sink)))
+        writer = await serving(lumberjack.connect(system, "lumberjack+memory://lumberjack-measured"))
+        await writer.send({"line": 1})
+        await writer.flush()
+        async with dial("memory://lumberjack-measured") as wrong:
+            await wrong.send_all(b"GET / HTTP/1.1\r\n\r\n")
+            assert not await wrong.receive_some()
+        bridge = await serving(serve_bridge(system, tmp_path / "bridge"))
+        mailbox = await bridge.mailbox("lines")
+        await mailbox.ref.ask(Append([Envelope(datetime.now(UTC), value=b"row")]))
+        await mailbox.ref.ask(DeclareGroup("readers"))
+        accounts = await shards(system, Account, events=EVENTS, journal=tmp_path / "log", shards=1)
+        await accounts["anna"].ask(Deposit(5))
+        clerk = system.spawn(Clerk, supervise=restart("transient", backoff=(0.001, 0.001)))
+        clerk.tell("fail")
+        fleet_measured_by(system, ask)
+        metrics = Metrics(system)
+        await wait_all_tasks_blocked()
+        while (found := await metrics.collect()) is not None:
+            names = {metric.name for metric in found}
+            if "levada_actor_restarts_total" in names:
+                break
+            await trio.sleep(0.001)
+        wanted = {name for name in declared() if not name.startswith("levada_spark_")}
+        assert {name for name in names if name.startswith("levada_")} == wanted
+        assert "desk_open" in names
+        assert "confirms_total" in names
