@@ -26,7 +26,7 @@ from levada.actors.journal import Append, DeclareGroup, Envelope
 from levada.actors.metrics import Metrics, connections, journal, nodes, protocols, runtime, spark
 from levada.actors.metrics.nodes import NodeFigures, fleet_measured_by
 from levada.actors.spark.bridge import serve_bridge
-from levada.framework import Actor, ActorSystem, Identity, Metric, Sample, handles, restart
+from levada.framework import Actor, ActorRestarted, ActorSystem, Identity, Metric, Sample, handles, restart
 from levada.transports.carriers import ByteStream, dial
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "measure.md").read_text("utf-8")
@@ -98,6 +98,14 @@ class Clerk(Actor[str]):
             raise ValueError
 
 
+class Witness(Actor[ActorRestarted]):
+    seen: trio.Event
+
+    @handles
+    def restarted(self, m: ActorRestarted) -> None:
+        self.seen.set()
+
+
 class Sink(Actor[lumberjack.Unit]):
     @handles
     def take(self, m: lumberjack.Unit) -> None: ...
@@ -151,13 +159,13 @@ async def test_a_busy_system_yields_the_table(tmp_path: Path) -> None:
         await mailbox.ref.ask(DeclareGroup("readers"))
         accounts = await shards(system, Account, events=EVENTS, journal=tmp_path / "log", shards=1)
         await accounts["anna"].ask(Deposit(5))
+        restarted = trio.Event()
+        system.events.subscribe(ActorRestarted, system.spawn(Witness, restarted))
         clerk = system.spawn(Clerk, supervise=restart("transient", backoff=(0.001, 0.001)))
         clerk.tell("fail")
         fleet_measured_by(system, ask)
-        metrics = Metrics(system)
-        await wait_all_tasks_blocked()
-        while "levada_actor_restarts_total" not in (names := {metric.name for metric in await metrics.collect()}):
-            await trio.sleep(0.001)
+        await restarted.wait()
+        names = {metric.name for metric in await Metrics(system).collect()}
         wanted = {name for name in declared() if not name.startswith("levada_spark_")}
         assert {name for name in names if name.startswith("levada_")} == wanted
         assert "desk_open" in names
