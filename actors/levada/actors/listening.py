@@ -17,7 +17,7 @@ import trio
 
 from levada.actors.authentication import Authenticate, Authentication, Gatekeeper
 from levada.actors.metrics.connections import listener_samples
-from levada.framework import Actor, ActorSystem, Reason, Ref, Sample
+from levada.framework import Actor, ActorSystem, Phase, Reason, Ref, Sample
 from levada.framework.embedding import DescribedActor, adopt
 from levada.framework.errors import CarrierError, ConfigurationError, LevadaError
 from levada.transports.carriers import ByteStream, Incoming, Listener, MessageStream
@@ -51,6 +51,8 @@ class Acceptor(DescribedActor[Any], Generic[C]):
 
     authenticate: Authenticate | Authentication | None = attrs.field(default=None, kw_only=True)
     """Decides on clients; None lets all in."""
+    closes: Phase = attrs.field(default="accept", kw_only=True)
+    """Phase of the system's end in which it closes."""
 
     def __attrs_post_init__(self) -> None:
         self.url = ""
@@ -113,7 +115,7 @@ class Acceptor(DescribedActor[Any], Generic[C]):
 
     def started(self) -> None:
         """Begin to listen, and register with the end of the system."""
-        self._forget_end = self.system.at_end("accept", self.aclose)
+        self._forget_end = self.system.at_end(self.closes, self.aclose)
         self.start_soon(self._listen)
 
     def stopping(self, reason: Reason) -> None:
@@ -189,7 +191,7 @@ class Acceptor(DescribedActor[Any], Generic[C]):
     async def aclose(self) -> None:
         """Accept no more clients, close all connections at the same time, then end. A second call is harmless.
 
-        The end of the system calls it in the phase ``accept``; all listeners close at once and share its seconds.
+        The end of the system calls it in the phase `closes`; all listeners close at once and share its seconds.
 
         Cancellation:
             closed at once.

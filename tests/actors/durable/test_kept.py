@@ -16,11 +16,11 @@ pytest.importorskip("pyarrow")
 from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Deposited, Withdrawn
 from tests.actors.nodes.processes import is_alive
 
-from levada.actors.durable import OutcomeUnknown, log_columns, log_config, shards
+from levada.actors.durable import Entity, OutcomeUnknown, log_columns, log_config, shards
 from levada.actors.journal import Journal, JournalLocked, Store, keeper
 from levada.actors.nodes import nodes_of
 from levada.framework import ActorSystem, Ref
-from levada.framework.errors import ConfigurationError
+from levada.framework.errors import ActorStopped, ConfigurationError
 
 TIMES: dict[str, Any] = {"ask_timeout": 30.0, "shutdown": 20.0}
 KEPT: dict[str, Any] = {"events": EVENTS, "shards": 2, "keeper": True}
@@ -96,3 +96,29 @@ async def test_a_journal_of_this_process_is_given_as_a_ref(tmp_path: Path) -> No
         accounts.ref.stop()
         await accounts.ref.terminated()
     assert amounts(tmp_path) == [5]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("turns", [0, 5, 10, 20])
+async def test_the_shards_end_before_the_way_to_their_keeper(
+    tmp_path: Path, turns: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The system ends while commands are under way. What is in the log was answered, and nobody lost the journal."""
+    outcomes: list[str] = []
+
+    async def ask(account: Entity[Any]) -> None:
+        try:
+            outcomes.append(f"answer {await account.ask(Deposit(1))}")
+        except (ActorStopped, OutcomeUnknown):
+            outcomes.append("not begun, or not to its end")
+
+    async with trio.open_nursery() as nursery, ActorSystem("test", **TIMES) as system:
+        accounts = await shards(system, Account, journal=tmp_path, **KEPT)
+        await accounts["anna"].ask(Balance())
+        for number in range(60):
+            nursery.start_soon(ask, accounts[f"e{number}"])
+        for _ in range(turns):
+            await trio.lowlevel.checkpoint()
+    assert len(outcomes) == 60
+    assert amounts(tmp_path) == [1] * outcomes.count("answer 1")
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []

@@ -50,11 +50,9 @@ STRIKES = [
     "restart, then SIGKILL of the keeper",
 ]
 """Of one trial, in random order."""
-COMMANDS = 100
-"""For each strike."""
 MISTAKES = r"\b(AssertionError|AttributeError|IndexError|KeyError|NoValue|TypeError|ValueError)\b"
 """No process logs one of these, whatever is killed. Shards that lose their journal log `ShardLost`."""
-ANSWERED = 60.0
+ANSWERED = 120.0
 """Seconds in which a command is answered, whatever happens, on a busy machine."""
 
 
@@ -226,9 +224,9 @@ class Trial:
             case _:
                 await driver.say(do="strike", how=how, node=node)
 
-    async def strike_all(self, strikes: list[str]) -> None:
+    async def strike_all(self, strikes: list[str], commands: int) -> None:
         for number, how in enumerate(strikes):
-            while len(self.answers) < number * COMMANDS:
+            while len(self.answers) < number * commands:
                 await self._progress.wait()
             await self.strike(how)
 
@@ -255,16 +253,16 @@ def read_errors(folder: Path) -> str:
     return "".join(path.read_text() for path in sorted(folder.glob("driver-*.err")))
 
 
-async def campaign(seed: int, folder: Path, most: int = len(STRIKES)) -> dict[str, Any]:
-    """Run one trial of so many strikes; return what is of interest."""
+async def campaign(seed: int, folder: Path, commands: int) -> dict[str, Any]:
+    """Strike in each way, with so many commands for each; return what is of interest."""
     chance = random.Random(seed)
-    strikes = chance.sample(STRIKES, most)
-    trial = Trial(folder, chance, COMMANDS * len(strikes))
+    strikes = chance.sample(STRIKES, len(STRIKES))
+    trial = Trial(folder, chance, commands * len(strikes))
     began = time.monotonic()
     async with nothing_left(trial.marker), trio.open_nursery() as nursery:
         await nursery.start(trial.live)
         async with trio.open_nursery() as customers:
-            customers.start_soon(trial.strike_all, strikes)
+            customers.start_soon(trial.strike_all, strikes, commands)
             for _ in range(CUSTOMERS):
                 customers.start_soon(trial.customer)
         struck = time.monotonic() - began
@@ -275,14 +273,14 @@ async def campaign(seed: int, folder: Path, most: int = len(STRIKES)) -> dict[st
         await trial.end()
     with (trial.log / "lock").open("r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    assert len(trial.answers) == COMMANDS * len(strikes)
+    assert len(trial.answers) == commands * len(strikes)
     log = read_log(trial.log)
     assert check_rows(log, trial.answers) == totals
     errors = read_errors(folder)
     assert re.search(MISTAKES, errors) is None, errors
     kinds = collections.Counter(row["kind"] for rows in log for row in rows)
     return {
-        "commands": len(trial.answers), "strikes": len(strikes), "seconds": struck, "lives": trial.lives, "late": trial.late,
+        "commands": len(trial.answers), "strikes": len(strikes), "seconds": round(struck, 1), "lives": trial.lives, "late": trial.late,
         "opened": kinds["$owned"], "snapshots": kinds["$snapshot"], "died in a command": trial.died,
     }  # fmt: skip
 
@@ -296,9 +294,10 @@ def seed_of(number: int) -> int:
 @pytest.mark.ci
 @pytest.mark.timeout(300)
 async def test_whatever_is_killed_each_command_is_done_once(tmp_path: Path) -> None:
-    found = await campaign(seed_of(0), tmp_path, 5)  # each takes seconds: processes end and start
+    """20 strikes: 37 processes start, which is nearly all that this costs."""
+    found = await campaign(seed_of(0), tmp_path, 25)
     print(found)
-    assert (found["commands"], found["strikes"]) == (500, 5)
+    assert (found["commands"], found["strikes"]) == (500, 20)
     assert found["snapshots"] > 25
 
 
@@ -307,4 +306,4 @@ async def test_whatever_is_killed_each_command_is_done_once(tmp_path: Path) -> N
 @pytest.mark.parametrize("number", range(50))
 async def test_whatever_is_killed_each_command_is_done_once_for_long(number: int, tmp_path: Path) -> None:
     """50 trials: 1,000 strikes and 100,000 commands in all."""
-    print(await campaign(seed_of(number), tmp_path))
+    print(await campaign(seed_of(number), tmp_path, 100), flush=True)

@@ -11,10 +11,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import trio
-from tests.actors.durable.purses import Clerk, Errand, Paid, Pay, Purse, Total, app
+from tests.actors.durable.purses import Clerk, Errand, Paid, Pay, Purse, Total
 from tests.actors.nodes.processes import START
 
 from levada.actors.durable import Shards, shards
+from levada.actors.journal.keeping import without_pandas
 from levada.actors.nodes import NodeLost, Nodes, NodeSettings, NodeUp, local_nodes
 from levada.framework import ActorSystem, Ref, restart
 from levada.framework.errors import ActorError, AskTimeout, LevadaError
@@ -29,6 +30,7 @@ SETTINGS = NodeSettings(
 
 
 NODES = ["n0", "n1", "n2"]
+APP = "tests.actors.durable.trial_driver:app"
 
 
 def say(**what: Any) -> None:
@@ -42,6 +44,12 @@ async def lines() -> AsyncIterator[Any]:
         *whole, buffer = (buffer + data).split(b"\n")
         for line in whole:
             yield json.loads(line)
+
+
+async def app(system: ActorSystem) -> AsyncIterator[None]:
+    """What runs on nodes."""
+    without_pandas()  # half a second of each process that a trial starts
+    yield
 
 
 class Trial:
@@ -110,7 +118,7 @@ class Trial:
 async def main(folder: str, count: int) -> None:
     async with (
         ActorSystem("driver", shutdown=20.0, ask_timeout=30.0) as system,
-        local_nodes(system, len(NODES), app, names=NODES, settings=SETTINGS) as nodes,
+        local_nodes(system, len(NODES), APP, names=NODES, settings=SETTINGS) as nodes,
     ):
         purses = await shards(
             system, Purse, events=Paid, journal=folder, shards=count, nodes=nodes,
@@ -128,5 +136,6 @@ async def main(folder: str, count: int) -> None:
 
 
 if __name__ == "__main__":
+    without_pandas()
     logging.basicConfig(level=logging.WARNING)
     trio.run(main, sys.argv[1], int(sys.argv[2]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,10 @@ async def test_it_is_asked_as_a_journal_of_this_process(keep: Keeper, tmp_path: 
     Store.open(closed, COLUMNS.schema).close()
     with pytest.raises(SchemaMismatch):
         await keep.open(closed, pa.schema([("other", pa.string())]))
+    if sys.platform == "linux":
+        libraries = await trio.Path(f"/proc/{keep.nodes[keep.name].pid}/maps").read_text()
+        assert "/pyarrow/" in libraries
+        assert "/pandas/" not in libraries
 
 
 async def test_appends_of_one_sender_stay_in_order(keep: Keeper, tmp_path: Path) -> None:

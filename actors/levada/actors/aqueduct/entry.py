@@ -12,7 +12,7 @@ import attrs
 from levada.actors.authentication import Authenticate, Authentication
 from levada.actors.listening import running
 from levada.actors.multiplexed import Opens
-from levada.framework import ActorSystem
+from levada.framework import ActorSystem, Phase
 from levada.framework.errors import ConfigurationError
 
 from .config import AUTHORIZATION, PeerConfig, dial_carrier, listen_carrier
@@ -144,6 +144,7 @@ async def serve_over(
     config: PeerConfig,
     expose: Expose = (),
     authenticate: Authenticate | Authentication | None = None,
+    closes: Phase = "accept",
 ) -> AsyncIterator[Listener]:
     """Serve like `serve`, over a listener that the program makes.
 
@@ -155,6 +156,7 @@ async def serve_over(
         config: as for `serve`; its ``carrier`` is not used.
         expose: as for `serve`.
         authenticate: as for `serve`.
+        closes: phase of the system's end in which the listener closes.
 
     Yields:
         The listener. Errors are those `serve` raises.
@@ -162,6 +164,6 @@ async def serve_over(
     check_handler(handler)
     check_expose(expose)
     item_type = Any if message_type is object else message_type
-    listener = ListenerActor(config, listening, item_type, handler, expose, authenticate=authenticate)
+    listener = ListenerActor(config, listening, item_type, handler, expose, authenticate=authenticate, closes=closes)
     async with running(system, listener) as actor:
         yield Listener(actor)

@@ -82,7 +82,7 @@ class Access:
 
     async def newest(self, entity: str) -> tuple[pa.RecordBatch | None, int | None]:
         """Return the newest row of an entity, None if it has none, and the offset of its newest snapshot."""
-        found = await self.ask(ReadEntity(entity, partition=self.shard, newest=1))
+        found = await self.ask(ReadEntity(entity, partition=self.shard, newest=1, stream=self.streams))
         if not found.count:
             return None, None
         batch = _batch_of(found)
@@ -94,7 +94,7 @@ class Access:
         """Yield the rows of an entity, with their offsets, from some offset on."""
         at: int | None = start
         while at is not None:
-            found = await self.ask(ReadEntity(entity, partition=self.shard, start=at))
+            found = await self.ask(ReadEntity(entity, partition=self.shard, start=at, stream=self.streams))
             if found.count:
                 yield _batch_of(found)
             at = found.next

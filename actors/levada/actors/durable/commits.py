@@ -83,6 +83,7 @@ class Commits:
             if not self._queue:
                 self._wake = trio.Event()
                 await self._wake.wait()
+            await self._let_askers_come()
             group = self._group()
             rows = [row for commit in group for row in commit.rows]
             if rows:
@@ -93,6 +94,14 @@ class Commits:
                 commit.done(commit)
             self._progress.set()
             self._progress = trio.Event()
+
+    async def _let_askers_come(self) -> None:
+        """Let those that got answers ask again before the next group is written: half as many groups, for the same rows, cost less."""
+        there = 0
+        while there < len(self._queue) < MOST_ROWS:
+            there = len(self._queue)
+            for _ in range(3):  # the first wakes them, in the others the shard and the entities have their turns
+                await trio.lowlevel.checkpoint()
 
     def _group(self) -> list[Commit]:
         group: list[Commit] = []

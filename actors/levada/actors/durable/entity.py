@@ -224,7 +224,7 @@ class Durable(Actor[M]):
                 self._keep(live, FORGOT, found)
                 return True
         reminder = live.writer.reminders.pending.get((live.entity, name))
-        if reminder is None:
+        if reminder is None or reminder.id in live.writer.reminders.handled:
             return False
         self._keep(live, FORGOT, reminder)
         return True

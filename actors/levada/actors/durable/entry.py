@@ -201,23 +201,30 @@ class _Root(Actor[_Start]):
         assert self.folder is not None
         schema, config = self.settings.log.schema, log_config(self.count)
         if self.keeper:
-            return await self.enter(_kept(self.system, f"{self.ref.path[1:]}-keeper", self.folder, schema, config))
+            return await self.enter(_kept(self.system, self.ref, self.folder, schema, config))
         factory = partial(Journal, self.folder, schema, config=config)
         return self.spawn(factory, name="journal", mailbox=bounded(256), supervise=_AGAIN)
 
 
 @asynccontextmanager
 async def _kept(
-    system: ActorSystem, name: str, folder: Path, schema: pa.Schema, config: JournalConfig
+    system: ActorSystem, root: Ref[Any], folder: Path, schema: pa.Schema, config: JournalConfig
 ) -> AsyncIterator[Ref[Any]]:
-    """Keep a journal in a child process."""
+    """Keep a journal in a child process, for the actor above the shards."""
     from levada.actors.journal import keeper  # a program without other processes needs none of it
 
-    async with keeper(system, name=name) as keep:
+    async def end() -> None:
+        root.stop()
+        await root.terminated()
+
+    async with keeper(system, name=f"{root.path[1:]}-keeper") as keep:
         journal = await keep.open(folder, schema, config=config)
+        # At the end of the system its youngest actors end first, and the way to the keeper is younger than the shards.
+        forget = system.at_end("accept", end)
         try:
             yield journal
         finally:
+            forget()
             journal.stop()
 
 
@@ -413,7 +420,7 @@ async def shards(
 
 
 def _prepare(folder: Path, events: tuple[type, ...], shards: int) -> Log:
-    """Return the columns of the log: the existing ones first. Raises if the folder cannot be opened."""
+    """Return the columns of the log: the existing ones first. Raises if the folder cannot be opened, before an actor does."""
     config = log_config(shards)
     there = None
     if (folder / "ledger.sqlite").exists():
@@ -427,6 +434,8 @@ def _prepare(folder: Path, events: tuple[type, ...], shards: int) -> Log:
     log = Log(events, there)
     if there is not None:
         check_growth(there, log.schema, where=str(folder))
+    else:  # a new one; or an old one that has lost its ledger, which is refused
+        Store.open(folder, log.schema, config).close()
     return log
 
 

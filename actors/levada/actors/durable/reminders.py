@@ -38,7 +38,9 @@ class Reminders:
 
     codec: Codec
     pending: dict[tuple[str, str], Reminder] = attrs.field(factory=dict)
-    """By entity and key, all that were not handled."""
+    """By entity and key, all that were not handled, as far as the log is written."""
+    handled: set[str] = attrs.field(factory=set[str])
+    """Ids of those of them that were, and whose rows are in the queue."""
     _due: list[tuple[float, str, Reminder]] = attrs.field(factory=list)
     """A heap, by the time of the next attempt; those that are not pending any more are skipped."""
 
@@ -60,6 +62,7 @@ class Reminders:
         found = self.pending.get(key)
         if found is not None and found.id == reminder.id:
             del self.pending[key]
+        self.handled.discard(reminder.id)
 
     def next(self) -> float | None:
         """Return the time of the next attempt."""

@@ -272,7 +272,12 @@ class Log:
         for number, row in enumerate(rows):
             for place, value in zip(row.places, row.values, strict=True):
                 values[place][number] = value
-        arrays = [pa.array(column, field.type) for column, field in zip([*columns, *values], self.schema, strict=True)]
+        count = len(rows)
+        arrays = [
+            # Half of the columns have no values in most groups: 1 µs instead of 6.
+            pa.nulls(count, field.type) if column.count(None) == count else pa.array(column, field.type)
+            for column, field in zip([*columns, *values], self.schema, strict=True)
+        ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 

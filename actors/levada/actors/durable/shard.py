@@ -204,10 +204,20 @@ class Shard(DescribedActor[Any]):
     # Commands, on their way in.
 
     @handles
-    async def command(self, m: Command) -> None:
+    def command(self, m: Command) -> Coroutine[Any, Any, None] | None:
         """Take a command, when there is room."""
+        # Not a coroutine function: an ask of an idle shard calls this at once, without a turn of the mailbox.
+        if len(self._turns) >= MOST_UNDER_WAY:
+            return self._command_later(m)
+        self._take_command(m)
+        return None
+
+    async def _command_later(self, m: Command) -> None:
         while len(self._turns) >= MOST_UNDER_WAY:
             await self._room.wait()
+        self._take_command(m)
+
+    def _take_command(self, m: Command) -> None:
         turn = Turn(local_ref(self), self, m, self._reply())
         if self._refusal is not None:
             self._refuse(turn, self._refusal)
@@ -359,6 +369,7 @@ class Shard(DescribedActor[Any]):
         turn.settled = True
         tells = live.tells
         if turn.reminder is not None:
+            self.reminders.handled.add(turn.reminder.id)
             live.own = [self.reminders.row(self.own, FIRED, self.now(), turn.reminder), *(live.own or ())]
         if rows or live.own:
             self._put(live, turn, value)

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from itertools import dropwhile, takewhile
+from itertools import dropwhile, islice, takewhile
 from pathlib import PurePath
 from typing import Any, TypeVar, cast
 
@@ -378,12 +378,12 @@ class Journal(
         await self._let_askers_come()
         jobs: list[Job] = []
         octets = 0
-        for job in self._waiting:
-            if job.append is None or len(jobs) >= GROUP_APPENDS or (jobs and octets + job.octets > GROUP_OCTETS):
+        for job in islice(self._waiting, GROUP_APPENDS):
+            octets += job.octets
+            if job.append is None or (jobs and octets > GROUP_OCTETS):
                 break
             jobs.append(job)
-            octets += job.octets
-        wanted = [job for job in jobs if job.wanted]
+        wanted = [job for job in jobs if job.reply is None or job.reply.wanted]
         answers, error = await self._in_thread(functools.partial(self._appends.write, wanted)) if wanted else ([], None)
         self._take(jobs)
         if len(answers) < len(wanted):  # the others wait for room
@@ -391,13 +391,16 @@ class Journal(
             left = [job for job in wanted if job not in answered]
             self._waiting.extendleft(reversed(left))
             self._octets += sum(job.octets for job in left)
+        done = 0
         for job, answer in answers:
             if isinstance(answer, Exception):
                 job.fail(answer)
             else:
                 job.answer(answer)
-                self._appended += isinstance(answer, Appended)
-                self._warned = False
+                done += isinstance(answer, Appended)
+        if done:
+            self._appended += done
+            self._warned = False
         if isinstance(error, JournalFull):
             self._note_full(error)
         elif error is not None:
@@ -524,11 +527,11 @@ class Journal(
                 if batches and octets > m.max_bytes:
                     break
                 batches.append(batch)
-            return _found(number, batches[::-1], None)
+            return _found(number, batches[::-1], None, m.stream)
         found = self._store.rows_of(m.entity, partition=number, start=m.start, max_bytes=m.max_bytes)
         for following, batch in found:
             if batch.num_rows:
-                return _found(number, [batch], following)
+                return _found(number, [batch], following, m.stream)
         return _found(number, [], None)
 
     @handles
@@ -635,11 +638,13 @@ class Journal(
         )
 
 
-def _found(partition: int, batches: list[pa.RecordBatch], following: int | None) -> Found:
+def _found(partition: int, batches: list[pa.RecordBatch], following: int | None, stream: bool = True) -> Found:
     if len(batches) > 1:
         batches = pa.Table.from_batches(batches).combine_chunks().to_batches()
     rows = sum(batch.num_rows for batch in batches)
-    return Found(partition, rows, following, stream_of(batches[0]) if batches else b"")
+    if not batches:
+        return Found(partition, 0, following, b"")
+    return Found(partition, rows, following, stream_of(batches[0]) if stream else batches[0])
 
 
 def _behind(extent: Extent, offsets: Mapping[int, int]) -> int:

@@ -27,7 +27,7 @@ import zlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import chain, takewhile
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -149,8 +149,7 @@ class Keys:
     def _blocks_of(self, key: int, start: int) -> Iterator[tuple[Block, list[int]]]:
         """Yield the blocks with rows of a hash from `start` on, and the offsets of the rows."""
         for origin, index in self._indexes(start, newest_first=False):
-            oldest = start - origin
-            places = [origin + place for place in takewhile(oldest.__le__, index.rows_of(key))][::-1]
+            places = [origin + place for place in index.rows_from(key, start - origin)]
             at = 0
             for block in self._partition.read_at(places):
                 first, at = at, bisect_left(places, block.end, at)
@@ -366,6 +365,18 @@ class _Growing:
             yield place
             place = previous[place]
 
+    def rows_from(self, key: int, oldest: int) -> list[int]:
+        """Return the places of the rows with a hash from a place on, oldest first."""
+        # A loop of its own: a generator takes three times as long, a third of reading an entity of 10,000 rows.
+        found: list[int] = []
+        place, previous = self._entities.get(key, 0), self._previous
+        while place > oldest and place:
+            place -= 1
+            found.append(place)
+            place = previous[place]
+        found.reverse()
+        return found
+
     def command_at(self, key: int) -> int | None:
         """Return the place of the first row of a command; None if it is not here."""
         return self._commands.get(key)
@@ -418,6 +429,13 @@ class _File:
         while at and hashes[at - 1] == key:
             at -= 1
             yield places[at]
+
+    def rows_from(self, key: int, oldest: int) -> list[int]:
+        """Return the places of the rows with a hash from a place on, oldest first."""
+        hashes, places = self._entities
+        end = bisect_right(hashes, key)
+        begin = bisect_left(hashes, key, 0, end)
+        return list(places[bisect_left(places, oldest, begin, end) : end])
 
     def command_at(self, key: int) -> int | None:
         """Return the place of the first row of a command; None if it is not here."""

@@ -235,12 +235,12 @@ class Found:
     count: int
     next: int | None
     """Where to go on; None: these are all."""
-    octets: bytes = attrs.field(repr=False)
-    """An Arrow IPC stream, empty if there are no rows; see `batch`."""
+    octets: Any = attrs.field(repr=False)
+    """An Arrow IPC stream, empty if there are no rows, or a record batch (`ReadEntity.stream`); see `batch`."""
 
     def batch(self) -> pa.RecordBatch:
         """Return the rows: a column ``offset``, then the journal's; `SchemaMismatch` if these bytes are no rows."""
-        return rows_of_stream(self.octets)
+        return self.octets if isinstance(self.octets, pa.RecordBatch) else rows_of_stream(self.octets)
 
 
 @message("levada.journal.read_entity", frozen=True)
@@ -255,6 +255,8 @@ class ReadEntity(Asks[Found]):
     max_bytes: int = attrs.field(default=4 << 20, validator=[v.instance_of(int), v.ge(1), v.le(MAX_READ)])
     newest: int | None = attrs.field(default=None, validator=v.optional([v.instance_of(int), v.ge(1)]))
     """Only so many rows, the newest ones; fewer if they have more than `max_bytes`. `Found.next` is None then."""
+    stream: bool = attrs.field(default=True, validator=v.instance_of(bool))
+    """False: the rows come as a record batch, which does not travel, and is not copied."""
 
 
 @message("levada.journal.find_command", frozen=True)

@@ -127,7 +127,14 @@ class Fleet(Nodes):
         authenticate = authenticate or _by_address
         config = self.config()
         async with serve_over(
-            self.system, listening, self._hello, Hello, config, authenticate=authenticate
+            # Actors that end may still ask others on nodes.
+            self.system,
+            listening,
+            self._hello,
+            Hello,
+            config,
+            authenticate=authenticate,
+            closes="close",
         ) as listener:
             self._listeners.append(listener)
             try:

@@ -275,6 +275,8 @@ class RunQueue:
 
     async def shielded_checkpoint(self) -> None:
         """Yield to others after inline calls; shielded, because these calls are done."""
+        # Of many tasks that were woken together, one yields for all: 256 askers whose answers came at once took a third more.
+        self.end = self.clock() + self.slice
         await trio.lowlevel.cancel_shielded_checkpoint()
         self.end = self.clock() + self.slice
 

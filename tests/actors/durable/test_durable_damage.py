@@ -1,0 +1,126 @@
+"""Damage of the files, as the callers of entities see it: a named error or the whole state, never less in silence."""
+
+from __future__ import annotations
+
+import logging
+import random
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+
+pytest.importorskip("pyarrow")
+
+from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit
+
+from levada.actors.durable import ReplayFailed, log_columns, log_config, shards
+from levada.actors.journal import Journal, JournalError
+from levada.framework import ActorSystem
+
+NAMES = ["anna", "bert", "cleo"]
+DEPOSITS = 12
+SMALL = attrs.evolve(log_config(1), segment_bytes=8192, block_bytes=2048)
+"""For some sealed segments."""
+TIMES: dict[str, Any] = {"ask_timeout": 60.0, "shutdown": 20.0}
+
+
+async def live_first(folder: Path) -> None:
+    async with ActorSystem("test", **TIMES) as system:
+        journal = system.spawn(lambda: Journal(folder, log_columns(EVENTS), config=SMALL))
+        accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=1, snapshot_every=5)
+        for number in range(DEPOSITS):
+            for name in NAMES:
+                assert await accounts[name].ask(Deposit(1), command=f"deposit-{number}") == number + 1
+        accounts.ref.stop()
+        await accounts.ref.terminated()
+
+
+async def live_again(folder: Path) -> list[str]:
+    """Return what comes of each entity: its state and its answers are all there, or the class of an error."""
+    async with ActorSystem("test", **TIMES) as system:
+        try:
+            accounts = await shards(system, Account, events=EVENTS, journal=folder, shards=1)
+        except JournalError as error:
+            return [type(error).__name__]
+        found = []
+        for name in NAMES:
+            account = accounts[name]
+            try:
+                assert await account.ask(Balance()) == DEPOSITS
+                assert await account.ask(Deposit(1), command="deposit-1") == 2
+                assert await account.ask(Deposit(1), command="another") == DEPOSITS + 1
+            except (JournalError, ReplayFailed) as error:
+                found.append(type(error).__name__)
+            else:
+                found.append("whole")
+        return found
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("original") / "log"
+    trio.run(live_first, folder)
+    assert len(segments(folder)) > 2
+    return folder
+
+
+def segments(folder: Path) -> list[Path]:
+    return sorted(folder.glob("partition-0000/*.segment"))
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def look(original: Path, folder: Path, name: str, octets: bytes | None) -> list[str]:
+    """Put other bytes into a file, or remove it, and live again."""
+    shutil.copytree(original, folder)
+    if octets is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(octets)
+    found = trio.run(live_again, folder)
+    shutil.rmtree(folder)
+    return found
+
+
+def test_a_file_that_is_gone_is_named_or_not_missed(
+    original: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "levada")
+    found = {Path(name).suffix or name: look(original, tmp_path / "log", name, None) for name in files(original)}
+    assert found == {
+        ".index": ["whole"] * 3, ".segment": ["JournalDamaged"], ".sqlite": ["JournalDamaged"],
+        "ends": ["JournalDamaged"], "lock": ["whole"] * 3,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        pytest.param(2, marks=pytest.mark.ci),
+        pytest.param(40, marks=[pytest.mark.release, pytest.mark.timeout(1800)]),
+    ],
+)
+def test_files_that_are_cut_or_flipped_take_nothing_in_silence(
+    original: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, cuts: int
+) -> None:
+    caplog.set_level(logging.CRITICAL, "levada")
+    chance = random.Random(7)
+    found: Counter[str] = Counter()
+    for name in files(original):
+        octets = (original / name).read_bytes()
+        if not octets:
+            continue
+        places = [0, len(octets) - 1, *(chance.randrange(len(octets)) for _ in range(cuts))]
+        for place in places:
+            flipped = octets[:place] + bytes([octets[place] ^ 1 << chance.randrange(8)]) + octets[place + 1 :]
+            for damaged in (octets[:place], flipped):
+                found.update(look(original, tmp_path / "log", name, damaged))
+    assert found["JournalDamaged"] > 10
+    assert found["whole"] > 10
+    assert set(found) <= {"whole", "JournalDamaged", "JournalError", "ReplayFailed"}
