@@ -123,7 +123,7 @@ def make_parser(names: Iterable[str] = COMMANDS, words: Sequence[str] = ()) -> a
     parser = argparse.ArgumentParser(
         prog="levada",
         description="Actors, typed channels, wire protocols and Spark, from the command line.",
-        epilog="`levada COMMAND --help` tells more about one command.",
+        epilog="`levada COMMAND --help` describes a command in full.",
     )
     try:
         version = importlib.metadata.version("levada")

@@ -51,13 +51,13 @@ def add_parser(subparsers: Subparsers) -> None:
     """Describe the arguments."""
     parser = subparsers.add_parser(
         "bench",
-        help="measure against budgets and peers (in a source tree)",
+        help="run benchmarks against budgets and other libraries (in a source tree)",
         description="Run a benchmark in interleaved rounds and print one table. Needs a source tree (a clone or an unpacked sdist), "
         "because benchmarks/ is not installed. Exit code 1 if a budget is missed.",
     )
-    parser.add_argument("name", metavar="NAME", nargs="?", help="which one; left out: list them")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="the benchmark to run (default: list them)")
     parser.add_argument(
-        "--quick", action="store_true", help="a hundredth of the work, one round: shows that it runs, no more"
+        "--quick", action="store_true", help="a hundredth of the work, one round: only shows that it runs"
     )
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="interleaved rounds (default: 5)")
     parser.add_argument("--only", default="", metavar="TEXT", help="only rows whose title contains this")

@@ -25,7 +25,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "call",
         help="send a request to a server and print the answers",
-        description="Send one request and print the data of each answer: text as lines, other bytes as they are. "
+        description="Send one request and print the data of each answer: text as lines, other bytes unchanged. "
         "Without --stream, --channel, --fnf or --push it is a request with one answer.",
         epilog=f"URL: {', '.join(protocol.example for protocol in protocols.known() if _calls(protocol))}. "
         "DATA: text, @FILE for the content of a file, - for standard input. "
@@ -40,16 +40,16 @@ def add_parser(subparsers: Subparsers) -> None:
         dest="kind",
         action="store_const",
         const="channel",
-        help="many answers to many payloads: each --data is one, and without any each line of standard input",
+        help="many answers to many payloads: each --data is a payload; without --data, each line of standard input",
     )
     kinds.add_argument("--fnf", dest="kind", action="store_const", const="fnf", help="fire and forget: no answer")
     kinds.add_argument(
         "--push", dest="kind", action="store_const", const="push", help="push the --metadata, with no data"
     )
     parser.set_defaults(kind="response")
-    parser.add_argument("--data", action="append", default=None, metavar="DATA", help="what to send (default: nothing)")
+    parser.add_argument("--data", action="append", default=None, metavar="DATA", help="data to send (default: nothing)")
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="file with a bearer token")
-    parser.add_argument("--limit", type=positive, metavar="N", help="cancel after so many answers")
+    parser.add_argument("--limit", type=positive, metavar="N", help="cancel after this many answers")
     parser.add_argument("--timeout", type=_seconds, metavar="S", help="seconds for connecting and for all answers")
     parser.add_argument("--ca", type=Path, metavar="FILE", help="authorities to trust instead of the system's (PEM)")
     parser.add_argument("--cert", type=Path, metavar="FILE", help="certificate to show (PEM)")

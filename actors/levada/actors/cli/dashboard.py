@@ -29,9 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="name of this machine in the browser; may be repeated",
     )
     web.add_argument("--cert", type=Path, metavar="FILE", help="PEM file with the certificate: serve HTTPS")
-    web.add_argument("--key", type=Path, metavar="FILE", help="PEM file with its key, if that is another one")
+    web.add_argument("--key", type=Path, metavar="FILE", help="PEM file with its key (default: in the same file)")
     web.add_argument(
-        "--plaintext", action="store_true", help="allow HTTP at another address than loopback: others can read along"
+        "--plaintext",
+        action="store_true",
+        help="allow HTTP at an address other than loopback, where others can read it",
     )
     web.add_argument(
         "--actions", action="store_true", help="stop, kill and restart actors, if the program's console allows it"
@@ -40,7 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tracebacks", action="store_true", help="show texts of errors, if the program's console allows it"
     )
     web.add_argument(
-        "--key-file", type=Path, metavar="FILE", help="keeps browsers logged in when this command starts again"
+        "--key-file",
+        type=Path,
+        metavar="FILE",
+        help="file for the cookie key, so that browsers stay logged in when this command restarts",
     )
 
 

@@ -42,11 +42,11 @@ def add_parser(subparsers: Subparsers) -> None:
     """Describe the arguments."""
     parser = subparsers.add_parser(
         "demo",
-        help="run a whole log pipeline: Lumberjack, actors, Spark, RSocket, Aqueduct; it checks its own result",
+        help="run a log pipeline over Lumberjack, actors, Spark, RSocket and Aqueduct, and check its result",
         description="Ship real logs over Lumberjack with TLS to ingest actors, run streaming queries over them on Spark, "
-        "and take the results over RSocket and over Aqueduct: counts by status, day and template, errors by hour, guessed passwords, "
+        "and fetch the results over RSocket and over Aqueduct: counts by status, day and template, errors by hour, guessed passwords, "
         "hours that stand out. Compare the counts with the known facts about these logs, and write a report in HTML.",
-        epilog="Exit codes: 0 all is as it should be; 1 a count is wrong; 2 a mistake in the arguments, or Spark or Java is missing; "
+        epilog="Exit codes: 0 all counts are right; 1 a count is wrong; 2 a mistake in the arguments, or Spark or Java is missing; "
         "130 after Ctrl-C; with --serve 0 after SIGTERM.",
     )
     parser.add_argument(
@@ -54,36 +54,39 @@ def add_parser(subparsers: Subparsers) -> None:
         nargs="+",
         type=Path,
         metavar="FILE",
-        help="logs of your own instead: Apache access logs, auth logs, log4j, others by line; nothing is known about their counts",
+        help="use your own logs instead: Apache access logs, auth logs, log4j, others by line; their counts are not verified",
     )
-    parser.add_argument("--rate", type=_rate, default=math.inf, metavar="N", help="ship so many lines a second at most")
+    parser.add_argument("--rate", type=_rate, default=math.inf, metavar="N", help="ship at most N lines a second")
     parser.add_argument(
-        "--lines", type=_number, metavar="N", help="ship the first lines of each log only; nothing is verified then"
+        "--lines",
+        type=_number,
+        metavar="N",
+        help="ship only the first N lines of each log; counts are not verified then",
     )
     parser.add_argument(
-        "--batch-rows", type=_number, metavar="N", help="most lines of one micro-batch of Spark (default: 50,000)"
+        "--batch-rows", type=_number, metavar="N", help="lines of a Spark micro-batch, at most (default: 50,000)"
     )
     parser.add_argument(
         "--nodes",
         type=_number,
         default=0,
         metavar="N",
-        help="read and parse on N nodes, processes of their own, each at a port of its own",
+        help="read and parse on N nodes, which are processes with their own ports",
     )
     parser.add_argument(
-        "--serve", action="store_true", help="then keep running: ship files into it, follow the results"
+        "--serve", action="store_true", help="then keep running, so that you can ship more files and follow the results"
     )
     parser.add_argument(
         "--watch", action="store_true", help="serve a dashboard, print its address, and keep running as with --serve"
     )
-    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
     parser.add_argument(
         "--ports",
         nargs="+",
         type=_port,
         default=[],
         metavar="PORT",
-        help="of Lumberjack, RSocket and Aqueduct (default: free ones)",
+        help="ports of Lumberjack, RSocket and Aqueduct (default: free ones)",
     )
     parser.add_argument(
         "--keep",

@@ -24,7 +24,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="print what the bytes of a capture mean",
         description="Print the frames in a capture: the bytes of one direction of a connection, from its beginning or from the start of "
         "a frame, as Wireshark's 'Follow stream' saves them ('raw').",
-        epilog="Exit codes: 0 all is well-formed; 1 something in it is not; 2 a mistake.",
+        epilog="Exit codes: 0 the capture is well-formed; 1 a part of it is not; 2 a mistake.",
     )
     choices = parser.add_subparsers(title="protocols", dest="protocol", metavar="PROTOCOL", required=True)
     for protocol in protocols.known(subparsers.words[:1]):

@@ -31,7 +31,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="serve a fixed contract for other implementations to test against",
         description="Serve the contract of a protocol (its page in the documentation lists it) and print "
         "'LISTENING <host> <port> <carrier>' when ready.",
-        epilog="Ends by SIGINT or SIGTERM, and with --until-stdin-closes at the end of standard input, with exit code 0.",
+        epilog="SIGINT, SIGTERM or, with --until-stdin-closes, the end of standard input ends it with exit code 0.",
     )
     choices = parser.add_subparsers(title="protocols", dest="protocol", metavar="PROTOCOL", required=True)
     for protocol in protocols.known(subparsers.words[:1]):
@@ -49,7 +49,7 @@ def add_parser(subparsers: Subparsers) -> None:
             help=f"default: {contract.CARRIERS[0]}",
         )
         if "unix" in contract.CARRIERS:
-            own.add_argument("--path", type=Path, help="with --carrier unix: where the socket is made")
+            own.add_argument("--path", type=Path, help="with --carrier unix: path of the socket")
         own.add_argument("--cert", type=Path, metavar="FILE", help="certificate to show (PEM)")
         own.add_argument("--key", type=Path, metavar="FILE", help="its key (PEM; default: in the same file)")
         own.add_argument(

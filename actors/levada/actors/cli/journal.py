@@ -27,15 +27,15 @@ def add_parser(subparsers: Subparsers) -> None:
     """Describe the arguments."""
     parser = subparsers.add_parser(
         "journal",
-        help="show, verify and repair a journal on the disk",
-        description="Look at a journal that no process has open, or at a copy of one, also from another machine. Only `repair --yes` writes.",
+        help="show, verify and repair a journal on disk",
+        description="Inspect a journal that no process has open, or a copy, even one from another machine. Only `repair --yes` writes.",
         epilog="Exit codes: 0 all is well; 1 something is damaged or was never answered; 2 a mistake, or a process has the journal open.",
     )
     commands = parser.add_subparsers(title="commands", dest="what", metavar="WHAT", required=True)
 
     def command(name: str, function: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
         own = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-        own.add_argument("directory", metavar="DIR", help="a journal, or for ls and verify a directory of several")
+        own.add_argument("directory", metavar="DIR", help="a journal; for ls and verify also a directory of several")
         own.set_defaults(function=function)
         return own
 
@@ -43,22 +43,22 @@ def add_parser(subparsers: Subparsers) -> None:
     ls.add_argument(
         "--entities", metavar="COLUMN", help="count the rows of each value of this column; reads everything"
     )
-    ls.add_argument(
-        "--limit", type=int, default=1000, metavar="N", help="list at most so many entities (default: 1000)"
-    )
+    ls.add_argument("--limit", type=int, default=1000, metavar="N", help="list at most N entities (default: 1000)")
     ls.add_argument("--json", action="store_true", help="print a line of JSON for each journal")
     show = command("show", _show, "print rows as lines of JSON")
     show.add_argument(
-        "--partition", type=int, metavar="N", help="only this partition; default all, one after the other"
+        "--partition", type=int, metavar="N", help="only this partition (default: all, one after another)"
     )
-    show.add_argument("--start", type=int, metavar="OFFSET", help="begin at this offset; default the oldest row")
-    show.add_argument("--limit", type=int, metavar="N", help="print at most so many rows")
+    show.add_argument("--start", type=int, metavar="OFFSET", help="begin at this offset (default: the oldest row)")
+    show.add_argument("--limit", type=int, metavar="N", help="print at most N rows")
     show.add_argument("--entity", metavar="NAME", help="only rows of this entity, from all partitions")
-    show.add_argument("--column", default="entity", metavar="COLUMN", help="the column that names it (default: entity)")
+    show.add_argument(
+        "--column", default="entity", metavar="COLUMN", help="the column of entity names (default: entity)"
+    )
     verify = command("verify", _verify, "check every byte, and write nothing")
     verify.add_argument("--json", action="store_true", help="print a line of JSON for each finding")
-    repair = command("repair", _repair, "cut off torn writes and go on without rows that are lost")
-    repair.add_argument("--yes", action="store_true", help="do it; without this it only says what it would do")
+    repair = command("repair", _repair, "cut off torn writes and continue without lost rows")
+    repair.add_argument("--yes", action="store_true", help="do it; without --yes it only prints what it would do")
 
 
 def run(args: argparse.Namespace) -> int:

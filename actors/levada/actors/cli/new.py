@@ -229,13 +229,13 @@ def add_parser(subparsers: Subparsers) -> None:
     """Describe the arguments."""
     parser = subparsers.add_parser(
         "new",
-        help="make a small project to start from: an app, its test and pyproject.toml",
-        description="Make a folder with an app for `levada serve`, its test, pyproject.toml and, without --spark, a Containerfile. "
-        "Prints the commands to go on with.",
-        epilog="Exit codes: 0 the project was made; 2 the name cannot be used, or the folder exists.",
+        help="create a small project: an app, its test and pyproject.toml",
+        description="Create a folder with an app for `levada serve`, its test, pyproject.toml and, without --spark, a Containerfile. "
+        "Prints the next commands.",
+        epilog="Exit codes: 0 the project was created; 2 the name cannot be used, or the folder exists.",
     )
     parser.add_argument(
-        "name", metavar="NAME", help="of the folder and of the module: lower-case letters, digits and _"
+        "name", metavar="NAME", help="name of the folder and of the module: lower-case letters, digits and _"
     )
     parser.add_argument("--spark", action="store_true", help="an app that keeps the lines for Spark, and a query")
 

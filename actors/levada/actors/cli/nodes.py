@@ -25,21 +25,21 @@ def add_parser(subparsers: Subparsers) -> None:
     """Describe the arguments."""
     parser = subparsers.add_parser(
         "nodes",
-        help="look at the nodes of a server, and restart them",
-        description="Look at the nodes of a running 'levada serve --nodes' of this user, or restart them one after another.",
-        epilog="Exit codes: 0; 1 a node does not serve again; 2 a mistake, or no such server.",
+        help="show the nodes of a server, and restart them",
+        description="Show the nodes of this user's running 'levada serve --nodes', or restart them one after another.",
+        epilog="Exit codes: 0 success; 1 a node does not serve again; 2 a mistake, or no such server.",
     )
     commands = parser.add_subparsers(title="commands", dest="do", metavar="COMMAND", required=True)
     listing = commands.add_parser("ls", help="show the nodes", description="Show the nodes of a server.")
-    listing.add_argument("--json", action="store_true", help="one JSON object a line for each node")
+    listing.add_argument("--json", action="store_true", help="print a line of JSON for each node")
     restarting = commands.add_parser(
         "restart",
-        help="restart the nodes one after another, with the present code and files",
-        description="Restart the nodes one after another: each one drains, ends, and starts again with the present code; the next one follows "
+        help="restart the nodes one after another, with the current code and files",
+        description="Restart the nodes one after another: each one drains, ends, and starts again with the current code; the next one follows "
         "when it serves. It stops at the first node that does not serve again.",
     )
     for each in (listing, restarting):
-        each.add_argument("--pid", type=int, metavar="PID", help="of the server, if this user has several")
+        each.add_argument("--pid", type=int, metavar="PID", help="process of the server, if this user has several")
 
 
 def run(args: argparse.Namespace) -> int:

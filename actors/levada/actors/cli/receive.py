@@ -31,11 +31,11 @@ def add_parser(subparsers: Subparsers) -> None:
     """Describe the arguments."""
     parser = subparsers.add_parser(
         "receive",
-        help="print or spool what Filebeat, Logstash's forwarders or `levada ship` send",
+        help="print or spool events from Filebeat, Logstash's forwarders or `levada ship`",
         description="Listen for writers that speak Lumberjack, version 1 or 2, and print their lines, or write them to a folder. "
-        "An event is acknowledged when it is printed and flushed, or on the disk. "
-        "The number of events is told on stderr at the end and on SIGUSR1; SIGHUP reads the certificate again.",
-        epilog="Exit codes: 0 after SIGTERM or when the reader of the output has gone; 2 a mistake in the arguments; 130 after Ctrl-C.",
+        "An event is acknowledged once it is printed and flushed, or on disk. "
+        "The number of events is printed on stderr at the end and on SIGUSR1; SIGHUP reads the certificate again.",
+        epilog="Exit codes: 0 after SIGTERM or when the output was closed; 2 a mistake in the arguments; 130 after Ctrl-C.",
     )
     parser.add_argument(
         "url", metavar="URL", help="lumberjack://host:port or lumberjack+tls://host:port; port 0 takes a free one"

@@ -44,17 +44,15 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "serve",
         help="run an app as a process that drains, reloads certificates and tokens, and has a health endpoint",
-        description="Import an app and run it in an actor system: an async generator function of the system (or a function that gives an async "
-        "context manager) that yields its listeners. With --url it is a handler instead, an async function or an actor class, and is "
+        description="Import an app and run it in an actor system: an async generator function of the system (or a function that returns an async "
+        "context manager) that yields its listeners. With --url, run a handler instead, an async function or an actor class, which is "
         "served at these URLs. Prints 'SERVING <url>' for each listener when all are ready.",
-        epilog="SIGTERM and Ctrl-C drain: no new clients, and time for open work; a second one ends it at once. "
-        "SIGHUP reads the files of certificates and tokens again. With --nodes all this goes to all nodes; 'levada nodes restart' restarts "
+        epilog="SIGTERM and Ctrl-C drain: no new clients, and time for open work; a second one ends the server at once. "
+        "SIGHUP reads the files of certificates and tokens again. With --nodes these signals go to all nodes; 'levada nodes restart' restarts "
         "them one after another. "
-        "Exit codes: 0 after SIGTERM; 1 something was cut off; 2 a mistake; 130 after Ctrl-C.",
+        "Exit codes: 0 after SIGTERM; 1 open work was cut off; 2 a mistake; 130 after Ctrl-C.",
     )
-    parser.add_argument(
-        "target", metavar="MODULE:NAME", help="what to run; modules of the current folder are found first"
-    )
+    parser.add_argument("target", metavar="MODULE:NAME", help="what to run; the current folder is searched first")
     parser.add_argument(
         "--url",
         action="append",
@@ -68,13 +66,13 @@ def add_parser(subparsers: Subparsers) -> None:
         "--client-ca",
         type=Path,
         metavar="FILE",
-        help="with --url: clients must show a certificate of these authorities (PEM)",
+        help="with --url: clients must show a certificate from these authorities (PEM)",
     )
     parser.add_argument(
         "--tokens",
         type=Path,
         metavar="FILE",
-        help="with --url: clients must send a bearer token of this file; 'levada token new' makes them",
+        help="with --url: clients must send a bearer token from this file; 'levada token new' makes tokens",
     )
     parser.add_argument(
         "--self-signed",

@@ -41,8 +41,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "ship",
         help="follow files and send their lines to Logstash, Filebeat's peers or `levada receive`",
-        description="Follow files (rotated, truncated, new ones too) and send each line at least once to a reader that speaks Lumberjack. "
-        "With --registry, the next run goes on after the last acknowledged line.",
+        description="Follow files, including rotated, truncated and new ones, and send each line at least once to a reader that speaks Lumberjack. "
+        "With --registry, the next run continues after the last acknowledged line.",
         epilog="Exit codes: 0 all lines acknowledged; 1 not all, or a file could not be read; 2 a mistake in the arguments; 130 after Ctrl-C.",
     )
     parser.add_argument(
@@ -53,27 +53,27 @@ def add_parser(subparsers: Subparsers) -> None:
         action="append",
         required=True,
         metavar="URL",
-        help="lumberjack://host:port or lumberjack+tls://host:port; given more than once, the next one takes over after a fault",
+        help="lumberjack://host:port or lumberjack+tls://host:port; if given more than once, the next one takes over after a failure",
     )
     parser.add_argument(
         "--balance", action="store_true", help="with more than one --to, use all of them at the same time"
     )
-    parser.add_argument("--registry", metavar="DIR", help="keep there how far each file was shipped")
+    parser.add_argument("--registry", metavar="DIR", help="folder that stores how far each file was shipped")
     parser.add_argument(
-        "--once", action="store_true", help="ship the lines that are there, wait until they are acknowledged, and end"
+        "--once", action="store_true", help="ship the existing lines, wait until they are acknowledged, and end"
     )
     parser.add_argument(
         "--from",
         dest="start",
         choices=("beginning", "end"),
         default="beginning",
-        help="where to start in files that are there when a registry is new (default: beginning)",
+        help="where to start in existing files if the registry is new (default: beginning)",
     )
-    parser.add_argument("--multiline", metavar="REGEX", help="lines without a match belong to the event before")
+    parser.add_argument("--multiline", metavar="REGEX", help="a line without a match belongs to the event before it")
     parser.add_argument(
-        "--field", action="append", default=[], type=_field, metavar="KEY=TEXT", help="put this into each event"
+        "--field", action="append", default=[], type=_field, metavar="KEY=TEXT", help="add this field to each event"
     )
-    parser.add_argument("--v1", action="store_true", help="speak version 1 (the first Lumberjack) instead of 2 (Beats)")
+    parser.add_argument("--v1", action="store_true", help="use version 1 (the first Lumberjack) instead of 2 (Beats)")
     parser.add_argument(
         "--compression", type=int, choices=range(10), default=3, metavar="N", help="0 (none) to 9 (default: 3)"
     )
@@ -85,15 +85,17 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--key", metavar="FILE", help="its key (PEM; default: in the same file)")
     parser.add_argument("--insecure", action="store_true", help="do not check the reader's certificate")
     parser.add_argument(
-        "--spool", metavar="DIR", help="keep lines on disk until they are acknowledged; the registry moves then already"
+        "--spool",
+        metavar="DIR",
+        help="keep lines on disk until they are acknowledged; the registry advances once they are there",
     )
-    parser.add_argument("--timeout", type=_seconds, metavar="S", help="with --once, give up after so many seconds")
+    parser.add_argument("--timeout", type=_seconds, metavar="S", help="with --once, give up after S seconds")
     parser.add_argument(
         "--drain",
         type=_seconds,
         default=5.0,
         metavar="S",
-        help="seconds that lines under way have at the end (default: 5)",
+        help="seconds at the end for unacknowledged lines (default: 5)",
     )
     parser.add_argument(
         "--interval", type=_seconds, metavar="S", help="seconds between reports (default: 10; on a terminal 0.5)"

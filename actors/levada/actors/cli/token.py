@@ -17,7 +17,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "token",
         help="make a bearer token, and its line for the server's file",
-        description="Bearer tokens for the clients of a server. The server's file has their digests (SHA-256) and not the tokens.",
+        description="Bearer tokens for the clients of a server. The server's file holds their SHA-256 digests, not the tokens.",
     )
     actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
     new = actions.add_parser(
@@ -28,9 +28,12 @@ def add_parser(subparsers: Subparsers) -> None:
         "A client can have several tokens at once, so add the new line, give the client its token, then remove the old line.",
         epilog="Exit codes: 0 a token was made; 2 a mistake.",
     )
-    new.add_argument("name", metavar="NAME", help="who the client is: for handlers, logs and limits")
+    new.add_argument("name", metavar="NAME", help="name of the client, for handlers, logs and limits")
     new.add_argument(
-        "--tenant", default="", metavar="NAME", help="whose limits its connections count under (default: its own)"
+        "--tenant",
+        default="",
+        metavar="NAME",
+        help="tenant whose limits its connections count towards (default: its own)",
     )
     new.add_argument("--role", action="append", default=[], metavar="NAME", help="a role; may be repeated")
 

@@ -30,22 +30,22 @@ def add_parser(subparsers: Subparsers) -> None:
         "top",
         help="watch the actors of a running program",
         description="Show the tree of actors of a program that serves a console (levada.actors.console.serve_console), repeatedly "
-        "until Ctrl-C or the key q. On a terminal the picture is redrawn; elsewhere pictures follow one another. "
+        "until Ctrl-C or the key q. On a terminal the screen is redrawn; elsewhere the snapshots follow one another. "
         "The actors of a program's nodes are shown under their node.",
     )
     parser.add_argument(
         "path", metavar="PATH", nargs="?", help="socket of the program's console (default: of 'levada serve --nodes')"
     )
     parser.add_argument("--pid", type=int, help="without PATH: process of 'levada serve --nodes', if you run several")
-    parser.add_argument("--once", action="store_true", help="show one picture and end")
+    parser.add_argument("--once", action="store_true", help="print one snapshot and end")
     parser.add_argument("--json", action="store_true", help="write each snapshot as one line of JSON")
     parser.add_argument(
-        "--interval", type=_seconds, default=1.0, metavar="S", help="seconds between pictures (default: 1)"
+        "--interval", type=_seconds, default=1.0, metavar="S", help="seconds between snapshots (default: 1)"
     )
     parser.add_argument("--sort", choices=SORTS, default="tree", help="order of the actors (default: tree)")
     parser.add_argument("--depth", type=_number, metavar="N", help="levels below the root to show (default: all)")
     parser.add_argument(
-        "--limit", type=_number, default=1000, metavar="N", help="actors to fetch at most (default: 1000)"
+        "--limit", type=_number, default=1000, metavar="N", help="fetch at most this many actors (default: 1000)"
     )
     dashboard.add_arguments(parser)
 

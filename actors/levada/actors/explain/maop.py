@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the bytes are this side's part of the authentication, on stream 0",
     )
     parser.add_argument(
-        "--idempotency", action="store_true", help="both sides have agreed on idempotency keys behind the headers"
+        "--idempotency", action="store_true", help="both sides have agreed on idempotency keys after the headers"
     )
 
 

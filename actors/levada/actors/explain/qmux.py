@@ -53,7 +53,7 @@ _FIELDS: Final = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the choice of a record's form."""
     parser.add_argument(
-        "--websocket", action="store_true", help="the capture is one message, so a record without its Size"
+        "--websocket", action="store_true", help="the capture is one message, which is a record without its Size"
     )
 
 

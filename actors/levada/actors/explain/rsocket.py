@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--composite",
         action="store_true",
-        help="metadata is composite (known by itself if the capture begins with SETUP)",
+        help="metadata is composite (detected if the capture begins with SETUP)",
     )
 
 

@@ -128,14 +128,16 @@ def authenticator(args: argparse.Namespace) -> Authenticator:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that say who is let in."""
     parser.add_argument("--token", metavar="TOKEN", help="bearer token that clients must give")
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help="file with that token, which others cannot see")
-    parser.add_argument("--allow-anonymous", action="store_true", help="also let in the type Basic with an empty token")
+    parser.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="file with that token, which other users cannot see"
+    )
+    parser.add_argument("--allow-anonymous", action="store_true", help="also accept the type Basic with an empty token")
     parser.add_argument(
         "--proceed-coalesce",
         type=_milliseconds,
         default=0.0,
         metavar="MS",
-        help="how long a Proceed may wait for more of them (default: 0, the end of the turn)",
+        help="how long a Proceed may wait for others (default: 0, the end of the turn)",
     )
     parser.add_argument(
         "--control-batch-max", type=_batch, default=256, metavar="N", help="entries of one signal (default: 256)"

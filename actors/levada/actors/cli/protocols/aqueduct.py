@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tag",
         metavar="TAG",
         help="send a message of the class with this tag; --data is a JSON array of its fields in the order of their definition, "
-        'with "@reply" in the place of the sender (default: last). Without --tag the message is the bytes of --data',
+        'with "@reply" in place of the sender (default: last). Without --tag the message is the bytes of --data',
     )
     group.add_argument(
         "--lookup",

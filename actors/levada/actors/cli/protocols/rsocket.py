@@ -45,24 +45,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "rsocket", "Carriers: rsocket+tcp, +tls, +ws, +wss, +unix, +quic; likewise reactivesocket."
     )
-    group.add_argument("--route", help="where the request goes")
-    group.add_argument("--metadata", metavar="DATA", help="metadata as bytes, in the place of --route")
+    group.add_argument("--route", help="route of the request")
+    group.add_argument("--metadata", metavar="DATA", help="metadata as bytes, instead of --route")
     group.add_argument(
         "--metadata-type",
         metavar="MIME",
-        help="of the connection (default: message/x.rsocket.composite-metadata.v0; with text/plain the route is the metadata)",
+        help="metadata type of the connection (default: message/x.rsocket.composite-metadata.v0; with text/plain the route is the metadata)",
     )
     group.add_argument(
         "--data-type",
         default="application/octet-stream",
         metavar="MIME",
-        help="of the connection (default: application/octet-stream)",
+        help="data type of the connection (default: application/octet-stream)",
     )
     group.add_argument("--setup", metavar="DATA", help="data to send when connecting")
     group.add_argument(
         "--user", metavar="NAME", help="user name for the connection; the --token-file holds the password"
     )
-    group.add_argument("--window", type=positive, default=32, metavar="N", help="answers asked for ahead (default: 32)")
+    group.add_argument(
+        "--window", type=positive, default=32, metavar="N", help="answers requested in advance (default: 32)"
+    )
 
 
 async def call(args: argparse.Namespace) -> None:
