@@ -21,7 +21,7 @@ from levada.actors import maop
 from levada.actors.authenticators import BearerTokens
 from levada.actors.console import NodeSnapshot, Snapshot, connect_console, serve_console, show, take_snapshot, text
 from levada.actors.console.server import IDLE, MOST_CLIENTS, PATIENCE
-from levada.actors.console.snapshot import nodes_asked_by
+from levada.actors.console.snapshot import Watching, nodes_asked_by
 from levada.actors.console.wire import LineReader
 from levada.framework import Actor, ActorSystem, Asks, Identity, Ref, handles, message, restart
 from levada.framework.errors import (
@@ -529,8 +529,11 @@ async def test_nodes_and_their_trees(tmp_path: Path) -> None:
         )
         return [up.to_json(), down.to_json()]
 
+    async def no_node(name: str, actions: bool, tracebacks: bool) -> Watching:
+        raise AssertionError(f"nobody looks at {name}")
+
     async with served(tmp_path) as (system, path, _office), connect_console(path) as console:
-        nodes_asked_by(system, ask)
+        nodes_asked_by(system, ask, no_node)
         snapshot = await console.snapshot(limit=500)
     assert limits == [500]
     assert snapshot.nodes[0].snapshot == there

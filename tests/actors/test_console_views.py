@@ -15,7 +15,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from levada.actors import rsocket
 from levada.actors.console import View, Viewer, connect_console, serve_console, take_snapshot
 from levada.actors.console.news import KEPT, MOST_NEWS
-from levada.actors.console.snapshot import nodes_asked_by
+from levada.actors.console.snapshot import Watching, nodes_asked_by
 from levada.actors.console.viewing import MOST_OPEN, MOST_ROWS
 from levada.actors.journal import Append, CommitGroup, DeclareGroup, Envelope, Journal
 from levada.framework import Actor, ActorSystem, Receiver, Ref, Sender, channel, handles, message, restart
@@ -393,6 +393,10 @@ async def test_figures_that_do_not_come_are_waited_for_one_second(autojump_clock
         assert trio.current_time() - began == pytest.approx(1.0)
 
 
+async def no_node(name: str, actions: bool, tracebacks: bool) -> Watching:
+    raise ConfigurationError(f"there is no node {name!r}")
+
+
 async def test_nodes_are_rows(autojump_clock: MockClock) -> None:
     async def ask(limit: int) -> list[dict[str, Any]]:
         there = take_snapshot(system, limit=limit).to_json()
@@ -402,10 +406,12 @@ async def test_nodes_are_rows(autojump_clock: MockClock) -> None:
         ]
 
     async with viewed(1) as (system, viewer):
-        nodes_asked_by(system, ask)
+        nodes_asked_by(system, ask, no_node)
         answer = await viewer.look(View(page="nodes"))
         assert [(row["name"], row["state"], row.get("statistics", {}).get("actors")) for row in answer["rows"]] == [
             ("n0", "up", 3),
             ("n1", "down", None),
         ]
         assert answer["total"] == 2
+        away = await viewer.answer({"view": {"node": "n2", "open": []}})
+        assert away == {"node": "n2", "away": "n2: there is no node 'n2'", "last": 0, "interval": 1.0}

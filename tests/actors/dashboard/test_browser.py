@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +14,7 @@ from levada.actors import rsocket
 from levada.actors.console import serve_console
 from levada.actors.dashboard import DashboardConfig, serve_console_dashboard, serve_dashboard
 from levada.actors.journal import Append, DeclareGroup, Envelope, Journal
+from levada.actors.nodes import local_nodes
 from levada.framework import Actor, ActorSystem, Sender, channel, handles, message, restart
 
 from .browser import CHROMIUM, Page, browsing
@@ -242,6 +245,34 @@ async def test_a_hundred_thousand_rows(page: Page) -> None:
         await page.until(f"{row('clerk5000')}")
         await page.key("Home")
         await page.until(row("clerk0"))
+
+
+async def test_the_tree_of_a_node(page: Page) -> None:
+    async with ActorSystem("driver") as system, serve_dashboard(system) as dashboard:
+        system.spawn(Clerk, name="clerk")
+        async with local_nodes(system, 2, "tests.actors.nodes.apps:app") as nodes:
+            await page.go(dashboard.login_url())
+            await page.until(row("clerk"))
+            await page.click("#page-nodes")
+            await page.until(f"{row('n1')}?.innerText.includes('up')")
+            await page.evaluate(f"{row('n1')}.click()")
+            await page.until("document.querySelector('#system').innerText === 'n1'")
+            await page.until("document.querySelector('#grid').innerText.includes('Control')")
+            assert "clerk" not in await rows(page)
+            assert await page.evaluate("location.hash") == "#actors@n1"
+            pid = next(member.pid for member in nodes.members if member.name == "n1")
+            assert f"process {pid}" in await page.text("#program")
+            await page.click("#node")
+            await page.until(row("n0"))
+            assert await page.evaluate("location.hash") == "#nodes"
+            await page.click("#page-actors")
+            await page.until(row("clerk"))
+            assert await page.text("#system") == "driver"
+            # A look that the address names, and a node that ends.
+            await page.go(f"{dashboard.url}#actors@n0")
+            await page.until("document.querySelector('#system').innerText === 'n0'")
+            os.kill(next(member.pid for member in nodes.members if member.name == "n0"), signal.SIGKILL)
+            await page.until("document.querySelector('#banner').innerText.includes('process')")  # it has come back
 
 
 class Desk(Actor[Work]):

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-import attrs
 import trio
 
 from levada.framework.errors import CarrierError, ConnectionLost, IdleTimeout
@@ -49,11 +48,11 @@ class ConsoleClient:
 
     async def view(self, view: View) -> dict[str, Any]:
         """Ask for what a dashboard shows, see `Viewer.look`; one call at a time. Errors and cancellation as `snapshot`."""
-        return await self._ask({"view": attrs.asdict(view)}, self._timeout)
+        return await self._ask({"view": view.to_json()}, self._timeout)
 
     async def act(self, members: Mapping[str, Any]) -> dict[str, Any]:
         """Prepare or confirm an action, see `Viewer.act`; ``refused`` in the answer says why not. Errors as `snapshot`."""
-        wanted = {name: members[name] for name in ("act", "path", "confirm") if name in members}
+        wanted = {name: members[name] for name in ("act", "path", "confirm", "node") if name in members}
         return await self._ask(wanted, self._timeout)
 
     async def command(self, name: str, *, timeout: float | None = None, **members: object) -> dict[str, Any]:

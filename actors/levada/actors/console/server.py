@@ -27,7 +27,7 @@ from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.streams import accept_from
 
 from .snapshot import MOST_ACTORS, ask_nodes, take_snapshot
-from .viewing import View, Viewer
+from .viewing import Viewer
 from .wire import LineReader, parse_line, to_line
 
 __all__ = ["Console", "serve_console"]
@@ -127,7 +127,7 @@ class Console(Actor[Any]):
                     if viewer is None:
                         viewer = Viewer(self.system, actions=self.actions, tracebacks=self.tracebacks)
                         resources.callback(viewer.close)
-                    answer = await _view(viewer, members)
+                    answer = to_line(await viewer.answer(members))
                 else:
                     answer = await (self._obey(members) if "do" in members else self._look(members))
             except ActorStopped:  # the system is ending
@@ -164,16 +164,6 @@ class Console(Actor[Any]):
         with trio.move_on_after(PATIENCE) as scope:
             await stream.send_all(line)
         return not scope.cancelled_caught
-
-
-async def _view(viewer: Viewer, members: Mapping[str, Any]) -> bytes:
-    """Answer what a dashboard requests. A refused action does not end the connection: the actor may just have ended."""
-    if "view" in members:
-        return to_line(await viewer.look(View.from_json(members["view"])))
-    try:
-        return to_line(await viewer.act(members))
-    except ConfigurationError as error:
-        return to_line({"refused": str(error)})
 
 
 @asynccontextmanager

@@ -11,12 +11,14 @@ import attrs
 import trio
 
 from levada.framework import Histogram, Statistics
-from levada.framework.errors import DecodeError
+from levada.framework.errors import ConfigurationError, DecodeError
 
 if TYPE_CHECKING:
     from levada.framework import ActorInfo, ActorSystem
 
-__all__ = ["MOST_ACTORS", "AskNodes", "NodeSnapshot", "Row", "Snapshot", "ask_nodes", "nodes_asked_by", "take_snapshot"]
+__all__ = [
+    "MOST_ACTORS", "AskNodes", "NodeSnapshot", "Row", "Snapshot", "Watching", "ask_nodes", "nodes_asked_by", "take_snapshot", "watch_node",
+]  # fmt: skip
 
 MOST_ACTORS = 10_000
 """Actors in one snapshot at most: about 100 ms of the system's time and 2 MB of JSON."""
@@ -191,18 +193,37 @@ def _make(cls: type[Any], value: Mapping[str, Any], **known: Any) -> Any:
 AskNodes = Callable[[int], Awaitable[list[dict[str, Any]]]]
 """Asks the nodes of a driver for snapshots of so many actors; returns what `NodeSnapshot.from_json` takes, within a second or so."""
 
-_ask_nodes: WeakKeyDictionary[ActorSystem, AskNodes] = WeakKeyDictionary()
+Watching = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
+"""Passes a request to the `Viewer` on a node, and returns its answer."""
+
+WatchNode = Callable[[str, bool, bool], Awaitable[Watching]]
+"""Starts a `Viewer` on the node of this name; the other two are its ``actions`` and ``tracebacks``."""
+
+_nodes: WeakKeyDictionary[ActorSystem, tuple[AskNodes, WatchNode]] = WeakKeyDictionary()
 
 
-def nodes_asked_by(system: ActorSystem, ask: AskNodes) -> None:
+def nodes_asked_by(system: ActorSystem, ask: AskNodes, watch: WatchNode) -> None:
     """Let the consoles of a driver's system show its nodes."""
-    _ask_nodes[system] = ask
+    _nodes[system] = ask, watch
 
 
 async def ask_nodes(system: ActorSystem, limit: int) -> list[dict[str, Any]]:
     """Return the snapshots of a system's nodes, as JSON; none of a system without nodes."""
-    ask = _ask_nodes.get(system)
-    return [] if ask is None else await ask(limit)
+    found = _nodes.get(system)
+    return [] if found is None else await found[0](limit)
+
+
+async def watch_node(system: ActorSystem, name: str, *, actions: bool, tracebacks: bool) -> Watching:
+    """Start to look at a node.
+
+    Raises:
+        ConfigurationError: there is no such node.
+        ActorError: it is not up, or does not answer.
+    """
+    found = _nodes.get(system)
+    if found is None:
+        raise ConfigurationError(f"{system.name} has no nodes")
+    return await found[1](name, actions, tracebacks)
 
 
 def take_snapshot(system: ActorSystem, *, limit: int = MOST_ACTORS) -> Snapshot:

@@ -27,7 +27,7 @@ from levada.transports.text import printable
 
 from .news import Recorder
 from .scan import Scan
-from .snapshot import Row, ask_nodes
+from .snapshot import Row, Watching, ask_nodes, watch_node
 
 __all__ = ["ACTIONS", "MOST_OPEN", "MOST_ROWS", "PAGES", "Page", "View", "Viewer"]
 
@@ -66,6 +66,8 @@ class View:
     """What a client shows."""
 
     page: Page = "actors"
+    node: str = ""
+    """Name of the node to look at; empty: the program itself."""
     search: str = ""
     """Part of a path, or of a class name, an address or a directory; case is ignored. Empty: the tree, or all."""
     open: tuple[str, ...] = ()
@@ -99,10 +101,15 @@ class View:
         if (
             view.page not in PAGES
             or not _is_path(view.search)
+            or not _is_path(view.node)
             or not (view.selected is None or _is_path(view.selected))
         ):
-            raise DecodeError(f"page is one of {', '.join(PAGES)}; search and selected are short texts")
+            raise DecodeError(f"page is one of {', '.join(PAGES)}; node, search and selected are short texts")
         return attrs.evolve(view, open=tuple(paths))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `from_json` reads."""
+        return {**attrs.asdict(self), "open": list(self.open)}
 
 
 def _is_path(value: object) -> bool:
@@ -144,6 +151,8 @@ class Viewer:
     def __init__(self, system: ActorSystem, *, actions: bool = False, tracebacks: bool = False) -> None:
         self._system = system
         self._actions = actions
+        self._tracebacks = tracebacks
+        self._node: tuple[str, Watching] | None = None
         self._recorder = Recorder(tracebacks)
         self._recording = system.spawn(lambda: self._recorder, mailbox=bounded(256, overflow="raise"))
         self._known: dict[str, LocalRef] = {}
@@ -155,6 +164,41 @@ class Viewer:
     def close(self) -> None:
         """Stop to record."""
         self._recording.kill()
+
+    async def answer(self, members: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer a request: ``view`` by `look`, on the node that it names; else `act`, and ``refused`` says why not.
+
+        Raises:
+            DecodeError: it is no request.
+            ActorStopped: the system is ending.
+        """
+        view = View.from_json(members["view"]) if "view" in members else None
+        name = view.node if view is not None else members.get("node", "")
+        if not _is_path(name):
+            raise DecodeError("node is a short text")
+        try:
+            if name:
+                return {**await self._ask_node(name, members), "node": name}
+            return await self.look(view) if view is not None else await self.act(members)
+        except LevadaError as error:
+            if view is None and (name or isinstance(error, ConfigurationError)):
+                return {"refused": printable(str(error), _PATH)}  # the actor, or the node, may just have ended
+            if view is None or not name:
+                raise
+            return {"node": name, "away": printable(f"{name}: {error}", _PATH), "last": 0, "interval": _PATIENCE}
+
+    async def _ask_node(self, name: str, members: Mapping[str, Any]) -> dict[str, Any]:
+        if self._node is None or self._node[0] != name:
+            self._node = None
+            watching = await watch_node(self._system, name, actions=self._actions, tracebacks=self._tracebacks)
+            self._node = name, watching
+        try:
+            if "view" in members:
+                return await self._node[1]({"view": {**members["view"], "node": ""}})
+            return await self._node[1]({name: value for name, value in members.items() if name != "node"})
+        except LevadaError:
+            self._node = None  # it begins anew with the next request
+            raise
 
     async def look(self, view: View) -> dict[str, Any]:
         """Return the rows in view and more, as JSON has it; waits if the last answer came just now and took long.

@@ -35,7 +35,8 @@ class Session:
         self._socket = socket
         self._source = source
         self._view = View(page="none", count=0)
-        self._last = 0  # number of the last event that the browser has
+        self._last = 0  # number of the last event that the browser has, of this node
+        self._node = ""
         self._requests: list[Mapping[str, Any]] = []  # at most one; the reader waits until it is answered
         self._changed = trio.Event()
         self._answered = trio.Event()
@@ -93,7 +94,10 @@ class Session:
                 self._requests.clear()
                 self._answered.set()
                 await self._send({"answer": answer})
-            answer = await looking.view(attrs.evolve(self._view, after=self._last))
+            view = self._view
+            if view.node != self._node:
+                self._node, self._last = view.node, 0
+            answer = await looking.view(attrs.evolve(view, after=self._last))
             await self._send({"view": answer})
             self._last = answer["last"]
             began = trio.current_time()

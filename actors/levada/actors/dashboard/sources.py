@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from levada.actors.console import View, Viewer, connect_console
 from levada.framework import ActorSystem
-from levada.framework.errors import ConfigurationError
 
 from .config import DashboardConfig
 
@@ -58,13 +57,10 @@ class _OwnLooking:
         self._viewer = viewer
 
     async def view(self, view: View) -> dict[str, Any]:
-        return await self._viewer.look(view)
+        return await self._viewer.answer({"view": view.to_json()})
 
     async def act(self, members: Mapping[str, Any]) -> dict[str, Any]:
-        try:
-            return await self._viewer.act(members)
-        except ConfigurationError as error:
-            return {"refused": str(error)}
+        return await self._viewer.answer(members)
 
 
 class ConsoleSource:

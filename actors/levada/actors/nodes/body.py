@@ -70,12 +70,14 @@ from .messages import (
     Spawn,
     SpawnOn,
     Unregister,
+    Watch,
     Welcome,
     fingerprints,
 )
 from .node import control_schema
 from .nodes import Links, Nodes
 from .orders import actor_class, mailbox_of, policy_of, spawn_order
+from .watching import Watcher
 
 __all__ = ["NodeSide", "run_node"]
 
@@ -210,7 +212,7 @@ class _Body:
         return failure
 
 
-class Control(Actor[Spawn | Changed | Drain | Look | Measure | Reload | Shared]):
+class Control(Actor[Spawn | Changed | Drain | Look | Measure | Reload | Shared | Watch]):
     """Obeys the driver. The parent of the actors that it has started here."""
 
     side: NodeSide
@@ -248,6 +250,11 @@ class Control(Actor[Spawn | Changed | Drain | Look | Measure | Reload | Shared])
     async def _measure(self, reply: Reply[str]) -> None:
         if reply.wanted:
             reply.send(to_json(await self._metrics.collect()))
+
+    @handles
+    def watch(self, m: Watch) -> Ref[Any]:
+        """Let a browser see the actors."""
+        return self.spawn(Watcher, m.actions, m.tracebacks)
 
     @handles
     def reload(self, m: Reload) -> list[str]:

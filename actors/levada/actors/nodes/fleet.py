@@ -43,7 +43,7 @@ from levada.framework.errors import (
 )
 from levada.framework.supervisor import StartChild, StopChild
 
-from .inspection import look, measure
+from .inspection import look, measure, watch
 from .messages import (
     Changed,
     DrainOf,
@@ -94,7 +94,7 @@ class Fleet(Nodes):
         self.coordinator: Ref[Any] = system.spawn(Coordinator, self, supervise=restart("permanent"))
         """Takes the requests of nodes."""
         self.directory.watchers += [self._tell, self._share]
-        nodes_asked_by(system, partial(look, self))
+        nodes_asked_by(system, partial(look, self), partial(watch, self))
         fleet_measured_by(system, partial(measure, self))
 
     @classmethod

@@ -1,22 +1,24 @@
-"""Questions of a driver to the processes of its nodes: what their actors do, and whether their listeners can read their files again."""
+"""Questions of a driver to its nodes: what their actors do, and whether their listeners can read their files again."""
 
 from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
+from levada.actors.console.snapshot import Watching
 from levada.actors.metrics.nodes import NodeFigures
 from levada.framework.errors import LevadaError
 
-from .messages import Look, Measure, MemberState, Reload
+from .messages import Look, Measure, MemberState, Reload, Show, Watch
 
 if TYPE_CHECKING:
     from .fleet import Fleet
 
-__all__ = ["look", "measure", "reload"]
+__all__ = ["look", "measure", "reload", "watch"]
 
 logger = logging.getLogger("levada.actors.nodes")
 
@@ -24,6 +26,8 @@ _PATIENCE: Final = 1.0
 """Seconds for an answer; a node that computes for longer is shown without its actors."""
 _MEASURING: Final = 3.0
 """Seconds for metrics: a node goes over all its actors for 2 s at most."""
+_WATCHING: Final = 8.0
+"""Seconds for what a browser shows; a viewer rests for 3 after an answer that took long."""
 _READING: Final = 5.0
 """Seconds to read files."""
 
@@ -89,6 +93,24 @@ async def measure(fleet: Fleet) -> list[NodeFigures]:
     return [
         NodeFigures(member.name, member.state.value, member.restarts, figures.get(member.name)) for member in members
     ]
+
+
+async def watch(fleet: Fleet, name: str, actions: bool, tracebacks: bool) -> Watching:
+    """Let a browser see the actors of a node.
+
+    Raises:
+        ActorError: the node is not up, or does not answer.
+        ConfigurationError: there is no such node.
+    """
+    control = fleet.choose(name).control
+    assert control is not None
+    watcher = await control.ask(Watch(actions, tracebacks), timeout=_PATIENCE)
+
+    async def ask(request: Mapping[str, Any]) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(await watcher.ask(Show(json.dumps(request)), timeout=_WATCHING))
+        return answer
+
+    return ask
 
 
 async def reload(fleet: Fleet, name: str) -> list[str]:

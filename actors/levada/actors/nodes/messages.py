@@ -20,8 +20,8 @@ from levada.framework.message import BY_TAG
 
 __all__ = [
     "CONTROL", "AppFailed", "Changed", "Drain", "DrainOf", "Hello", "Leaving", "Look", "LookupOn", "Measure", "Member", "MemberState", "Membership",
-    "Named", "NodeDown", "NodeLost", "NodeUp", "Policy", "Ready", "Refused", "Register", "Reload", "Restart", "Room", "Shared", "Spawn", "SpawnOn",
-    "Unregister", "Welcome", "Wish", "fingerprints",
+    "Named", "NodeDown", "NodeLost", "NodeUp", "Policy", "Ready", "Refused", "Register", "Reload", "Restart", "Room", "Shared", "Show", "Spawn",
+    "SpawnOn", "Unregister", "Watch", "Welcome", "Wish", "fingerprints",
 ]  # fmt: skip
 
 
@@ -224,6 +224,21 @@ class Measure(Asks[str]):
     """Collect metrics; the answer is `levada.actors.metrics.nodes.to_json`."""
 
 
+@message("levada.node.Watch", frozen=True)
+class Watch(Asks[Ref[Any]]):
+    """Let a browser see the actors; the answer is an actor that takes `Show`."""
+
+    actions: bool
+    tracebacks: bool
+
+
+@message("levada.node.Show", frozen=True)
+class Show(Asks[str]):
+    """Answer a request of the browser: JSON, see `levada.actors.console.Viewer.answer`."""
+
+    request: str
+
+
 @message("levada.node.Reload", frozen=True)
 class Reload(Asks[list[str]]):
     """Let the listeners read their files again; the answer says how it went."""
@@ -330,6 +345,8 @@ CONTROL: Final = (
     Room,
     Look,
     Measure,
+    Watch,
+    Show,
     Reload,
     Spawn,
     SpawnOn,

@@ -10,7 +10,7 @@ import { Chart, quantile } from "./series.js";
 const EVENTS = 500;
 const narrow = matchMedia("(max-width: 900px)");
 
-const state = { page: "actors", open: new Set(), selected: null, search: "", searching: false, unread: 0, begun: false };
+const state = { page: "actors", node: "", open: new Set(), selected: null, search: "", searching: false, unread: 0, begun: false };
 const rates = new Map(); // the last count of each thing, for what changes per second
 const events = [];
 const turned = []; // times and counts of turns, of the last seconds
@@ -21,16 +21,17 @@ let delay = 1;
 
 const grid = new Grid({
   view: () => tell(),
-  choose: (row) => select(state.page === "nodes" ? null : row.path),
+  choose: (row) => (state.page === "nodes" ? visit(row) : select(row.path)),
   fold: (row, open) => fold(row.path, open),
   close: () => select(null),
 });
-const detail = new Detail({ go: (path) => { show("actors"); select(path); }, close: () => { select(null); $("grid").focus(); }, act: (members) => send(members) });
+const detail = new Detail({ go: (path) => { show("actors"); select(path); }, close: () => { select(null); $("grid").focus(); }, act: (members) => send(state.node ? { ...members, node: state.node } : members) });
 
 const charts = {
   cpu: new Chart("CPU of the process", percent),
   turns: new Chart("turns of actors per s", rate),
   wait: new Chart("wait for a turn, 99 %", seconds),
+  turn: new Chart("a turn takes, 99 %", seconds),
   actors: new Chart("actors", count),
   waiting: new Chart("handlers that wait", count),
   bad: new Chart("failures, dead letters per s", rate, { bad: true }),
@@ -91,7 +92,7 @@ function tell() {
   const idle = document.hidden || !(state.page in PAGES);
   const { first, count } = grid.wanted();
   const view = {
-    page: idle ? "none" : state.page, search: state.page === "events" ? "" : state.search, open: [...state.open],
+    page: idle ? "none" : state.page, node: state.node, search: state.page === "events" ? "" : state.search, open: [...state.open],
     first: idle ? 0 : first, count: idle ? 0 : count, selected: document.hidden ? null : state.selected,
   };
   const text = JSON.stringify(view);
@@ -104,13 +105,16 @@ function tell() {
 // --- what comes
 
 function take(view) {
+  if ((view.node ?? "") !== state.node) return; // of the node that was in view before
+  if (view.away) {
+    link("gone", "node gone");
+    warn(`${view.away}\nThis page waits for the node to come back.`);
+    return;
+  }
   link("live", "live");
   const again = state.pid !== undefined && state.pid !== view.pid;
   if (again) {
-    rates.clear();
-    turned.length = 0;
-    detail.forget();
-    before = null;
+    forget();
     add({ what: "program", actor: "", why: `started again as process ${view.pid}`, at: Date.now() / 1000 });
     news(`The program was started again at ${clock(Date.now() / 1000)}, as process ${view.pid}.`);
   } else if ($("banner").className === "") hush();
@@ -137,6 +141,13 @@ function take(view) {
   }
   before = view;
   tell();
+}
+
+function forget() {
+  rates.clear();
+  turned.length = 0;
+  detail.forget();
+  before = null;
 }
 
 // A small program is shown whole at first.
@@ -185,6 +196,7 @@ function chart(view) {
     const [time, first] = turned[0];
     if (view.time > time) charts.turns.push(view.time, (63 * (turns - first)) / (view.time - time));
     charts.wait.push(view.time, quantile(view.queue_times, before.queue_times, 0.99) ?? 0);
+    charts.turn.push(view.time, quantile(view.turn_times, before.turn_times, 0.99)); // none: no turn was measured
     charts.bad.push(view.time, Math.max(0, bad(view) - bad(before)) / span);
   }
   Object.values(charts).forEach((each) => each.draw());
@@ -215,12 +227,36 @@ function drawEvents() {
   const opened = new Set([...(list?.querySelectorAll("details[open]") ?? [])].map((each) => each.textContent));
   items.forEach((item) => { if (opened.has(item.firstChild?.textContent)) item.firstChild.open = true; });
   $("events").replaceChildren(items.length ? h("ol", {}, ...items) : h("p", { class: "empty" }, text ? NONE.found : "Dead letters, failures, restarts and slow turns appear here as they come."));
-  say($("count"), events.length ? `${count(found.length)} since this page was opened` : "");
+  say($("count"), events.length ? `${count(found.length)} ${found.length === 1 ? "event" : "events"}` : "");
 }
 
 // --- what the user does
 
+// Look at a node of the program, or at the program itself.
+function enter(node) {
+  if (node === state.node) return;
+  state.node = node;
+  state.pid = undefined;
+  state.selected = null;
+  state.begun = false;
+  state.open.clear();
+  state.unread = events.length = 0;
+  forget();
+  Object.values(charts).forEach((each) => each.clear());
+  detail.draw(null, null, []);
+  $("node").hidden = !node;
+  say($("node"), `node ${node} ✕`);
+  $("node").setAttribute("aria-label", `Leave node ${node}`);
+}
+
+function visit({ name, state: of }) {
+  if (of !== "up" && of !== "draining") return;
+  enter(name);
+  show("actors");
+}
+
 function show(page) {
+  if (page === "nodes") enter(""); // the program knows them
   if (page === state.page && grid.columns.length) return;
   state.page = page;
   if (page === "events") state.unread = 0;
@@ -257,14 +293,18 @@ function fold(path, open) {
 }
 
 function address() {
-  const hash = `#${state.page}${state.selected ? `:${encodeURI(state.selected)}` : ""}`;
+  const hash = `#${state.page}${state.node ? `@${encodeURIComponent(state.node)}` : ""}${state.selected ? `:${encodeURI(state.selected)}` : ""}`;
   if (location.hash !== hash) history.replaceState(null, "", hash);
 }
 
 function fromAddress() {
-  const [page, ...path] = location.hash.slice(1).split(":");
+  const [place, ...path] = location.hash.slice(1).split(":");
+  const [page, node = ""] = place.split("@");
   let selected = null;
-  try { selected = path.length ? decodeURI(path.join(":")) : null; } catch { /* not an address of ours */ }
+  try {
+    enter(decodeURIComponent(node));
+    selected = path.length ? decodeURI(path.join(":")) : null;
+  } catch { /* not an address of ours */ }
   state.selected = selected;
   state.page = "";
   show(page in PAGES || page === "events" ? page : "actors");
@@ -278,6 +318,7 @@ function navigation() {
   });
   const focused = document.activeElement?.id;
   $("pages").replaceChildren(...links);
+  $("pages").querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   if (focused?.startsWith("page-")) $(focused)?.focus();
 }
 
@@ -312,6 +353,8 @@ function theme(name) {
 const stored = localStorage.getItem("levada-theme");
 theme(THEMES.includes(stored) ? stored : "auto");
 $("theme").addEventListener("click", () => theme(THEMES[(THEMES.indexOf(localStorage.getItem("levada-theme")) + 1) % 3]));
+
+$("node").addEventListener("click", () => show("nodes"));
 
 $("search").addEventListener("input", () => {
   const searched = Boolean(state.search);

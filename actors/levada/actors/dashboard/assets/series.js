@@ -51,6 +51,12 @@ export class Chart {
     this.series.push(time, value);
   }
 
+  clear() {
+    this.series = new Series();
+    for (const path of [this.area, this.curve]) path.removeAttribute("d");
+    this.least.textContent = this.most.textContent = "";
+  }
+
   draw() {
     const { times, values, last } = this.series;
     this.value.textContent = last === null ? "–" : this.format(last);
