@@ -15,9 +15,12 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 pytest.importorskip("cryptography")
 
+import pyarrow as pa
+
 from levada.actors.demo.ingest import Intake, Pace, ship
 from levada.actors.demo.readers import readers
 from levada.actors.demo.rows import LogLine
+from levada.actors.demo.scoring import score_by, scorers
 from levada.actors.interop.certificates import make_certificates
 from levada.actors.journal import Journal, JournalConfig, Read, columns_of
 from levada.actors.nodes import NodeDown, NodeLost, nodes_of
@@ -26,6 +29,7 @@ from levada.framework import ActorSystem, Failed, Reason, bounded
 
 pytestmark = [pytest.mark.ci, pytest.mark.loopback, pytest.mark.timeout(170)]
 LINES = 60_000
+PROBE = '1.2.3.4 - - [17/May/2015:10:05:03 +0000] "GET /wp-admin/ HTTP/1.1" 404 1 "-" "x"'
 
 
 class Shipped:
@@ -34,6 +38,8 @@ class Shipped:
     def __init__(self) -> None:
         self.offsets = list[int]()
         self.read = Counter[str]()
+        self.scored = Counter[str]()
+        """Lines that each node scored."""
         self.reason: Reason | None = None
         """Why the first node went down; None: it did not."""
 
@@ -51,6 +57,7 @@ async def shipped(folder: Path, *, kill: bool) -> Shipped:
         pace = Pace()
         async with (
             readers(system, "lumberjack+tls://127.0.0.1:0", intake, pems.certificate, pems.key, nodes=2) as urls,
+            scorers(system, folder / "asks", found.scored, on_nodes=True) as scorer,
             trio.open_nursery() as nursery,
         ):
             nodes = nodes_of(system)
@@ -68,6 +75,9 @@ async def shipped(folder: Path, *, kill: bool) -> Shipped:
             if kill:
                 nursery.start_soon(kill_first)
             await ship(system, urls, pems.ca, [log], pace)
+            columns = [pa.array([PROBE] * 10)] * 20
+            points = await trio.to_thread.run_sync(lambda: [len(each) for each in score_by(scorer)(iter(columns))])
+            assert points == [10] * 20
         assert pace.shipped == LINES
         at = 0
         while blocks := await journal.ask(Read(0, at)):
@@ -82,6 +92,7 @@ async def test_two_nodes_share_the_lines_of_one_file(tmp_path: Path) -> None:
     assert sorted(found.offsets) == [12 * number for number in range(LINES)]
     assert found.read.total() == LINES
     assert 0.4 <= found.read["n0"] / LINES <= 0.6
+    assert found.scored == {"n0": 100, "n1": 100}
 
 
 async def test_each_line_counts_once_though_a_node_is_killed(tmp_path: Path) -> None:

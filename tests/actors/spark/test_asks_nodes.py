@@ -206,6 +206,28 @@ async def test_tasks_of_spark_ask_nodes(request: pytest.FixtureRequest, tmp_path
     await check_nodes(request.getfixturevalue("spark"), tmp_path / "asks", kill=kill)
 
 
+@pytest.mark.ci
+@pytest.mark.timeout(400)
+async def test_the_demo_has_requests_scored_by_actors(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Over the demo's access log, as a batch: all counts are those that are known, and each line was scored once."""
+    pytest.importorskip("pyspark")
+    from levada.actors.demo.ingest import unpack
+    from levada.actors.demo.known import KNOWN
+    from levada.actors.demo.queries import access_counts, scores
+    from levada.actors.demo.scoring import scorers
+
+    spark: SparkSession = request.getfixturevalue("spark")
+    texts = unpack(tmp_path)[0].read_text().splitlines()
+    lines = spark.createDataFrame(pa.table({"offset": [0] * len(texts), "text": texts}))
+    scored = Counter[str]()
+    async with ActorSystem("demo") as system, scorers(system, tmp_path / "asks", scored, on_nodes=False) as scorer:
+        counts = access_counts(lines.withColumn("points", scores(scorer)(lines.text)))
+        found: list[Any] = await trio.to_thread.run_sync(counts.collect)
+    for kind in ("lines", "status", "day", "suspicious"):
+        assert {row.key: row["count"] for row in found if row.kind == kind} == KNOWN["access", kind]
+    assert scored == {"demo": len(texts)}
+
+
 @pytest.mark.release
 @pytest.mark.timeout(1200)
 async def test_executors_of_a_cluster_ask_nodes(tmp_path: Path) -> None:
