@@ -160,6 +160,30 @@ def test_prometheus_scrapes_the_health_port(tmp_path: Path, called: Called) -> N
         assert server.ends() == (0, "")
 
 
+TRACED = """
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
+
+from levada.actors.rsocket import Request
+
+provider = TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(ConsoleSpanExporter(formatter=lambda span: f"SPAN {span.name}\\n")))
+trace.set_tracer_provider(provider)
+
+async def answer(request: Request) -> bytes:
+    return request.data
+"""
+
+
+@pytest.mark.ci
+def test_spans_go_to_the_provider_that_the_module_sets_up(tmp_path: Path, called: Called) -> None:
+    (tmp_path / "traced.py").write_text(TRACED, "utf-8")
+    with serving(tmp_path, "traced:answer", "--url", "rsocket+tcp://127.0.0.1:0", "--trace") as server:
+        assert called(server.told("SERVING "), "--route", "echo", "--data", "x", "--timeout", "50") == (0, "x\n")
+        assert server.told("SPAN ") == "echo"
+
+
 WHO = """
 from levada.actors.aqueduct import RawMessage
 from levada.actors.rsocket import Request
@@ -393,6 +417,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "cannot read the tokens in no-such-file",
         ),
         (["apps_for_serve:app", "--tokens", "t"], "--tokens goes with --url"),
+        (["apps_for_serve:app", "--trace", "--nodes", "2"], "--trace is for one process: the systems of nodes are not"),
         (["apps_for_serve:handler", "--url", "rsocket+tcp://203.0.113.1:1"], "cannot listen at"),
         (["apps_for_serve:app", "--health", "203.0.113.1:1"], "cannot listen at 203.0.113.1:1"),
     ],

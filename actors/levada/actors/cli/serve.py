@@ -26,6 +26,7 @@ from levada.actors.metrics.collecting import Metrics
 from levada.actors.metrics.serving import Scrapes
 from levada.framework import Actor, ActorSystem
 from levada.framework.errors import ConfigurationError
+from levada.framework.tracing import Tracing
 from levada.transports.carriers import TlsConfig
 from levada.transports.plugins import resolve
 
@@ -97,6 +98,11 @@ def add_parser(subparsers: Subparsers) -> None:
         "--drain", type=_seconds, default=10.0, metavar="S", help="seconds for open work at the end (default: 10)"
     )
     parser.add_argument(
+        "--trace",
+        action="store_true",
+        help="record traces with OpenTelemetry, by the global tracer provider, which the module of the app sets up; not with --nodes",
+    )
+    parser.add_argument(
         "--log",
         choices=("debug", "info", "warning", "error"),
         default="warning",
@@ -106,6 +112,8 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to end."""
+    if args.trace and args.nodes is not None:
+        raise ConfigurationError("--trace is for one process: the systems of nodes are not traced")
     found = find(args.target)
     app = _handler_app(found, args) if args.url else _app(found, args)
     with _logs_on_stderr(args.log), late_ones_dropped(RELOAD) as numbers:
@@ -115,6 +123,14 @@ def run(args: argparse.Namespace) -> int:
 
         with logs_of_nodes():
             return trio.run(Driver(args).main, numbers)
+
+
+def _tracing() -> Tracing:
+    try:
+        from levada.actors.otel import OpenTelemetry
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(str(error)) from error
+    return OpenTelemetry()
 
 
 def _is_app(found: Any) -> bool:
@@ -271,7 +287,8 @@ class _Run:
         return 130 if self._first == signal.SIGINT else 0
 
     async def _serve(self) -> None:
-        async with ActorSystem("serve", shutdown=self._args.drain) as self._system:
+        tracing = _tracing() if self._args.trace else None
+        async with ActorSystem("serve", shutdown=self._args.drain, tracing=tracing) as self._system:
             self._scrapes = Scrapes(Metrics(self._system))
             try:
                 context = self._app(self._system)
