@@ -206,8 +206,8 @@ async def test_metrics_that_fail_at_the_end_are_a_line_in_the_log(caplog: pytest
         assert record.getMessage() == "Broken.metrics failed at its end"
 
 
-def test_metrics_are_not_async() -> None:
-    with pytest.raises(ConfigurationError, match=r"Slow.metrics must not be async"):
+def test_metrics_are_neither_async_nor_a_handler() -> None:
+    with pytest.raises(ConfigurationError, match=r"Slow.metrics must be sync and no handler"):
 
         class Slow(Actor[Work]):
             @handles
@@ -215,6 +215,26 @@ def test_metrics_are_not_async() -> None:
 
             async def metrics(self) -> list[Sample]:  # type: ignore[override]
                 return []
+
+    with pytest.raises(ConfigurationError, match=r"Taking.metrics must be sync and no handler"):
+
+        class Taking(Actor[Work]):
+            @handles
+            def metrics(self, m: Work) -> None: ...  # type: ignore[override]
+
+
+async def test_a_field_named_metrics_is_a_field() -> None:
+    class Old(Actor[Work]):
+        metrics: int = 3  # type: ignore[assignment]
+
+        @handles
+        def work(self, m: Work) -> None: ...
+
+    async with ActorSystem() as system:
+        old = system.spawn(Old)
+        classes: dict[str, ClassFigures] = {}
+        assert not system.observe.count(old, classes, 0.0)  # type: ignore[arg-type]
+        assert classes["Old"].actors == 1
 
 
 async def test_there_is_no_end_of_classes_made_at_run_time() -> None:

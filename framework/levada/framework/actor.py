@@ -41,7 +41,7 @@ from ._runtime.remote import peer_of
 from ._runtime.tokens import TURN
 from .errors import ActorError, ConfigurationError, MailboxFull
 from .events import Unhandled
-from .handlers import Behaviour, build_table, find_handler, flatten, handles, refuse_generator, unprotected
+from .handlers import Behaviour, build_table, find_handler, flatten, handles, is_handler, refuse_generator, unprotected
 from .links import NORMAL, Down, Reason
 from .loop import Inbox
 from .message import check_defaults
@@ -126,13 +126,15 @@ class Actor(Generic[M]):
             raise ConfigurationError(f"{cls.__name__} has both run() and handlers; keep one of them")
         if inspect.iscoroutinefunction(cls.undelivered):
             raise ConfigurationError(f"{cls.__name__}.undelivered must not be async: the actor has ended")
-        if inspect.iscoroutinefunction(cls.metrics):
-            raise ConfigurationError(f"{cls.__name__}.metrics must not be async: the actor may have ended")
+        if inspect.iscoroutinefunction(cls.metrics) or is_handler(cls.metrics):
+            raise ConfigurationError(
+                f"{cls.__name__}.metrics must be sync and no handler: it returns figures, also when the actor has ended"
+            )
         cls._has_start = cls._is_loop or cls.started is not Actor.started
         cls._has_stopping = cls.stopping is not Actor.stopping
         cls._has_restarting = cls.restarting is not Actor.restarting
         cls._has_undelivered = cls.undelivered is not Actor.undelivered
-        cls._has_metrics = cls.metrics is not Actor.metrics
+        cls._has_metrics = callable(cls.metrics) and cls.metrics is not Actor.metrics
         cls._slots = tuple(
             name
             for base in cls.__mro__

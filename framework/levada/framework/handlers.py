@@ -123,6 +123,11 @@ def refuse_generator(function: Any, where: str) -> None:
         )
 
 
+def is_handler(function: object) -> bool:
+    """Whether a method was marked with `handles`."""
+    return hasattr(function, _MARK)
+
+
 def build_table(cls: type) -> dict[Any, Any]:
     """Collect the handlers of a class and its bases; a subclass's handler replaces its base's."""
     table: dict[Any, Any] = {}
@@ -130,7 +135,7 @@ def build_table(cls: type) -> dict[Any, Any]:
     for base in reversed(cls.__mro__):
         here: dict[Any, str] = {}
         for name, function in list(vars(base).items()):
-            if not hasattr(function, _MARK):
+            if not is_handler(function):
                 # A method that overrides a base's handler handles the same class of messages.
                 for kind, known in names.items():
                     if known == name and inspect.isfunction(function):
