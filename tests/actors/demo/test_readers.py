@@ -8,6 +8,7 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
+import attrs
 import pytest
 import trio
 
@@ -24,6 +25,7 @@ from levada.actors.demo.scoring import score_by, scorers
 from levada.actors.interop.certificates import make_certificates
 from levada.actors.journal import Journal, JournalConfig, Read, columns_of
 from levada.actors.nodes import NodeDown, NodeLost, nodes_of
+from levada.actors.spark.asks import RemoteActor
 from levada.actors.spark.bridge import Mailbox
 from levada.framework import ActorSystem, Failed, Reason, bounded
 
@@ -42,6 +44,12 @@ class Shipped:
         """Lines that each node scored."""
         self.reason: Reason | None = None
         """Why the first node went down; None: it did not."""
+
+
+async def points(scorer: RemoteActor, columns: int) -> list[int]:
+    """How many scores executors get for columns of ten lines."""
+    asked = [pa.array([PROBE] * 10)] * columns
+    return await trio.to_thread.run_sync(lambda: [len(each) for each in score_by(scorer)(iter(asked))])
 
 
 async def shipped(folder: Path, *, kill: bool) -> Shipped:
@@ -75,9 +83,10 @@ async def shipped(folder: Path, *, kill: bool) -> Shipped:
             if kill:
                 nursery.start_soon(kill_first)
             await ship(system, urls, pems.ca, [log], pace)
-            columns = [pa.array([PROBE] * 10)] * 20
-            points = await trio.to_thread.run_sync(lambda: [len(each) for each in score_by(scorer)(iter(columns))])
-            assert points == [10] * 20
+            assert await points(scorer, 20) == [10] * 20
+            for member in nodes.members:  # also one that was lost: its scorer is at the same socket again
+                address = scorer.address.replace("*", member.name)
+                assert await points(attrs.evolve(scorer, address=address), 1) == [10]
         assert pace.shipped == LINES
         at = 0
         while blocks := await journal.ask(Read(0, at)):
@@ -91,8 +100,9 @@ async def test_two_nodes_share_the_lines_of_one_file(tmp_path: Path) -> None:
     found = await shipped(tmp_path, kill=False)
     assert sorted(found.offsets) == [12 * number for number in range(LINES)]
     assert found.read.total() == LINES
-    assert 0.4 <= found.read["n0"] / LINES <= 0.6
-    assert found.scored == {"n0": 100, "n1": 100}
+    # Of fifteen windows, on a machine that may be busy; of a hundred, test_demo.py requires 40 to 60 %.
+    assert 0.25 <= found.read["n0"] / LINES <= 0.75
+    assert found.scored == {"n0": 110, "n1": 110}
 
 
 async def test_each_line_counts_once_though_a_node_is_killed(tmp_path: Path) -> None:

@@ -125,8 +125,7 @@ async def scorers(
     if on_nodes:
         fleet = nodes_of(system)
         for member in fleet.members:
-            name = f"scoring-{member.name}"
-            await fleet.spawn(ScoringDesk, str(folder), tally, on=member.name, name=name, supervise=again)
+            await fleet.spawn(ScoringDesk, str(folder), tally, on=member.name, supervise=again)
     else:
         system.spawn(ScoringDesk, str(folder), tally, name="scoring", supervise=again)
     yield _asked_at(folder)
