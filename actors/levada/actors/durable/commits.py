@@ -50,6 +50,8 @@ class Commits:
         """Rows that were queued."""
         self.written = 0
         """Rows of these that are on the disk."""
+        self.octets = 0
+        """About the bytes of the rows in the queue."""
         self._access = access
         self._log = log
         self._queue: deque[Commit] = deque()
@@ -59,6 +61,7 @@ class Commits:
     def put(self, commit: Commit) -> int:
         """Queue rows; return their place: they are on the disk when `written` has reached it."""
         self._queue.append(commit)
+        self.octets += commit.octets
         self.queued += len(commit.rows)
         self._wake.set()
         return self.queued
@@ -91,6 +94,7 @@ class Commits:
             for commit in group:
                 self._queue.popleft()
                 self.written += len(commit.rows)
+                self.octets -= commit.octets
                 commit.done(commit)
             self._progress.set()
             self._progress = trio.Event()

@@ -13,14 +13,17 @@ import trio
 
 from levada.actors.journal import EraseEntity
 from levada.framework import Reply
-from levada.framework.errors import LevadaError
+from levada.framework.errors import LevadaError, MailboxFull
 
 from .access import Access
 from .errors import EntityErased, OutcomeUnknown, ShardLost
 from .rows import ERASED, FORGOT, SNAPSHOT, Row
-from .turns import Live, Writer
+from .turns import Erase, Live, Writer
 
 __all__ = ["Erasing"]
+
+MOST = 1000
+"""Entities of a shard that are being erased at a time."""
 
 
 class _Shard(Writer, Protocol):
@@ -63,6 +66,10 @@ class Erasing:
         refusal = self.refusal(entity)
         if refusal is not None:
             reply.fail(refusal)
+            return
+        if len(self._replies) >= MOST:
+            what = f"{MOST} entities of this shard are being erased: ask again when some are"
+            reply.fail(MailboxFull(what, capacity=MOST, message=Erase(entity)))
             return
         self._replies[entity] = reply
         self._shard.start_task(self._erase, entity, reply)

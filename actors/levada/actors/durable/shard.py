@@ -44,6 +44,8 @@ logger = logging.getLogger("levada.actors.durable")
 
 MOST_UNDER_WAY = 4096
 """Commands that a shard takes before the first of them is answered; more wait in its mailbox."""
+MOST_OCTETS = 64 << 20
+"""About the bytes that wait for the disk before a shard takes the next command."""
 MOST_FAILED = 1000
 """Entities of a shard whose failed replay is remembered; others are read again with each command."""
 LONGEST_WAIT = 60.0
@@ -85,11 +87,13 @@ class Shard(DescribedActor[Any]):
         self._live: dict[str, Live] = {}
         self._loading: dict[str, list[Turn]] = {}
         self._ended: dict[str, Live] = {}
+        self._most_ended = MOST_FAILED
         self._unreadable: dict[str, ReplayFailed] = {}
         self._erasing = Erasing(self)
         self._loaded = trio.Event()
         self._turns: set[Turn] = set()
         self._room = trio.Event()
+        self._held = False
         self._replayed = self._repeated = 0
         self.number = self.access.shard
         self.log = self.settings.log
@@ -105,6 +109,7 @@ class Shard(DescribedActor[Any]):
             except JournalError as error:
                 logger.error("%s cannot be opened: %s", self.ref.path, error, extra={"event": "shard_refused"})
                 self._refusal = error
+                self._commits = Commits(self.access, self.log, 0)
                 self.timers.once("again", LAST_DELAY, _Again())
                 return
             except ShardLost as error:
@@ -207,15 +212,22 @@ class Shard(DescribedActor[Any]):
     def command(self, m: Command) -> Coroutine[Any, Any, None] | None:
         """Take a command, when there is room."""
         # Not a coroutine function: an ask of an idle shard calls this at once, without a turn of the mailbox.
-        if len(self._turns) >= MOST_UNDER_WAY:
+        if self._is_full():
             return self._command_later(m)
         self._take_command(m)
         return None
 
     async def _command_later(self, m: Command) -> None:
-        while len(self._turns) >= MOST_UNDER_WAY:
-            await self._room.wait()
+        while self._is_full():
+            await self._until_one_is_settled()
         self._take_command(m)
+
+    def _is_full(self) -> bool:
+        return len(self._turns) >= MOST_UNDER_WAY or self._commits.octets >= MOST_OCTETS
+
+    async def _until_one_is_settled(self) -> None:
+        self._held = True
+        await self._room.wait()
 
     def _take_command(self, m: Command) -> None:
         turn = Turn(local_ref(self), self, m, self._reply())
@@ -485,10 +497,11 @@ class Shard(DescribedActor[Any]):
 
     def _settle(self, turn: Turn) -> None:
         self._turns.discard(turn)
-        if len(self._turns) == MOST_UNDER_WAY - 1 or not self._turns:
+        if self._held and not (self._turns and self._is_full()):
             self._wake_waiting()
 
     def _wake_waiting(self) -> None:
+        self._held = False
         self._room.set()
         self._room = trio.Event()
 
@@ -516,6 +529,9 @@ class Shard(DescribedActor[Any]):
         """Forget an entity that has ended on its own; it is read again when its rows are on the disk."""
         del self._live[live.entity]
         self._ended[live.entity] = live
+        if len(self._ended) > self._most_ended:
+            self._forget_ended()
+            self._most_ended = max(MOST_FAILED, 2 * len(self._ended))
 
     # Erasing.
 
@@ -596,7 +612,7 @@ class Shard(DescribedActor[Any]):
     async def leave(self, _: Leave) -> None:
         """End when the commands under way are answered."""
         while self._turns:
-            await self._room.wait()
+            await self._until_one_is_settled()
         self.stop()
 
     # Passivation.
@@ -609,6 +625,9 @@ class Shard(DescribedActor[Any]):
             if live.used > oldest:
                 break
             self._let_go(live)
+        self._forget_ended()
+
+    def _forget_ended(self) -> None:
         for entity, live in list(self._ended.items()):
             if not live.cell.is_alive and live.ticket <= self._commits.written:
                 del self._ended[entity]

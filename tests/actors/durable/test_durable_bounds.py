@@ -1,0 +1,151 @@
+"""Floods: each queue on the way of a command has a bound, and what does not fit is refused or held back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+pytest.importorskip("pyarrow")
+
+from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Withdraw
+from tests.actors.durable.memory_journal import MemoryJournal, Row
+
+from levada.actors.durable import Shards, entry, erasing, log_columns, routing, shard, shards
+from levada.actors.durable.hosting import Owner
+from levada.actors.durable.routing import Routes
+from levada.actors.journal import Append, Appended, Fenced
+from levada.framework import ActorSystem, channel, handles
+from levada.framework.errors import MailboxFull
+
+
+class Slow(MemoryJournal):
+    """Its appends wait for leave."""
+
+    go_on: Any = None
+
+    @handles
+    async def append(self, m: Append) -> Appended | Fenced:
+        await self.go_on.wait()
+        done: Appended | Fenced = await super().append(m)
+        assert isinstance(done, Appended)
+        self.go_on.sizes.append(done.count)
+        return done
+
+
+class Gate:
+    def __init__(self) -> None:
+        self.open = trio.Event()
+        self.open.set()
+        self.sizes: list[int] = []
+
+    async def wait(self) -> None:
+        await self.open.wait()
+
+
+HANDLED: list[str] = []
+
+
+class Counted(Account):
+    @handles
+    def deposit(self, m: Deposit) -> int:
+        HANDLED.append(self.entity)
+        return super().deposit(m)
+
+
+async def accounts_in(system: ActorSystem, gate: Gate) -> Shards[Any]:
+    rows: list[list[Row]] = [[]]
+    journal = system.spawn(Slow, log_columns(EVENTS), rows, gate)
+    accounts = await shards(system, Counted, events=EVENTS, journal=journal, shards=1)
+    await accounts["anna"].ask(Balance())
+    gate.open = trio.Event()
+    return accounts
+
+
+async def test_told_commands_fill_the_shard_and_its_mailbox(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard, "MOST_UNDER_WAY", 40)
+    monkeypatch.setattr(entry, "MAILBOX", 10)
+    gate = Gate()
+    async with ActorSystem(ask_timeout=1000.0) as system:
+        accounts = await accounts_in(system, gate)
+        taken = 0
+        with pytest.raises(MailboxFull):
+            for _ in range(1000):
+                accounts[f"e{taken}"].tell(Deposit(1))
+                taken += 1
+                await wait_all_tasks_blocked()
+        assert taken == 40 + 1 + 10  # one waits in the handler
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(accounts["last"].send, Deposit(1))
+            await wait_all_tasks_blocked()
+            gate.open.set()
+        assert [await accounts[f"e{number}"].ask(Balance()) for number in range(taken)] == [1] * taken
+        assert await accounts["last"].ask(Balance()) == 1
+
+
+async def test_large_events_hold_the_next_commands_back(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes count, too, as soon as a handler has recorded them."""
+    monkeypatch.setattr(shard, "MOST_OCTETS", 1000)
+    gate = Gate()
+    async with ActorSystem(ask_timeout=1000.0) as system:
+        accounts = await accounts_in(system, gate)
+        gate.open.set()
+        for number in range(30):
+            await accounts[f"e{number}"].ask(Balance())
+        gate.open = trio.Event()
+        HANDLED.clear()
+        async with trio.open_nursery() as nursery:
+            for number in range(30):
+                nursery.start_soon(accounts[f"e{number}"].ask, Deposit(1))
+                await wait_all_tasks_blocked()
+            assert [f"e{number}" for number in range(1 + 1000 // 128)] == HANDLED
+            gate.open.set()
+        assert sum(gate.sizes) == 1 + 30
+
+
+async def test_entities_that_fail_are_forgotten(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("CRITICAL", "levada")
+    monkeypatch.setattr(shard, "MOST_FAILED", 10)
+    gate = Gate()
+    async with ActorSystem(ask_timeout=1000.0) as system:
+        accounts = await accounts_in(system, gate)
+        gate.open.set()
+        for number in range(100):
+            accounts[f"e{number}"].tell(Withdraw(1))
+            await wait_all_tasks_blocked()
+        found = await accounts.statistics()
+        assert (found.live, found.under_way) == (1, 0)
+
+
+async def test_erasures_have_a_bound(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(erasing, "MOST", 5)
+    gate = Gate()
+    async with ActorSystem(ask_timeout=1000.0) as system, trio.open_nursery() as nursery:
+        accounts = await accounts_in(system, gate)
+        for number in range(5):
+            nursery.start_soon(accounts.erase, f"e{number}")
+        await wait_all_tasks_blocked()
+        with pytest.raises(MailboxFull, match="5 entities of this shard are being erased"):
+            await accounts.erase("another")
+        nursery.cancel_scope.cancel()
+
+
+async def test_told_commands_wait_for_a_shard_that_moves_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing, "MAILBOX", 10)
+    async with ActorSystem() as system, trio.open_nursery() as nursery:
+        routes = Routes(system, 1)
+        news, owners = channel(Owner)
+        nursery.start_soon(routes.follow, owners, system.spawn(MemoryJournal, None, []))
+        for number in range(10):
+            routes.tell(0, number)
+        with pytest.raises(MailboxFull, match="shard 0 is nowhere now, and 10 messages wait for it"):
+            routes.tell(0, 10)
+        await news.finish()
