@@ -292,6 +292,12 @@ def test_a_stream_of_maop(capsys: pytest.CaptureFixture[str], capture: Path) -> 
             "BLOCK_END 1",
         ],
     )
+    parent = f"00-{'a' * 32}-{'b' * 16}-01"
+    capture.write_text(f"00 0064 0000000000000000 80 00 0037 {parent.encode().hex()}")
+    assert explain(capsys, "maop", "--hex", "--idempotency", "--trace", str(capture)) == (
+        0,
+        [f"MESSAGE msg_id=100 length=0 priority=128 trace='{parent}'"],
+    )
     capture.write_text("03 000a" + "".join(f"{n:016x}" for n in range(10)) + "08 0001" + "ff" * 20)
     assert explain(capsys, "maop", "--hex", str(capture)) == (
         0,
@@ -305,6 +311,7 @@ def test_a_stream_of_maop(capsys: pytest.CaptureFixture[str], capture: Path) -> 
         ("0a 07 0000", [], "an unfinished operation"),
         ("0a 0b", [], "no operation: "),
         ("00 0064 0000000000000000 80 05", ["--idempotency"], "no operation: "),
+        ("00 0064 0000000000000000 80 0036" + "61" * 54, ["--trace"], "no operation: "),
         ("06 42 65", ["--stream0=client"], "an unfinished authentication"),
         ("06 00", ["--stream0=client"], "no authentication: the authentication type has characters"),
         ("00 0001 00000000 0000 05 312e302e30 00 ff", ["--stream0=server"], "bytes behind the end"),

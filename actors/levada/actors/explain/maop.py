@@ -48,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--idempotency", action="store_true", help="both sides have agreed on idempotency keys after the headers"
     )
+    parser.add_argument(
+        "--trace", action="store_true", help="both sides have agreed on contexts of traces after the headers"
+    )
 
 
 def explain(octets: bytes, args: argparse.Namespace) -> Iterator[Line]:
@@ -58,7 +61,7 @@ def explain(octets: bytes, args: argparse.Namespace) -> Iterator[Line]:
     at = 0
     while at < len(octets):
         try:
-            found = decode_operation(octets, at, idempotency=args.idempotency)
+            found = decode_operation(octets, at, idempotency=args.idempotency, traces=args.trace)
         except ValueError as error:
             yield Line(at, len(octets) - at, f"no operation: {error}", damaged=True)
             return
@@ -105,13 +108,13 @@ def _greeting(message: Authentication | Result) -> str:
 
 def _text(operation: Operation) -> str:
     match operation:
-        case Message(msg_id, length, priority, key):
-            return f"MESSAGE msg_id={msg_id} length={_length(length)} priority={priority}{_key(key)}"
-        case Request(msg_id, length, priority, response, timeout, key):
+        case Message(msg_id, length, priority, key, trace):
+            return f"MESSAGE msg_id={msg_id} length={_length(length)} priority={priority}{_key(key)}{_trace(trace)}"
+        case Request(msg_id, length, priority, response, timeout, key, trace):
             limit = f"{timeout}ms" if timeout else "none"
             return (
                 f"REQUEST msg_id={msg_id} length={_length(length)} priority={priority} response_msg_id={response} "
-                f"timeout={limit}{_key(key)}"
+                f"timeout={limit}{_key(key)}{_trace(trace)}"
             )
         case Response(length, start, took):
             return f"RESPONSE length={_length(length)} {_times(start, took)}"
@@ -137,6 +140,10 @@ def _text(operation: Operation) -> str:
 
 def _length(length: int) -> str:
     return "undefined" if length == UNDEFINED else str(length)
+
+
+def _trace(trace: bytes | None) -> str:
+    return f" trace={shown(trace)}" if trace else ""
 
 
 def _key(key: bytes | None) -> str:
