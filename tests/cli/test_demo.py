@@ -128,7 +128,7 @@ def test_all_of_it(tmp_path: Path) -> None:
     assert "damaged, and reported: access, octet 2111246: 5 quotation marks, wanted 6" in out
     assert out.startswith("17,924 records shipped, ")
     assert "102 sessions of guessed passwords" in out
-    assert "9 clients with suspicious requests" in out
+    assert "clients with suspicious requests: 9; the most points:" in out
     report = (tmp_path / "kept" / "report.html").read_text()
     assert "Verified: all counts" in report
     assert (tmp_path / "kept" / "run" / "bridge" / "mailboxes" / "logs").is_dir()

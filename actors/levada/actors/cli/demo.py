@@ -388,7 +388,7 @@ def _summary(demo: Pipeline, seconds: float) -> Iterator[str]:
             yield from _table([heading, "lines"], [[key, f"{count:,}"] for key, count in ordered.items()])
     if suspicious := results.by_key("access", "suspicious"):
         yield ""
-        yield f"{len(suspicious)} clients with suspicious requests; the most points:"
+        yield f"clients with suspicious requests: {len(suspicious)}; the most points:"
         rows = [[client, str(points)] for client, points in list(suspicious.items())[:5]]
         yield from _table(["client", "points"], rows)
     if results.attacks:
