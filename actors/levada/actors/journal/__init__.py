@@ -20,6 +20,7 @@ except ModuleNotFoundError as missing:
 
 if TYPE_CHECKING:
     from .actor import Journal
+    from .blocks import Block, Message
     from .columns import Columns, Envelope, columns_of
     from .config import JournalConfig, Keyed
     from .errors import (
@@ -65,7 +66,6 @@ if TYPE_CHECKING:
         StageRows,
     )
     from .schema import check_growth, differences, fit
-    from .segments import Block, Message
     from .staging import Stage
     from .store import Store
 
@@ -83,7 +83,7 @@ _MODULES = (
     "schema",
     "columns",
     "ledger",
-    "segments",
+    "blocks",
     "config",
     "extent",
     "keys",

@@ -32,6 +32,7 @@ from levada.framework.errors import ActorError
 from levada.transports.text import printable
 
 from .appends import Appends, Job
+from .blocks import Block
 from .columns import Columns, columns_of
 from .config import JournalConfig
 from .ends import SYNC_EVERY
@@ -68,7 +69,6 @@ from .questions import (
     StageRows,
 )
 from .schema import fit, offsets
-from .segments import Block
 from .staging import Stage
 from .store import Store
 

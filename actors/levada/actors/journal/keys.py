@@ -37,11 +37,12 @@ import pyarrow.compute
 
 from levada.framework.errors import ConfigurationError
 
+from .blocks import Block, padded
 from .config import Keyed
 from .errors import JournalDamaged
 from .partitions import Partition
 from .schema import fit
-from .segments import Block, Segment
+from .segments import Segment
 
 __all__ = ["Keys", "Taken", "check_index", "check_keyed"]
 
@@ -416,7 +417,7 @@ class _File:
         if len(octets) >= _TABLES:
             *found, entities, commands = _HEAD.unpack_from(octets)
             wanted = [_MAGIC, VERSION, partition, journal, segment.first, segment.end, _mark(config)]
-            size = _TABLES + sum(8 * n + _padded(4 * n) for n in (entities, commands))
+            size = _TABLES + sum(8 * n + padded(4 * n) for n in (entities, commands))
             view = memoryview(octets)
             if found == wanted and size == len(octets) and (checked or _sum_of(view) == view[_HEAD.size : _TABLES]):
                 return cls(octets)
@@ -480,21 +481,17 @@ def _keys(batch: pa.RecordBatch, name: str | None) -> list[Any]:
     return batch.column(name).to_pylist() if name in batch.schema.names else [None] * batch.num_rows
 
 
-def _padded(size: int) -> int:
-    return (size + 7) & ~7
-
-
 def _sorted(hashes: array[int], places: array[int]) -> bytes:
     """Return both columns in the order of the hashes; equal ones stay in order."""
     keys, rows = pa.array(hashes, pa.uint64()), pa.array(places, pa.uint32())
     order = pc.array_sort_indices(keys)
     both = array("Q", keys.take(order).to_pylist()), array("I", rows.take(order).to_pylist())
     octets = b"".join(each.tobytes() for each in both)
-    return octets + bytes(_padded(len(octets)) - len(octets))
+    return octets + bytes(padded(len(octets)) - len(octets))
 
 
 def _table(view: memoryview, at: int, count: int) -> tuple[tuple[Sequence[int], Sequence[int]], int]:
     """Return the hashes and places that begin at a position, and the position behind them."""
     middle = at + 8 * count
     end = middle + 4 * count
-    return (view[at:middle].cast("Q"), view[middle:end].cast("I")), at + 8 * count + _padded(4 * count)
+    return (view[at:middle].cast("Q"), view[middle:end].cast("I")), at + 8 * count + padded(4 * count)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
+from .blocks import Message
 from .config import JournalConfig
-from .segments import Message
 
 __all__ = ["octets_of", "pack"]
 

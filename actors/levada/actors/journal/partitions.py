@@ -17,10 +17,11 @@ from pathlib import Path
 import attrs
 import pyarrow as pa
 
+from .blocks import Block, Message
 from .config import JournalConfig
 from .errors import JournalDamaged, JournalError, OffsetGone
 from .packing import pack
-from .segments import Block, Message, Segment, State, sync_folder
+from .segments import Segment, State, sync_folder
 
 __all__ = ["Loss", "Partition"]
 

@@ -15,10 +15,10 @@ from attrs import validators as v
 
 from levada.framework import Asks, message
 
+from .blocks import Block
 from .extent import Appended, Extent, Fenced, StoreStatistics
 from .ipc import rows_of_stream
 from .ledger import Delivered, Reach
-from .segments import Block
 
 __all__ = [
     "Append", "AwaitRows", "CommitGroup", "DeclareGroup", "Deliver", "DiscardOlder", "DiscardStaged", "EraseEntity", "Erased", "FindCommand",

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from .blocks import Message
 from .config import JournalConfig
 from .errors import JournalError, JournalFull
 from .ledger import Ledger
 from .packing import pack
 from .partitions import Partition
-from .segments import Message
 
 __all__ = ["Room"]
 

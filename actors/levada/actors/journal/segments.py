@@ -37,22 +37,33 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
-import attrs
 import pyarrow as pa
 
+from .blocks import (
+    BLOCK,
+    BLOCK_MAGIC,
+    NOTHING,
+    SUMMED,
+    Block,
+    Header,
+    Message,
+    header_at,
+    map_file,
+    padded,
+    split_erased,
+    sync_data,
+    write_all,
+)
 from .errors import JournalDamaged, JournalError
 from .schema import fingerprint
 
-__all__ = ["ERASED_VERSION", "VERSION", "Block", "Message", "Segment", "State", "sync_folder"]
+__all__ = ["ERASED_VERSION", "VERSION", "Segment", "State", "sync_folder"]
 
 _FILE = struct.Struct("<8sIIQ16s16sI")
 _BEFORE = struct.Struct("<QQ")  # from version 2 on
 _SIZES = struct.Struct("<QQ")  # version 3
 _CRC = struct.Struct("<I")
-_BLOCK = struct.Struct("<4sIIIQQqQ")
-_SUMMED = struct.Struct("<IQQqQ")  # the part of a block's header under the checksum, besides the length
 _MAGIC = b"levadaJ1"
-_BLOCK_MAGIC = b"LvB1"
 VERSION = 2
 """Of new segments."""
 ERASED_VERSION = 3
@@ -64,85 +75,10 @@ _SMALL = 4096
 """Bytes of a block below which it costs more than its rows."""
 _FEW = 64
 """Fewer blocks are not worth a merge."""
-_COPY_BELOW = 1 << 16  # a read this small is copied in 4 µs; a mapping costs 15 µs
-_NOTHING = pa.py_buffer(b"")
-_MANY = 512  # buffers of one writev; systems take 1024
 
 
 State = Literal["whole", "torn", "damaged", "uncommitted"]
 """What follows the last good block of a segment."""
-
-
-@attrs.frozen
-class Message:
-    """A record batch ready to be written, or the place of erased rows."""
-
-    octets: pa.Buffer
-    """The Arrow IPC message; empty for erased rows."""
-    rows: int
-
-    @property
-    def size(self) -> int:
-        """Bytes on the disk, header and padding included."""
-        return _padded(_BLOCK.size + self.octets.size)
-
-
-@attrs.frozen
-class Block:
-    """Some rows as they are in the file."""
-
-    partition: int
-    first: int
-    """Offset of the first row asked for."""
-    rows: int
-    """Number of rows asked for."""
-    skip: int
-    """Rows of the message before `first`."""
-    octets: pa.Buffer
-    """The whole block as an Arrow IPC message; usually a slice of the mapped file. Its schema is `schema`. Empty if its rows were erased."""
-    schema: pa.Schema
-    """Columns of the segment; an old segment may have fewer than the journal."""
-    time: float
-    """When the rows were appended, in seconds since 1970."""
-
-    @property
-    def end(self) -> int:
-        """The offset behind the last row."""
-        return self.first + self.rows
-
-    @property
-    def erased(self) -> bool:
-        """Whether the rows were erased (`EraseEntity`); only their offsets are left."""
-        return not self.octets.size
-
-    def batch(self) -> pa.RecordBatch:
-        """Return the rows in the columns they were written with, without copying them; no rows if they were erased."""
-        if self.erased:
-            return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in self.schema], schema=self.schema)
-        return pa.ipc.read_record_batch(self.octets, self.schema).slice(self.skip, self.rows)
-
-
-@attrs.frozen
-class _Header:
-    """A block's header, and its position in the file."""
-
-    at: int
-    length: int
-    checksum: int
-    rows: int
-    first: int
-    transaction: int
-    time: int
-    synced: int
-
-    @property
-    def size(self) -> int:
-        return _padded(_BLOCK.size + self.length)
-
-    def fits(self, octets: memoryview) -> bool:
-        """Whether the checksum fits these bytes of the message."""
-        rest = _SUMMED.pack(self.rows, self.first, self.transaction, self.time, self.synced)
-        return zlib.crc32(octets, zlib.crc32(rest, self.length)) == self.checksum
 
 
 class Segment:
@@ -231,16 +167,16 @@ class Segment:
         head = _FILE.pack(_MAGIC, version, partition, first, journal, mark, len(text))
         head += _BEFORE.pack(*(before or (0, 0)))
         if erased is not None:
-            start = _padded(len(head) + _SIZES.size + _CRC.size + len(text))
+            start = padded(len(head) + _SIZES.size + _CRC.size + len(text))
             sizes = (erased, start + sum(message.size for message, _, _ in messages) if erased else 0)
             head += _SIZES.pack(*sizes)
         octets = head + _CRC.pack(zlib.crc32(text, zlib.crc32(head))) + text
-        octets += bytes(_padded(len(octets)) - len(octets))
+        octets += bytes(padded(len(octets)) - len(octets))
         path = folder / f"{first:020d}.segment"
         beside, taken = path.with_suffix(".new"), path.exists()
         descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            _write_all(descriptor, [octets], 0)
+            write_all(descriptor, [octets], 0)
             segment = cls(
                 path,
                 partition=partition,
@@ -257,7 +193,7 @@ class Segment:
                 segment.synced = segment.size  # all of it, before the file gets its name
                 segment.write([message], transaction=transaction, time=time)
             if durable:
-                _sync(descriptor)
+                sync_data(descriptor)
             beside.rename(path)
             if durable:
                 sync_folder(folder)
@@ -309,7 +245,7 @@ class Segment:
             first=first,
             schema=pa.ipc.read_schema(pa.py_buffer(text)),
             fingerprint=mark,
-            start=_padded(len(head) + len(rest)),
+            start=padded(len(head) + len(rest)),
             before=before if before[1] else None,
             version=version,
             sizes=sizes,
@@ -357,7 +293,7 @@ class Segment:
         messages: list[Message] = []
         for erased, blocks in groupby(self.read(self.first, self.end, self.size, 0), lambda block: block.erased):
             if erased:
-                messages.append(Message(_NOTHING, sum(block.rows for block in blocks)))
+                messages.append(Message(NOTHING, sum(block.rows for block in blocks)))
             else:
                 messages += join([block.batch() for block in blocks])
         number = max((header.transaction for header, _ in self._blocks()), default=0)
@@ -390,7 +326,7 @@ class Segment:
                 gone = choose(header.first, batch)
                 if any(gone):
                     count += sum(gone)
-                    here = list(_split(batch, gone))
+                    here = list(split_erased(batch, gone))
             messages += [(message, header.transaction, header.time / 1e6) for message in here]
         if not count:
             return None
@@ -419,13 +355,13 @@ class Segment:
             whole.unlink()
             raise
 
-    def _blocks(self) -> Iterator[tuple[_Header, memoryview]]:
-        view, at = _map(self.path, 0, self.size), self.start
+    def _blocks(self) -> Iterator[tuple[Header, memoryview]]:
+        view, at = map_file(self.path, 0, self.size), self.start
         while at < self.size:
-            header = _header(view, at, None)
+            header = header_at(view, at, None)
             if header is None:
                 raise self._damaged(at, self.end)
-            yield header, view[at + _BLOCK.size : at + _BLOCK.size + header.length]
+            yield header, view[at + BLOCK.size : at + BLOCK.size + header.length]
             at += header.size
 
     def inode(self) -> int:
@@ -442,12 +378,12 @@ class Segment:
         """Walk over the headers of a sealed segment, whose `end` is known; `JournalDamaged` if some are missing or damaged."""
         if self.indexed:
             return
-        view = _map(self.path, 0, self.size)
+        view = map_file(self.path, 0, self.size)
         at, size = self.start, len(view)
         offset, offsets, positions = self.first, list[int](), list[int]()
         oldest = newest = last = 0
         while at < size:
-            header = _header(view, at, offset)
+            header = header_at(view, at, offset)
             if header is None:
                 raise self._damaged(at, offset)
             if not positions or at - positions[-1] >= STRIDE:
@@ -474,12 +410,12 @@ class Segment:
         Raises:
             JournalDamaged: blocks are of a later transaction than the next one.
         """
-        view = _map(self.path, 0, self.size)
+        view = map_file(self.path, 0, self.size)
         self._clear()
         at, offset, pending = self.start, self.first, False
         while at < len(view):
-            header = _header(view, at, offset)
-            if header is None or not header.fits(view[at + _BLOCK.size : at + _BLOCK.size + header.length]):
+            header = header_at(view, at, offset)
+            if header is None or not header.fits(view[at + BLOCK.size : at + BLOCK.size + header.length]):
                 if pending:
                     return "uncommitted"
                 return "damaged" if self._was_synced(view, at) else "torn"
@@ -528,12 +464,12 @@ class Segment:
         found = at
         octets = view.obj
         assert isinstance(octets, mmap.mmap | bytes)
-        while (found := octets.find(_BLOCK_MAGIC, found + 1)) >= 0:
-            header = _header(view, found, None)
+        while (found := octets.find(BLOCK_MAGIC, found + 1)) >= 0:
+            header = header_at(view, found, None)
             if (
                 header is not None
                 and header.synced > at
-                and header.fits(view[found + _BLOCK.size : found + _BLOCK.size + header.length])
+                and header.fits(view[found + BLOCK.size : found + BLOCK.size + header.length])
             ):
                 return True
         return False
@@ -552,22 +488,22 @@ class Segment:
     def write(self, messages: Sequence[Message], *, transaction: int, time: float) -> None:
         """Write blocks behind the last one, unsynced. After an `OSError` the file must be cut (`cut_to`)."""
         parts: list[bytes | pa.Buffer] = []
-        headers: list[_Header] = []
+        headers: list[Header] = []
         at, offset, stamp = self.size, self.end, int(time * 1e6)
         for message in messages:
-            rest = _SUMMED.pack(message.rows, offset, transaction, stamp, self.synced)
+            rest = SUMMED.pack(message.rows, offset, transaction, stamp, self.synced)
             length = message.octets.size
             crc = zlib.crc32(message.octets, zlib.crc32(rest, length))
-            header = _Header(at, length, crc, message.rows, offset, transaction, stamp, self.synced)
-            head = _BLOCK.pack(_BLOCK_MAGIC, length, crc, message.rows, offset, transaction, stamp, self.synced)
-            parts += [head, message.octets, bytes(header.size - _BLOCK.size - length)]
+            header = Header(at, length, crc, message.rows, offset, transaction, stamp, self.synced)
+            head = BLOCK.pack(BLOCK_MAGIC, length, crc, message.rows, offset, transaction, stamp, self.synced)
+            parts += [head, message.octets, bytes(header.size - BLOCK.size - length)]
             headers.append(header)
             at, offset = at + header.size, offset + message.rows
-        _write_all(self._descriptor, parts, self.size)
+        write_all(self._descriptor, parts, self.size)
         for header in headers:
             self._note(header)
 
-    def _note(self, header: _Header) -> None:
+    def _note(self, header: Header) -> None:
         if not self._positions or header.at - self._positions[-1] >= STRIDE:
             self._positions.append(header.at)  # first: a reader that finds the offset finds the position
             self._offsets.append(header.first)
@@ -581,7 +517,7 @@ class Segment:
     def sync(self) -> None:
         """Sync everything written."""
         if self.synced < self.size:
-            _sync(self._descriptor)
+            sync_data(self._descriptor)
             self.synced = self.size
 
     def publish(self) -> None:
@@ -592,7 +528,7 @@ class Segment:
         """Cut off the blocks from position `size`, offset `end`, on, and sync that."""
         self.open_for_writing()
         os.ftruncate(self._descriptor, size)
-        _sync(self._descriptor)
+        sync_data(self._descriptor)
         self.size = self.synced = size
         self.visible = min(self.visible, size)
         self.end = end
@@ -616,10 +552,10 @@ class Segment:
         at = self._positions[bisect_right(self._offsets, start) - 1]
         window = max_bytes + STRIDE
         while start < end:
-            view = _map(self.path, at, min(self.visible, at + window))
+            view = map_file(self.path, at, min(self.visible, at + window))
             here = 0
             while start < end:
-                header = _header(view, here, None)
+                header = header_at(view, here, None)
                 if header is None:
                     window = self._wider(view, at, here, start, window)
                     break
@@ -629,7 +565,7 @@ class Segment:
                         raise self._damaged(at + here, start)
                     if used and used + header.length > max_bytes:
                         return
-                    octets = view[here + _BLOCK.size : here + _BLOCK.size + header.length]
+                    octets = view[here + BLOCK.size : here + BLOCK.size + header.length]
                     self._check(header, at + here, octets)
                     used += header.length
                     rows, skip = min(last, end) - start, start - header.first
@@ -645,15 +581,15 @@ class Segment:
         Args:
             places: offsets of rows of this segment, in order.
         """
-        view, at, place = _map(self.path, 0, self.visible), 0, 0
+        view, at, place = map_file(self.path, 0, self.visible), 0, 0
         while place < len(places):
             at = max(at, self._positions[bisect_right(self._offsets, places[place]) - 1])
-            header = _header(view, at, None)
+            header = header_at(view, at, None)
             if header is None or header.first > places[place]:
                 raise self._damaged(at, places[place])
             last = header.first + header.rows
             if last > places[place]:
-                octets = view[at + _BLOCK.size : at + _BLOCK.size + header.length]
+                octets = view[at + BLOCK.size : at + BLOCK.size + header.length]
                 self._check(header, at, octets)
                 stamp = header.time / 1e6
                 yield Block(self.partition, header.first, header.rows, 0, pa.py_buffer(octets), self.schema, stamp)
@@ -662,16 +598,16 @@ class Segment:
 
     def _wider(self, view: memoryview, at: int, here: int, offset: int, window: int) -> int:
         """Return how much to map from ``at + here`` on, to get the whole block that begins there."""
-        size = _BLOCK.size
+        size = BLOCK.size
         if here + size <= len(view):
-            if view[here : here + 4] != _BLOCK_MAGIC:
+            if view[here : here + 4] != BLOCK_MAGIC:
                 raise self._damaged(at + here, offset)
-            size = _padded(size + _BLOCK.unpack_from(view, here)[1])
+            size = padded(size + BLOCK.unpack_from(view, here)[1])
         if at + here + size > self.visible or size <= len(view) - here:
             raise self._damaged(at + here, offset)
         return max(window, size)
 
-    def _check(self, header: _Header, at: int, octets: memoryview) -> None:
+    def _check(self, header: Header, at: int, octets: memoryview) -> None:
         low, high = self._checked
         if low <= at < high:
             return
@@ -682,10 +618,10 @@ class Segment:
     def offset_within(self, start: int, end: int, max_bytes: int, used: int) -> tuple[int, int]:
         """Find the offset at which `read` would end; return it, and the bytes used by then."""
         at = self._positions[bisect_right(self._offsets, start) - 1]
-        view = _map(self.path, at, self.visible)
+        view = map_file(self.path, at, self.visible)
         here = 0
         while start < end:
-            header = _header(view, here, None)
+            header = header_at(view, here, None)
             if header is None:
                 raise self._damaged(at + here, start)
             last = header.first + header.rows
@@ -696,67 +632,6 @@ class Segment:
                 start = min(last, end)
             here += header.size
         return start, used
-
-
-def _split(batch: pa.RecordBatch, gone: Sequence[bool]) -> Iterator[Message]:
-    """Yield the runs of rows that stay, and of those that go."""
-    at = 0
-    for erased, run in groupby(gone):
-        rows = sum(1 for _ in run)
-        # Not a slice: that could take bytes beside its rows along.
-        kept = None if erased else batch.take(pa.array(range(at, at + rows), pa.int64()))
-        yield Message(_NOTHING if kept is None else kept.serialize(), rows)
-        at += rows
-
-
-def _padded(size: int) -> int:
-    return (size + 7) & ~7
-
-
-def _header(view: memoryview, at: int, offset: int | None) -> _Header | None:
-    """Read the header at a position; None if there is none, it is not for `offset`, or its block is not whole."""
-    if at + _BLOCK.size > len(view):
-        return None
-    magic, length, crc, rows, first, transaction, time, synced = _BLOCK.unpack_from(view, at)
-    if magic != _BLOCK_MAGIC or at + _padded(_BLOCK.size + length) > len(view) or not rows:
-        return None
-    if offset is not None and first != offset:
-        return None
-    return _Header(at, length, crc, rows, first, transaction, time, synced)
-
-
-def _map(path: Path, start: int, stop: int) -> memoryview:
-    """Map some bytes of a file, or copy them if they are few. A slice keeps the mapping alive."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        if stop - start <= _COPY_BELOW:
-            return memoryview(os.pread(descriptor, stop - start, start))
-        base = start - start % mmap.ALLOCATIONGRANULARITY
-        return memoryview(mmap.mmap(descriptor, stop - base, prot=mmap.PROT_READ, offset=base))[start - base :]
-    finally:
-        os.close(descriptor)
-
-
-def _write_all(descriptor: int, parts: Sequence[bytes | pa.Buffer], at: int) -> None:
-    views = [memoryview(part) for part in parts if len(part)]
-    while views:
-        written = os.pwritev(descriptor, views[:_MANY], at)
-        at += written
-        done = 0
-        while done < len(views) and written >= len(views[done]):
-            written -= len(views[done])
-            done += 1
-        del views[:done]
-        if written:
-            views[0] = views[0][written:]
-
-
-def _sync(descriptor: int) -> None:
-    """Sync the content and the length of a file."""
-    if hasattr(os, "fdatasync"):
-        os.fdatasync(descriptor)
-    else:  # macOS
-        os.fsync(descriptor)
 
 
 def sync_folder(folder: Path) -> None:

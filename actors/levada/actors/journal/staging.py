@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from .blocks import Message
 from .config import JournalConfig
 from .errors import JournalError, JournalFull, refused
 from .ledger import Ledger
 from .packing import pack
 from .schema import conform, fingerprint
-from .segments import Message, Segment
+from .segments import Segment
 
 __all__ = ["Stage", "Staging"]
 

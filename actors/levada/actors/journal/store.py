@@ -33,6 +33,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute
 
+from .blocks import Block, Message
 from .config import JournalConfig
 from .errors import JournalError, JournalLocked, JournalUnwritable, refused
 from .extent import Appended, Extent, StoreStatistics, partition_of
@@ -45,7 +46,7 @@ from .recovery import Recovered, recover
 from .retention import Clock, Retention
 from .room import Room
 from .schema import check_schema, conform, fit
-from .segments import ERASED_VERSION, Block, Message
+from .segments import ERASED_VERSION
 from .staging import Stage, Staging
 
 __all__ = ["Store"]

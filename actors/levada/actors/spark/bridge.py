@@ -40,6 +40,7 @@ import trio
 
 from levada.actors.authentication import Authenticate, Authentication
 from levada.actors.journal.actor import Journal
+from levada.actors.journal.blocks import Block
 from levada.actors.journal.columns import Columns, Envelope, columns_of
 from levada.actors.journal.config import JournalConfig
 from levada.actors.journal.errors import JournalBehind, JournalError
@@ -62,7 +63,6 @@ from levada.actors.journal.questions import (
     StageRows,
 )
 from levada.actors.journal.schema import check_for_spark
-from levada.actors.journal.segments import Block
 from levada.actors.journal.store import Store
 from levada.actors.metrics.spark import bridge_samples
 from levada.actors.rsocket import Request, RequestInvalid

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 import trio
 
+from levada.actors.journal.blocks import Block
 from levada.actors.journal.errors import OffsetGone
 from levada.actors.journal.extent import Extent
 from levada.actors.journal.questions import AwaitRows, CommitGroup, DeclareGroup, Read
-from levada.actors.journal.segments import Block
 from levada.framework import Actor, Asks, Ref, Sender, message
 from levada.framework.errors import ActorStopped, ChannelError
 
