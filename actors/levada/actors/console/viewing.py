@@ -225,6 +225,8 @@ class Viewer:
             scan = self._scan_for(view)
             await scan.advance()
             found, searching = scan.found, not scan.complete
+            if searching:
+                began = time.perf_counter()  # a first pass is soon over: a million actors take 1 s of a core, spread over 10 s
             total, capped = len(found), scan.full
             window = found[view.first :][: view.count]
             if view.page == "actors":
@@ -249,7 +251,7 @@ class Viewer:
             "detail": detail,
             "news": news,
             "last": last,
-            "interval": max(interval, _EVERY.get(view.page, 0.5)),
+            "interval": max(interval, 0.5 if searching else _EVERY.get(view.page, 0.5)),
         }
 
     async def act(self, members: Mapping[str, Any]) -> dict[str, Any]:
