@@ -226,7 +226,9 @@ class Viewer:
             await scan.advance()
             found, searching = scan.found, not scan.complete
             if searching:
-                began = time.perf_counter()  # a first pass is soon over: a million actors take 1 s of a core, spread over 10 s
+                began = (
+                    time.perf_counter()
+                )  # a first pass is soon over: a million actors take 1 s of a core, spread over 10 s
             total, capped = len(found), scan.full
             window = found[view.first :][: view.count]
             if view.page == "actors":
