@@ -66,7 +66,7 @@ class Desk(Actor[Follow | Served]):
 
 
 def walk(lot: random.Random) -> Iterator[float]:
-    """A price that goes up and down for ever."""
+    """A price that goes up and down forever."""
     bid = 100.0
     while True:
         bid = round(bid + lot.uniform(-1, 1), 2)

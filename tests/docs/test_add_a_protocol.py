@@ -55,7 +55,7 @@ server.send_answer(second, b"B")
 server.send_answer(first, b"x", failed=True)
 assert client.receive_data(of(server), 0.0) == [Answered(second, b"B"), Answered(first, b"x", failed=True)]
 
-# A drain waits for what is open, and not for ever.
+# A drain waits for what is open, and not forever.
 third = client.send_request(b"c")
 server.receive_data(of(client), 0.0)
 assert server.drain(1.0) == server.drain(2.0) == [] and server.next_deadline() == 6.0

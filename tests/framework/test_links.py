@@ -45,7 +45,7 @@ class Do(Asks[Any]):
 
 @message
 class Wait:
-    """Wait for ever."""
+    """Wait forever."""
 
 
 @message

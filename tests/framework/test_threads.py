@@ -241,7 +241,7 @@ async def test_ask_blocks_the_thread_until_the_answer(system: ActorSystem) -> No
 
 async def test_ask_in_the_systems_own_thread_is_refused(system: ActorSystem) -> None:
     ref = system.spawn(Takes)
-    text = r"from_thread.ask\(\) in the system's own thread would wait for ever; await ask\(\) instead"
+    text = r"from_thread.ask\(\) in the system's own thread would wait forever; await ask\(\) instead"
     with pytest.raises(RuntimeError, match=text):
         ref.from_thread.ask(Get())
 

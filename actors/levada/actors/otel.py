@@ -9,7 +9,7 @@ Names and attributes follow OpenTelemetry's semantic conventions for messaging a
   ``PRODUCER`` span for each `Ref.tell`: it would last as long as an append to a list, and cost as much as the handler's.
 * An ask is a ``CLIENT`` span ``Counter/Get``, and its handler a ``SERVER`` span below it.
 * What an actor sends to itself, its timers included, begins a trace of its own, with a link to the old one. Otherwise an actor that
-  polls would be one trace for ever.
+  polls would be one trace forever.
 * A half of a channel is one span from its opening to its end, with the number of messages.
 
 A span that ends with an exception has its class in ``error.type``, an event with its text, and the status error; a cancellation is no error.

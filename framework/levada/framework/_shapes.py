@@ -51,11 +51,11 @@ class Shape:
     wire_kinds: tuple[Any, ...]
     """Wire keys that a union hands to this member."""
     plain: frozenset[type] = frozenset()
-    """Values of exactly these types go over as they are, both ways."""
+    """Values of exactly these types are not converted, in either direction."""
 
 
 PLAIN = frozenset({types.NoneType, bool, int, float, str, bytes})
-"""What msgpack has: values of exactly these types go over as they are."""
+"""The types of msgpack: values of exactly these types are not converted."""
 _TOO_DEEP = "nested too deeply (max_depth)"
 
 

@@ -222,9 +222,9 @@ class Actor(Generic[M]):
     def peer(self) -> RemotePeer | None:
         """The peer whose message is being handled, if it came over a connection; None for a message of this system.
 
-        An actor that a connection has spawned always has a peer, also for its own timers and between messages: that of the connection.
+        An actor that a connection has spawned always has the connection's peer, even for its own timers and between messages.
         In a route of RSocket it is the peer of the request, which may have credentials of its own.
-        A task of the actor reads this before it waits, since the actor may handle another message by then.
+        A task of the actor should read this before it waits, because the actor may handle another message by then.
         """
         return peer_of(self._bound())
 
@@ -268,7 +268,7 @@ class Actor(Generic[M]):
     def watch(self, target: Any, tag: Any = None) -> None:
         """Get one `Down` message when `target` ends, at once if it has; watching again with the same tag changes nothing.
 
-        The `Down` of an actor overtakes queued messages. The `Down` of a handle does not: it comes behind the last message of a
+        The `Down` of an actor overtakes queued messages. The `Down` of a handle does not: it comes after the last message of a
         channel that feeds this mailbox.  Watches survive a restart.  The watch keeps a handle alive.
 
         Args:
@@ -369,7 +369,7 @@ class Actor(Generic[M]):
         return Reply(question, extras.open_asks)
 
     def stash(self, message: Any) -> None:
-        """Put the current message aside until `unstash_all`; an ask stays an ask.
+        """Set the current message aside until `unstash_all`; an ask stays an ask.
 
         Raises:
             MailboxFull: the stash holds `stash_limit` messages.

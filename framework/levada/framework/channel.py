@@ -4,7 +4,7 @@ For every channel:
 
 * **Bounded.** A sender has at most `window` messages under way; then ``send`` waits and ``send_nowait`` raises.
 * **Fair.** Waiting senders and receivers are served first come, first served.
-* **Nothing half done.** A cancelled ``send`` did not send, a cancelled ``receive`` took nothing; waiting for an end changes nothing.
+* **All or nothing.** A cancelled ``send`` did not send, a cancelled ``receive`` took nothing; waiting for an end changes nothing.
 * **The end is explicit.** `TerminalState` names each way to end, each has its own exception, and an end is final.
   Messages queued before a finish or a loss can still be received; ``cancel()`` and ``close()`` discard them.
 * **Not every await yields.** ``send`` with room and ``receive`` with a message waiting cost no step of trio and do not notice a

@@ -22,7 +22,7 @@ def _count() -> Any:
 
 @attrs.frozen(kw_only=True)
 class Limits:
-    """What the connections of one tenant may use together at one listener; None: the listener's own settings decide."""
+    """Limits of one tenant's connections, together, at one listener; None: the listener's own settings decide."""
 
     max_connections: int | None = _count()
     """Connections at a time. Every listener keeps this limit; the others are for protocols that say so."""
@@ -105,7 +105,7 @@ class RemotePeer:
     protocol: str
     """Of the connection, for example ``"aqueduct"``."""
     address: str
-    """Where the peer is: `levada.transports.carriers.CarrierInfo.peer`."""
+    """The peer's address: `levada.transports.carriers.CarrierInfo.peer`."""
     identity: Identity | None
     """Who the peer is; None if the listener has no ``authenticate`` hook, and on the client's side."""
     info: Any

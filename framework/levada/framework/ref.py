@@ -45,7 +45,7 @@ class FromThread(ABC, Generic[M_contra]):
         """Send a question and block this thread until the answer.
 
         Raises:
-            RuntimeError: called in the system's own thread, where it would wait for ever.
+            RuntimeError: called in the system's own thread, where it would wait forever.
             AskTimeout, ActorStopped, MailboxFull: as for `Ref.ask`.
         """
 

@@ -178,7 +178,7 @@ class Groups:
     def join(self, topic: Hashable, ref: Ref[Any]) -> None:
         """Add a member. Does nothing if `ref` is a member already or has ended.
 
-        In a fleet, an actor of another process joins when its process has heard of it.
+        In a fleet, an actor of another process joins when the request reaches its process.
 
         Raises:
             ConfigurationError: a router of the topic uses `pull`, and the system of `ref` does not report finished work; or the system is in
@@ -210,7 +210,7 @@ class Groups:
                 self._sharer.left(topic, ref)
 
     def admit(self, topic: Hashable, ref: Ref[Any]) -> None:
-        """Add a member of another system, which its system has said; it is not watched. For the sharer."""
+        """Add a member of another system, as its system reported; it is not watched. For the sharer."""
         self._members.setdefault(topic, {})[ref] = None
         self._announce(topic, Joined(topic, ref))
 
@@ -234,8 +234,8 @@ class Groups:
         """Tell all members; return how many took it. For a member with a full mailbox the message becomes a dead letter.
 
         Raises:
-            TypeError, ValueError, LevadaError: the message cannot travel to members in other systems, or a mailbox has no key for it; the
-                others have got it.
+            TypeError, ValueError, LevadaError: the message cannot be encoded for members in other systems, or a mailbox has no key for it; the
+                other members got it.
         """
         self._system.check_thread("groups.publish()")
         taken = 0

@@ -90,7 +90,7 @@ def least_mailbox() -> Routing:
     Looks at all routees for each message. For work of uneven length `pull` is better: it decides when a routee is free.
 
     For a routee in another system the number is an estimate: its answer when it was last asked, and the messages sent since then.
-    It is asked when a message is routed and the last answer is 50 ms old, so an idle router asks nobody.
+    It is asked when a message is routed and the last answer is 50 ms old, so an idle router asks no questions.
     """
     return Routing("least mailbox")
 
@@ -544,7 +544,7 @@ class BroadcastRouter(RouterBase):
                 self.not_taken(entry, routee, error)
 
     def on_ask(self, question: Ask) -> None:
-        """Refuse: several answers are no answer."""
+        """Refuse, because a question has one answer."""
         path = self.ref.path
         kind = type(question.message).__name__
         what = f"{path} broadcasts, so the ask of {kind} has no single answer; tell it, or use another routing"

@@ -98,7 +98,7 @@ class ActorSystem:
     """Actors, and the trio nursery that they live in: ``async with ActorSystem() as system``.
 
     Leaving the block ends all actors in four phases (`PHASES`), each with a deadline, and kills the rest.  This happens at the end of
-    the body, after its exception, Ctrl-C, or an error that no supervisor handled; that error then comes out of the block.
+    the body, after its exception, Ctrl-C, or an error that no supervisor handled; the block then raises that error.
     If the scope around the block is cancelled, the phases are skipped.  Nothing outlives the block.
 
     Args:
@@ -578,7 +578,7 @@ class ThreadInbox:
         self._send((cell, message))
 
     def call(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Call a function in the system's thread, soon; from any thread, also in a finaliser."""
+        """Call a function in the system's thread, soon; from any thread, even in a finaliser."""
         if not self._closed:
             self._send((None, (function, arguments)))
 

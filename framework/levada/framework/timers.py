@@ -83,7 +83,7 @@ class TimerHeap:
 
     @enable_ki_protection
     async def run(self) -> None:
-        """Fire due timers, for ever."""
+        """Fire due timers, forever."""
         while True:
             deadline = self._fire()
             with trio.CancelScope(deadline=deadline) as self._scope:

@@ -304,7 +304,7 @@ async def test_threads_tell_and_ask(two: Any, autojump_clock: MockClock) -> None
         autojump_clock.autojump_threshold = math.inf  # a thread works in real time
         assert await trio.to_thread.run_sync(work) == [["from a thread"]]
         autojump_clock.autojump_threshold = 0
-        with pytest.raises(RuntimeError, match="would wait for ever"):
+        with pytest.raises(RuntimeError, match="would wait forever"):
             remote.ask(Do("count"))
 
 

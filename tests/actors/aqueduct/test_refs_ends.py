@@ -362,7 +362,7 @@ STAGES = [
 
 @pytest.mark.parametrize("stage", STAGES)
 async def test_a_loss_at_every_stage(two: Any, autojump_clock: MockClock, stage: str) -> None:
-    """Nothing waits for ever, nothing is left behind."""
+    """Nothing waits forever, nothing is left behind."""
     config = {"core": AqueductConfig(window=2, mailbox=2)}
     async with two(Trapper, bounded(2), **config) as both:
         lost = Lost(both.peer.info.peer)

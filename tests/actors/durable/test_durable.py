@@ -320,7 +320,7 @@ async def test_misuse_of_an_entity_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="the command is text"):
             await accounts["anna"].ask(Deposit(1), command="")
     with pytest.raises(
-        ConfigurationError, match=r"2 partitions, which is for ever, not 3.*fixed when the log was made"
+        ConfigurationError, match=r"2 partitions, which cannot change to 3.*fixed when the log was made"
     ):
         async with accounts_in(tmp_path, shards=3):
             pass

@@ -399,7 +399,7 @@ def test_two_cannot_open_the_same_journal(tmp_path: Path) -> None:
 
 def test_the_number_of_partitions_stays(tmp_path: Path) -> None:
     Store.open(tmp_path, config=JournalConfig(partitions=2)).close()
-    with pytest.raises(ConfigurationError, match="has 2 partitions, which is for ever, not 3"):
+    with pytest.raises(ConfigurationError, match="has 2 partitions, which cannot change to 3"):
         Store.open(tmp_path, config=JournalConfig(partitions=3))
 
 

@@ -213,5 +213,5 @@ async def test_a_block_too_large_for_a_message_is_refused_by_name(tmp_path: Path
 
 def test_rows_of_a_peer_are_checked_when_they_are_used() -> None:
     rows = Codec().decode(Codec().encode(Rows(0, 0, 1, b"nonsense")), Rows)
-    with pytest.raises(SchemaMismatch, match="these bytes are no rows"):
+    with pytest.raises(SchemaMismatch, match="these bytes are not rows"):
         rows.batch()

@@ -213,7 +213,7 @@ class Kept:
 
 
 def test_a_journal_of_format_2_is_read_with_its_indexes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """See data/README.md. No index is made anew."""
+    """See data/README.md. No index is rebuilt."""
     with tarfile.open(Path(__file__).parent / "data" / "journal-format-2.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
     config = JournalConfig(partitions=2, keyed=KEYED, segment_bytes=8192, block_bytes=2048, retain_bytes=1 << 20)
@@ -293,7 +293,7 @@ def test_a_damaged_index_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureF
             check(store)
             assert store.taken(0, "c5") is not None
             assert everything(store) == whole
-        assert [record.getMessage().endswith("it is made anew from its segment") for record in caplog.records] == [True]
+        assert [record.getMessage().endswith("rebuilding it from its segment") for record in caplog.records] == [True]
         assert {path: path.read_bytes() for path in files} == before
         shutil.rmtree(copy)
 

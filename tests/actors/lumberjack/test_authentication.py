@@ -138,7 +138,7 @@ async def test_a_decision_that_takes_too_long_is_a_refusal(autojump_clock: MockC
 
 
 async def test_a_writer_that_leaves_gives_its_place_back() -> None:
-    """One hook runs at a time, and the first writer's would wait for ever."""
+    """One hook runs at a time, and the first writer's would wait forever."""
     units: list[Unit] = []
 
     async def take(unit: Unit) -> None:

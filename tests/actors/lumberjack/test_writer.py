@@ -308,7 +308,7 @@ async def test_lj52_a_wrong_ack_ends_the_connection_and_all_comes_again(autojump
 
 @pytest.mark.rule("LJ-52a")
 async def test_lj52a_acks_are_read_while_a_send_blocks(autojump_clock: trio.testing.MockClock) -> None:
-    """LJ-52a: a reader that stops reading until its ack is taken does not stop the writer for ever."""
+    """LJ-52a: a reader that stops reading until its ack is taken does not stop the writer forever."""
     small = MemoryConfig(window=100, high_watermark=0)
     settings: dict[str, Any] = {"window": 1, "compression": 0, "pipelining": 2}
     async with peers(config=small) as reader, writing(reader.url, hosts=HostConfig(memory=small), **settings) as writer:

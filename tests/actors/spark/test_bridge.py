@@ -243,7 +243,7 @@ def test_a_writer_waits_no_longer_than_it_was_told(actors: Actors) -> None:
 
 
 async def test_a_batch_that_nobody_delivers_is_dropped_in_time(tmp_path: Path, mock_clock: MockClock) -> None:
-    """As after a job that was killed: its rows do not fill the room for staged ones for ever."""
+    """As after a job that was killed: its rows do not fill the room for staged ones forever."""
     async with ActorSystem() as system:
         config = BridgeConfig(max_staged_age=3600.0)
         async with serve_bridge(system, tmp_path / "b", config=config) as bridge:
@@ -283,7 +283,7 @@ def test_errors_arrive_as_what_they_were(actors: Actors) -> None:
     with pytest.raises(UnknownName, match="no mailbox 'other' here; there are: lines") as unknown:
         remote(actors, "other").describe()
     assert unknown.value.name == "other"
-    with pytest.raises(EpochChanged, match="deleted and made anew") as changed:
+    with pytest.raises(EpochChanged, match="deleted and created again") as changed:
         list(remote(actors).read(0, 0, 1, epoch="gone", schema=COLUMNS.schema))
     assert changed.value.wanted == "gone"
     with pytest.raises(JournalError, match="are not there"):

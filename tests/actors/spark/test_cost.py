@@ -356,7 +356,7 @@ def test_offsets_that_point_elsewhere_are_refused(offset: int) -> None:
     stream = stream_of(pa.record_batch({"text": ["abc", "def", "ghi"]}))
     good = struct.pack("<4i", 0, 3, 6, 9)
     assert stream.count(good) == 1
-    with pytest.raises(SchemaMismatch, match="these bytes are no rows"):
+    with pytest.raises(SchemaMismatch, match="these bytes are not rows"):
         rows_of_stream(stream.replace(good, struct.pack("<4i", 0, offset, 6, 9)))
 
 

@@ -165,7 +165,7 @@ def test_e9_a_stream_or_datagram_that_ends_inside_a_frame(wire: Callable[..., Wi
     ("client", "frames"), [(True, [ChannelControl(0)]), (True, [ChannelControl(0), AckReliable(())])]
 )
 def test_e10_a_control_direction_ends_early(wire: Callable[..., Wire], client: bool, frames: list[Any]) -> None:
-    """FIN without the last frame would leave the other half waiting for ever."""
+    """FIN without the last frame would leave the other half waiting forever."""
     w = wire(client=client)
     w.give(w.bidi(), *frames, fin=True)
     assert w.broken() == "E-10"

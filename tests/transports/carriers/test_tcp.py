@@ -96,7 +96,7 @@ async def test_lonely_writes_need_no_task(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 async def test_straight_writes_let_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel may take everything at once for ever: the sender still gives way every watermark."""
+    """The kernel may take everything at once forever: the sender still gives way every watermark."""
     monkeypatch.setattr(streams, "_JOIN_WITHIN", 0)
     turns = 0
 

@@ -168,7 +168,7 @@ def test_ma23_ma24_ma27_ma30_disapproval() -> None:
     assert isinstance(wire.events[-1], ConnectionEnded)
     fixed = Wire(approve=False)
     fixed.give(0, authentication().encode(), fin=True)
-    fixed.core.disapprove_client(ErrorCode.INVALID_FORMAT, "wrong for ever", 9.0, now=0.0)
+    fixed.core.disapprove_client(ErrorCode.INVALID_FORMAT, "wrong forever", 9.0, now=0.0)
     fixed.flush()
     assert result_of(fixed).retry_after_ms == 0
 

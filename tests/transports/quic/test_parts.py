@@ -54,7 +54,7 @@ def test_one_probe_at_a_time_and_again_after_ten_minutes() -> None:
 
 
 def test_at_the_ceiling_nothing_is_probed_for() -> None:
-    """A probe every ten minutes would keep an idle connection alive for ever."""
+    """A probe every ten minutes would keep an idle connection alive forever."""
     search = MtuSearch(1_200, 1_452)
     search.acked(search.probe(0.0), 1.0)
     assert (search.size, search.next_at) == (1_452, math.inf)

@@ -408,7 +408,7 @@ async def test_a_token_that_got_lost_is_sent_again(lab: Any, autojump_clock: Moc
 async def test_resets_are_smaller_than_their_cause_and_bounded_in_number(
     lab: Any, autojump_clock: MockClock, tuned: None
 ) -> None:
-    """Two endpoints without state would otherwise answer each other for ever (RFC 9000 section 10.3.3)."""
+    """Two endpoints without state would otherwise answer each other forever (RFC 9000 section 10.3.3)."""
     net = SimNet(1)
     async with lab.listening(net) as listener:
         stranger = net.port("stranger")

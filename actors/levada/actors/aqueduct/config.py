@@ -63,9 +63,9 @@ class PeerConfig:
     """The refs of the fleet that this system is a member of. If the peer is a member too, refs of any member may travel to it. It is the
     listener's ``authenticate`` hook that decides who may say that it is a member: the header ``levada-node`` has its node id."""
     max_connections: int = attrs.field(default=1000, validator=_COUNT)
-    """Clients connected to a server at the same time; further ones wait."""
+    """Clients connected to a server at the same time; any more wait."""
     max_handlers: int = attrs.field(default=100, validator=_COUNT)
-    """Messages of one client that an async function handles at the same time; further ones wait in the window."""
+    """Messages of one client that an async function handles at the same time; later ones wait in the window."""
 
 
 def dial_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[Any]:
@@ -101,7 +101,7 @@ def listen_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[
 def fit(url: str, config: PeerConfig, *, client: bool) -> Any:
     """Complete the carrier's settings: a channel takes a stream of each kind, and the connection takes one more.
 
-    Settings of another carrier than the URL's stay as they are; `dial` and `listen` raise the error.
+    Settings of a carrier other than the URL's are not changed; `dial` and `listen` raise the error.
     """
     streams = config.core.max_channels + 1
     carrier = config.carrier

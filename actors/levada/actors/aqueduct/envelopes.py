@@ -337,7 +337,7 @@ _ERRORS: Final[dict[str, Callable[[str, str, Any, Any], LevadaError]]] = {
 
 
 def error_from(payload: bytes, actor: str, message: Any) -> LevadaError:
-    """Make the error for the asker from a failure: levada's own classes as they are, all others as an `ActorError` with a cause.
+    """Make the error for the asker from a failure: levada's own classes unchanged, all others as an `ActorError` with a cause.
 
     Args:
         payload: the failure.

@@ -47,7 +47,7 @@ logger = logging.getLogger("levada.actors.aqueduct")
 NODE: Final = "levada-node"
 """Connection header: the node id of this side, as 32 hex digits in lower case."""
 CLAIMS: Final = 64
-"""Claims under way on one connection; further ones wait."""
+"""Claims under way on one connection; later ones wait."""
 REMEMBERED: Final = 1000
 """Nodes that have ended and whose refs are lost at once; refs of older ones are lost when dialling fails."""
 
@@ -65,7 +65,7 @@ class FleetRefs:
         system: has been entered.
         node_id: 16 random bytes, new for each start of the process.
         dial: connects to a member.
-        entropy: returns so many random bytes, for keys.
+        entropy: returns that many random bytes, for keys.
         dial_timeout: seconds until a node that is not known, or does not answer, is given up.
         claim_timeout: seconds until a claim without an answer is given up.
         idle: seconds after which a connection is closed that nothing uses.

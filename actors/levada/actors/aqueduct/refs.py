@@ -781,7 +781,7 @@ class _RemoteFromThread(FromThread[Any]):
     def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Any:
         system = self._ref.system
         if system.inbox.is_home():
-            raise RuntimeError("from_thread.ask() in the system's own thread would wait for ever; await ask() instead")
+            raise RuntimeError("from_thread.ask() in the system's own thread would wait forever; await ask() instead")
         question = ThreadAsk(message, self._ref)  # type: ignore[arg-type]
         system.inbox.put(self._ref, question)  # type: ignore[arg-type]
         return question.block(system.inbox, system.ask_timeout if timeout == DEFAULT_TIMEOUT else timeout)

@@ -135,7 +135,7 @@ def print_octets(octets: bytes, *, as_json: bool = False, **facts: str | None) -
         print(shown(octets.decode()), flush=True)
     except UnicodeDecodeError:
         if sys.stdout.isatty():
-            print(f"({len(octets):,} bytes that are no text: redirect the output, or use --json)", flush=True)
+            print(f"({len(octets):,} bytes that are not text: redirect the output, or use --json)", flush=True)
         else:
             sys.stdout.buffer.write(octets)
             sys.stdout.buffer.flush()

@@ -229,7 +229,7 @@ def _serve(
 
 
 def _authenticator(args: argparse.Namespace) -> Authenticate | None:
-    """Make the hook; with both options a client needs a certificate, and its token says who it is."""
+    """Make the hook; with both options a client needs a certificate, and its token identifies it."""
     if args.tokens is not None:
         return BearerTokens(args.tokens)
     return None if args.client_ca is None else CertificateNames()

@@ -1,6 +1,6 @@
 """``levada serve --nodes``: one app in several processes that share its addresses.
 
-This process serves nobody. It binds the addresses, starts the nodes and starts them again, and has the health endpoint and the console.
+This process serves no client. It binds the addresses, starts the nodes and starts them again, and has the health endpoint and the console.
 """
 
 from __future__ import annotations

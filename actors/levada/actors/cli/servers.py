@@ -20,7 +20,7 @@ _SUFFIX = ".console"
 
 
 def _folder() -> Path:
-    """Return the folder, which this user owns and nobody else can open.
+    """Return the folder, which only this user owns and can open.
 
     Raises:
         ConfigurationError: something else is there.

@@ -1,7 +1,7 @@
 """The server of the console: a Unix socket and the actor that answers on it.
 
 Clients cannot load the system much.  Each has one request under way, gets a limited number of actors, must take the answer in time and
-may not be idle for ever.  Their number is limited, and a silent client gives way when all places are taken.  All clients together
+may not be idle forever.  Their number is limited, and a silent client gives way when all places are taken.  All clients together
 get at most half of the system's time.  A mistake of a client ends its own connection.
 """
 

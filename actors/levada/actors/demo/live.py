@@ -48,7 +48,7 @@ class Feed:
         self._more = trio.Event()
 
     async def follow(self) -> AsyncGenerator[Result, None]:
-        """Yield all of them, for ever; a slow caller misses results that are forgotten before their turn."""
+        """Yield all of them, forever; a slow caller misses results that are forgotten before their turn."""
         at = 0
         while True:
             while at < self.count:
@@ -133,7 +133,7 @@ class Results:
     _changed: trio.Event = attrs.field(factory=trio.Event)
 
     async def follow(self, peer: ConnectedPeer, route: str) -> None:
-        """Take the results of a route, for ever.
+        """Take the results of a route, forever.
 
         Raises:
             RequestFailed: the stream has failed.
@@ -143,7 +143,7 @@ class Results:
                 self.take(route, json.loads(payload.data))
 
     async def receive(self, peer: Peer[Follow], mailbox: str) -> None:
-        """Take the results of a mailbox over Aqueduct, for ever.
+        """Take the results of a mailbox over Aqueduct, forever.
 
         Raises:
             ChannelError: the channel has ended.

@@ -363,7 +363,7 @@ async def _all_seen(query: Ref[AwaitAvailable | GetProgress], log: Path) -> None
 
 
 async def _fails_for_good(query: Ref[AwaitAvailable | GetProgress], log: Path) -> None:
-    """Wait for the end of a query that should not end, and raise it. Shippers would wait for it for ever."""
+    """Wait for the end of a query that should not end, and raise it. Shippers would wait for it forever."""
     reason = await query.terminated()
     # In one line: Spark's text has many.
     failure = str(reason.error if isinstance(reason, Failed) else reason).partition("\n")[0]

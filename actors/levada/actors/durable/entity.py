@@ -41,7 +41,7 @@ MOST_OCTETS = 8 << 20
 class Durable(Actor[M]):
     """An actor whose state survives its process. Derive, annotate fields with defaults, mark methods with `handles` and `applies`.
 
-    State changes only in `applies` methods, by the events that handlers `record`. An answer leaves when the events of its handler are on the
+    State changes only in `applies` methods, by the events that handlers `record`. An answer is sent when the events of its handler are on the
     disk. A handler that raises has recorded nothing, except what it committed before.
 
     The fields are the state; each has a default, and a type that a message may hold, because snapshots keep them.
@@ -185,7 +185,7 @@ class Durable(Actor[M]):
         live.tells.append((ref, message))
 
     def remind(self, at: float | datetime, message: Any, *, key: str | None = None) -> None:
-        """Have this entity get a message at some time, also after a restart. It is kept with the events of this command.
+        """Send this entity a message at a certain time, even after a restart. The reminder is kept with the events of this command.
 
         The message is a command like any other, and is handled once; if its handler fails, again after a while. Late reminders come at once.
 

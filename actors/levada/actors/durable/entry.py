@@ -120,7 +120,7 @@ class Shards(Generic[M]):
     async def erase(self, entity: str, *, timeout: float | None = None) -> int:
         """Erase an entity from the files of the journal; return the number of rows. A row with its id stays, and says so.
 
-        Its reminders go too. A command that is being handled fails with `ActorStopped`, later ones with `EntityErased`, for ever. If this
+        Its reminders go too. A command that is being handled fails with `ActorStopped`, later ones with `EntityErased`, forever. If this
         fails, call it again.
 
         Args:
@@ -268,7 +268,7 @@ async def shards_of(
         timeout: seconds to wait for them to be started; ``None``: no limit. The default is the system's ``ask_timeout``.
 
     Raises:
-        NameUnknown: nobody started them in time.
+        NameUnknown: no process started them in time.
         ConfigurationError: they are of another class; or this process has none, and is no node.
 
     Cancellation: nothing happened.

@@ -44,7 +44,7 @@ def read_value(octets: bytes) -> Any:
     """Read one value; what `Codec.decode` gives, but for messages and handles, which are `Tagged` and `Handle`.
 
     Raises:
-        ValueError: the bytes are no value.
+        ValueError: the bytes are not a value.
 
     Example:
         >>> from levada.framework import Codec, message

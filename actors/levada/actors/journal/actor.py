@@ -326,7 +326,7 @@ class Journal(
 
     async def _write(self) -> None:
         while True:
-            # Only the jobs that are there now: tasks that stage block after block would hold up appends for ever.
+            # Only the jobs that are there now: tasks that stage block after block would hold up appends forever.
             for _ in range(len(self._urgent)):
                 job = self._urgent[0]
                 if job.wanted:

@@ -68,7 +68,7 @@ class _Kind:
 
     type: pa.DataType
     plain: frozenset[type] = frozenset()
-    """Values of exactly these types go to Arrow as they are."""
+    """Values of exactly these types are passed to Arrow unchanged."""
     lower: Callable[[Any], Any] | None = None
     """Turns any other value into one for Arrow, or raises `_Misfit`; None: any other is a misfit."""
     lift: Callable[[Any], Any] | None = None

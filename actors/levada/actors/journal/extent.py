@@ -38,7 +38,7 @@ class Extent:
     """What a journal holds."""
 
     epoch: str
-    """Names this journal. A directory that was deleted and made anew has another epoch, and the old offsets mean nothing in it."""
+    """The name of this journal. A journal that was deleted and created again has another epoch, and the old offsets mean nothing in it."""
     first: Mapping[int, int]
     """For each partition, the offset of the oldest row."""
     end: Mapping[int, int]

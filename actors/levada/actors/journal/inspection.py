@@ -41,7 +41,7 @@ class Finding:
 
     kind: Literal["damage", "cut", "note"]
     """``damage``: rows or commits that were promised are gone or changed. ``cut``: bytes of a write that was never answered; the next opening
-    cuts them off, and nothing is lost. ``note``: something that is made anew, or is of no use."""
+    cuts them off, and nothing is lost. ``note``: something that is rebuilt, or is not needed."""
     text: str
     path: str
     rows: int = 0
@@ -147,7 +147,7 @@ def inspect(directory: Path, *, blocks: bool = False) -> Iterator[Inspection]:
 
     Args:
         directory: of the journal.
-        blocks: check every block, also in sealed segments, which opening a journal leaves to their first reading.
+        blocks: check every block, even in sealed segments, which an opening does not check before they are first read.
 
     Raises:
         JournalLocked: a process has it open.
@@ -251,7 +251,7 @@ def _examine_all(found: Inspection) -> Iterator[Finding]:
                 if not path.with_suffix(".segment").exists():
                     wrong = "its segment is gone"
                 if wrong:
-                    yield Finding("note", f"an index that will be made anew: {wrong}", str(path))
+                    yield Finding("note", f"an index that will be rebuilt: {wrong}", str(path))
             elif path.suffix == ".damaged":
                 yield Finding("note", "kept from a repair; rows in it are not read", str(path))
             elif path.suffix != ".segment":

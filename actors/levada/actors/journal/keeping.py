@@ -97,7 +97,7 @@ class Keeper:
             directory: see `Journal`.
             columns: see `Journal`.
             config: see `Journal`.
-            mailbox: questions that wait in the keeper; further ones are held back on this side.
+            mailbox: how many questions may wait in the keeper; senders of more wait on this side.
             name: of the actor that passes questions on.
 
         Raises:

@@ -2,7 +2,7 @@
 
 The rows themselves say both; this is an index of them, one for each segment. That of the last segment is in memory, and is built from its blocks
 when the journal is opened. When a segment is sealed, its index becomes a file beside it, and so it is found without reading the segment. The
-file is mapped, and not synced: if it is missing, damaged, or of another version or other columns, it is made anew from the segment.
+file is mapped, and not synced: if it is missing, damaged, or has another version or other columns, it is rebuilt from the segment.
 
 In memory a row takes 12 bytes, an entity or command about 100 more, in the last segment only; a file has 12 bytes for each row.
 
@@ -266,7 +266,7 @@ class Keys:
             try:
                 index = self._open(segment)
             except JournalDamaged as error:
-                logger.warning("%s; it is made anew from its segment", error, extra={"event": "index_rebuilt"})
+                logger.warning("%s; rebuilding it from its segment", error, extra={"event": "index_rebuilt"})
                 growing = _Growing(segment.first, self._config)
                 self._read(segment, growing)
                 index = self._write(segment, growing)
@@ -446,7 +446,7 @@ class _File:
 
 
 def check_index(path: Path) -> str:
-    """Say why the file of an index is of no use; empty if it is whole. It is made anew in any case."""
+    """Say why the file of an index is useless; empty if it is intact. It is rebuilt in any case."""
     octets = path.read_bytes()
     if len(octets) < _TABLES or octets[:8] != _MAGIC:
         return "it is no index"

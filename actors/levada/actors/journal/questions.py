@@ -91,7 +91,7 @@ class StageRows(Asks[int]):
 
 @attrs.frozen
 class Deliver(Asks[Delivered]):
-    """Append a staged batch exactly once. A second time, also after a crash, the answer is ``already``.
+    """Append a staged batch exactly once. The second time, even after a crash, the answer is ``already``.
 
     Afterwards all stages of this batch are deleted. Fails with `JournalError` if a winner was not staged, has another number of `rows`, or
     the batch is larger than the journal can ever take, with `JournalUnwritable` as `Append`.
@@ -182,7 +182,7 @@ class AwaitRows(Asks[Extent]):
 
 @attrs.frozen
 class Read(Asks[list[Block]]):
-    """Read blocks of one partition, as `Store.read`. To read on, start at the end of the last block; an empty list: there are no more."""
+    """Read blocks of one partition, as `Store.read`. To continue, start at the end of the last block; an empty list: no more rows."""
 
     partition: int = attrs.field(validator=_INT)
     start: int = attrs.field(validator=_INT)
@@ -207,13 +207,13 @@ class Rows:
         return self.first + self.count
 
     def batch(self) -> pa.RecordBatch:
-        """Return the rows in the journal's columns, without copying them; `SchemaMismatch` if these bytes are no rows."""
+        """Return the rows in the journal's columns, without copying them; `SchemaMismatch` if these bytes are not rows."""
         return rows_of_stream(self.octets)
 
 
 @message("levada.journal.read_rows", frozen=True)
 class ReadRows(Asks[Rows]):
-    """Read rows of one partition that follow each other. To read on, start at `Rows.end`; no rows: there are no more.
+    """Read rows of one partition that follow each other. To continue, start at `Rows.end`; an empty answer means that there are no more rows.
 
     Erased rows are passed over: `Rows.first` is then behind `start`.
 
@@ -239,7 +239,7 @@ class Found:
     """An Arrow IPC stream, empty if there are no rows, or a record batch (`ReadEntity.stream`); see `batch`."""
 
     def batch(self) -> pa.RecordBatch:
-        """Return the rows: a column ``offset``, then the journal's; `SchemaMismatch` if these bytes are no rows."""
+        """Return the rows: a column ``offset``, then the journal's; `SchemaMismatch` if these bytes are not rows."""
         return self.octets if isinstance(self.octets, pa.RecordBatch) else rows_of_stream(self.octets)
 
 

@@ -53,7 +53,7 @@ def recover(directory: Path, schema: pa.Schema | None, config: JournalConfig, re
     resources.callback(ledger.close)
     if ledger.partitions != config.partitions:
         raise ConfigurationError(
-            f"{directory} has {ledger.partitions} partitions, which is for ever, not {config.partitions}"
+            f"{directory} has {ledger.partitions} partitions, which cannot change to {config.partitions}"
         )
     columns = schema if schema is not None else columns_of(Envelope).schema
     partitions = [

@@ -536,7 +536,7 @@ class Store:
         return keys.newest_of(entity, start, newest, self.schema)
 
     def erase(self, entity: str | bytes, *, partition: int | None = None, before: int | None = None) -> Iterator[int]:
-        """Erase the rows of an entity, also from the disk. Belongs to the thread that writes.
+        """Erase the rows of an entity, even from disk. Belongs to the thread that writes.
 
         Each step writes one segment anew without them; between steps there may be other writes. All other rows keep their offsets. The
         ledger knows about it from the first step to the last: if a crash comes between, the next opening goes on.

@@ -199,7 +199,7 @@ class LumberjackDriver(Driver[ReaderCore]):
         core.stop_reading(trio.current_time())
 
     async def _wait_for_room(self) -> None:
-        """The writer leaves its acks unread: wait, but not for ever (LJ-27)."""
+        """The writer leaves its acks unread: wait, but not forever (LJ-27)."""
         try:
             with trio.move_on_after(self.load.config.send_timeout) as scope:
                 await self.stream.send_all(b"")

@@ -190,7 +190,7 @@ class Segments:
             at = max(at, good)
             at += _damaged(data, at)
         if promised <= good < len(data):
-            logger.warning("%s: the last %d bytes are no whole record and are cut off", path, len(data) - good)
+            logger.warning("%s: the last %d bytes are not a whole record and are cut off", path, len(data) - good)
             os.truncate(path, good)
             segment.size = good
 
@@ -215,7 +215,7 @@ class Segments:
         """Make a segment, or make it anew if nothing is in it."""
         before = self._segments.get(number - 1, _NONE).size
         octets = _MAGIC % (2, self._kind) + before.to_bytes(8, "big")
-        # Only for this user: what is in a log is nobody else's business.
+        # Only for this user: a log may hold secrets.
         file = io.FileIO(self._path(number), "wb", opener=private)
         try:
             file.write(octets + zlib.crc32(octets).to_bytes(4, "big"))

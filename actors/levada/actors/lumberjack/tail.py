@@ -44,7 +44,7 @@ class Tail:
         )
 
     async def finished(self) -> None:
-        """Wait until everything has been read and delivered; for ever without `TailConfig.once`."""
+        """Wait until everything has been read and delivered; forever without `TailConfig.once`."""
         await self._finished.wait()
 
 

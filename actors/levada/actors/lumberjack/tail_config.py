@@ -33,7 +33,7 @@ class TailConfig:
     once: bool = attrs.field(default=False, validator=v.instance_of(bool))
     """Read each file to its end, an unfinished last line included, and stop."""
     start: Literal["beginning", "end"] = attrs.field(default="beginning", validator=v.in_(("beginning", "end")))
-    """Where to begin with files that are there when a registry is new; files that appear later are read from their beginning."""
+    """Where to begin in files that exist when the registry is new; files that appear later are read from their beginning."""
     exclude: tuple[str, ...] = attrs.field(default=("*.gz", "*.bz2", "*.xz", "*.zst"), converter=tuple[str, ...])
     """Patterns of names that are left alone although a pattern of files matches them."""
     poll: float = attrs.field(default=0.25, validator=_positive)

@@ -15,7 +15,7 @@ class Origin:
     """The connection that events came over."""
 
     connection: str
-    """A name that no other connection has or had, also after a restart of the program."""
+    """A name that no other connection has or ever had, even before a restart of the program."""
     peer: str
     """The writer's address."""
     version: int
@@ -33,7 +33,7 @@ class Unit(Asks[object]):
     """Events that are acked together: any answer says that they are safe (LJ-25).
 
     A failure, or no answer, closes the connection, and its writer sends the events again.  So answered events are
-    never lost, and any event may come twice, also in another order (LJ-55, LJ-56).
+    never lost, and any event may come twice, and in a different order (LJ-55, LJ-56).
     """
 
     events: list[dict[str, Any]]

@@ -431,7 +431,7 @@ async def connect(
 ) -> AsyncIterator[Writer]:
     """Send events to one reader or to several while the block lasts.
 
-    Entering waits for the first attempt to connect.  A reader that is not there is no error: events are queued, and the writer
+    Entering waits for the first attempt to connect.  An unreachable reader is not an error: events are queued, and the writer
     tries again and again.  Leaving flushes, within `close_timeout`, and logs how many events are not acked.
 
     Args:

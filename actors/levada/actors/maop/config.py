@@ -58,7 +58,7 @@ class PeerConfig:
     max_running: int = attrs.field(default=1024, validator=_COUNT)
     """Handlers that run at once, over all connections; further operations wait for their turn. Source: MA-117."""
     max_connections: int = attrs.field(default=1000, validator=_COUNT)
-    """Clients that a server admits at once; further ones wait."""
+    """Clients that a server admits at once; any more wait."""
     max_attempts: float | None = attrs.field(default=20.0, validator=_RATE)
     """Connections per second from one network address; above this rate a server refuses them unread. ``None``: no limit. Source: MA-128."""
     max_block_rate: float | None = attrs.field(default=None, validator=_RATE)
@@ -100,7 +100,7 @@ def listen_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[
 def _fit(url: str, config: PeerConfig) -> Any:
     """Complete the carrier's settings. Source: MA-1, MA-2, MA-125, MA-129.
 
-    Settings of another carrier than the URL's stay as they are; `dial` and `listen` raise the error.
+    Settings of a carrier other than the URL's are not changed; `dial` and `listen` raise the error.
     """
     carrier = config.carrier
     scheme = url.partition("://")[0]

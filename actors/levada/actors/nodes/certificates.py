@@ -110,7 +110,7 @@ class Authority:
             node_id: 16 octets. The caller makes sure that no id is signed twice.
 
         Raises:
-            ConfigurationError: these octets are no key of this kind.
+            ConfigurationError: these bytes are not a key of this kind.
         """
         try:
             key = serialization.load_der_public_key(public)
@@ -156,7 +156,7 @@ def carrier_settings(
         carrier: which one.
         authority: `Authority.certificate`, the only authority to trust.
         certificate: `MemberKey.with_certificate`; None: shows none.
-        dials: node id of the member to dial; nobody else is taken for it.
+        dials: node id of the member to dial; no other member is accepted.
         clients: whether a listener asks for the certificates of clients.
     """
     name = None if dials is None else member_name(dials)

@@ -48,7 +48,7 @@ class NodeSettings:
     code in it keeps the interpreter's lock. The end of its process is known at once."""
     hang_timeout: float | None = attrs.field(default=None, validator=v.optional(_SECONDS))
     """Seconds without a heartbeat of a node after which the driver kills it; None: never. The heartbeat has a thread of its own, so a
-    handler that computes is no hang; native code that keeps the interpreter's lock is one."""
+    handler that computes does not count as a hang; native code that keeps the interpreter's lock does."""
     restart: RestartPolicy = attrs.field(
         factory=lambda: restart("transient", max=10, within=60.0, backoff=(0.2, 5.0)),
         validator=v.instance_of(RestartPolicy),

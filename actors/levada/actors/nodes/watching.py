@@ -15,7 +15,7 @@ from .messages import Show
 __all__ = ["Watcher"]
 
 SILENCE: Final = 30.0
-"""Seconds without a request after which nobody looks any more."""
+"""Seconds without a request after which no client watches any more."""
 
 
 @attrs.frozen
@@ -47,5 +47,5 @@ class Watcher(Actor[Show | _Silent]):
 
     @handles
     def silent(self, m: _Silent) -> None:
-        """End: nobody looks."""
+        """End, because no client watches."""
         self.stop()

@@ -668,7 +668,7 @@ class BlockingChannel(BlockingStream[T]):
             peer._write()
 
     def finish(self) -> None:
-        """Announce that there are no more payloads; needs no credit. The answers may still be iterated over. A second call does no harm."""
+        """Announce that there are no more payloads; needs no credit. You can still iterate over the answers. A second call does nothing."""
         with self._peer._lock:
             if not self._finished and not self._refused and self._peer._end is None:
                 self._peer._core.send_complete(self._stream_id)

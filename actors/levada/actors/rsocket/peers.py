@@ -212,7 +212,7 @@ class Peer(ABC):
     ) -> tuple[Sender[Any], Receiver[Any]]:
         """Open a channel with its first payload; returns when that is sent.
 
-        The sender takes the further payloads and waits for the responder's credit; finish it when there are no more. Cancelling the
+        The sender takes the later payloads and waits for the responder's credit; finish it after the last one. Cancelling the
         sender, or closing the receiver, cancels the channel in both directions. A responder that wants no more payloads closes
         the sender only (`ReceiverClosed`). Arguments as for `request_stream`.
 

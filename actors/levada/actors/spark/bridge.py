@@ -442,7 +442,7 @@ async def _require_epoch(journal: Ref[Any], wanted: str) -> None:
     extent: Extent = await journal.ask(GetExtent(), timeout=None)
     if extent.epoch != wanted:
         raise EpochChanged(
-            f"these offsets are of journal {wanted}, and now there is {extent.epoch}: it was deleted and made anew, or this is another bridge. "
+            f"these offsets are of journal {wanted}, and now there is {extent.epoch}: it was deleted and created again, or this is another bridge. "
             "Start the query with a new checkpoint",
             wanted,
             extent.epoch,

@@ -1,4 +1,4 @@
-"""Subscriptions: an actor that hands the rows of a mailbox to another actor or to a sender."""
+"""Subscriptions: an actor that passes the rows of a mailbox to another actor or to a sender."""
 
 from __future__ import annotations
 

@@ -50,11 +50,11 @@ class MailboxSource(DataSource):
         return options.columns or columns_for(options.remote.describe().columns())
 
     def reader(self, schema: StructType) -> BatchSource:
-        """Read the rows that are there now."""
+        """Read the existing rows."""
         return BatchSource(Options.read(self.options), schema)
 
     def streamReader(self, schema: StructType) -> StreamSource:  # noqa: N802 - Spark's name
-        """Read the rows that are there, and new ones as they come."""
+        """Read the existing rows, and new ones as they come."""
         return StreamSource(Options.read(self.options), schema)
 
     # The names of the parameters are Spark's: it passes them by keyword in one of two places.

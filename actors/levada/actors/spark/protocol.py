@@ -81,7 +81,7 @@ class UnknownName(BridgeError, LookupError):
 
 @attrs.define(eq=False, slots=False, str=False)
 class EpochChanged(BridgeError):
-    """Offsets are of another journal: its directory was deleted and made anew, or this is another mailbox."""
+    """Offsets are of another journal: its directory was deleted and created again, or this is another mailbox."""
 
     wanted: str = ""
     """Epoch of the offsets."""

@@ -162,7 +162,7 @@ class AwaitAvailable(Asks[None]):
     """Ask for an answer once all rows that the sources have now are processed and committed to the sink.
 
     Fails with `QueryFailed` if the query fails first, and with `ActorStopped` if it ends first (with ``availableNow``, wait for the end of the
-    actor instead). For tests and for the end of a program. With sources that never pause it may take for ever, so give the ask a time-out.
+    actor instead). For tests and for the end of a program. With sources that never pause it may take forever, so give the ask a time-out.
     """
 
 

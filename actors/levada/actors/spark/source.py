@@ -308,7 +308,7 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = {number: max(stop, begun.get(number, 0)) for number, stop in end.items()}
         rows = {number: stop - max(begun.get(number, 0), found.first[number]) for number, stop in end.items()}
         if not any(count > 0 for count in rows.values()) or self._waits(sum(rows.values())):
-            # Spark asks when the batch before is done, and commits it only with the next one. For that a full mailbox would wait for ever.
+            # Spark asks when the batch before is done, and commits it only with the next one. For that a full mailbox would wait forever.
             if any(offset > (self._committed or {}).get(number, offset) for number, offset in begun.items()):
                 self.commit(start)
             return start
@@ -357,8 +357,8 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Read an offset. If rows before it are lost and that is accepted, it goes back to the rows that are left."""
         if offset["epoch"] != found.epoch:
             raise EpochChanged(
-                f"this checkpoint is of journal {offset['epoch']}, and now there is {found.epoch}: it was deleted and made anew, or this is another "
-                "mailbox. Start the query with a new checkpoint",
+                f"the checkpoint is of journal {offset['epoch']}, and now there is {found.epoch}: it was deleted and created again, or this is "
+                "another mailbox. Start the query with a new checkpoint",
                 offset["epoch"],
                 found.epoch,
             )
@@ -463,7 +463,7 @@ def _behind(
     number = next(iter(behind or wanted), 0)
     return JournalBehind(
         f"mailbox {name}: {what}. Put the newest copy of the journal back, start the query with a new checkpoint, or set option "
-        f"failOnDataLoss=false: it goes on with the rows that are there from {dict(ends)} on",
+        f"failOnDataLoss=false: it continues with the existing rows from {dict(ends)} on",
         opening=opening or "",
         partition=number,
         wanted=wanted.get(number, 0),

@@ -809,6 +809,6 @@ class CellFromThread(FromThread[Any]):
         cell = self.cell
         system = cell.system
         if system.inbox.is_home():
-            raise RuntimeError("from_thread.ask() in the system's own thread would wait for ever; await ask() instead")
+            raise RuntimeError("from_thread.ask() in the system's own thread would wait forever; await ask() instead")
         system.inbox.put(cell, question)
         return question.block(system.inbox, system.ask_timeout if timeout == DEFAULT_TIMEOUT else timeout)

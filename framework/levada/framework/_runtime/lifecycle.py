@@ -513,7 +513,7 @@ class Lifecycle:
         ending = extras.ending
         assert ending is not None
         seconds, extra = self._system.stop_timeout, {"actor": cell.path}
-        # Shielded: a hook may await while everything around is being cancelled, but not for ever.
+        # Shielded: a hook may await while everything around is being cancelled, but not forever.
         with trio.CancelScope(shield=True):
             with trio.move_on_after(seconds) as scope:
                 try:

@@ -4,7 +4,7 @@ A message is *settled* once: acked or nacked, by a frame of the receiver or beca
 record: size, the caller's token, its own stream if it has one, and in `links` the channels whose halves it carries.
 
 The gate (AQ-45, D-22): QUIC delivers no data of a stream after its reset. A reset that overtakes ChannelControl names no channel, and
-the peer's half would wait for ever. So the side that opened a control stream resets it only once the peer is known to have seen it, and
+the peer's half would wait forever. So the side that opened a control stream resets it only once the peer is known to have seen it, and
 makes the peer answer if it otherwise would not.
 """
 

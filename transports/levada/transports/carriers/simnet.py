@@ -12,7 +12,7 @@ same number of draws for each packet; so the same seed gives the same trace of (
 itself is repeatable: trio's scheduler order and the lengths of signatures (Ed25519, not ECDSA) have to be fixed as well.
 
 There is no task: each port keeps a heap of datagrams on their way, and its `receive` sleeps until the first is due.  A protocol
-that sets the same timer again for ever would stop virtual time; a network notices that after `turns` calls, and says so.
+that sets the same timer again forever would stop virtual time; a network notices that after `turns` calls, and says so.
 """
 
 from __future__ import annotations

@@ -267,7 +267,7 @@ class TlsListener:
         """
         if context is None and self._config.context is not None:
             raise ConfigurationError(
-                "the settings hold a context, so there are no files to read: give reload() a new context"
+                "the settings hold a context, so there are no files to read: pass a new context to reload()"
             )
         self._context = context or make_context(self._config, ssl.Purpose.CLIENT_AUTH)
         if not isinstance(self._context.sni_callback, _NoteName):

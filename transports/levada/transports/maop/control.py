@@ -277,7 +277,7 @@ class ControlPool:
         stream.stream_id = None
         stream.writable = True
         self.stops += 1
-        # Otherwise the pool would reopen each stream for ever.
+        # Otherwise the pool would reopen each stream forever.
         if self.stops > self._core.config.max_control_streams:
             self._core.fail_connection(ErrorCode.PROTOCOL_VIOLATION, "all control streams were stopped", "MA-86")
 

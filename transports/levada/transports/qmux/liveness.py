@@ -52,7 +52,7 @@ class Liveness:
     def wrote(self, now: float) -> None:
         """Note that a record was written. Source: QX-34 (D-18)."""
         if self._may_extend:
-            # Only once after each record received: else our own pings would keep a dead peer for ever.
+            # Only once after each record received: else our own pings would keep a dead peer forever.
             self._may_extend = False
             self._idle_since = now
 

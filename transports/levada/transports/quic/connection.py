@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["QuicConnection", "QuicDetails"]
 
 # A loss timer of aioquic's can fire at its exact moment and find no packet lost: `sent + delay == now`, but `now - delay` rounds below
-# `sent`. It would be set to the same moment for ever, and virtual time would stand still.
+# `sent`. It would be set to the same moment forever, and virtual time would stand still.
 _TIMER_SLACK = 1e-6
 _PING = 0  # id of keepalive PINGs, whose acknowledgements are ignored
 _ABANDONED = "stateless reset"

@@ -458,7 +458,7 @@ class QuicEndpoint:
                 self.foreign(cid[0], data, address)
             return
         self.counters["unroutable"] += 1
-        # Smaller than the packet it answers, so that two endpoints cannot send each other resets for ever.
+        # Smaller than the packet it answers, so that two endpoints cannot send each other resets forever.
         size = min(len(data) - 1, _LARGEST_RESET)
         if size < _SMALLEST_RESET or not self.engine_type.tuned:
             return

@@ -4,7 +4,7 @@ Only this module, `keys` and the override modules (`lean`, `ready`, `packets`, `
 private names of aioquic. The version and each name are checked at import:
 
 * `PlainEngine` is aioquic's `QuicConnection` with read-only access to internals (unsent bytes, credit), and with fixes without which
-  tasks would wait for ever when packets get lost around a Retry, new keys or a new address. It works with any version that has those
+  tasks would wait forever when packets get lost around a Retry, new keys or a new address. It works with any version that has those
   names, and is used, with a warning, when the overrides do not fit.
 * `TunedEngine` has all overrides. No other module asks which of the two it has, except for features that the plain one cannot have; its
   methods of the same names then do nothing.

@@ -383,7 +383,7 @@ class TunedEngine(ReadyEngine):
         while pending:
             length = len(pending[0])
             if length > largest:
-                pending.popleft()  # the path has shrunk since it was queued; it would block the queue for ever
+                pending.popleft()  # the path has shrunk since it was queued; it would block the queue forever
                 continue
             room -= 1 + size_uint_var(length) + length
             if room < 0:

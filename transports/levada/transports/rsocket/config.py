@@ -13,7 +13,7 @@ from levada.transports.rsocket.payload import Payload
 __all__ = ["CUT_INTO", "LARGEST_SENT", "MAX_FRAME", "MAX_U31", "CoreConfig", "LeaseGrant", "mime_type_fault"]
 
 MAX_FRAME: Final = 2**24 - 1  # RS-3: 24-bit frame length
-# RS-86: rsocket-java counts the length field too. It drops larger frames without a word, and whoever waits for them waits for ever.
+# RS-86: rsocket-java counts the length field too. It drops larger frames without a word, and whoever waits for them waits forever.
 LARGEST_SENT: Final = MAX_FRAME - 3
 CUT_INTO: Final = 2**20  # bytes of a fragment with its length field, of what no frame can hold
 MAX_U31: Final = 2**31 - 1

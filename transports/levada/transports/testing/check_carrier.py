@@ -56,7 +56,7 @@ class CarrierCheck:
 
         Raises:
             AssertionError: the promise is broken; in a group, if tasks of the check noticed it.
-            trio.TooSlowError: something waits for ever.
+            trio.TooSlowError: something waits forever.
         """
         with trio.fail_after(self.traits.timeout):
             await self.run(self.traits, factory)
@@ -84,7 +84,7 @@ async def check_carrier(factory: Factory, traits: CarrierTraits) -> None:
 
     Raises:
         AssertionError: a promise is broken; a note names the check. In a group, if tasks of the check noticed it.
-        trio.TooSlowError: something waits for ever; a note names the check.
+        trio.TooSlowError: something waits forever; a note names the check.
     """
     for check in carrier_checks(traits):
         try:

@@ -103,7 +103,7 @@ async def _request(peer: Peer, body: Body, args: argparse.Namespace) -> None:
         if _text(decoder, text, b"", final=True) is not None:
             print(flush=True)  # a line, as of other protocols
         elif sys.stdout.isatty():
-            print(f"({total:,} bytes that are no text: redirect the output, or use --json)", flush=True)
+            print(f"({total:,} bytes that are not text: redirect the output, or use --json)", flush=True)
 
 
 def _text(
