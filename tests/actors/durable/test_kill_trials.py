@@ -17,8 +17,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,7 @@ class Driver:
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 pass  # it has ended; the next one is asked again
 
-    async def lines(self) -> AsyncIterator[dict[str, Any]]:
+    async def lines(self) -> AsyncGenerator[dict[str, Any], None]:
         assert self.process.stdout is not None
         buffer = b""
         while data := await self.process.stdout.receive_some():
@@ -121,8 +121,8 @@ class Trial:
                 if self._open.pop(number, None) is not None:
                     self._got[number] = answer
                     self._events[number].set()
-            case {"late": _}:
-                self.late += 1
+            case {"late": _} | {"lost": _}:  # a restart that found its node dead, or hanging on a busy machine
+                self.late += "late" in line
             case _:
                 raise AssertionError(line)
 
@@ -174,15 +174,16 @@ class Trial:
             self.lives += 1
             driver = self.driver = Driver(process)
             try:
-                async for line in driver.lines():
-                    if "ready" in line:
-                        driver.ready.set()
-                        for question in list(self._open.values()):
-                            await driver.say(**_once(question))
-                        task_status.started()
-                        task_status = trio.TASK_STATUS_IGNORED
-                    else:
-                        self._take(line)
+                async with aclosing(driver.lines()) as lines:
+                    async for line in lines:
+                        if "ready" in line:
+                            driver.ready.set()
+                            for question in list(self._open.values()):
+                                await driver.say(**_once(question))
+                            task_status.started()
+                            task_status = trio.TASK_STATUS_IGNORED
+                        else:
+                            self._take(line)
                 code = await process.wait()
                 assert code == (0 if self._ending else -9), (self.folder / f"driver-{self.lives - 1}.err").read_text()
             finally:
