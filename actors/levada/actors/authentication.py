@@ -1,13 +1,13 @@
-"""Admission of clients: who is there, and whether it may come in. One hook for all protocols.
+"""Authentication of clients: one hook for all protocols decides who a client is, and whether it is admitted.
 
 A program passes ``authenticate`` to ``serve``: an async function of `Credentials`, or the ref of an actor that answers them. It returns an
 `Identity`, or a `Refused` with the reason.
 
 * The hook of a connection runs in a child actor of it, `Authenticator`, which ends with the connection.
-* A listener runs `Authentication.at_once` hooks at a time, further clients wait in order. Waiting and deciding together may take
+* A listener runs `Authentication.at_once` hooks at a time; others wait in order. Waiting and deciding together may take
   `Authentication.timeout` seconds.
-* A hook that fails, or returns something else, refuses. Its error is logged here, and the peer gets a text that says nothing about it.
-* Each refusal is counted (`Gatekeeper.refused`), published as `PeerRefused`, and logged, but not as one line each. No token is in any of them.
+* A hook that fails, or returns something else, refuses. Its error is logged here, and the peer gets a neutral text.
+* Each refusal is counted (`Gatekeeper.refused`), published as `PeerRefused`, and logged, but not with a line for each. None of these has a token.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Refused:
     """A refusal: an ``authenticate`` hook returns it to turn a client, or a request, away."""
 
     reason: str = attrs.field(default="These credentials are not valid here.", validator=v.instance_of(str))
-    """A sentence for people. The peer sees it, so it holds no token and no personal data."""
+    """A sentence for people. The peer sees it, so do not put tokens or personal data into it."""
     code: int | None = attrs.field(default=None, kw_only=True, validator=v.optional(v.instance_of(int)))
     """A code of the protocol; None: the protocol's usual code for a refusal."""
     retry_after: float | None = attrs.field(default=None, kw_only=True, validator=_check_retry_after)
@@ -71,7 +71,7 @@ class Refused:
 
 @attrs.frozen(kw_only=True)
 class Credentials(Asks[Identity | Refused]):
-    """What a client says about itself, and what its carrier shows. The peer's claims have the right form and are within limits, no more."""
+    """A client's claims about itself, and its carrier's facts. The claims are well-formed and within limits, but not verified."""
 
     protocol: str
     """For example ``"aqueduct"``."""
@@ -90,13 +90,13 @@ class Credentials(Asks[Identity | Refused]):
     setup: Any = attrs.field(default=None, repr=False)
     """The event that the protocol's core made of the client's greeting: RSocket's ``SetupReceived``, MAOP's ``AuthenticationReceived``."""
     early: bool = False
-    """Whether this came as early data, which a third party can send again."""
+    """Whether this came as early data, which an attacker can replay."""
     identity: Identity | None = None
     """The connection's identity, if these are the credentials of one request (RSocket)."""
 
     @property
     def bound(self) -> bool:
-        """Whether the client has named this very connection, so that no third party can have passed its token on.
+        """Whether the client has bound its token to this connection, so that the token cannot have been forwarded.
 
         A MAOP client does so with ``connect(bind=True)``. False if it named none or another one, or if the carrier has no channel
         binding. Source: MA-19, RFC 9266.
@@ -135,11 +135,11 @@ class Authentication:
     timeout: float = attrs.field(default=5.0, kw_only=True, validator=v.gt(0.0))
     """Seconds from the client's credentials to the decision, waiting included; then the client is refused."""
     at_once: int = attrs.field(default=64, kw_only=True, validator=[v.instance_of(int), v.ge(1)])
-    """Hooks of a listener that run at a time; further clients wait in order."""
+    """Hooks that a listener runs at a time; other clients wait in order."""
 
     @classmethod
     def of(cls, authenticate: Authenticate | Authentication | None) -> Authentication | None:
-        """Return the settings for what ``serve`` was given.
+        """Return the settings for the ``authenticate`` argument of ``serve``.
 
         Raises:
             ConfigurationError: it is neither an async function nor a ref.
@@ -172,9 +172,9 @@ class PeerRefused:
     address: str
     """Where the peer is."""
     name: str
-    """The name it was known by, or gave, or the subject of its certificate; empty if there is none."""
+    """Its known name, the name it gave, or the subject of its certificate; empty if there is none."""
     reason: str
-    """What the peer was told."""
+    """The text that the peer got."""
     at: float
     """When, in seconds since 1970."""
 

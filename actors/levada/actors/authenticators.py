@@ -41,7 +41,7 @@ def _digest(token: bytes) -> bytes:
 
 @attrs.define(eq=False)
 class BearerTokens:
-    """Admits clients by bearer tokens, the digests of which are in a file.
+    """Admits clients by bearer tokens, whose digests are in a file.
 
     Each line is a token: ``NAME [tenant=NAME] [role=NAME]... [max_connections=N]... sha256=DIGEST``, written as in a shell; ``#`` begins a
     comment. The limits are the fields of `Limits`. A name may have several tokens, so an old one and its successor can be valid at the same
@@ -84,7 +84,7 @@ class BearerTokens:
         """Read the file again, for new clients; connected clients stay. Does nothing without a file.
 
         Raises:
-            ConfigurationError: as for the constructor; the tokens of before stay.
+            ConfigurationError: as for the constructor; the earlier tokens stay valid.
         """
         if self.path is not None:
             self._identities = _read(self.path)
@@ -169,9 +169,9 @@ class CertificateNames:
 
     Args:
         names: identities, by patterns of what `CarrierInfo.peer_subject` or `CarrierInfo.peer_names` say, for example
-            ``"CN=*,O=Example"`` or ``"DNS:*.example.org"``; the first that fits counts. A ``*`` stands for one or more characters other
-            than ``, + . / @`` and the backslash. None: the identity has the name that fitted, ``"DNS:web.example.org"``. Without patterns
-            every verified certificate is good, and the identity has its subject, or its first name if there is no subject.
+            ``"CN=*,O=Example"`` or ``"DNS:*.example.org"``; the first that matches counts. A ``*`` matches one or more characters other
+            than ``, + . / @`` and the backslash. None: the identity gets the name that matched, ``"DNS:web.example.org"``. Without patterns
+            every verified certificate is accepted, and the identity gets its subject, or its first name if there is no subject.
 
     Raises:
         ConfigurationError: a pattern does not begin with ``CN=`` or another type, or with ``DNS:``, ``URI:``, ``email:`` or
@@ -209,7 +209,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 class UnixUsers:
     """Admits the users of this machine that connect to a Unix socket.
 
-    `levada.transports.carriers.UnixConfig.allowed_uids` turns other users away before any protocol begins; this tells them apart.
+    `levada.transports.carriers.UnixConfig.allowed_uids` turns other users away before any protocol begins; this hook gives each user an identity.
 
     Args:
         users: identities, by the numbers of the users.
@@ -249,7 +249,7 @@ class _AnyOf:
 def any_of(first: Authenticate, *others: Authenticate) -> Callable[[Credentials], Awaitable[Identity | Refused]]:
     """Ask several hooks in turn: the first that does not refuse decides. If all refuse, the client gets the first one's refusal.
 
-    A hook that fails ends it: the client is refused.
+    If a hook fails, the client is refused.
 
     Example:
         ``any_of(BearerTokens("tokens"), CertificateNames({"CN=*,O=Example": None}))``

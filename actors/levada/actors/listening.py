@@ -1,7 +1,7 @@
-"""Listeners of all protocols: accept carriers, make a connection of each, bound their number, close.
+"""Listeners of all protocols: they accept carriers, make a connection from each, bound their number, and close.
 
 A protocol derives from `Acceptor`, to say how it listens and what a connection is, and from `ListenerHandle`, the object that its
-``serve`` returns.  A connection is an actor with ``aclose``.  It adds itself to `Acceptor.connections` when it lets its client in,
+``serve`` returns.  A connection is an actor with ``aclose``.  It adds itself to `Acceptor.connections` when it admits its client,
 and its end removes it.  A connection counts against the limit from before it is accepted until its actor has ended, so the limit
 also holds for clients that never say anything.
 """
@@ -45,12 +45,12 @@ R = TypeVar("R", bound="Driver[Any] | Acceptor[Any]")
 
 
 class Acceptor(DescribedActor[Any], Generic[C]):
-    """Accepts carriers and makes a connection of each."""
+    """Accepts carriers and makes a connection from each."""
 
     subject = "listener"
 
     authenticate: Authenticate | Authentication | None = attrs.field(default=None, kw_only=True)
-    """Decides on clients; None lets all in."""
+    """Decides on clients; None admits all."""
     closes: Phase = attrs.field(default="accept", kw_only=True)
     """Phase of the system's end in which it closes."""
 
@@ -68,7 +68,7 @@ class Acceptor(DescribedActor[Any], Generic[C]):
 
     @property
     def max_connections(self) -> float:
-        """The most connections at a time; a full listener leaves further clients waiting at the carrier. May be infinite."""
+        """The most connections at a time; when it is reached, new clients wait at the carrier. May be infinite."""
         raise NotImplementedError
 
     def listening(self) -> AbstractAsyncContextManager[Listener[Any]]:
@@ -228,7 +228,7 @@ class ListenerHandle(Generic[A]):
         A listener without such files does nothing.
 
         Raises:
-            ConfigurationError: a file cannot be used; what it was read for stays as it was.
+            ConfigurationError: a file cannot be used; the settings read from it stay unchanged.
         """
         self._actor.reload()
 

@@ -48,7 +48,7 @@ def connect(
         message_type: type of the messages that the server's handler takes: a message class, a union of them (then the variable needs
             an annotation), or ``object`` for all.
         token: shows who this client is, to a server with an ``authenticate`` hook. It travels in the header ``authorization``, as a bearer
-            token; over a carrier that is not encrypted everybody on the way can read it.
+            token; over a carrier that is not encrypted, anyone on the path can read it.
         expose: names in ``system.registry`` that the server may `Peer.lookup`, or a predicate on names; by default none.
         config: settings of this side.
 
@@ -117,8 +117,8 @@ def serve(
             that this program has imported.
         authenticate: decides on clients: an async function of `Credentials`, the ref of an actor that answers them, or an `Authentication`
             with limits. Until the decision nothing of a client is decoded or handled. None: every client comes in, and has no identity.
-        expose: names in ``system.registry`` that clients may `Peer.lookup`, or a predicate on names, which may ask `current_peer` who looks
-            up; by default none.
+        expose: names in ``system.registry`` that clients may `Peer.lookup`, or a predicate on names, which may call `current_peer` to learn who
+            looks up; by default none.
         config: settings of this side; over QUIC its ``carrier`` needs a certificate.
 
     Yields:

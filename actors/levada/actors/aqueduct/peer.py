@@ -34,7 +34,7 @@ class ConnectionStatistics:
     channels: int
     """Halves of channels on this side that have not ended; the entrypoint is one."""
     unclaimed: int
-    """Channels that ended before the message that names them came."""
+    """Channels that ended before the message with them arrived."""
     tombstones: int
     """Channels that have ended here although the peer's program may still get the other half."""
     streams: int
@@ -44,13 +44,13 @@ class ConnectionStatistics:
     messages_received: int
     """Messages taken from the protocol."""
     messages_undelivered: int
-    """Messages sent that are known not to have arrived."""
+    """Sent messages that did not arrive, as this side knows."""
     datagrams_dropped: int
     """Datagrams dropped because this side's carrier had no room for them."""
     octets_held: int
     """Bytes that have arrived and wait for the program."""
     turns: int
-    """Times that outputs were taken from the core and handed to the carrier."""
+    """How often outputs were taken from the core and passed to the carrier."""
     carrier: CarrierStatistics | None
     """Counters of the carrier; ``None`` if there is none."""
 

@@ -35,7 +35,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _MARK = "__levada_applies__"
 MOST_OCTETS = 8 << 20
-"""Most bytes that one command records, about."""
+"""The most bytes that one command may record, approximately."""
 
 
 class Durable(Actor[M]):
@@ -74,7 +74,7 @@ class Durable(Actor[M]):
     upcasters: ClassVar[dict[tuple[str, int], Upcaster]] = {}
     """From each wire name and version of old events to the function that `upcasts` them."""
     snapshot_version: ClassVar[int] = 1
-    """Change it if the same events give another state than before: snapshots of other versions are ignored."""
+    """Change it if the same events now lead to a different state: snapshots of other versions are ignored."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -116,7 +116,7 @@ class Durable(Actor[M]):
         return self._here_live("entity").entity
 
     def record(self, *events: Any) -> None:
-        """Apply events to the state, and have them written before the answer of this command leaves.
+        """Apply events to the state, and write them before the answer of this command is sent.
 
         Raises:
             ActorError: no command is being handled: a timer, a watch or a message to `ref` cannot record. Send the entity a command.
@@ -160,11 +160,11 @@ class Durable(Actor[M]):
             raise live.failed
 
     async def commit(self) -> None:
-        """Wait until everything recorded so far is on the disk. Only an ``async def`` handler needs it, before it acts on others.
+        """Wait until everything recorded so far is on disk. Only an ``async def`` handler needs it, before it acts on others.
 
         Committed events stay, even if the handler raises afterwards.
 
-        Cancellation: it may be on the disk, or may come there.
+        Cancellation: it may be on disk, or may be written later.
         """
         live, turn = self._here_turn("commit()")
         if turn.waiter is not None:
@@ -176,7 +176,7 @@ class Durable(Actor[M]):
             await trio.lowlevel.checkpoint()
 
     def after_commit(self, ref: Ref[Any], message: Any) -> None:
-        """Tell an actor something when the events of this command are on the disk. A plain `Ref.tell` goes at once.
+        """Tell an actor something when the events of this command are on disk. A plain `Ref.tell` is sent at once.
 
         It is lost if the process ends in between: at most once.
         """

@@ -33,7 +33,7 @@ __all__ = ["Reader", "serve"]
 
 
 class ReaderActor(Acceptor[LumberjackDriver]):
-    """Takes connections in."""
+    """Accepts connections."""
 
     carrier_url: str
     carrier: TcpConfig | TlsConfig | MemoryConfig | None
@@ -47,7 +47,7 @@ class ReaderActor(Acceptor[LumberjackDriver]):
 
     @property
     def max_connections(self) -> float:
-        """No bound: `accept` turns away those that are too many (LJ-43)."""
+        """No bound: `accept` turns away excess connections (LJ-43)."""
         return math.inf
 
     def listening(self) -> AbstractAsyncContextManager[Listener[Any]]:
@@ -75,7 +75,7 @@ class ReaderActor(Acceptor[LumberjackDriver]):
 
     @property
     def turned_away(self) -> int:
-        """Also writers for which there was no room."""
+        """Refused clients, and writers for which there was no room."""
         return super().turned_away + self.load.refused
 
     def statistics(self) -> ReaderStatistics:
@@ -112,7 +112,7 @@ class Reader(ListenerHandle[ReaderActor]):
             context: use this one instead of the settings.
 
         Raises:
-            ConfigurationError: a file cannot be used, and what it was read for stays as it was; or a context without TLS.
+            ConfigurationError: a file cannot be used, and the settings read from it stay unchanged; or a context without TLS.
         """
         self._actor.reload(context)
 
@@ -127,7 +127,7 @@ async def serve(
     carrier: TcpConfig | TlsConfig | MemoryConfig | None = None,
     authenticate: Authenticate | Authentication | None = None,
 ) -> AsyncIterator[Reader]:
-    """Take in logs: each unit of events is asked of the sink, and acked after its answer.
+    """Receive logs: the sink is asked to take each unit of events, and the unit is acked after the answer.
 
     Versions 1 and 2 are served on one port.  Entering the block means bound and listening; leaving it stops accepting and
     reading, gives units at the sink `ReaderConfig.shutdown_grace`, acks the units that got committed, and closes.  Writers send

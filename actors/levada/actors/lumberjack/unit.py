@@ -30,7 +30,7 @@ class Origin:
 
 @message("levada.lumberjack.Unit")
 class Unit(Asks[object]):
-    """Events that are acked together: any answer says that they are safe (LJ-25).
+    """Events that are acked together: any answer means that they are safe (LJ-25).
 
     A failure, or no answer, closes the connection, and its writer sends the events again.  So answered events are
     never lost, and any event may come twice, and in a different order (LJ-55, LJ-56).

@@ -361,8 +361,8 @@ class Writer:
     async def deliver(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Take events, all or none of them, and return when they are safe: acked by a reader, or on disk if there is a spool.
 
-        It waits for room, whatever `WriterConfig.drop` says, as it waits for the acks anyhow.  Poison that `WriterConfig.on_stuck` gives
-        up is counted and waited for no longer.
+        It waits for room, whatever `WriterConfig.drop` says, because it waits for the acks anyway.  Events that `WriterConfig.on_stuck` gives
+        up are counted, and it stops waiting for them.
 
         Raises:
             EventRejected, ConnectionClosed: as `send`; none was taken.
@@ -374,7 +374,7 @@ class Writer:
         await self._intake.deliver([self._encode(event) for event in events])
 
     async def flush(self) -> None:
-        """Wait until all that has been taken so far is acked. Does not wait for windows to fill."""
+        """Wait until all events taken so far are acked. Does not wait for windows to fill."""
         await self._intake.flush()
 
     @property

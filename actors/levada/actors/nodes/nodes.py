@@ -1,4 +1,4 @@
-"""`Nodes`: what programs use of a fleet, in its driver and in its nodes; and how the members connect to each other.
+"""`Nodes`: the interface of a fleet for programs, in its driver and in its nodes; and how the members connect to each other.
 
 A system has one fleet. In its driver it is a `levada.actors.nodes.fleet.Fleet`, which starts nodes and decides; in a node it is a
 `levada.actors.nodes.body.NodeSide`, which asks the driver. `nodes_of` finds either.
@@ -256,7 +256,7 @@ class Nodes(ABC):
     def events(self) -> AbstractAsyncContextManager[Receiver[NodeUp | NodeDown]]:
         """Receive `NodeUp` and `NodeDown` from now on: ``async with nodes.events() as events``.
 
-        The events also go to the subscribers of ``system.events``. A receiver that takes none while very many come gets
+        The events also go to the subscribers of ``system.events``. A receiver that falls very far behind gets
         `ChannelCancelled`.
         """
         return self.directory.events()
@@ -279,7 +279,7 @@ class Nodes(ABC):
             on: the name or the index of a node, or ``"any"``: the nodes that are up take turns.
             name: registers the actor in the driver's registry.
             supervise: ``"stop"``, or `restart`: by this policy the actor restarts on its node after a failure, and starts anew,
-                as another ref under the same name, when its node was lost.
+                with another ref under the same name, when its node was lost.
             mailbox: see `bounded`; `conflate` cannot travel.
 
         Raises:
@@ -321,7 +321,7 @@ class Nodes(ABC):
     ) -> Ref[Any]:
         """Find an actor by a name of the fleet, or, with `on`, in the registry of a node.
 
-        A name of the fleet may be free for a while, because its actor starts anew on another node: this waits for it to come back.
+        A name of the fleet may be free for a while, because its actor is starting on another node: this waits until the name is taken again.
 
         Args:
             name: the name.
@@ -360,13 +360,13 @@ class Nodes(ABC):
 
     @abstractmethod
     async def restart(self, name: str | None = None, *, rolling: bool = True) -> None:
-        """Drain and start nodes again: new processes, with the app's present code.
+        """Drain and start nodes again: new processes, with the app's current code.
 
         Args:
             name: of the only node to restart; None: all of them.
             rolling: one after another, each when the one before is up; else all at once.
 
         Raises:
-            NodeLost: one did not start again, and stays down; those after it are as they were.
+            NodeLost: one did not start again, and stays down; the nodes after it were not restarted.
             ConfigurationError: no such node.
         """

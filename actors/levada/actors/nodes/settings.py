@@ -45,7 +45,7 @@ class NodeSettings:
     """Seconds between SIGTERM and SIGKILL."""
     silence: float = attrs.field(default=10.0, validator=_SECONDS)
     """Seconds without a heartbeat of the driver after which a node ends its actors and its process: the driver is stopped, or native
-    code in it keeps the interpreter's lock. The end of its process is known at once."""
+    code in it keeps the interpreter's lock. The node notices the end of the driver's process at once."""
     hang_timeout: float | None = attrs.field(default=None, validator=v.optional(_SECONDS))
     """Seconds without a heartbeat of a node after which the driver kills it; None: never. The heartbeat has a thread of its own, so a
     handler that computes does not count as a hang; native code that keeps the interpreter's lock does."""

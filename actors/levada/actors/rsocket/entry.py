@@ -150,7 +150,7 @@ async def serve(
         url: as for `connect`; port 0 takes a free one.
         handler: answers the clients' requests: see `Handler`. An actor class is made once for each connection.
         authenticate: decides on each client by its SETUP and its carrier, and on each request that brings credentials of its own: see
-            `levada.actors.authentication`. A refusal is REJECTED_SETUP, or REJECTED for a request. Without it, everybody is let in.
+            `levada.actors.authentication`. A refusal is REJECTED_SETUP, or REJECTED for a request. Without it, every client is admitted.
         config: see `ServerConfig`; ``carrier`` is required if the carrier needs a certificate.
 
     Yields:

@@ -203,7 +203,7 @@ def _shows(info: carriers.CarrierInfo) -> object:
 
 
 class ListenerActor(Acceptor[ServerConnection]):
-    """Accepts carriers and makes a connection of each."""
+    """Accepts carriers and makes a connection from each."""
 
     config: ServerConfig
     handler: Handler
@@ -232,7 +232,7 @@ class ListenerActor(Acceptor[ServerConnection]):
         return f"{self.scheme}+{carrier_url}"
 
     def make(self, accepted: Accepted) -> ServerConnection:
-        """Make the connection of an accepted carrier."""
+        """Make the connection for an accepted carrier."""
         return ServerConnection(self.config, self.handler, self.dialect, accepted, self)
 
 
