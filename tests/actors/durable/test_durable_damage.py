@@ -12,14 +12,16 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from trio.testing import MockClock
 
 pytest.importorskip("pyarrow")
 
 from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit
+from tests.actors.durable.memory_journal import MemoryJournal, Row
 
 from levada.actors.durable import ReplayFailed, log_columns, log_config, shards
-from levada.actors.journal import Journal, JournalError
-from levada.framework import ActorSystem
+from levada.actors.journal import Found, Journal, JournalDamaged, JournalError, ReadEntity
+from levada.framework import ActorSystem, handles
 
 NAMES = ["anna", "bert", "cleo"]
 DEPOSITS = 12
@@ -124,3 +126,36 @@ def test_files_that_are_cut_or_flipped_take_nothing_in_silence(
     assert found["JournalDamaged"] > 10
     assert found["whole"] > 10
     assert set(found) <= {"whole", "JournalDamaged", "JournalError", "ReplayFailed"}
+
+
+class Damaged(MemoryJournal):
+    """Cannot read the rows of shards, until it is repaired."""
+
+    repaired: Any = None
+
+    @handles
+    def find(self, m: ReadEntity) -> Found | None:
+        if m.entity or self.repaired.is_set():
+            found: Found = super().find(m)
+            return found
+        self.reply_later().fail(JournalDamaged("the block at byte 7 is damaged", path="log"))
+        return None
+
+
+async def test_a_shard_whose_own_rows_are_damaged_refuses_commands_until_they_are_repaired(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ActorSystem(ask_timeout=1000.0) as system:
+        rows: list[list[Row]] = [[]]
+        repaired = trio.Event()
+        journal = system.spawn(Damaged, log_columns(EVENTS), rows, repaired)
+        accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=1)
+        with pytest.raises(JournalDamaged, match="the block at byte 7 is damaged"):
+            await accounts["anna"].ask(Balance())
+        with pytest.raises(JournalDamaged):
+            await accounts.erase("anna")
+        assert (await accounts.statistics()).under_way == 0
+        repaired.set()
+        await trio.sleep(10.0)
+        assert await accounts["anna"].ask(Deposit(1)) == 1
+    assert [record.exc_info for record in caplog.records] == [None] * len(caplog.records)
