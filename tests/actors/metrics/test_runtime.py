@@ -229,26 +229,31 @@ async def test_without_time_figures_are_of_an_earlier_scrape(monkeypatch: pytest
 @pytest.mark.ci
 async def test_a_scrape_of_many_actors_holds_up_nobody() -> None:
     """Others run every few milliseconds, as with the console."""
-    async with ActorSystem() as system:
+    async with ActorSystem(shutdown=60.0) as system:
         for _ in range(100_000):
             system.spawn(Idler)
         await wait_all_tasks_blocked()
+        metrics = Metrics(system)
         longest: list[float] = []
+        found: dict[str, object] = {}
         gc.disable()  # a collection over so many objects takes 50 ms, whoever allocates
-        async with trio.open_nursery() as nursery:
+        try:
+            async with trio.open_nursery() as nursery:
 
-            @nursery.start_soon
-            async def watch() -> None:
-                before = thread_time()
-                while True:
-                    await trio.lowlevel.checkpoint()
-                    now = thread_time()
-                    longest.append(now - before)
-                    before = now
+                @nursery.start_soon
+                async def watch() -> None:
+                    before = thread_time()
+                    while True:
+                        await trio.lowlevel.checkpoint()
+                        now = thread_time()
+                        longest.append(now - before)
+                        before = now
 
-            series = await Metrics(system).collect()
-            nursery.cancel_scope.cancel()
-        gc.enable()
-        assert {metric.name: values for metric, values in series.items()}["levada_actors"] == {("Idler",): 100_000}
+                while "levada_actors" not in found:  # on a busy machine a pass may need more than one scrape
+                    found = {metric.name: values for metric, values in (await metrics.collect()).items()}
+                nursery.cancel_scope.cancel()
+        finally:
+            gc.enable()
+        assert found["levada_actors"] == {("Idler",): 100_000}
         assert len(longest) > 20
-        assert max(longest) < 0.006  # CPU seconds; a slice is 0.002
+        assert max(longest) < 0.01  # CPU seconds: two slices of 0.002, and the work between them
