@@ -59,7 +59,7 @@ class MemoryJournal(Actor[Append | GetExtent | ReadEntity | ReadRows]):
         return Rows(m.partition, m.start, len(rows), stream_of(batch))
 
     @handles
-    def find(self, m: ReadEntity) -> Found:
+    def find(self, m: ReadEntity) -> Found | None:
         assert m.partition is not None
         rows = [row for row in self.rows[m.partition][m.start :] if row["entity"] == m.entity]
         rows = rows[-m.newest :] if m.newest is not None else rows

@@ -136,8 +136,7 @@ class Damaged(MemoryJournal):
     @handles
     def find(self, m: ReadEntity) -> Found | None:
         if m.entity or self.repaired.is_set():
-            found: Found = super().find(m)
-            return found
+            return super().find(m)
         self.reply_later().fail(JournalDamaged("the block at byte 7 is damaged", path="log"))
         return None
 
