@@ -178,7 +178,7 @@ class Peer:
         """
         _milliseconds(timeout)
         source = await make_source(body, self.codec, length)
-        calling = self._calling(f"message {msg_id}")
+        calling = self._calling("message", msg_id)
 
         def begin() -> int:
             return self._connection.core.send_message(
@@ -265,7 +265,7 @@ class Peer:
         )
         plain = response is bytes or response is Reply
         timeout_ms = _milliseconds(timeout)
-        calling = self._calling(f"request {msg_id}")
+        calling = self._calling("request", msg_id)
 
         def begin() -> int:
             return core.send_request(
@@ -341,7 +341,7 @@ class Peer:
         source = await make_source(body, self.codec, length)
 
         timeout_ms = _milliseconds(timeout)
-        calling = self._calling(f"request {msg_id}")
+        calling = self._calling("request", msg_id)
 
         def begin() -> int:
             return connection.core.send_request(
@@ -391,11 +391,11 @@ class Peer:
 
         return check_test(plan, await self._perform(begin, quick_source(payload, self.codec), priority, request=True))
 
-    def _calling(self, method: str) -> _Calling | None:
+    def _calling(self, kind: str, msg_id: int) -> _Calling | None:
         """Begin the span of an operation of this side, in a traced system."""
         connection = self._connection
         tracing = connection.shared.tracing
-        return None if tracing is None else _Calling(tracing, method, str(connection.remote))
+        return None if tracing is None else _Calling(tracing, f"{kind} {msg_id}", str(connection.remote))
 
     async def _begin(self, begin: Callable[[], int], priority: int, *, request: bool) -> Operation:
         connection = self._connection
