@@ -65,9 +65,8 @@ def run(folder: Path, *command: str) -> str:
     return done.stdout
 
 
-@pytest.mark.ci
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("options", [[], pytest.param(["--spark"], marks=pytest.mark.release)])
+@pytest.mark.release
+@pytest.mark.parametrize("options", [[], ["--spark"]])
 def test_the_new_project_passes_its_own_test_and_every_check(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,11 +3,14 @@
 Nothing is collected until something asks.  An actor says what it has counted by `Actor.metrics`, as samples of metrics that its module
 declares:
 
-    >>> from levada.framework import Actor
+    >>> from levada.framework import Actor, handles
     >>> from levada.framework.metrics import Metric, Sample
     >>> ORDERS = Metric("shop_orders_total", "counter", "Orders that were taken.", ("kind",))
     >>> class Desk(Actor[str]):
     ...     books: int = 0
+    ...     @handles
+    ...     def take(self, book: str) -> None:
+    ...         self.books += 1
     ...     def metrics(self) -> list[Sample]:
     ...         return [ORDERS.sample(self.books, "book")]
 

@@ -284,7 +284,7 @@ def test_a_record_that_was_not_safe_is_cut_off_with_a_warning(tmp_path: Path, ca
         file.write(b"\0\0\0\7torn")
     assert opened(config, caplog) == (
         letters(0, 12),
-        ["00000004.spool: the last 8 bytes are no whole record and are cut off"],
+        ["00000004.spool: the last 8 bytes are not a whole record and are cut off"],
     )
     assert opened(config, caplog) == (letters(0, 12), [])
 

@@ -198,9 +198,8 @@ async def check_nodes(spark: SparkSession, folder: Path, *, kill: bool) -> None:
         assert all(share == pytest.approx(1_000, abs=200) for share in found.values())
 
 
-@pytest.mark.ci
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("kill", [pytest.param(False, marks=pytest.mark.release), True])
+@pytest.mark.release
+@pytest.mark.parametrize("kill", [False, True])
 async def test_tasks_of_spark_ask_nodes(request: pytest.FixtureRequest, tmp_path: Path, kill: bool) -> None:
     pytest.importorskip("pyspark")
     await check_nodes(request.getfixturevalue("spark"), tmp_path / "asks", kill=kill)

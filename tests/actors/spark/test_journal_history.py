@@ -353,8 +353,7 @@ def test_a_query_says_that_an_older_copy_was_put_in_place(
     assert total() == 30
 
 
-@pytest.mark.ci
-@pytest.mark.timeout(300)
+@pytest.mark.release
 def test_a_query_goes_on_from_a_checkpoint_of_the_first_version(
     spark: SparkSession, make_actors: Callable[..., Actors], tmp_path: Path
 ) -> None:

@@ -201,7 +201,7 @@ async def test_context_of_ones_own_keeps_its_choice_by_name(authority: Authority
 
     contexts["one"].sni_callback = choose
     async with tls.listen(ANY, TlsConfig(context=contexts["one"])) as listener:
-        with pytest.raises(ConfigurationError, match="give reload"):
+        with pytest.raises(ConfigurationError, match="pass a new context to reload"):
             listener.reload()
         for name in ("one", "two"):
             async with (
