@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 import trio
@@ -206,8 +207,8 @@ async def test_metrics_that_fail_at_the_end_are_a_line_in_the_log(caplog: pytest
         assert record.getMessage() == "Broken.metrics failed at its end"
 
 
-def test_metrics_are_neither_async_nor_a_handler() -> None:
-    with pytest.raises(ConfigurationError, match=r"Slow.metrics must be sync and no handler"):
+def test_metrics_are_not_async() -> None:
+    with pytest.raises(ConfigurationError, match=r"Slow.metrics must be sync"):
 
         class Slow(Actor[Work]):
             @handles
@@ -216,11 +217,14 @@ def test_metrics_are_neither_async_nor_a_handler() -> None:
             async def metrics(self) -> list[Sample]:  # type: ignore[override]
                 return []
 
-    with pytest.raises(ConfigurationError, match=r"Taking.metrics must be sync and no handler"):
 
-        class Taking(Actor[Work]):
-            @handles
-            def metrics(self, m: Work) -> None: ...  # type: ignore[override]
+@pytest.mark.parametrize("name", ["metrics", "watch", "stop", "peer", "started"])
+def test_a_handler_never_replaces_a_method_of_actors(name: str) -> None:
+    @handles
+    def take(self: Any, m: Work) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=rf"Taking.{name}: each actor has a method of this name"):
+        type("Taking", (Actor,), {name: take})
 
 
 async def test_a_field_named_metrics_is_a_field() -> None:

@@ -126,9 +126,9 @@ class Actor(Generic[M]):
             raise ConfigurationError(f"{cls.__name__} has both run() and handlers; keep one of them")
         if inspect.iscoroutinefunction(cls.undelivered):
             raise ConfigurationError(f"{cls.__name__}.undelivered must not be async: the actor has ended")
-        if inspect.iscoroutinefunction(cls.metrics) or is_handler(cls.metrics):
+        if inspect.iscoroutinefunction(cls.metrics):
             raise ConfigurationError(
-                f"{cls.__name__}.metrics must be sync and no handler: it returns figures, also when the actor has ended"
+                f"{cls.__name__}.metrics must be sync: it returns figures, also when the actor has ended"
             )
         cls._has_start = cls._is_loop or cls.started is not Actor.started
         cls._has_stopping = cls.stopping is not Actor.stopping
@@ -522,6 +522,11 @@ def _check_names(cls: type) -> None:
         if isinstance(getattr(Actor, field.name, None), property):
             raise ConfigurationError(
                 f"{cls.__name__}.{field.name}: each actor has a property of this name; choose another"
+            )
+    for name, value in vars(cls).items():
+        if is_handler(value) and hasattr(Actor, name):
+            raise ConfigurationError(
+                f"{cls.__name__}.{name}: each actor has a method of this name; name the handler differently"
             )
 
 

@@ -252,7 +252,7 @@ class Control(Actor[Spawn | Changed | Drain | Look | Measure | Reload | Shared |
             reply.send(to_json(await self._metrics.collect()))
 
     @handles
-    def watch(self, m: Watch) -> Ref[Any]:
+    def show(self, m: Watch) -> Ref[Any]:
         """Let a browser see the actors."""
         return self.spawn(Watcher, m.actions, m.tracebacks)
 
