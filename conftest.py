@@ -6,6 +6,7 @@ At the root, because the doctests of the three source folders are tests too.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import random
 import signal
@@ -81,6 +82,23 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header(config: pytest.Config) -> str:
     seed = config.option.hypothesis_seed
     return f"levada profile: {config.getoption('--profile')}" + ("" if seed is None else f", --hypothesis-seed={seed}")
+
+
+class _SlowHandlers(logging.Filter):
+    """Drops the warnings of slow handlers: on a busy machine any handler may be slow, and no test is about that unless its mark says so."""
+
+    wanted = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return self.wanted or vars(record).get("event") != "slow_handler"
+
+
+_SLOW_HANDLERS = _SlowHandlers()
+logging.getLogger("levada.framework.observe").addFilter(_SLOW_HANDLERS)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    _SLOW_HANDLERS.wanted = item.get_closest_marker("slow_handler") is not None
 
 
 @pytest.hookimpl(optionalhook=True)

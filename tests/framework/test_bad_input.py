@@ -262,6 +262,7 @@ class Clock:
         return self.now
 
 
+@pytest.mark.slow_handler
 async def test_blocks_the_thread_the_alarm_is_given(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     alarms: list[tuple[Any, ...]] = []

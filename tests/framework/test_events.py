@@ -194,6 +194,7 @@ class Clock:
         return self.now
 
 
+@pytest.mark.slow_handler
 @pytest.mark.parametrize("way", ["sync", "async", "after a wait", "and ends", "and raises"])
 async def test_a_slow_handler_gives_the_alarm(way: str, caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()

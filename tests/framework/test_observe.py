@@ -423,6 +423,7 @@ class FakeTime:
         return self.now
 
 
+@pytest.mark.slow_handler
 async def test_the_alarm_for_handlers_that_hold_everything_up(caplog: pytest.LogCaptureFixture) -> None:
     clock = FakeTime()
     async with ActorSystem(slow_handler=0.1, _clock=clock) as system:
