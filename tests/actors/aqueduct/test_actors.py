@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.actors import carried
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.aqueduct import connect, serve
@@ -337,6 +338,7 @@ async def test_who_ends_an_actor_that_rests_does_no_harm(start: Start, autojump_
 
 
 @pytest.mark.rule("AQ-53", "AQ-55")
+@carried.memory_only
 async def test_aq53_aq55_what_a_nacked_message_carried_ends_as_lost(start: Start, autojump_clock: MockClock) -> None:
     """A half hangs on the actor and the message that made it; the core says who is lost, of any depth, and so they end."""
     async with start(carrier=DEAF) as ends:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.actors import carried
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.aqueduct import PeerConfig, connect, serve
@@ -31,6 +32,7 @@ DEAF = MemoryConfig(shape="connection", datagram_loss=1.0)
 
 
 @pytest.mark.rule("AQ-55")
+@carried.memory_only
 async def test_aq55_a_lost_message_takes_its_channels_along(start: Start, autojump_clock: MockClock) -> None:
     """A nacked message loses what is attached to it, and what is attached to messages on that, of any depth."""
     async with start(carrier=DEAF) as ends:
@@ -86,6 +88,7 @@ async def test_a_send_that_waits_for_room_raises_when_the_channel_ends(
         assert sent == before > 0
 
 
+@carried.memory_only
 async def test_an_actor_that_watches_a_handle_hears_of_the_loss(start: Start, autojump_clock: MockClock) -> None:
     heard: list[Any] = []
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.actors import carried
 from trio.testing import MockClock
 
 from levada.actors.aqueduct import connect, serve
@@ -77,6 +78,7 @@ async def test_aq55_ends_are_told_to_who_watches_and_who_is_linked(
 
 
 @pytest.mark.rule("AQ-55")
+@carried.memory_only
 async def test_aq55_a_whole_tree_is_told(start: Start, autojump_clock: MockClock) -> None:
     """Channels in messages on channels of the lost message: whoever is linked to any of them ends as lost."""
     async with start(carrier=DEAF) as ends:
