@@ -29,9 +29,10 @@ async def found(viewer: Viewer, node: str, kind: str) -> list[str]:
 async def test_a_browser_sees_and_changes_the_actors_of_a_node(autojump_clock: MockClock) -> None:
     async with ActorSystem("driver") as system, nodes_here(system, 2, app) as (nodes, _):
         viewer = Viewer(system, actions=True)
+        elsewhere = await found(viewer, "n0", "Counter")
         others = await found(viewer, "n1", "Counter")
         counter = await nodes.spawn(Counter, on="n1")
-        assert await found(viewer, "n0", "Counter") == others
+        assert await found(viewer, "n0", "Counter") == elsewhere
         (path,) = set(await found(viewer, "n1", "Counter")) - set(others)
         answer = await viewer.answer(view(node="n1", search="Counter", selected=path))
         assert (answer["detail"]["kind"], answer["actions"]) == ("Counter", ["stop", "kill", "restart"])
