@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import attrs
@@ -26,7 +28,15 @@ from levada.framework import (
     restart,
 )
 from levada.framework._runtime.tokens import TURN
-from levada.framework.errors import ActorError, ActorStopped, AskCycle, AskTimeout, MailboxFull, NoValue
+from levada.framework.errors import (
+    ActorError,
+    ActorStopped,
+    AskCycle,
+    AskTimeout,
+    ConfigurationError,
+    MailboxFull,
+    NoValue,
+)
 
 
 @message
@@ -148,6 +158,21 @@ async def test_ask_gives_up_after_its_timeout_and_names_it(system: ActorSystem, 
     assert error.message is question
     assert isinstance(error, TimeoutError)
     assert not isinstance(error, trio.TooSlowError)
+
+
+@pytest.mark.parametrize("timeout", [-1, -1.0, -0.001, math.nan])
+async def test_a_timeout_that_no_clock_can_count_is_refused_before_anything_is_sent(
+    system: ActorSystem, timeout: float
+) -> None:
+    ref = system.spawn(Gate)
+    refused = f"timeout is None or a number of seconds from 0 on, not {timeout!r}"
+    with pytest.raises(ConfigurationError) as caught:
+        await ref.ask(Wait(), timeout=timeout)
+    assert str(caught.value) == refused
+    with pytest.raises(ConfigurationError) as caught:
+        await trio.to_thread.run_sync(partial(ref.from_thread.ask, Wait(), timeout=timeout))
+    assert str(caught.value) == refused
+    assert await ref.ask(Get()) == 7  # no Wait that nobody answers is before it
 
 
 async def test_the_systems_timeout_counts_unless_told_otherwise(autojump_clock: MockClock) -> None:

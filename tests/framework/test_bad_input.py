@@ -612,3 +612,21 @@ async def test_those_adopted_that_hang_have_one_time_together(
         await parent.terminated()
     assert ends == [("last", 0.0), ("first", 2.0)]
     assert caplog.messages == ["300 children of /parent did not stop in 2 s: killed"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "refused"),
+    [
+        ("ask_timeout", -1.0, "ask_timeout is None or more than 0 seconds, not -1.0"),
+        ("ask_timeout", 0, "ask_timeout is None or more than 0 seconds, not 0"),
+        ("shutdown", 0, "shutdown is more than 0 seconds, not 0"),
+        ("stop_timeout", math.nan, "stop_timeout is more than 0 seconds, not nan"),
+        ("slow_handler", -0.1, "slow_handler is more than 0 seconds, not -0.1"),
+        ("blocking_threads", 0, "max_waiting, blocking_threads and thread_inbox are 1 or more"),
+    ],
+)
+def test_a_setting_of_a_system_that_cannot_work_is_refused_when_it_is_made(
+    setting: str, value: float, refused: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{re.escape(refused)}$"):
+        ActorSystem(**{setting: value})  # type: ignore[arg-type]

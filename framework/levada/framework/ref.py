@@ -14,13 +14,23 @@ if TYPE_CHECKING:
     from .links import Reason
     from .message import Asks
 
-__all__ = ["DEFAULT_TIMEOUT", "FromThread", "Ref"]
+__all__ = ["DEFAULT_TIMEOUT", "FromThread", "Ref", "check_timeout"]
 
 M_contra = TypeVar("M_contra", contravariant=True)
 R = TypeVar("R")
 
 DEFAULT_TIMEOUT: Final = -1.0
-"""``timeout=DEFAULT_TIMEOUT`` (what leaving it out means): the system's ``ask_timeout``."""
+"""``timeout=DEFAULT_TIMEOUT`` (what leaving it out means): the system's ``ask_timeout``. This object, not its value."""
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Refuse what no clock can count, before anything is sent: a negative number, NaN.
+
+    Raises:
+        ConfigurationError: it is no number of seconds.
+    """
+    if timeout is not None and timeout is not DEFAULT_TIMEOUT and not timeout >= 0:
+        raise ConfigurationError(f"timeout is None or a number of seconds from 0 on, not {timeout!r}")
 
 
 class FromThread(ABC, Generic[M_contra]):
@@ -113,6 +123,7 @@ class Ref(ABC, Generic[M_contra]):
 
         Raises:
             AskTimeout: no answer came in time.
+            ConfigurationError: `timeout` is negative or NaN; nothing was sent.
             ActorStopped: the actor has stopped, stops before it answers (raised at once, even if the question was still queued),
                 or fails on this question (then the handler's exception is the ``__cause__``).
             AskCycle: the target already waits for the asker, directly or through other actors.

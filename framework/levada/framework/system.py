@@ -134,6 +134,8 @@ class ActorSystem:
         for setting, value in (("shutdown", shutdown), ("stop_timeout", stop_timeout), ("slow_handler", slow_handler)):
             if not value > 0:
                 raise ConfigurationError(f"{setting} is more than 0 seconds, not {value!r}")
+        if ask_timeout is not None and not ask_timeout > 0:
+            raise ConfigurationError(f"ask_timeout is None or more than 0 seconds, not {ask_timeout!r}")
         if max_waiting < 1 or blocking_threads < 1 or thread_inbox < 1:
             raise ConfigurationError("max_waiting, blocking_threads and thread_inbox are 1 or more")
         if strict and tracing is not None:

@@ -44,7 +44,7 @@ from levada.framework.embedding import (
     stopped_error,
 )
 from levada.framework.errors import ActorError, ChannelError, HandleNotForwardable, LevadaError, MailboxFull
-from levada.framework.ref import DEFAULT_TIMEOUT, FromThread
+from levada.framework.ref import DEFAULT_TIMEOUT, FromThread, check_timeout
 from levada.framework.tracing import Tracing
 from levada.transports.aqueduct import Attach, ReceiverHalf, SenderHalf
 
@@ -462,6 +462,7 @@ class RemoteRef(Ref[Any]):
             TypeError, ValueError, LevadaError: the question cannot travel; its handles still belong to this side.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
+        check_timeout(timeout)
         if BEFORE_ASKS:
             await prepare_to_ask()
         if self._reason is not None:
@@ -779,9 +780,10 @@ class _RemoteFromThread(FromThread[Any]):
         self._ref.system.inbox.put(self._ref, message)  # type: ignore[arg-type]
 
     def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Any:
+        check_timeout(timeout)
         system = self._ref.system
         if system.inbox.is_home():
             raise RuntimeError("from_thread.ask() in the system's own thread would wait forever; await ask() instead")
         question = ThreadAsk(message, self._ref)  # type: ignore[arg-type]
         system.inbox.put(self._ref, question)  # type: ignore[arg-type]
-        return question.block(system.inbox, system.ask_timeout if timeout == DEFAULT_TIMEOUT else timeout)
+        return question.block(system.inbox, system.ask_timeout if timeout is DEFAULT_TIMEOUT else timeout)

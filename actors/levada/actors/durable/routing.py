@@ -27,7 +27,7 @@ from levada.framework.errors import (
     RemoteFailure,
 )
 from levada.framework.links import NORMAL
-from levada.framework.ref import DEFAULT_TIMEOUT
+from levada.framework.ref import DEFAULT_TIMEOUT, check_timeout
 
 from .errors import CommandFailed, EntityErased, OutcomeUnknown, ReplayFailed
 from .hosting import MAILBOX, Owner
@@ -194,7 +194,8 @@ class Route:
             ActorStopped: the shards have ended for good.
             LevadaError: as the shard says.
         """
-        seconds = self._routes.system.ask_timeout if timeout == DEFAULT_TIMEOUT else timeout
+        check_timeout(timeout)
+        seconds = self._routes.system.ask_timeout if timeout is DEFAULT_TIMEOUT else timeout
         with trio.move_on_after(math.inf if seconds is None else seconds):
             return await self._ask(message)
         raise AskTimeout(

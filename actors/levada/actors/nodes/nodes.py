@@ -35,7 +35,7 @@ from levada.framework.errors import (
     ConnectionLost,
     NameUnknown,
 )
-from levada.framework.ref import DEFAULT_TIMEOUT
+from levada.framework.ref import DEFAULT_TIMEOUT, check_timeout
 from levada.transports.aqueduct import QMUX_ALPN
 from levada.transports.carriers import unix
 from levada.transports.qmux import QmuxConfig
@@ -330,11 +330,12 @@ class Nodes(ABC):
 
         Raises:
             NameUnknown: no living actor has this name there, or none of the fleet got it in time.
-            ConfigurationError: no such node.
+            ConfigurationError: no such node; `timeout` is negative or NaN.
         """
         if on is not None:
             return await self._lookup_on(name, on)
-        seconds = self.system.ask_timeout if timeout == DEFAULT_TIMEOUT else timeout
+        check_timeout(timeout)
+        seconds = self.system.ask_timeout if timeout is DEFAULT_TIMEOUT else timeout
         await trio.lowlevel.checkpoint()
         ref = await self.sharing.named_until(name, math.inf if seconds is None else seconds)
         if ref is None:

@@ -131,7 +131,7 @@ class Ask(Wrapped):
 
     def start_timer(self, timeout: float | None) -> None:
         """Fail with `AskTimeout` after `timeout` seconds."""
-        if timeout == DEFAULT_TIMEOUT:
+        if timeout is DEFAULT_TIMEOUT:
             timeout = self.target.system.ask_timeout
         if timeout is not None and not self.settled:
             self.timer = self.target.system.heap.after(timeout, self._expire)

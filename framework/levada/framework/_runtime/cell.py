@@ -39,7 +39,7 @@ from trio.lowlevel import (
 from levada.framework.errors import MailboxFull, WrongThread, wrong_thread
 from levada.framework.links import KILLED, NORMAL, SHUTDOWN, Reason
 from levada.framework.mailbox import Conflate, MailboxPolicy
-from levada.framework.ref import DEFAULT_TIMEOUT, FromThread, Ref
+from levada.framework.ref import DEFAULT_TIMEOUT, FromThread, Ref, check_timeout
 
 from .ask import BEFORE_ASKS, Ask, ThreadAsk, Wrapped, content_of, prepare_to_ask, stopped_error
 from .extras import Extras
@@ -148,6 +148,8 @@ class Cell(Ref[Any]):
 
     async def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Any:
         await trio.lowlevel.checkpoint_if_cancelled()
+        if timeout is not DEFAULT_TIMEOUT:
+            check_timeout(timeout)
         if BEFORE_ASKS:
             await prepare_to_ask()
         scheduler = self._scheduler
@@ -806,9 +808,10 @@ class CellFromThread(FromThread[Any]):
 
     def put(self, question: ThreadAsk, timeout: float | None) -> Any:
         """Ask a question; arguments and errors as for `ask`."""
+        check_timeout(timeout)
         cell = self.cell
         system = cell.system
         if system.inbox.is_home():
             raise RuntimeError("from_thread.ask() in the system's own thread would wait forever; await ask() instead")
         system.inbox.put(cell, question)
-        return question.block(system.inbox, system.ask_timeout if timeout == DEFAULT_TIMEOUT else timeout)
+        return question.block(system.inbox, system.ask_timeout if timeout is DEFAULT_TIMEOUT else timeout)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from levada.framework.mailbox import Conflate, MailboxPolicy
-from levada.framework.ref import DEFAULT_TIMEOUT, FromThread
+from levada.framework.ref import DEFAULT_TIMEOUT, FromThread, check_timeout
 
 from .ask import BEFORE_ASKS, RemoteAsk, RemoteTell, Wrapped, prepare_to_ask, stopped_error
 from .cell import BoundedCell, Cell, CellFromThread, StoreCell
@@ -82,6 +82,7 @@ class _TracedCell(Cell):
     async def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Any:
         # Always by the mailbox: within a span, a call in the asker's task would save little.
         await trio.lowlevel.checkpoint_if_cancelled()
+        check_timeout(timeout)
         if BEFORE_ASKS:
             await prepare_to_ask()
         system = self.system
