@@ -121,8 +121,10 @@ async def test_the_window_is_the_credit() -> None:
             await wait_all_tasks_blocked()
             assert len(produced) == 13
             assert [payload.data async for payload in receiver] == [b"%d" % number for number in range(4, 100)]
-        with pytest.raises(LocalProtocolError):
-            await peer.request_stream(b"", window=1 << 31)
+        for window in (0, -1, 1 << 31, 1.5):
+            with pytest.raises(ConfigurationError) as caught:
+                await peer.request_stream(b"", window=window)  # type: ignore[arg-type]
+            assert str(caught.value) == f"a window is 1 to 2147483647 payloads, not {window!r}"
 
 
 async def test_a_stream_into_a_mailbox() -> None:

@@ -313,7 +313,7 @@ class BlockingPeer:
         timeout: float | None,
         question: object,
     ) -> S:
-        window = window or self._config.window
+        window = self._config.credit(window)
         with self._lock:
             self._ready(_until(timeout))
             stream_id = send(payload, window, time.monotonic())

@@ -12,7 +12,9 @@ from attrs import validators as v
 
 from levada.actors.single import CarrierConfig
 from levada.framework import Codec
+from levada.framework.errors import ConfigurationError
 from levada.transports.rsocket import CoreConfig, LeaseGrant
+from levada.transports.rsocket.config import MAX_U31
 
 from .encoding import COMPOSITE
 
@@ -61,7 +63,7 @@ class _SideConfig:
     """Settings of the carrier that the URL names, for example `TlsConfig`; ``None`` for its defaults."""
     codec: Codec = attrs.field(factory=Codec, validator=v.instance_of(Codec))
     """Writes and reads data that is an instance of a message class."""
-    window: int = attrs.field(default=32, validator=_COUNT)
+    window: int = attrs.field(default=32, validator=[*_COUNT, v.le(MAX_U31)])
     """Payloads of a stream or channel that the peer may send ahead of the receiver; half a window is granted at a time."""
     high_water: int = attrs.field(default=256 * 1024, validator=_COUNT)
     """Bytes queued on the carrier above which requests and streams wait before they send more."""
@@ -79,6 +81,18 @@ class _SideConfig:
     """Makes requests of either side need a lease from the other; this is the lease that this side gives (section 10 of the rules)."""
     metadata_pushed: Callable[[ConnectedPeer, bytes], Awaitable[None]] | None = None
     """Called with each METADATA_PUSH, one at a time; if more than 64 or more than 1 MiB wait, the oldest are dropped."""
+
+    def credit(self, window: int | None) -> int:
+        """Return the window of one request: as given, or else the setting.
+
+        Raises:
+            ConfigurationError: REQUEST_N cannot carry it (RS-74, RX-63).
+        """
+        if window is None:
+            return self.window
+        if not isinstance(window, int) or not 0 < window <= MAX_U31:
+            raise ConfigurationError(f"a window is 1 to {MAX_U31} payloads, not {window!r}")
+        return window
 
 
 @attrs.frozen(kw_only=True)

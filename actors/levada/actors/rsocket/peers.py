@@ -186,7 +186,7 @@ class Peer(ABC):
     ) -> Receiver[Any]:
         await trio.lowlevel.checkpoint_if_cancelled()
         connection = await self._choose()
-        answers = window or connection.config.window, *_answers(connection, x)
+        answers = connection.config.credit(window), *_answers(connection, x)
         if connection.tracing is None:
             return await connection.items(kind, connection.encoding.request(x, route, metadata), *answers)
         with _calling(connection, connection.tracing, x, route) as calling:
@@ -234,7 +234,7 @@ class Peer(ABC):
                     raise value from None
                 raise
 
-        answers = window or connection.config.window, *_answers(connection, x), encode
+        answers = connection.config.credit(window), *_answers(connection, x), encode
         if connection.tracing is None:
             return await connection.open_channel(connection.encoding.request(x, route, metadata), *answers)
         with _calling(connection, connection.tracing, x, route) as calling:

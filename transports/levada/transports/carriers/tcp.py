@@ -5,6 +5,7 @@ URLs are ``tcp://host:port``.  A listener of port 0 takes a free one, which `Tcp
 
 from __future__ import annotations
 
+import os
 import socket as stdlib_socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -99,6 +100,14 @@ def host_and_port(url: str, scheme: str) -> tuple[str, int]:
     return parts.hostname, parts.port
 
 
+def _reason(error: OSError) -> str:
+    """Return what the system says of each address that was tried; trio's own text only says that all have failed."""
+    if isinstance(error.__cause__, BaseExceptionGroup):
+        tried = (each for each in error.__cause__.exceptions if isinstance(each, OSError))
+        return ", ".join(dict.fromkeys(os.strerror(each.errno) if each.errno else str(each) for each in tried))
+    return str(error)
+
+
 async def connect(host: str, port: int, config: TcpConfig) -> trio.SocketStream:
     """Connect to the first address of `host` that answers.
 
@@ -114,7 +123,7 @@ async def connect(host: str, port: int, config: TcpConfig) -> trio.SocketStream:
                 host, port, happy_eyeballs_delay=config.happy_eyeballs_delay, local_address=config.local_address
             )
     except OSError as error:
-        raise ConnectionLost(f"cannot connect to {host}:{port}: {error}") from error
+        raise ConnectionLost(f"cannot connect to {host}:{port}: {_reason(error)}") from error
     except UnicodeError as error:
         raise ConfigurationError(f"{host!r} cannot be the name of a host: {error}") from error
     if stream is None:
