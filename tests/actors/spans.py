@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,9 +12,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanContext, SpanKind
 
 from levada.actors.otel import OpenTelemetry
-from levada.framework import ActorSystem, RemotePeer
+from levada.framework import ActorSystem
 
-__all__ = ["Spans", "facts", "ident", "is_below", "recorded"]
+__all__ = ["Spans", "begins_with_link", "facts", "ident", "is_below", "recorded"]
 
 
 class Spans:
@@ -26,9 +26,9 @@ class Spans:
         self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.tracer = self.provider.get_tracer("test")
 
-    def tracing(self, trusts: Callable[[RemotePeer | None], bool] = lambda peer: True) -> OpenTelemetry:
+    def tracing(self) -> OpenTelemetry:
         """Tracing that records here."""
-        return OpenTelemetry(self.provider, trusts=trusts)
+        return OpenTelemetry(self.provider)
 
     def system(self, **settings: Any) -> ActorSystem:
         """A system that records here."""
@@ -75,3 +75,10 @@ def is_below(child: ReadableSpan, parent: ReadableSpan) -> bool:
     """Whether a span is a child of another one."""
     above, own = child.parent, ident(parent)
     return above is not None and (above.trace_id, above.span_id) == (own.trace_id, own.span_id)
+
+
+def begins_with_link(child: ReadableSpan, other: ReadableSpan) -> bool:
+    """Whether a span begins a trace of its own, with a link to another one."""
+    own = ident(other)
+    linked = [(link.context.trace_id, link.context.span_id) for link in child.links]
+    return child.parent is None and ident(child).trace_id != own.trace_id and linked == [(own.trace_id, own.span_id)]

@@ -127,6 +127,8 @@ class Acceptor(Protocol):
     """The connections whose clients were let in."""
     gatekeeper: Gatekeeper
     """Decides on clients."""
+    trust_traces: bool | None
+    """Whether to go on with the traces of clients; None: of those with an identity."""
 
 
 class Ended(Protocol):
@@ -232,7 +234,14 @@ class Driver(ConnectionActor, Generic[C]):
     def meet(self, info: CarrierInfo) -> None:
         """Note who is at the other end, in `info` and `remote`."""
         self.info = info
-        self.remote = RemotePeer(self.protocol, printable(info.peer), self.identity, info)
+        trusted = True if self.acceptor is None else self.acceptor.trust_traces
+        self.remote = RemotePeer(
+            self.protocol,
+            printable(info.peer),
+            self.identity,
+            info,
+            trace_trusted=self.identity is not None if trusted is None else trusted,
+        )
 
     @property
     def remote_peer(self) -> RemotePeer | None:

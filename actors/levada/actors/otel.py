@@ -18,7 +18,7 @@ A span that ends with an exception has its class in ``error.type``, an event wit
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 import attrs
@@ -45,13 +45,11 @@ logger = logging.getLogger("levada.actors.otel")
 
 _SELF: Final = otel_context.create_key("levada-actor")
 """In a context: the actor whose handler it belongs to."""
+_LINK: Final = otel_context.create_key("levada-link")
+"""In a context without a span: the span of a peer whose trace is not continued."""
 _MAX_TEXT: Final = 1000
 """Characters of an exception's text."""
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
-
-
-def _everyone(peer: RemotePeer | None) -> bool:
-    return True
 
 
 class _Span(Span):
@@ -110,13 +108,9 @@ class OpenTelemetry(Tracing):
 
     Args:
         provider: makes the tracer; None: the global one.
-        trusts: whether to go on with the trace of a peer, which is asked for each of its messages. By default every peer is trusted, as by
-            the servers that OpenTelemetry instruments. A trace decides what is sampled, so a public listener may want to refuse:
-            ``trusts=lambda peer: peer is not None and peer.identity is not None``.
     """
 
     provider: TracerProvider | None = None
-    trusts: Callable[[RemotePeer | None], bool] = attrs.field(default=_everyone, kw_only=True)
     _tracer: trace.Tracer = attrs.field(init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
@@ -177,11 +171,13 @@ class OpenTelemetry(Tracing):
         _PROPAGATOR.inject(carrier, _context(context))
         return TraceHeaders.parse(carrier.get("traceparent"), carrier.get("tracestate", ""))
 
-    def context(self, headers: TraceHeaders, peer: RemotePeer | None) -> Context | None:
-        """Return the context of a trusted peer."""
-        if not self.trusts(peer):
-            return None
-        return _PROPAGATOR.extract({"traceparent": headers.traceparent, "tracestate": headers.tracestate}, Context())
+    def context(self, headers: TraceHeaders, peer: RemotePeer | None) -> Context:
+        """Return the context of a trusted peer, or a link to that of another one, as OpenTelemetry's public endpoints do."""
+        carrier = {"traceparent": headers.traceparent, "tracestate": headers.tracestate}
+        context = _PROPAGATOR.extract(carrier, Context())
+        return (
+            context if peer is None or peer.trace_trusted else otel_context.set_value(_LINK, _link(context), Context())
+        )
 
     def _begin(
         self,
@@ -193,6 +189,8 @@ class OpenTelemetry(Tracing):
         *,
         actor: Ref[Any] | None = None,
     ) -> _Span:
+        if _LINK in parent:
+            links, parent = [*(links or ()), _link(parent)], Context()
         try:
             span = self._tracer.start_span(name, parent, kind, attributes, links)
         except Exception:  # the user's sampler or processor
@@ -207,7 +205,8 @@ def _context(context: object) -> Context:
 
 
 def _link(context: Context) -> Link:
-    return Link(trace.get_current_span(context).get_span_context())
+    known = context.get(_LINK)
+    return known if isinstance(known, Link) else Link(trace.get_current_span(context).get_span_context())
 
 
 def _rpc(system: str, method: str, peer: str) -> dict[str, str]:

@@ -110,6 +110,8 @@ class RemotePeer:
     """Who the peer is; None if the listener has no ``authenticate`` hook, and on the client's side."""
     info: Any
     """All facts about the connection: a `levada.transports.carriers.CarrierInfo`."""
+    trace_trusted: bool = attrs.field(default=True, kw_only=True)
+    """Whether a traced system goes on with the peer's traces; if not, it begins traces of its own, with links to the peer's."""
 
     def __str__(self) -> str:
         return f"{self.identity.name} ({self.address})" if self.identity is not None else self.address

@@ -169,7 +169,7 @@ class Tracing:
         return None
 
     def context(self, headers: TraceHeaders, peer: RemotePeer | None) -> object:
-        """Return the context that a peer sent; None: it is not trusted with that."""
+        """Return the context that a peer sent. If it is not `RemotePeer.trace_trusted`, what gets the context begins a trace of its own."""
         return None
 
 

@@ -11,12 +11,12 @@ import pytest
 import trio
 from opentelemetry.trace import SpanKind
 from tests.actors.carried import settings
-from tests.actors.spans import Spans, facts, ident, is_below, recorded
+from tests.actors.spans import Spans, begins_with_link, facts, ident, is_below, recorded
 
 from levada.actors.aqueduct import Peer, PeerConfig, connect, serve
 from levada.actors.aqueduct.stamps import MAX_STAMP, TRACE_GREETING, read_stamp, stamped
 from levada.actors.otel import OpenTelemetry
-from levada.framework import ActorSystem, Ref, channel
+from levada.framework import ActorSystem, Identity, Ref, channel
 from levada.framework.errors import DecodeError
 from levada.framework.router import group, pull, round_robin
 from levada.framework.tracing import TraceHeaders
@@ -45,8 +45,14 @@ class Sides:
     """The payloads that arrived at the server."""
 
 
+async def admit(_: Any) -> Identity:
+    return Identity("client")
+
+
 @asynccontextmanager
-async def sides(client: OpenTelemetry | None, server: OpenTelemetry | None) -> AsyncIterator[Sides]:
+async def sides(
+    client: OpenTelemetry | None, server: OpenTelemetry | None, *, trust: bool | None = True, admits: bool = False
+) -> AsyncIterator[Sides]:
     """Begin a connection; the entrypoint's handler takes parcels and sends on the sender in each."""
     wire: list[bytes] = []
 
@@ -61,7 +67,16 @@ async def sides(client: OpenTelemetry | None, server: OpenTelemetry | None) -> A
     async with (
         ActorSystem(tracing=client) as here,
         ActorSystem(tracing=server) as there,
-        serve(there, "aqueduct+memory://desk", handler, Any, expose=["clerk"], config=config) as listener,
+        serve(
+            there,
+            "aqueduct+memory://desk",
+            handler,
+            Any,
+            expose=["clerk"],
+            config=config,
+            authenticate=admit if admits else None,
+            trust_traces=trust,
+        ) as listener,
         connect(here, listener.url, object, config=config) as peer,
     ):
         there.registry.register("clerk", there.spawn(Clerk, name="clerk"))
@@ -151,15 +166,34 @@ async def test_rf57_without_tracing_on_both_sides_no_payload_changes(spans: Span
     assert theirs is there
 
 
+@pytest.mark.parametrize(
+    ("trust", "admits", "goes_on"),
+    [(None, False, False), (None, True, True), (False, True, False), (True, False, True)],
+    ids=["anyone", "a known client", "none", "all"],
+)
 @pytest.mark.rule("RF-60")
-async def test_rf60_a_peer_that_is_not_trusted_begins_a_trace_of_its_own(spans: Spans) -> None:
-    """RF-60: the receiver decides whether it goes on with the trace."""
-    async with sides(spans.tracing(), spans.tracing(trusts=lambda peer: False)) as both:
+async def test_rf60_a_listener_goes_on_with_the_traces_of_clients_that_it_trusts(
+    spans: Spans, trust: bool | None, admits: bool, goes_on: bool
+) -> None:
+    """RF-60: by default those that have an identity; another client's message begins a trace here, with a link."""
+    async with sides(spans.tracing(), spans.tracing(), trust=trust, admits=admits) as both:
         with spans.tracer.start_as_current_span("program"):
             assert await both.clerk.ask(Do("count")) == 0
-    server = spans.one("Clerk/Do", SpanKind.SERVER)
-    assert server.parent is None
-    assert ident(server).trace_id != ident(spans.one("program")).trace_id
+    client, server = spans.one("Do", SpanKind.CLIENT), spans.one("Clerk/Do", SpanKind.SERVER)
+    assert is_below(server, client) is goes_on
+    assert begins_with_link(server, client) is not goes_on
+
+
+async def test_what_a_handler_of_an_untrusted_message_causes_belongs_to_the_new_trace(spans: Spans) -> None:
+    async with sides(spans.tracing(), spans.tracing(), trust=False) as both:
+        with spans.tracer.start_as_current_span("program"):
+            sender, receiver = channel(int, name="numbers")
+            await both.peer.send(Parcel(sender=sender))
+        assert [n async for n in receiver] == [1]
+    program, served = spans.one("program"), spans.one("Parcel", SpanKind.SERVER)
+    assert begins_with_link(served, program)
+    sends = [span for span in spans.all() if span.name.startswith("send ")]
+    assert sorted(begins_with_link(span, program) for span in sends) == [False, True]
 
 
 @pytest.mark.parametrize("state", ["", "a=1,b=2", "x" * 512])

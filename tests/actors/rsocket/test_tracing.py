@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from opentelemetry.trace import SpanKind, StatusCode
-from tests.actors.spans import Spans, facts, is_below, recorded
+from tests.actors.spans import Spans, begins_with_link, facts, is_below, recorded
 
 from levada.actors.otel import OpenTelemetry
 from levada.actors.rsocket import ConnectedPeer, Request, RequestFailed
@@ -41,12 +41,13 @@ def spans() -> Iterator[Spans]:
 
 @asynccontextmanager
 async def served(
-    handler: Any, client: OpenTelemetry | None, server: OpenTelemetry | None
+    handler: Any, client: OpenTelemetry | None, server: OpenTelemetry | None, *, trust_traces: bool | None = True
 ) -> AsyncIterator[ConnectedPeer]:
     """Begin a connection between two systems; a handler that is an actor class becomes an actor of the server."""
     async with ActorSystem(tracing=client) as here, ActorSystem(tracing=server) as there:
         handler = there.spawn(handler) if handler is Desk else handler
-        async with serve(there, "rsocket+memory://desk", handler) as listener, connect(here, listener.url) as peer:
+        serving = serve(there, "rsocket+memory://desk", handler, trust_traces=trust_traces)
+        async with serving as listener, connect(here, listener.url) as peer:
             assert isinstance(peer, ConnectedPeer)
             yield peer
 
@@ -135,10 +136,10 @@ async def test_ext7_a_side_that_does_not_trace_sends_and_skips_no_entry(spans: S
         assert spans.one("look", SpanKind.SERVER).parent is None
 
 
-async def test_a_requester_that_is_not_trusted_begins_no_trace_here(spans: Spans) -> None:
-    async with served(echo, spans.tracing(), spans.tracing(trusts=lambda peer: False)) as peer:
+async def test_a_requester_without_an_identity_is_not_trusted(spans: Spans) -> None:
+    async with served(echo, spans.tracing(), spans.tracing(), trust_traces=None) as peer:
         await peer.request_response(b"x", route="echo")
-    assert spans.one("echo", SpanKind.SERVER).parent is None
+    assert begins_with_link(spans.one("echo", SpanKind.SERVER), spans.one("echo", SpanKind.CLIENT))
 
 
 async def test_a_malformed_entry_leaves_the_request_as_it_is(spans: Spans) -> None:

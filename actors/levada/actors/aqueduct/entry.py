@@ -102,6 +102,7 @@ def serve(
     authenticate: Authenticate | Authentication | None = None,
     expose: Expose = (),
     config: PeerConfig | None = None,
+    trust_traces: bool | None = None,
 ) -> AbstractAsyncContextManager[Listener]:
     """Serve clients; the block begins when the server listens, and `Listener.url` holds the real port.
 
@@ -120,6 +121,8 @@ def serve(
         expose: names in ``system.registry`` that clients may `Peer.lookup`, or a predicate on names, which may call `current_peer` to learn who
             looks up; by default none.
         config: settings of this side; over QUIC its ``carrier`` needs a certificate.
+        trust_traces: whether a traced system goes on with the traces of clients, see ``docs/how-to/trace.md``. None: if they have an
+            identity.
 
     Yields:
         The listener.
@@ -132,7 +135,9 @@ def serve(
     """
     settings = config or PeerConfig()
     listening = partial(listen_carrier, url, settings)
-    return serve_over(system, listening, handler, message_type, settings, expose, authenticate)
+    return serve_over(
+        system, listening, handler, message_type, settings, expose, authenticate, trust_traces=trust_traces
+    )
 
 
 @asynccontextmanager
@@ -145,6 +150,7 @@ async def serve_over(
     expose: Expose = (),
     authenticate: Authenticate | Authentication | None = None,
     closes: Phase = "accept",
+    trust_traces: bool | None = None,
 ) -> AsyncIterator[Listener]:
     """Serve like `serve`, over a listener that the program makes.
 
@@ -157,6 +163,7 @@ async def serve_over(
         expose: as for `serve`.
         authenticate: as for `serve`.
         closes: phase of the system's end in which the listener closes.
+        trust_traces: as for `serve`.
 
     Yields:
         The listener. Errors are those `serve` raises.
@@ -164,6 +171,15 @@ async def serve_over(
     check_handler(handler)
     check_expose(expose)
     item_type = Any if message_type is object else message_type
-    listener = ListenerActor(config, listening, item_type, handler, expose, authenticate=authenticate, closes=closes)
+    listener = ListenerActor(
+        config,
+        listening,
+        item_type,
+        handler,
+        expose,
+        authenticate=authenticate,
+        closes=closes,
+        trust_traces=trust_traces,
+    )
     async with running(system, listener) as actor:
         yield Listener(actor)

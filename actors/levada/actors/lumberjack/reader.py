@@ -126,6 +126,7 @@ async def serve(
     config: ReaderConfig | None = None,
     carrier: TcpConfig | TlsConfig | MemoryConfig | None = None,
     authenticate: Authenticate | Authentication | None = None,
+    trust_traces: bool | None = None,
 ) -> AsyncIterator[Reader]:
     """Receive logs: the sink is asked to take each unit of events, and the unit is acked after the answer.
 
@@ -143,6 +144,8 @@ async def serve(
         carrier: settings of the scheme; TLS needs a certificate; `TlsConfig.client_certificates` asks writers for theirs.
         authenticate: decides on each writer by its address and certificate, as Lumberjack has no credentials; None lets all in. A
             refused writer is only disconnected, since the protocol cannot say why.
+        trust_traces: whether a traced system goes on with the traces of writers, see ``docs/how-to/trace.md``. None: if they have an
+            identity.
 
     Raises:
         ConfigurationError: not such a URL, something that cannot be a sink, settings that cannot work, or the address cannot be
@@ -169,7 +172,7 @@ async def serve(
     config = config or ReaderConfig()
     taker = _checked(sink)
     carrier_url = targets(url, HostConfig())[0].carrier_url
-    actor = ReaderActor(carrier_url, carrier, taker, config, authenticate=authenticate)
+    actor = ReaderActor(carrier_url, carrier, taker, config, authenticate=authenticate, trust_traces=trust_traces)
     async with running(system, actor):
         yield Reader(actor)
 

@@ -121,6 +121,7 @@ def serve(
     *,
     authenticate: Authenticate | Authentication,
     config: PeerConfig | None = None,
+    trust_traces: bool = True,
 ) -> AbstractAsyncContextManager[Listener]:
     """Serve clients; entering the block means bound and listening, and `Listener.url` holds the real port.
 
@@ -134,6 +135,7 @@ def serve(
         authenticate: decides which clients are admitted, see `levada.actors.authentication`; it also ends after
             `levada.transports.maop.MaopConfig.auth_timeout` seconds.
         config: see `PeerConfig`; over QUIC its ``carrier`` needs a certificate.
+        trust_traces: whether a traced system goes on with the traces of clients, see ``docs/how-to/trace.md``.
 
     Yields:
         The listener.
@@ -145,8 +147,9 @@ def serve(
     Source: MA-1, MA-20, MA-112.
     """
     settings = fit_carrier(url, config or PeerConfig())
+    listening = partial(listen_carrier, url, settings)
     return serve_over(
-        system, partial(listen_carrier, url, settings), handlers, authenticate=authenticate, config=settings
+        system, listening, handlers, authenticate=authenticate, config=settings, trust_traces=trust_traces
     )
 
 
@@ -158,6 +161,7 @@ async def serve_over(
     *,
     authenticate: Authenticate | Authentication,
     config: PeerConfig | None = None,
+    trust_traces: bool = True,
 ) -> AsyncIterator[Listener]:
     """Serve as `serve` does, over a listener that the program makes. Other arguments, result and errors are as for `serve`.
 
@@ -168,5 +172,7 @@ async def serve_over(
     if authenticate is None:
         raise ConfigurationError("MAOP authenticates every client: serve needs authenticate=")
     shared = _share(handlers, config or PeerConfig(), system.tracing)
-    async with running(system, ListenerActor(shared, listening, authenticate=authenticate)) as actor:
+    async with running(
+        system, ListenerActor(shared, listening, authenticate=authenticate, trust_traces=trust_traces)
+    ) as actor:
         yield Listener(actor)

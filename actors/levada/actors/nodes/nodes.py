@@ -208,7 +208,9 @@ class Nodes(ABC):
             authenticate: decides on clients.
         """
         config = self.config(carrier)
-        return serve(self.system, url, _ignore, Any, expose=_all, config=config, authenticate=authenticate)
+        return serve(
+            self.system, url, _ignore, Any, expose=_all, config=config, authenticate=authenticate, trust_traces=True
+        )
 
     def config(self, carrier: Any = None) -> PeerConfig:
         """Return the settings of connections between members.

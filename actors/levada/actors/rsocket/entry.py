@@ -139,6 +139,7 @@ async def serve(
     *,
     authenticate: Authenticate | Authentication | None = None,
     config: ServerConfig | None = None,
+    trust_traces: bool | None = None,
 ) -> AsyncIterator[Listener]:
     """Serve clients; entering the block means bound and listening, and `Listener.url` holds the real port.
 
@@ -152,6 +153,8 @@ async def serve(
         authenticate: decides on each client by its SETUP and its carrier, and on each request that brings credentials of its own: see
             `levada.actors.authentication`. A refusal is REJECTED_SETUP, or REJECTED for a request. Without it, every client is admitted.
         config: see `ServerConfig`; ``carrier`` is required if the carrier needs a certificate.
+        trust_traces: whether a traced system goes on with the traces of clients, see ``docs/how-to/trace.md``. None: if they have an
+            identity.
 
     Yields:
         The listener.
@@ -163,6 +166,14 @@ async def serve(
     settings = config or ServerConfig()
     if not isinstance(settings, ServerConfig):
         raise ConfigurationError(f"a server takes a ServerConfig, got a {type(settings).__name__}")
-    listener = ListenerActor(settings, handler, core_of(dialect), dialect, carrier, authenticate=authenticate)
+    listener = ListenerActor(
+        settings,
+        handler,
+        core_of(dialect),
+        dialect,
+        carrier,
+        authenticate=authenticate,
+        trust_traces=trust_traces,
+    )
     async with running(system, listener) as actor:
         yield Listener(actor)
