@@ -94,7 +94,7 @@ async def test_rows_are_on_the_disk_when_the_answer_comes(system: ActorSystem, t
     assert await numbers(journal) == [1, 2, 3]
     assert await numbers(journal, start=1) == [2, 3]
     assert await journal.ask(OffsetWithin(0, 0, 3, 1)) == 2
-    assert (await journal.ask(GetSchema())).names == ["number", "text"]
+    assert pa.ipc.read_schema(pa.py_buffer(await journal.ask(GetSchema()))).names == ["number", "text"]
     assert (await journal.ask(GetExtent())).end == {0: 3}
 
 

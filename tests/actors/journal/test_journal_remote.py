@@ -23,6 +23,7 @@ from levada.actors.journal import (  # noqa: E402
     GetExtent,
     Journal,
     JournalConfig,
+    JournalError,
     Keyed,
     ReadEntity,
     ReadRows,
@@ -207,8 +208,10 @@ async def test_a_block_too_large_for_a_message_is_refused_by_name(tmp_path: Path
     async with ActorSystem("here", ask_timeout=None) as system:
         journal: Ref[Any] = system.spawn(partial(Journal, tmp_path, Line), mailbox=bounded(4))
         await journal.ask(Append([Line(1, "x" * (9 << 20))]))
-        with pytest.raises(Exception, match="answers have at most 8388608: lower block_bytes"):
-            await journal.ask(ReadRows(0, 0))
+        await journal.ask(Append([Line(2, "x" * (16 << 20))]))
+        assert (await journal.ask(ReadRows(0, 0))).count == 1
+        with pytest.raises(JournalError, match="answers have at most 15728640: lower block_bytes"):
+            await journal.ask(ReadRows(0, 1))
 
 
 def test_rows_of_a_peer_are_checked_when_they_are_used() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from functools import partial
 from pathlib import Path
@@ -18,6 +20,7 @@ from tests.actors.durable.test_placement import Slow, placed  # noqa: E402
 
 from levada.actors.durable import Shards, shards  # noqa: E402
 from levada.actors.journal import SchemaMismatch  # noqa: E402
+from levada.actors.nodes import nodes_of  # noqa: E402
 from levada.actors.spark import ActorFailed, AskRows, EachCommand, RemoteActor, ask_batches  # noqa: E402
 from levada.actors.spark.protocol import DeliverBatch, StageHead  # noqa: E402
 from levada.actors.spark.worker import RemoteMailbox  # noqa: E402
@@ -118,9 +121,26 @@ def test_what_is_no_log_is_refused(actors: Actors, tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
-def test_a_journal_in_another_process_is_refused(actors: Actors, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="the journal of accounts is in another process"):
-        open_accounts(actors, tmp_path / "log", keeper=True)
+def test_a_log_behind_a_keeper_is_read(actors: Actors, tmp_path: Path) -> None:
+    """Erased rows at the start, within and at the end of a partition; and a keeper that is killed while it is read."""
+    accounts = open_accounts(actors, tmp_path / "log", keeper=True, snapshot_every=2)
+    for entity in ("anna", "bert", "cleo", "dora"):
+        ask(actors, accounts, entity, Move([1, 2, 3]), f"move-{entity}")
+    found = [
+        (entity, n, f"move-{entity}", DEPOSITED, n, None)
+        for entity in ("anna", "bert", "cleo", "dora")
+        for n in (1, 2, 3)
+    ]
+    assert events(actors) == found
+    assert actors.do(lambda: accounts.erase("anna")) > 0
+    assert actors.do(lambda: accounts.erase("dora")) > 0
+    assert events(actors) == found[3:9]
+    before = log_of(actors).describe()
+    os.kill(actors.do(lambda: nodes_of(actors.system)["Account-keeper"].pid), signal.SIGKILL)
+    assert events(actors) == found[3:9]
+    after = log_of(actors).describe()
+    assert after.epoch == before.epoch
+    assert after.opening != before.opening
 
 
 def test_a_restarted_bridge_is_waited_for_until_it_has_the_log(
@@ -237,9 +257,12 @@ def table(spark: SparkSession, actors: Actors, **more: str) -> Any:
 
 @pytest.mark.ci
 @pytest.mark.timeout(180)
-def test_a_job_sends_commands_and_reads_what_they_did(spark: SparkSession, actors: Actors, tmp_path: Path) -> None:
+@pytest.mark.parametrize("keeper", [False, True], ids=["here", "keeper"])
+def test_a_job_sends_commands_and_reads_what_they_did(
+    spark: SparkSession, actors: Actors, tmp_path: Path, keeper: bool
+) -> None:
     """A job that runs twice changes nothing the second time."""
-    accounts = open_accounts(actors, tmp_path / "log", snapshot_every=10)
+    accounts = open_accounts(actors, tmp_path / "log", snapshot_every=10, keeper=keeper)
     deposits = expose(actors, accounts, Deposit)
 
     def sent(batches: Any) -> Any:
@@ -263,8 +286,11 @@ def test_a_job_sends_commands_and_reads_what_they_did(spark: SparkSession, actor
 
 @pytest.mark.ci
 @pytest.mark.timeout(180)
-def test_a_stream_of_events_goes_on_behind_erased_ones(spark: SparkSession, actors: Actors, tmp_path: Path) -> None:
-    accounts = open_accounts(actors, tmp_path / "log", snapshot_every=3)
+@pytest.mark.parametrize("keeper", [False, True], ids=["here", "keeper"])
+def test_a_stream_of_events_goes_on_behind_erased_ones(
+    spark: SparkSession, actors: Actors, tmp_path: Path, keeper: bool
+) -> None:
+    accounts = open_accounts(actors, tmp_path / "log", snapshot_every=3, keeper=keeper)
 
     def run() -> list[tuple[Any, ...]]:
         options = {"address": actors.bridge.address, "mailbox": "accounts", "maxRowsPerBatch": "10"}

@@ -247,7 +247,10 @@ def test_a_checkpoint_of_the_first_version_is_read(make_actors: Callable[..., Ac
     stream = StreamSource(Options.read({"address": actors.bridge.address, "mailbox": "old"}), WANTED)
     epoch = stream.initialOffset()["epoch"]
     checkpoint = {"epoch": epoch, "0": 103, "1": 13}
-    batch = pa.record_batch([pa.array([7], pa.int64()), pa.array(["new"])], schema=actors.ask(made, GetSchema()))
+    batch = pa.record_batch(
+        [pa.array([7], pa.int64()), pa.array(["new"])],
+        schema=pa.ipc.read_schema(pa.py_buffer(actors.ask(made, GetSchema()))),
+    )
     actors.do(lambda: made.append(batch, partition=0))
     end = stream.latestOffset(checkpoint, ReadAllAvailable())
     assert read(stream, checkpoint, end) == [5001, 5002, 5003, 7, 5001, 5002, 5003]
@@ -376,6 +379,9 @@ def test_a_query_goes_on_from_a_checkpoint_of_the_first_version(
     assert offset.pop("opening")
     (offsets / "0").write_text("\n".join([*lines, json.dumps(offset)]))
     (offsets / ".0.crc").unlink()
-    batch = pa.record_batch([pa.array([7], pa.int64()), pa.array(["new"])], schema=actors.ask(made, GetSchema()))
+    batch = pa.record_batch(
+        [pa.array([7], pa.int64()), pa.array(["new"])],
+        schema=pa.ipc.read_schema(pa.py_buffer(actors.ask(made, GetSchema()))),
+    )
     actors.do(lambda: made.append(batch, partition=0))
     assert run() == 66 + 16 + 1

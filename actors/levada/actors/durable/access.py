@@ -14,17 +14,14 @@ from levada.actors.journal import (
     Fenced,
     Found,
     GetExtent,
-    JournalDamaged,
     JournalError,
-    JournalFull,
-    JournalUnwritable,
     ReadEntity,
     ReadRows,
-    SchemaMismatch,
     stream_of,
 )
+from levada.actors.journal.errors import journal_error
 from levada.framework import Ref
-from levada.framework.errors import ActorError, LevadaError, RemoteFailure
+from levada.framework.errors import LevadaError
 from levada.framework.message import Asks
 
 from .errors import ShardLost
@@ -34,10 +31,6 @@ __all__ = ["Access"]
 
 JOURNAL_TIMEOUT = 60.0
 """Seconds after which a journal that does not answer is out of reach."""
-_REFUSALS = {
-    cls.__name__: cls for cls in (JournalDamaged, JournalError, JournalFull, JournalUnwritable, SchemaMismatch)
-}
-"""Errors of a journal in another process, by the names that travel."""
 
 
 @attrs.frozen
@@ -57,9 +50,9 @@ class Access:
         except JournalError:
             raise
         except (LevadaError, OSError) as error:
-            cause = error.__cause__
-            if isinstance(error, ActorError) and isinstance(cause, RemoteFailure) and cause.kind in _REFUSALS:
-                raise _REFUSALS[cause.kind](cause.detail) from error
+            own = journal_error(error)
+            if own is not None:
+                raise own from error
             raise ShardLost(f"shard {self.shard}: the journal is out of reach: {error}", shard=self.shard) from error
 
     async def end(self) -> int:

@@ -42,7 +42,7 @@ from .ipc import stream_of
 from .ledger import Delivered, Reach
 from .packing import octets_of
 from .questions import (
-    MAX_READ,
+    MAX_BLOCK,
     Append,
     AwaitRows,
     CommitGroup,
@@ -489,10 +489,10 @@ class Journal(
 
     def _rows(self, m: ReadRows) -> Rows:
         blocks = self._blocks_from(m)
-        if blocks and blocks[0].octets.size > MAX_READ:
+        if blocks and blocks[0].octets.size > MAX_BLOCK:
             raise JournalError(
                 f"the block at row {m.start} of partition {m.partition} has {blocks[0].octets.size} bytes, and answers have at most "
-                f"{MAX_READ}: lower block_bytes, or read it in the journal's own process",
+                f"{MAX_BLOCK}: lower block_bytes, or read it in the journal's own process",
                 path=str(self.directory),
             )
         batches = [fit(block.batch(), self._store.schema) for block in blocks]
@@ -600,9 +600,10 @@ class Journal(
         return self._store.reach(m.opening)
 
     @handles
-    def schema(self, m: GetSchema) -> pa.Schema:
+    def schema(self, m: GetSchema) -> bytes:
         """Answer with the columns."""
-        return self._store.schema
+        columns: bytes = self._store.schema.serialize().to_pybytes()
+        return columns
 
     @handles
     def await_rows(self, m: AwaitRows) -> Extent | None:

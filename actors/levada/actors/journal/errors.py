@@ -7,11 +7,11 @@ from pathlib import Path
 
 import attrs
 
-from levada.framework.errors import LevadaError
+from levada.framework.errors import ActorError, LevadaError, RemoteFailure
 
 __all__ = [
     "CommandReused", "JournalBehind", "JournalDamaged", "JournalError", "JournalFull", "JournalLocked", "JournalUnwritable",
-    "OffsetGone", "SchemaMismatch", "refused",
+    "OffsetGone", "SchemaMismatch", "journal_error", "refused",
 ]  # fmt: skip
 
 
@@ -101,3 +101,23 @@ def refused(error: OSError, path: Path) -> JournalError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return JournalFull(f"the disk is full ({error.strerror}); nothing of this was written", path=str(path))
     return JournalUnwritable(f"the disk refuses ({error}); nothing of this was written", path=str(path))
+
+
+_WITH_A_PATH_ONLY = {
+    cls.__name__: cls for cls in (JournalDamaged, JournalFull, JournalLocked, JournalUnwritable, SchemaMismatch)
+}
+_OTHERS = {cls.__name__ for cls in (CommandReused, JournalBehind, JournalError, OffsetGone)}
+
+
+def journal_error(error: BaseException) -> JournalError | None:
+    """Return the error of a journal in another process as one of its own classes; None if it is not a journal's.
+
+    Its text is the same, with the path. Its fields did not travel, so an error that is little without them is a `JournalError`.
+    """
+    cause = error.__cause__
+    if not isinstance(error, ActorError) or not isinstance(cause, RemoteFailure):
+        return None
+    cls = _WITH_A_PATH_ONLY.get(cause.kind)
+    if cls is None and cause.kind not in _OTHERS:
+        return None
+    return (cls or JournalError)(cause.detail)

@@ -25,6 +25,8 @@ from urllib.parse import quote
 
 import attrs
 
+from levada.framework import message
+
 from .errors import JournalDamaged, JournalError, JournalUnwritable
 
 __all__ = ["Delivered", "Erasure", "Ledger", "Reach", "ledger_errors"]
@@ -86,7 +88,7 @@ class Delivered:
     """For each partition that got rows, the offset of the first and the offset behind the last. Empty if the batch is too old (`KEPT`)."""
 
 
-@attrs.frozen
+@message("levada.journal.reach", frozen=True)
 class Reach:
     """How far the rows of an earlier opening are still the same rows."""
 

@@ -27,7 +27,9 @@ __all__ = [
 ]  # fmt: skip
 
 MAX_READ = 8 << 20
-"""Most bytes of one `ReadRows`; a message of the codec has 16 MiB at most by default."""
+"""Most bytes that may be asked for at once."""
+MAX_BLOCK = 15 << 20
+"""Most bytes of a block that is read on its own; a message of the codec has 16 MiB at most by default."""
 
 # Types are checked where a question is made: a wrong one must not end the journal.
 _INT, _MAP = v.instance_of(int), v.instance_of((Mapping,))
@@ -124,7 +126,7 @@ class DiscardOlder(Asks[list[tuple[str, int]]]):
     age: float = attrs.field(validator=v.instance_of((int, float)))
 
 
-@attrs.frozen
+@message("levada.journal.declare_group", frozen=True)
 class DeclareGroup(Asks[Mapping[int, int]]):
     """Keep all rows that this group has not read; answered with its offsets."""
 
@@ -133,7 +135,7 @@ class DeclareGroup(Asks[Mapping[int, int]]):
     """Where a new group begins."""
 
 
-@attrs.frozen
+@message("levada.journal.commit_group", frozen=True)
 class CommitGroup(Asks[None]):
     """Set the offsets of a group. Fails with `JournalError` for an unknown group or an offset beyond the end."""
 
@@ -142,14 +144,14 @@ class CommitGroup(Asks[None]):
     """For some partitions, the offset behind the last row the group has done with."""
 
 
-@attrs.frozen
+@message("levada.journal.forget_group", frozen=True)
 class ForgetGroup(Asks[None]):
     """Keep no more rows for a group."""
 
     group: str = attrs.field(validator=_NAME)
 
 
-@attrs.frozen
+@message("levada.journal.get_groups", frozen=True)
 class GetGroups(Asks[Mapping[str, Mapping[int, int]]]):
     """Ask for the offsets of all groups."""
 
@@ -159,16 +161,16 @@ class GetExtent(Asks[Extent]):
     """Ask for the `Extent`."""
 
 
-@attrs.frozen
+@message("levada.journal.get_reach", frozen=True)
 class GetReach(Asks[Reach]):
     """Ask how far the rows of an earlier opening are still the same; see `Store.reach`."""
 
     opening: str | None = attrs.field(validator=v.optional(_NAME))
 
 
-@attrs.frozen
-class GetSchema(Asks[pa.Schema]):
-    """Ask for the columns."""
+@message("levada.journal.get_schema", frozen=True)
+class GetSchema(Asks[bytes]):
+    """Ask for the columns, as an Arrow IPC message: ``pa.ipc.read_schema(pa.py_buffer(answer))``."""
 
 
 @message("levada.journal.await_rows", frozen=True)
@@ -217,7 +219,7 @@ class ReadRows(Asks[Rows]):
 
     Erased rows are passed over: `Rows.first` is then behind `start`.
 
-    Fails as `Read`, and with `JournalError` if one block has more than `MAX_READ` bytes.
+    Fails as `Read`, and with `JournalError` if one block has more than 15 MiB.
     """
 
     partition: int = attrs.field(validator=_INT)
@@ -292,7 +294,7 @@ class EraseEntity(Asks[Erased]):
     """Rows from this offset on stay, such as a tombstone. None: the end at that time."""
 
 
-@attrs.frozen
+@message("levada.journal.offset_within", frozen=True)
 class OffsetWithin(Asks[int]):
     """Ask for the offset at which `Read` with the same arguments would end."""
 

@@ -29,7 +29,7 @@ import logging
 import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
@@ -40,10 +40,8 @@ import trio
 
 from levada.actors.authentication import Authenticate, Authentication
 from levada.actors.journal.actor import Journal
-from levada.actors.journal.blocks import Block
 from levada.actors.journal.columns import Columns, Envelope, columns_of
 from levada.actors.journal.config import JournalConfig
-from levada.actors.journal.errors import JournalBehind, JournalError
 from levada.actors.journal.extent import Appended, Extent
 from levada.actors.journal.ipc import rows_of_stream
 from levada.actors.journal.ledger import Reach
@@ -70,12 +68,12 @@ from levada.framework import Actor, ActorSystem, Codec, Ref, Sample, Sender, bou
 from levada.framework.errors import ActorStopped, ConfigurationError, LevadaError
 from levada.transports.rsocket import Payload
 
+from .bridge_reading import JournalAway, blocks_of, require_epoch
 from .bridge_subscription import Delivery, RowKey, Subscription
 from .desk import BridgeConfig, Desk, Share, check_url, listening, message_of, shared_token, take_folder
 from .logs import shown
 from .protocol import (
     AppendedRows,
-    BlockHead,
     BridgeError,
     Commit,
     Compare,
@@ -86,7 +84,6 @@ from .protocol import (
     Describe,
     Description,
     DiscardBatch,
-    EpochChanged,
     Measure,
     ReadRows,
     StageHead,
@@ -114,8 +111,6 @@ CLEAN_EVERY = 60.0  # seconds
 LONGEST_WAIT = 3600.0  # seconds that a process may wait for rows
 OPENING = 30.0
 """Seconds that a restarted bridge has to open the mailboxes it had."""
-READ_OCTETS = 4 << 20
-"""Bytes of blocks taken from the journal at a time, for one stream; a block is at least one."""
 
 
 @attrs.frozen(eq=False)
@@ -129,6 +124,13 @@ class Mailbox(Generic[M]):
     """Columns of the message class; ``None`` if the mailbox was made with an Arrow schema."""
     log: pa.Schema | None = None
     """What Spark sees of the log of a durable class, which only its entities write."""
+    is_away: bool = False
+    """Whether the journal is in another process."""
+
+    @property
+    def journal(self) -> Ref[Any] | JournalAway:
+        """The journal as the bridge asks it."""
+        return JournalAway(self.ref) if self.is_away else self.ref
 
     async def append(
         self, rows: Sequence[M] | pa.RecordBatch, *, partition: int | None = None, key: str | bytes | None = None
@@ -269,10 +271,11 @@ class Bridge(Desk):
 
         Args:
             name: as of `mailbox`.
-            of: what `levada.actors.durable.shards` returned in this process; or its journal, if that is in this process.
+            of: what `levada.actors.durable.shards` returned in this process; or its journal, which may be in another one (`keeper`).
 
         Raises:
-            ConfigurationError: the name is not valid or taken, or the journal is no log of a durable class, or in another process.
+            ConfigurationError: the name is not valid or taken, or the journal is no log of a durable class.
+            ActorStopped, ActorError: the journal is away.
 
         Cancellation: the bridge has no such mailbox.
         """
@@ -280,15 +283,16 @@ class Bridge(Desk):
         journal = of if isinstance(of, Ref) else of.journal
         if journal is None:
             raise ConfigurationError("the log is read where shards() was called: open the bridge there")
+        columns = shown(pa.ipc.read_schema(pa.py_buffer(await journal.ask(GetSchema(), timeout=None))))
+        extent: Extent = await journal.ask(GetExtent(), timeout=None)
         try:
-            columns = shown(await journal.ask(GetSchema(), timeout=None))
-        except TypeError as error:  # the question cannot travel
-            raise ConfigurationError(
-                f"the journal of {name} is in another process, and a bridge reads a log in its own: use shards() without keeper=True"
-            ) from error
+            await journal.ask(Read(0, extent.end[0], extent.end[0]), timeout=None)
+            is_away = False
+        except TypeError:  # blocks of mapped files do not travel
+            is_away = True
         (self.directory / "logs").mkdir(mode=0o700, exist_ok=True)
         (self.directory / "logs" / name).touch()
-        self._open(Mailbox(name, journal, None, columns))
+        self._open(Mailbox(name, journal, None, columns, is_away))
 
     def _check_name(self, name: str) -> None:
         if not _NAME.fullmatch(name):
@@ -389,7 +393,7 @@ class Bridge(Desk):
         if answer is None:
             raise RequestInvalid(f"no question for a mailbox: {type(question).__name__}")
         mailbox = await self._opened(name, to_write=isinstance(question, DeliverBatch | DiscardBatch))
-        found = await answer(mailbox.ref, question)
+        found = await answer(mailbox.journal, question)
         if mailbox.log is not None and isinstance(found, Description):
             columns = mailbox.log.serialize().to_pybytes()
             return Description(found.epoch, found.first, found.end, columns, found.opening)
@@ -399,22 +403,10 @@ class Bridge(Desk):
         m: ReadRows = request.message(ReadRows)
         with self._reads.counted(request.connection, 1):
             try:
-                journal = (await self._opened(name)).ref
-                await _require_epoch(journal, m.epoch)
-                await _require_rows(journal, m)
-                start, schema = m.start, None
-                while start < m.end:
-                    question = Read(m.partition, start, m.end, READ_OCTETS)
-                    blocks: list[Block] = await journal.ask(question, timeout=None)
-                    if not blocks:
-                        raise JournalError(
-                            f"rows {start} to {m.end} of partition {m.partition} of {name} are not there"
-                        )
-                    for block in blocks:
-                        columns = b"" if block.schema is schema else block.schema.serialize().to_pybytes()
-                        head = BlockHead(block.first, block.rows, block.skip, columns)
-                        yield Payload(block.octets.to_pybytes(), head.encode())
-                        schema, start = block.schema, block.end
+                mailbox = await self._opened(name)
+                async with aclosing(blocks_of(name, mailbox.journal, m)) as blocks:
+                    async for payload in blocks:
+                        yield payload
             except LevadaError as error:
                 raise failed(error) from error
 
@@ -438,79 +430,50 @@ def _made(kind: Callable[..., T], *args: Any) -> T:
         raise BridgeError(f"no such question: {error.args[0]}") from error
 
 
-async def _require_epoch(journal: Ref[Any], wanted: str) -> None:
-    extent: Extent = await journal.ask(GetExtent(), timeout=None)
-    if extent.epoch != wanted:
-        raise EpochChanged(
-            f"these offsets are of journal {wanted}, and now there is {extent.epoch}: it was deleted and created again, or this is another bridge. "
-            "Start the query with a new checkpoint",
-            wanted,
-            extent.epoch,
-        )
-
-
-async def _require_rows(journal: Ref[Any], m: ReadRows) -> None:
-    """Require that the rows are still the same as when the task was planned."""
-    if m.opening is not None:
-        reach: Reach = await journal.ask(GetReach(m.opening), timeout=None)
-        kept = reach.ends.get(m.partition, m.end)
-        if not reach.known or kept < m.end:
-            raise JournalBehind(
-                f"partition {m.partition}: rows {m.start} to {m.end - 1} were asked for as they were when the journal was open as {m.opening}, "
-                f"and since then it was put back to row {kept}",
-                opening=m.opening,
-                partition=m.partition,
-                wanted=m.end,
-                kept=kept,
-            )
-
-
-async def _compare(journal: Ref[Any], m: Compare) -> Compared:
+async def _compare(journal: Any, m: Compare) -> Compared:
     reach: Reach = await journal.ask(GetReach(m.opening), timeout=None)
     return Compared(reach.known, dict(reach.ends))
 
 
-async def _describe(journal: Ref[Any], _: Describe) -> Description:
+async def _describe(journal: Any, _: Describe) -> Description:
     extent: Extent = await journal.ask(GetExtent(), timeout=None)
     return await _description(journal, extent)
 
 
-async def _description(journal: Ref[Any], extent: Extent) -> Description:
-    schema: pa.Schema = await journal.ask(GetSchema(), timeout=None)
-    return Description(
-        extent.epoch, dict(extent.first), dict(extent.end), schema.serialize().to_pybytes(), extent.opening
-    )
+async def _description(journal: Any, extent: Extent) -> Description:
+    columns: bytes = await journal.ask(GetSchema(), timeout=None)
+    return Description(extent.epoch, dict(extent.first), dict(extent.end), columns, extent.opening)
 
 
-async def _wait(journal: Ref[Any], m: WaitForRows) -> Description:
+async def _wait(journal: Any, m: WaitForRows) -> Description:
     with trio.move_on_after(m.seconds if 0 <= m.seconds <= LONGEST_WAIT else LONGEST_WAIT):
         await journal.ask(AwaitRows(m.after, m.rows), timeout=None)
     return await _describe(journal, Describe())
 
 
-async def _measure(journal: Ref[Any], m: Measure) -> int:
+async def _measure(journal: Any, m: Measure) -> int:
     return cast("int", await journal.ask(_made(OffsetWithin, m.partition, m.start, m.end, m.max_bytes), timeout=None))
 
 
-async def _declare(journal: Ref[Any], m: Declare) -> dict[int, int]:
+async def _declare(journal: Any, m: Declare) -> dict[int, int]:
     return dict(await journal.ask(_made(DeclareGroup, m.group, "end" if m.at_end else "first"), timeout=None))
 
 
-async def _commit(journal: Ref[Any], m: Commit) -> None:
-    await _require_epoch(journal, m.epoch)
+async def _commit(journal: Any, m: Commit) -> None:
+    await require_epoch(journal, m.epoch)
     await journal.ask(_made(CommitGroup, m.group, m.offsets), timeout=None)
 
 
-async def _deliver(journal: Ref[Any], m: DeliverBatch) -> DeliveredBatch:
+async def _deliver(journal: Any, m: DeliverBatch) -> DeliveredBatch:
     done = await journal.ask(_made(Deliver, m.query, m.batch, m.winners, m.rows), timeout=None)
     return DeliveredBatch(done.already, {number: list(between) for number, between in done.ranges.items()})
 
 
-async def _discard(journal: Ref[Any], m: DiscardBatch) -> int:
+async def _discard(journal: Any, m: DiscardBatch) -> int:
     return cast("int", await journal.ask(_made(DiscardStaged, m.query, m.batch, m.part, m.attempt), timeout=None))
 
 
-_ANSWERS: dict[type, Callable[[Ref[Any], Any], Awaitable[Any]]] = {
+_ANSWERS: dict[type, Callable[[Any, Any], Awaitable[Any]]] = {
     Compare: _compare,
     Describe: _describe,
     WaitForRows: _wait,

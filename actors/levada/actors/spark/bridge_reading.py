@@ -1,0 +1,135 @@
+"""How a bridge reads the journal of a mailbox, in its own process or in another one: streams of blocks, as they go to Spark's tasks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import attrs
+import pyarrow as pa
+
+from levada.actors.journal.blocks import Block
+from levada.actors.journal.errors import JournalBehind, JournalError, OffsetGone, journal_error
+from levada.actors.journal.extent import Extent
+from levada.actors.journal.ledger import Reach
+from levada.actors.journal.questions import GetExtent, GetReach, GetSchema, Read, ReadRows, Rows
+from levada.framework import Asks, Ref
+from levada.framework.errors import ActorError, ActorStopped
+from levada.transports.rsocket import Payload
+
+from .protocol import BlockHead, EpochChanged
+from .protocol import ReadRows as Wanted
+
+__all__ = ["JournalAway", "blocks_of", "require_epoch"]
+
+R = TypeVar("R")
+
+READ_OCTETS = 4 << 20
+"""Bytes of blocks taken from the journal at a time, for one stream; a block is at least one."""
+
+
+@attrs.frozen
+class JournalAway:
+    """A journal in another process, with what a bridge uses of its ref."""
+
+    ref: Ref[Any]
+
+    async def ask(self, question: Asks[R], *, timeout: float | None = None) -> R:
+        """Ask a question that is a message.
+
+        Raises:
+            ActorStopped: the process is away. Spark's tasks wait for it.
+            JournalError: as the journal says.
+        """
+        try:
+            return await self.ref.ask(question, timeout=timeout)
+        except ActorStopped:
+            raise
+        except ActorError as error:
+            own = journal_error(error)
+            raise own or ActorStopped(f"the journal is away: {error}", actor=error.actor) from error
+
+
+async def blocks_of(name: str, journal: Ref[Any] | JournalAway, m: Wanted) -> AsyncGenerator[Payload, None]:
+    """Yield the rows of one partition; `JournalError` or `EpochChanged` if they are not there."""
+    extent = await require_epoch(journal, m.epoch)
+    await _require_rows(journal, m)
+    if isinstance(journal, JournalAway):
+        first = extent.first.get(m.partition, 0)
+        if m.start < first:  # the journal says so too, but its error does not travel with its fields
+            what = f"partition {m.partition} begins at row {first}"
+            raise OffsetGone(what, partition=m.partition, wanted=m.start, first=first)
+        found = _away(journal, m)
+    else:
+        found = _here(journal, m)
+    start = m.start
+    async with aclosing(found) as blocks:
+        async for head, octets in blocks:
+            yield Payload(octets, head.encode())
+            start = head.first + head.rows
+    if start < m.end:
+        raise JournalError(f"rows {start} to {m.end} of partition {m.partition} of {name} are not there")
+
+
+async def _here(journal: Ref[Any], m: Wanted) -> AsyncGenerator[tuple[BlockHead, bytes], None]:
+    start, schema = m.start, None
+    while start < m.end:
+        blocks: list[Block] = await journal.ask(Read(m.partition, start, m.end, READ_OCTETS), timeout=None)
+        if not blocks:
+            return
+        for block in blocks:
+            columns = b"" if block.schema is schema else block.schema.serialize().to_pybytes()
+            yield BlockHead(block.first, block.rows, block.skip, columns), block.octets.to_pybytes()
+            schema, start = block.schema, block.end
+
+
+async def _away(journal: JournalAway, m: Wanted) -> AsyncGenerator[tuple[BlockHead, bytes], None]:
+    start, columns = m.start, await journal.ask(GetSchema())
+    while start < m.end:
+        rows: Rows = await journal.ask(ReadRows(m.partition, start, m.end, READ_OCTETS))
+        first = rows.first if rows.count else m.end
+        if first > start:  # these were erased
+            yield BlockHead(start, first - start, 0, columns), b""
+            columns = b""
+        if rows.count:
+            yield BlockHead(first, rows.count, 0, columns), _batch_in(rows.octets)
+            columns = b""
+        start = first + rows.count
+
+
+def _batch_in(stream: bytes) -> bytes:
+    """Cut the record batch out of an Arrow IPC stream, without reading it."""
+    reader = pa.ipc.MessageReader.open_stream(stream)
+    reader.read_next_message()  # the columns
+    batch: bytes = reader.read_next_message().serialize().to_pybytes()
+    return batch
+
+
+async def require_epoch(journal: Ref[Any] | JournalAway, wanted: str) -> Extent:
+    """Return the extent of a journal; `EpochChanged` if it is not the one that the offsets are of."""
+    extent: Extent = await journal.ask(GetExtent(), timeout=None)
+    if extent.epoch != wanted:
+        raise EpochChanged(
+            f"these offsets are of journal {wanted}, and now there is {extent.epoch}: it was deleted and created again, or this is another bridge. "
+            "Start the query with a new checkpoint",
+            wanted,
+            extent.epoch,
+        )
+    return extent
+
+
+async def _require_rows(journal: Ref[Any] | JournalAway, m: Wanted) -> None:
+    """Require that the rows are still the same as when the task was planned."""
+    if m.opening is not None:
+        reach: Reach = await journal.ask(GetReach(m.opening), timeout=None)
+        kept = reach.ends.get(m.partition, m.end)
+        if not reach.known or kept < m.end:
+            raise JournalBehind(
+                f"partition {m.partition}: rows {m.start} to {m.end - 1} were asked for as they were when the journal was open as {m.opening}, "
+                f"and since then it was put back to row {kept}",
+                opening=m.opening,
+                partition=m.partition,
+                wanted=m.end,
+                kept=kept,
+            )
