@@ -28,6 +28,7 @@ receiver closes it, a forgotten oneshot sender finishes without a value. The oth
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Generator
 from functools import partial
@@ -458,8 +459,8 @@ class Sender(_SendingHalf, Generic[T_contra]):
             else:
                 self.cancel()
 
-    def __del__(self) -> None:
-        if self._live and self._half.state is OPEN:
+    def __del__(self, is_over: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self._live and self._half.state is OPEN and not is_over():
             self._forgotten("it is cancelled now; finish() or cancel() it", self._core.end, TerminalState.CANCELLED)
 
 
@@ -488,8 +489,8 @@ class OneshotSender(_SendingHalf, Generic[T_contra]):
         self._core.accept(value)
         self.finish_nowait()
 
-    def __del__(self) -> None:
-        if self._live and self._half.state is OPEN:
+    def __del__(self, is_over: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self._live and self._half.state is OPEN and not is_over():
             self._forgotten("it ends without a value; send() one or finish_nowait()", self._core.finish_producer)
 
 
@@ -617,8 +618,8 @@ class _ReceivingHalf(_Handle, Generic[T_co]):
     async def __aexit__(self, *_: object) -> None:
         self.__exit__()
 
-    def __del__(self) -> None:
-        if self._live and self._half.state is OPEN:
+    def __del__(self, is_over: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self._live and self._half.state is OPEN and not is_over():
             self._forgotten("it is closed now; close() it", self._core.end, TerminalState.RECEIVER_CLOSED)
 
     def _refusal(self) -> ChannelError:

@@ -18,6 +18,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import weakref
 from collections.abc import Callable, Hashable, Mapping, MutableMapping
 from enum import Enum, auto
@@ -520,10 +521,11 @@ class RemoteRef(Ref[Any]):
     def __repr__(self) -> str:
         return f"<Ref {self.path}#{self.incarnation} at {self.peer}>"
 
-    def __del__(self) -> None:
+    # A default, because at the end of the interpreter the names of modules are gone.
+    def __del__(self, is_over: Callable[[], bool] = sys.is_finalizing) -> None:
+        if is_over() or self.state is _UNCLAIMED:
+            return  # nothing to let go, or never used
         channel = self._channel
-        if self.state is _UNCLAIMED:
-            return  # never used
         if channel.sender.state is TerminalState.OPEN:
             # Collection may happen in any thread and at any moment.
             channel.end_soon(_release, channel, self._watching)

@@ -8,6 +8,7 @@ Private fields used here: ``Cell._worker``.
 
 from __future__ import annotations
 
+import sys
 import threading
 from _thread import get_ident
 from collections.abc import Callable
@@ -301,9 +302,10 @@ class Reply(Generic[R]):
         if get_ident() != target.system.scheduler.thread:
             raise wrong_thread(f"answer of {target.path}")
 
-    def __del__(self) -> None:
+    # A default, because at the end of the interpreter the names of modules are gone.
+    def __del__(self, is_over: Callable[[], bool] = sys.is_finalizing) -> None:
         ask = self._ask
-        if not ask.settled:
+        if not ask.settled and not is_over():
             # Collection may happen in any thread at any moment, so the system's thread wakes the asker.
             name = type(ask.message).__name__
             ask.target.system.inbox.call(ask.fail, NoValue(f"the answer to {name} was given up"))
