@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import pytest
 import trio
@@ -10,14 +11,14 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 pytest.importorskip("pyarrow")
 
-from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Withdraw
+from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Deposited, Withdraw
 from tests.actors.durable.memory_journal import MemoryJournal, Row
 
-from levada.actors.durable import Shards, entry, erasing, log_columns, routing, shard, shards
+from levada.actors.durable import Durable, Shards, applies, entry, erasing, log_columns, routing, shard, shards
 from levada.actors.durable.hosting import Owner
 from levada.actors.durable.routing import Routes
 from levada.actors.journal import Append, Appended, Fenced
-from levada.framework import ActorSystem, channel, handles
+from levada.framework import ActorSystem, Asks, channel, handles, message
 from levada.framework.errors import MailboxFull
 
 
@@ -107,6 +108,60 @@ async def test_large_events_hold_the_next_commands_back(
             assert [f"e{number}" for number in range(1 + 1000 // 128)] == HANDLED
             gate.open.set()
         assert sum(gate.sizes) == 1 + 30
+
+
+@message("test.bounds.note", frozen=True)
+class Note(Asks[int]):
+    text: str
+    more: list[bytes]
+
+
+class Notebook(Durable[Balance | Note]):
+    """Its notes wait for leave."""
+
+    gate: ClassVar[Gate]
+    balance: int = 0
+
+    @handles
+    def look(self, _: Balance) -> int:
+        return self.balance
+
+    @applies
+    def deposited(self, e: Deposited) -> None:
+        self.balance += e.amount
+
+    @handles
+    async def note(self, m: Note) -> int:
+        HANDLED.append(m.text)
+        await self.gate.wait()
+        self.record(Deposited(len(m.text)))
+        return self.balance
+
+
+@pytest.mark.parametrize("with_ids", [False, True])
+async def test_a_burst_of_large_commands_is_held_back_before_any_is_handled(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, with_ids: bool
+) -> None:
+    """The bytes of a command count from the moment it is taken: here 1,000 and a few for each, of 5,000."""
+    monkeypatch.setattr(shard, "MOST_OCTETS", 5000)
+    Notebook.gate = gate = Gate()
+    HANDLED.clear()
+    async with ActorSystem(ask_timeout=1000.0) as system:
+        journal = system.spawn(MemoryJournal, log_columns(Deposited), [[]])
+        notes = await shards(system, Notebook, events=Deposited, journal=journal, shards=1)
+        assert await notes["e0"].ask(Balance()) == 0
+        gate.open = trio.Event()
+        async with trio.open_nursery() as nursery:
+            for number in range(30):
+                command = f"note-{number}" if with_ids else None
+                question = Note(f"{number:03}", [b"x" * 500] * 2)
+                nursery.start_soon(partial(notes[f"e{number}"].ask, question, command=command))
+                await wait_all_tasks_blocked()
+            assert [f"{number:03}" for number in range(5)] == HANDLED
+            gate.open.set()
+        assert sorted(HANDLED) == [f"{number:03}" for number in range(30)]
+        assert [await notes[f"e{number}"].ask(Balance()) for number in range(30)] == [3] * 30
+        assert (await notes.statistics()).under_way == 0
 
 
 async def test_entities_that_fail_are_forgotten(

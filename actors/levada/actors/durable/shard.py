@@ -36,6 +36,7 @@ from .reminders import Reminder, Reminders
 from .replay import load
 from .rows import ANSWER, ERASED, FIRED, FORGOT, OWNED, REMIND, SNAPSHOT, Row
 from .settings import GetShardStatistics, Settings, ShardStatistics
+from .sizes import octets_of
 from .turns import Command, Erase, Live, Turn
 
 __all__ = ["Leave", "Shard"]
@@ -45,7 +46,7 @@ logger = logging.getLogger("levada.actors.durable")
 MOST_UNDER_WAY = 4096
 """Commands that a shard takes before the first of them is answered; more wait in its mailbox."""
 MOST_OCTETS = 64 << 20
-"""About the bytes that wait for the disk before a shard takes the next command."""
+"""About the bytes of commands under way, and of rows that wait for the disk, before a shard takes the next command."""
 MOST_FAILED = 1000
 """Entities of a shard whose failed replay is remembered; others are read again with each command."""
 LONGEST_WAIT = 60.0
@@ -92,6 +93,8 @@ class Shard(DescribedActor[Any]):
         self._erasing = Erasing(self)
         self._loaded = trio.Event()
         self._turns: set[Turn] = set()
+        self._octets = 0
+        """About the bytes of the commands in it."""
         self._room = trio.Event()
         self._held = False
         self._replayed = self._repeated = 0
@@ -182,6 +185,7 @@ class Shard(DescribedActor[Any]):
                 what += ": ask again with the same command id"
                 turn.reply.fail(OutcomeUnknown(what, entity=turn.entity, command=turn.command or ""))
         self._turns.clear()
+        self._octets = 0
         self._erasing.give_up()
         self._wake_waiting()
 
@@ -223,7 +227,7 @@ class Shard(DescribedActor[Any]):
         self._take_command(m)
 
     def _is_full(self) -> bool:
-        return len(self._turns) >= MOST_UNDER_WAY or self._commits.octets >= MOST_OCTETS
+        return len(self._turns) >= MOST_UNDER_WAY or self._octets + self._commits.octets >= MOST_OCTETS
 
     async def _until_one_is_settled(self) -> None:
         self._held = True
@@ -245,7 +249,14 @@ class Shard(DescribedActor[Any]):
                 self._refuse(turn, error)
                 return
             turn.body = hashlib.blake2b(octets, digest_size=16).digest()
+            turn.octets = len(octets)
+        else:
+            turn.octets = octets_of(m.message, self.settings.codec)
+        self._begin_turn(turn)
+
+    def _begin_turn(self, turn: Turn) -> None:
         self._turns.add(turn)
+        self._octets += turn.octets
         self._dispatch(turn)
 
     def _reply(self) -> Reply[Any] | None:
@@ -496,7 +507,9 @@ class Shard(DescribedActor[Any]):
             self._refuse(each, error)
 
     def _settle(self, turn: Turn) -> None:
-        self._turns.discard(turn)
+        if turn in self._turns:
+            self._turns.remove(turn)
+            self._octets -= turn.octets
         if self._held and not (self._turns and self._is_full()):
             self._wake_waiting()
 
@@ -595,8 +608,8 @@ class Shard(DescribedActor[Any]):
         turn = Turn(local_ref(self), self, command, None)
         turn.body = hashlib.blake2b(reminder.message, digest_size=16).digest()
         turn.reminder = reminder
-        self._turns.add(turn)
-        self._dispatch(turn)
+        turn.octets = len(reminder.message)
+        self._begin_turn(turn)
 
     def _again(self, reminder: Reminder, error: BaseException) -> None:
         """Try a reminder that failed once more, later each time."""

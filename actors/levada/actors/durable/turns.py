@@ -115,7 +115,19 @@ class Live:
 class Turn(Ask):
     """A command on its way through an entity. It is an entry of the entity's mailbox, and fails if the entity ends first."""
 
-    __slots__ = ("also", "body", "command", "entity", "live", "reminder", "reply", "running", "shard", "waiter")
+    __slots__ = (
+        "also",
+        "body",
+        "command",
+        "entity",
+        "live",
+        "octets",
+        "reminder",
+        "reply",
+        "running",
+        "shard",
+        "waiter",
+    )
 
     def __init__(self, target: LocalRef, shard: Writer, command: Command, reply: Reply[Any] | None) -> None:
         super().__init__(command.message, target)
@@ -124,6 +136,8 @@ class Turn(Ask):
         self.command = command.command
         self.body: bytes | None = None
         """Hash of the command, if it has an id."""
+        self.octets = 0
+        """About the bytes of the message."""
         self.reply = reply
         """None: told, not asked."""
         self.also: list[Turn] | None = None

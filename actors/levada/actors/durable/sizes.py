@@ -1,0 +1,37 @@
+"""About the bytes that a command holds, from the moment a shard takes it."""
+
+from __future__ import annotations
+
+from functools import cache
+from types import NoneType
+from typing import Any
+
+import attrs
+
+from levada.framework import Codec
+from levada.framework.errors import LevadaError
+
+__all__ = ["octets_of"]
+
+_PLAIN = frozenset({bool, float, int, NoneType})
+
+
+@cache
+def _names(cls: type) -> tuple[str, ...]:
+    return tuple(field.name for field in attrs.fields(cls))
+
+
+def octets_of(message: Any, codec: Codec) -> int:
+    """Return about the bytes of a message: of its texts and bytes; of other fields, what they have when they are encoded."""
+    octets = 0
+    for name in _names(type(message)):
+        value = getattr(message, name)
+        kind = type(value)
+        if kind is str or kind is bytes:
+            octets += len(value)
+        elif kind not in _PLAIN:
+            try:
+                octets += len(codec.encode(value))
+            except (TypeError, ValueError, LevadaError):
+                pass  # a handle, or what the handler will complain of
+    return octets
