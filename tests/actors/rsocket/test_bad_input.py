@@ -15,15 +15,19 @@ from levada.actors.authentication import Credentials, Refused
 from levada.actors.rsocket import (
     COMPOSITE,
     MESSAGES,
+    ApplicationError,
     ClientConfig,
     ConnectedPeer,
+    CoreConfig,
     LeaseGrant,
     Payload,
     Request,
+    RequestInvalid,
     ServerConfig,
+    route,
 )
 from levada.actors.rsocket.encoding import ROUTING
-from levada.framework import ActorSystem, Identity, Receiver, Sender
+from levada.framework import Actor, ActorSystem, Identity, Receiver, Sender
 from levada.framework.errors import CarrierError, LevadaError
 from levada.transports.carriers import ByteStream, dial, listen
 from levada.transports.reactivesocket.frames import Frame as OldFrame
@@ -243,3 +247,28 @@ async def test_rx63_an_answer_to_a_stream_without_credit_waits_for_it() -> None:
             await stream.send_all(OldFrame(OldType.REQUEST_N, 2, 0, (1,)).encode())
             assert OldFrame.decode(await stream.receive_some()).data == b"even"
         assert system.statistics().failures == 0
+
+
+class Desk(Actor[Any]):
+    @route("fail")
+    def fail(self) -> bytes:
+        raise LookupError("\udcff" * 2**21)
+
+
+async def test_an_answer_that_quotes_the_request_fits_into_a_frame(caplog: pytest.LogCaptureFixture) -> None:
+    text = ClientConfig(core=CoreConfig(metadata_mime_type="text/plain"))
+    async with (
+        ActorSystem() as system,
+        serve(system, "rsocket+memory://desk", Desk) as listener,
+        connect(system, listener.url, config=text) as peer,
+    ):
+        with pytest.raises(ApplicationError, match="unknown route") as unknown:
+            await peer.request_response(b"", route="\x1b" * (2**24 - 1))
+        assert len(unknown.value.data) < 1000
+        assert b"\x1b" not in unknown.value.data
+        with pytest.raises(RequestInvalid, match="metadata of 16777216 bytes"):
+            await peer.request_response(b"", route="a" * 2**24)
+        with pytest.raises(ApplicationError, match=r"\\udcff") as failed:
+            await peer.request_response(b"", route="fail")
+        assert len(failed.value.data) == 65_536
+    caplog.clear()  # the handler's failure is logged, with its traceback

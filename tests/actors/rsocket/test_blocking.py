@@ -22,6 +22,7 @@ from levada.actors.rsocket import (
     ClientConfig,
     CoreConfig,
     LeaseGrant,
+    Payload,
     Request,
     RequestFailed,
     RequestRejected,
@@ -38,6 +39,7 @@ from levada.framework.errors import (
     SenderFinished,
 )
 from levada.transports.carriers import TcpConfig
+from levada.transports.rsocket.frames import KeepaliveFrame
 
 from .conftest import CarrierSettings, serve
 
@@ -341,6 +343,31 @@ def test_a_server_that_does_not_read_holds_requests_back() -> None:
         listening.close()
 
 
+def test_a_server_that_asks_and_does_not_read_is_not_read_either(tmp_path: Path) -> None:
+    question = KeepaliveFrame(respond=True, position=0, data=bytes(4096)).encode()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(f"{tmp_path}/desk")
+        listening.listen()
+        url = f"rsocket+unix://{tmp_path}/desk"
+        with connect(url, config=ClientConfig(high_water=16_384)) as peer, listening.accept()[0] as server:
+            server.settimeout(0.5)
+            with pytest.raises(TimeoutError):
+                server.sendall(2_000 * (len(question).to_bytes(3) + question))
+            with pytest.raises(RequestTimeout, match="does not read"):
+                peer.fire_and_forget(b"", timeout=0.01)
+            server.shutdown(socket.SHUT_RD)
+
+
+def test_a_connection_that_cannot_be_used_is_closed() -> None:
+    core = CoreConfig(setup_payload=Payload(bytes(2**24)))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        with pytest.raises(ConfigurationError, match="setup_payload"):
+            connect(f"rsocket+tcp://127.0.0.1:{listening.getsockname()[1]}", config=ClientConfig(core=core))
+        with listening.accept()[0] as server:
+            server.settimeout(50.0)
+            assert server.recv(1) == b""
+
+
 def test_keepalive_goes_on_while_nobody_calls(server: Server) -> None:
     config = ClientConfig(core=CoreConfig(keepalive_interval=0.05, max_lifetime=50.0))
     with connect(server.url, config=config) as peer:
@@ -354,20 +381,37 @@ def test_keepalive_goes_on_while_nobody_calls(server: Server) -> None:
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_cannot_use_it_and_closes_it_without_harm(server: Server, peer: BlockingPeer) -> None:
     assert peer.request_response(b"before").data == b"before"
+    waiting = peer.start_request(b"", route="slow")
+    stream, channel = peer.request_stream(b"3", route="numbers", window=1), peer.request_channel(b"1", route="back")
+    calls: list[Callable[[], object]] = [
+        lambda: peer.request_response(b"child"),
+        lambda: peer.fire_and_forget(b"child"),
+        lambda: peer.request_stream(b"1", route="numbers"),
+        lambda: waiting.result(50.0),
+        waiting.cancel,
+        lambda: next(stream),
+        lambda: channel.send(b"child"),
+        channel.finish,
+        lambda: channel.fail(ApplicationError("child")),
+    ]
     child = os.fork()
     if child == 0:
-        code = 1
+        refused = 0
         try:
-            try:
-                peer.request_response(b"child")
-            except ConnectionClosed:
-                peer.close()
-                peer.close()
-                code = 0
+            for call in calls:
+                try:
+                    call()
+                except ConnectionClosed:
+                    refused += 1
+            peer.close()
+            peer.close()
         finally:
-            os._exit(code)
+            os._exit(len(calls) - refused)
     assert os.waitpid(child, 0)[1] == 0
-    assert peer.request_response(b"after").data == b"after"
+    channel.finish()
+    assert [payload.data for payload in channel] == [b"1"]
+    assert [payload.data for payload in stream] == [b"0", b"1", b"2"]
+    assert not waiting.future.done()
 
 
 def test_what_cannot_work(tmp_path: Path) -> None:

@@ -495,6 +495,20 @@ def test_rx38_rx66_requests_wait_for_a_lease(by_hand: Any) -> None:
     assert [(frame.kind, frame.stream_id) for frame in client.sent()] == [(FrameType.REQUEST_RESPONSE, 8)]
 
 
+@pytest.mark.parametrize("payload", [Payload("text"), Payload(b"", "text"), Payload(bytearray(1))])  # type: ignore[arg-type]
+def test_a_payload_that_is_not_bytes_is_refused_at_the_call_and_not_when_a_lease_comes(
+    by_hand: Any, payload: Payload
+) -> None:
+    client, server = by_hand("client", LEASES), by_hand("server")
+    with pytest.raises(TypeError, match="bytes"):
+        client.core.send_request_response(payload, 0.0)
+    assert client.gives_frame("LEASE", 0, 0, 1000, 1)[1:] == [LeaseGranted(1.0, 1, None)]
+    server.gives_frame("REQUEST_STREAM", 2, 0, 1)
+    with pytest.raises(TypeError, match="bytes"):
+        server.core.send_payload(2, payload)
+    assert (server.core.credit(2), server.sent()) == (1, [])
+
+
 @pytest.mark.rule("RX-65")
 def test_rx65_the_last_lease_counts_from_reception(by_hand: Any) -> None:
     """N requests within ttl ms of reception; the last replaces earlier ones; 0 in either stops requests."""
@@ -906,7 +920,7 @@ def test_what_fits_no_frame_is_refused_here(by_hand: Any) -> None:
         lambda: server.core.send_extension(0, 1, bytes(77)),
     ]
     for send in calls:
-        with pytest.raises(LocalProtocolError, match="77 bytes do not fit a frame"):
+        with pytest.raises(LocalProtocolError, match="77 bytes do not fit into a frame"):
             send()
     server.core.send_metadata_push(bytes(76))
     assert len(b"".join(server.core.data_to_send(0.0))) == 92

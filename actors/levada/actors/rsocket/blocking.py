@@ -13,7 +13,8 @@ How it works:
   straight to the socket as much as the kernel takes; the connection's own thread writes the remainder.
 * That thread, one per connection, reads, keeps the core's deadlines (keepalive) and writes the rest. So a connection stays alive
   while its owner computes for minutes, and any number of threads may have any number of requests under way.
-* While more than `ClientConfig.high_water` bytes wait to be sent, a new request waits too, within its timeout.
+* While more than `ClientConfig.high_water` bytes wait to be sent, a new request waits too, within its timeout. While as many bytes of the
+  core's own answers wait, nothing is read: a server that asks and does not read cannot make them pile up.
 * After a fork the child has a copy of the socket but not the thread. In the child every call but `close` is refused, and `close` only
   releases the copy: the parent's connection does not notice.
 
@@ -103,7 +104,12 @@ def connect(url: str, *, config: ClientConfig | None = None, timeout: float = CO
     settings = config or ClientConfig()
     if settings.core.resume or settings.lease is not None:
         raise ConfigurationError("a blocking client has neither resumption nor leases")
-    return BlockingPeer(_open(carrier, settings, timeout), dialect, settings)
+    opened = _open(carrier, settings, timeout)
+    try:
+        return BlockingPeer(opened, dialect, settings)
+    except BaseException:
+        opened.close()
+        raise
 
 
 def _open(url: str, config: ClientConfig, timeout: float) -> socket.socket:
@@ -130,10 +136,12 @@ def _open(url: str, config: ClientConfig, timeout: float) -> socket.socket:
             return opened
         assert isinstance(settings, TlsConfig)
         return context.wrap_socket(opened, server_hostname=settings.server_name or parts.hostname)
-    except OSError as error:  # ssl.SSLError and timeouts are OSErrors
+    except BaseException as error:
         if opened is not None:
             opened.close()
-        raise ConnectionLost(f"cannot connect to {url}: {error}") from error
+        if isinstance(error, OSError):  # ssl.SSLError and timeouts are OSErrors
+            raise ConnectionLost(f"cannot connect to {url}: {error}") from error
+        raise
 
 
 class BlockingPeer:
@@ -157,6 +165,8 @@ class BlockingPeer:
         self._calls: dict[int, Future[Payload]] = {}
         self._streams: dict[int, BlockingStream[Any]] = {}
         self._unsent = bytearray()
+        self._answers = 0
+        """Bytes that the core has answered since `_unsent` was last empty."""
         self._draining = False
         self._end: ConnectionEnded | None = None
         self._awake, self._waker = socket.socketpair()
@@ -184,14 +194,15 @@ class BlockingPeer:
         self, x: Any, *, route: str | None = None, metadata: Metadata = None, timeout: float | None = None
     ) -> Any:
         """Send a request and wait for its answer."""
-        return self.start_request(x, route=route, metadata=metadata, timeout=timeout).result(timeout)
+        until = _until(timeout)
+        return self.start_request(x, route=route, metadata=metadata, timeout=timeout)._result(until, timeout)
 
     def start_request(
         self, x: object, *, route: str | None = None, metadata: Metadata = None, timeout: float | None = None
     ) -> PendingAnswer:
         """Send a request and return at once, so that many may be under way; waits only for room to send, within `timeout`."""
         payload = self._encoding.request(x, route, metadata)
-        with self._lock:
+        with self._own():
             self._ready(_until(timeout))
             stream_id = self._core.send_request_response(payload, time.monotonic())
             future: Future[Payload] = Future()
@@ -205,7 +216,7 @@ class BlockingPeer:
     ) -> None:
         """Send a request that gets no answer; waits only for room to send, within `timeout`."""
         payload = self._encoding.request(x, route, metadata)
-        with self._lock:
+        with self._own():
             self._ready(_until(timeout))
             self._core.send_fire_and_forget(payload, time.monotonic())
             self._write()
@@ -314,7 +325,7 @@ class BlockingPeer:
         question: object,
     ) -> S:
         window = self._config.credit(window)
-        with self._lock:
+        with self._own():
             self._ready(_until(timeout))
             stream_id = send(payload, window, time.monotonic())
             stream = kind(self, stream_id, window, timeout, question)
@@ -352,6 +363,12 @@ class BlockingPeer:
     ) -> None:
         self.close()
 
+    def _own(self) -> threading.Lock:
+        """Return the lock; raise in a forked child, where a thread that does not exist may hold it, and the connection is the parent's."""
+        if self._pid != os.getpid():
+            raise ConnectionClosed("this connection belongs to the process before the fork; connect again here")
+        return self._lock
+
     def _ready(self, until: float | None) -> None:
         """Wait for room for a request, and raise if the connection takes no more."""
         self._wait_for_room(until)
@@ -359,8 +376,6 @@ class BlockingPeer:
             raise ConnectionLost("the peer is closing the connection and takes no more requests")
 
     def _wait_for_room(self, until: float | None) -> None:
-        if self._pid != os.getpid():
-            raise ConnectionClosed("this connection belongs to the process before the fork; connect again here")
         while self._end is None and len(self._unsent) > self._config.high_water:
             if not self._room.wait(_left(until)):
                 raise RequestTimeout("the server does not read; nothing was sent")
@@ -373,14 +388,16 @@ class BlockingPeer:
             return ConnectionClosed("this side closed the connection")
         return connection_lost(self._end.code, self._end.text or self._end.reason.value)
 
-    def _write(self) -> None:
-        """Write as much as the kernel takes now; the thread writes the rest."""
+    def _write(self) -> int:
+        """Write as much as the kernel takes now, and return how many bytes the core had queued; the thread writes the rest."""
+        data = b"".join(self._core.data_to_send(time.monotonic()))
         waited = bool(self._unsent)
-        self._unsent += b"".join(self._core.data_to_send(time.monotonic()))
-        if self._unsent and not waited:
+        self._unsent += data
+        if data and not waited:
             self._push()
             if self._unsent:
                 self._wake()
+        return len(data)
 
     def _push(self) -> None:
         try:
@@ -495,7 +512,7 @@ class BlockingPeer:
         while self._end is None or self._unsent:
             with self._lock:
                 wait = _left(self._core.next_deadline()) if self._end is None else CLOSING
-                events = 0 if self._end is not None else selectors.EVENT_READ
+                events = selectors.EVENT_READ if self._reading() else 0
                 events |= selectors.EVENT_WRITE if self._unsent else 0
             if not events:
                 break
@@ -507,14 +524,20 @@ class BlockingPeer:
             with self._lock:
                 self._turn(any(key.fileobj is self._awake for key, _ in ready))
 
+    def _reading(self) -> bool:
+        return self._end is None and self._answers <= self._config.high_water
+
     def _turn(self, woken: bool) -> None:
         if woken:
             self._awake.recv(4096)
         if self._unsent:
             self._push()
+        taken = 0
         try:
-            while self._end is None:
+            # A bounded number of bytes, so that a server that sends without a pause leaves time for answers, deadlines and other threads.
+            while taken < READ and self._reading():
                 data = self._socket.recv(READ)
+                taken += len(data)
                 self._apply(self._core.receive_data(data, time.monotonic()))
                 if len(data) < READ and not isinstance(self._socket, ssl.SSLSocket):
                     break
@@ -524,7 +547,8 @@ class BlockingPeer:
             self._apply(self._core.connection_lost(0, str(error), time.monotonic()))
         if self._end is None:
             self._apply(self._core.handle_timeout(time.monotonic()))
-        self._write()
+        queued = self._write()
+        self._answers = self._answers + queued if self._unsent else 0
 
 
 class PendingAnswer:
@@ -544,8 +568,12 @@ class PendingAnswer:
         Raises:
             RequestTimeout: no answer came in `timeout` seconds; the request has been cancelled.
         """
+        return self._result(_until(timeout), timeout)
+
+    def _result(self, until: float | None, timeout: float | None) -> Any:
+        self._peer._own()
         try:
-            answer = self.future.result(timeout)
+            answer = self.future.result(_left(until))
         except TimeoutError as error:
             if isinstance(error, LevadaError):
                 raise
@@ -559,7 +587,7 @@ class PendingAnswer:
 
     def cancel(self) -> None:
         """Cancel the request; does nothing if it was answered."""
-        with self._peer._lock:
+        with self._peer._own():
             self._peer._cancel(self._stream_id)
 
 
@@ -589,7 +617,7 @@ class BlockingStream(Generic[T]):
 
     def __next__(self) -> T:
         until = _until(self._timeout)
-        with self._peer._lock:
+        with self._peer._own():
             while not self._items:
                 if self._over:
                     if self._failure is not None:
@@ -655,7 +683,7 @@ class BlockingChannel(BlockingStream[T]):
         """
         peer, until = self._peer, _until(timeout)
         payload = peer._encoding.reply(x, messages=self._messages)
-        with peer._lock:
+        with peer._own():
             peer._wait_for_room(until)
             while self._finished or self._refused or not peer._core.credit(self._stream_id):
                 if self._finished:
@@ -669,7 +697,7 @@ class BlockingChannel(BlockingStream[T]):
 
     def finish(self) -> None:
         """Announce that there are no more payloads; needs no credit. You can still iterate over the answers. A second call does nothing."""
-        with self._peer._lock:
+        with self._peer._own():
             if not self._finished and not self._refused and self._peer._end is None:
                 self._peer._core.send_complete(self._stream_id)
                 self._peer._write()
@@ -687,7 +715,7 @@ class BlockingChannel(BlockingStream[T]):
             LocalProtocolError: the code is not for streams, or the text is too long.
         """
         peer = self._peer
-        with peer._lock:
+        with peer._own():
             if peer._end is None and peer._core.has_stream(self._stream_id):
                 peer._core.send_error(self._stream_id, error.code or ErrorCode.APPLICATION_ERROR, error.data)
                 peer._write()

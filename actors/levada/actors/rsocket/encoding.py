@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from levada.framework import Asks, Codec
-from levada.framework.errors import ConfigurationError
+from levada.framework.errors import ConfigurationError, DecodeError
 from levada.framework.message import reply_type
 from levada.transports.rsocket import Payload
 from levada.transports.rsocket.extensions import (
@@ -23,6 +23,7 @@ from levada.transports.rsocket.extensions import (
     Extension,
     Routing,
 )
+from levada.transports.rsocket.extensions.composite import MAX_METADATA
 
 __all__ = ["COMPOSITE", "MESSAGES", "ROUTING", "Encoding", "Metadata", "Reading", "expected_reply", "is_message"]
 
@@ -136,6 +137,8 @@ class Encoding:
             return known
         if self.metadata_mime_type == COMPOSITE:
             entries = CompositeMetadata.decode(metadata)
+        elif len(metadata) > MAX_METADATA:
+            raise DecodeError(f"metadata of {len(metadata)} bytes, at most {MAX_METADATA}")
         else:
             entries = CompositeMetadata((Entry(self.metadata_mime_type, metadata),))
         if self.metadata_mime_type in (COMPOSITE, ROUTING):

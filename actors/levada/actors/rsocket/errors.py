@@ -36,7 +36,7 @@ class RequestFailed(ChannelError, StreamError):
 
     def __attrs_post_init__(self) -> None:
         self.code = self.code or self.usual_code
-        self.data = self.data or self.detail.encode()
+        self.data = self.data or self.detail.encode("utf-8", "backslashreplace")
 
     @property
     def retryable(self) -> bool:

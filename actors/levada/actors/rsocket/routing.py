@@ -32,6 +32,7 @@ from levada.framework.errors import ConfigurationError
 from levada.framework.handlers import unprotected
 from levada.transports.rsocket import Payload
 from levada.transports.rsocket.events import Interaction
+from levada.transports.text import printable
 
 from .errors import ApplicationError, RequestInvalid, RequestRejected
 from .requests import Request
@@ -113,7 +114,9 @@ class Routes:
         name = request.route
         found = self._table.get(name)
         if found is None:
-            raise ApplicationError(f"unknown route: {name}")
+            raise ApplicationError(
+                f"unknown route: {printable(name)}"
+            )  # without composite metadata, it may have 64 MiB
         if self._actor is None:
             raise RequestRejected("the handler has ended")
         return found.call(self._actor, request)

@@ -58,6 +58,7 @@ FLUSH_ITEMS, FLUSH_OCTETS = 32, 65_536
 
 SMALL = 4096  # bytes of a payload that are not counted: counting takes time, and 4,096 streams with so many hold 16 MiB
 EMPTY = Payload(b"")
+MAX_TEXT = 65_536  # bytes of an exception's text that the peer gets
 
 # Members of an enum under names of this module: that takes a tenth of the time of an attribute lookup.
 OPEN = Phase.OPEN
@@ -410,7 +411,7 @@ class Channel(Items, _Producing):
         except Exception as error:
             if self.stream_id:
                 self.fit = False
-                core.send_error(stream_id, ErrorCode.APPLICATION_ERROR, str(error).encode())
+                core.send_error(stream_id, ErrorCode.APPLICATION_ERROR, _text_of(error))
                 self.end(RequestInvalid(f"a payload could not be sent: {error}"))
             raise
         self.outbound = None
@@ -623,9 +624,9 @@ class Answer(_Producing):
             # An error from another peer says nothing about this request: REJECTED would promise that it was not processed.
             self._fail(ErrorCode.APPLICATION_ERROR if error.channel else error.code, error.data)
         except DecodeError as error:
-            self._fail(ErrorCode.INVALID, str(error).encode())
+            self._fail(ErrorCode.INVALID, _text_of(error))
         except Exception as error:
-            self._fail(ErrorCode.APPLICATION_ERROR, (str(error) or type(error).__name__).encode())
+            self._fail(ErrorCode.APPLICATION_ERROR, _text_of(error))
             raise
         finally:
             self.running = False
@@ -658,6 +659,11 @@ class Answer(_Producing):
             self.connection.core.send_error(self.stream_id, code, data)
             self.answered = True  # not before: if the payload's length or code cannot be sent, CANCELED follows
             self.connection.flush_soon()
+
+
+def _text_of(error: Exception) -> bytes:
+    """Return the text of an error for the peer. An ERROR frame has room for it, whatever the text quotes."""
+    return (str(error) or type(error).__name__).encode("utf-8", "backslashreplace")[:MAX_TEXT]
 
 
 async def close_source(source: Any) -> None:

@@ -1,9 +1,12 @@
-"""ReactiveSocket, the draft that came before RSocket: the protocol without I/O. What runs it is in `levada.actors.rsocket`.
+"""ReactiveSocket, the draft that preceded RSocket, without I/O. `levada.actors.rsocket` runs it.
 
-What both dialects share is in `levada.transports.rsocket`: the events, the configuration, `Payload`. Different in this one: the
-client's stream ids are even (RX-14); lengths have 32 bits and count themselves (RX-3, RX-10); there are subscriptions (RX-53); the C flag
-may carry a payload (RX-58); a responder's completion ends a channel (RX-56); a metadata length that cannot be makes a frame ignored, not
-the connection closed (RX-12); nothing can be resumed (RX-60), and nothing announces a drain.
+Both dialects share the events, the configuration and `Payload` of `levada.transports.rsocket`. ReactiveSocket differs from RSocket:
+
+* the client's stream ids are even (RX-14);
+* lengths have 32 bits and count themselves (RX-3, RX-10);
+* there are subscriptions (RX-53), the C flag may carry a payload (RX-58), and a responder's completion ends a channel (RX-56);
+* a frame with an impossible metadata length is ignored; it does not close the connection (RX-12);
+* nothing can be resumed (RX-60), and nothing announces a drain.
 """
 
 from __future__ import annotations

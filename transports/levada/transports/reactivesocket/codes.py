@@ -1,4 +1,4 @@
-"""Error codes of ReactiveSocket (RX-22); they stay integers on the wire and in events, since applications have their own."""
+"""Error codes of ReactiveSocket (RX-22). On the wire and in events they are integers, since applications have codes of their own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["ErrorCode"]
 
 
 class ErrorCode(IntEnum):
-    """What an ERROR frame says.
+    """Codes of an ERROR frame.
 
     Source: error codes (section 3.1 of the rules, RX-22).
     """
@@ -18,15 +18,15 @@ class ErrorCode(IntEnum):
     UNSUPPORTED_SETUP = 0x002
     """Some parameters of the SETUP are not supported."""
     REJECTED_SETUP = 0x003
-    """The server refuses; the reason may be in the data."""
+    """The server refused; the reason may be in the data."""
     CONNECTION_ERROR = 0x101
-    """The connection is being terminated."""
+    """The connection ends at once."""
     APPLICATION_ERROR = 0x201
-    """The application's own failure; also what an unknown code on a stream counts as (RX-25)."""
+    """The application failed. An unknown code on a stream counts as this one (RX-25)."""
     REJECTED = 0x202
     """Not processed; the reason is in the metadata (RX-23)."""
     CANCELED = 0x203
-    """Ended by the responder, maybe processed in part."""
+    """The responder gave up; the request may have been processed in part."""
     INVALID = 0x204
     """The request is invalid."""
 

@@ -1,4 +1,4 @@
-"""How a ReactiveSocket connection behaves, where that is more than RSocket allows."""
+"""Settings of a ReactiveSocket connection that RSocket does not allow."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ def _milliseconds(_: object, attribute: attrs.Attribute[float], value: float) ->
 
 @attrs.frozen(kw_only=True)
 class ReactiveSocketConfig(CoreConfig):
-    """How one side of a connection behaves; a plain `CoreConfig` does as well, within its limits.
+    """How one side of a connection behaves. A plain `CoreConfig` works too, within its own limits.
 
-    Settings of resumption or the version have no meaning here, and ids are always used again (RX-16).
+    The settings of resumption and the version have no effect, and stream ids are always reused (RX-16).
     """
 
     keepalive_interval: float = attrs.field(default=20.0, validator=_milliseconds)
-    """Client: seconds between KEEPALIVEs; 0: none (RX-35)."""
+    """Client: seconds between KEEPALIVEs; 0 for none (RX-35)."""
     max_lifetime: float = attrs.field(default=90.0, validator=_milliseconds)
-    """Client: seconds of silence after which the peer is held dead; 0: no limit (RX-35); the server uses the number of the SETUP."""
+    """Client: seconds of silence after which the peer is considered dead; 0 for no limit. SETUP carries the value, and the server uses
+    it too (RX-35).
+    """
     max_frame_size: int = attrs.field(
         default=16 * 1024 * 1024, validator=[v.instance_of(int), v.ge(12), v.le(MAX_LENGTH)]
     )
-    """Bytes of the largest frame, its length field included: taken from the peer (RX-4), or sent without being cut."""
+    """Bytes of the largest frame accepted from the peer (RX-4), or sent without fragmentation, its length field included."""

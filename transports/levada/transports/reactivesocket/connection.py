@@ -1,6 +1,6 @@
-"""The connection below the streams: finding frames, set-up, leases, keepalive, drain and end.
+"""The connection below the streams: framing, set-up, leases, keepalive, drain and end.
 
-What streams do is in `core`, whose class derives from the one here; the two are one object, parted for the reader.
+The streams are in `core`, whose class derives from the class here. It is one object, split into two files for the reader.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Parsed = tuple[tuple[int, ...], bytes | None, bytes]
 
 
 class ConnectionCore(ReactiveStreamsCore):
-    """What a `ReactiveSocketCore` knows of its connection; see there for the arguments."""
+    """The connection of a `ReactiveSocketCore`, which describes the arguments."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class ConnectionCore(ReactiveStreamsCore):
     ) -> None:
         super().__init__(config, client=client, framed=framed, now=now)
         # Bytes in.
-        # Before a client is let in, a frame has no more than all that it may send by then.
+        # Until a client is accepted, a frame has at most the bytes of the whole backlog.
         self._max_frame = config.max_frame_size if client else min(config.max_frame_size, config.max_setup_backlog)
         self._rest = bytearray()  # of a frame that is not whole; in DECIDING all that came
         self._wanted = 0  # bytes that `_rest` must have before it is worth a look
@@ -79,7 +79,7 @@ class ConnectionCore(ReactiveStreamsCore):
         if client:
             self._send_setup()
 
-    # What the streams do.
+    # Implemented by the streams.
 
     @abstractmethod
     def _receive(
@@ -89,23 +89,23 @@ class ConnectionCore(ReactiveStreamsCore):
 
     @abstractmethod
     def _lease_came(self) -> None:
-        """Send what waits for a lease."""
+        """Send the requests that wait for a lease."""
 
     @abstractmethod
     def _refuse_waiting(self, events: list[Event]) -> None:
-        """Fail what waits for a lease."""
+        """Fail the requests that wait for a lease."""
 
     @abstractmethod
     def _end_streams(self, code: int, text: str, events: list[Event]) -> None:
-        """Tell all streams that the connection is over, and forget them."""
+        """Report the end of the connection on every stream, and forget the streams."""
 
     @property
     def missing(self) -> int:
-        """Bytes that a frame lacks whose beginning has come; 0 if there is none, or on a framed carrier."""
+        """Bytes still missing from a frame that has begun to arrive; 0 if there is none, or on a framed carrier."""
         return max(0, self._wanted - len(self._rest)) if self._rest else 0
 
     def receive_data(self, data: bytes, now: float) -> list[Event]:
-        """Take bytes from the carrier, cut anywhere, and return what they mean; ``b""`` is `connection_lost`.
+        """Take bytes from the carrier, cut anywhere, and return their events; ``b""`` means `connection_lost`.
 
         Raises:
             LocalProtocolError: the carrier keeps the boundaries of messages.
@@ -135,7 +135,7 @@ class ConnectionCore(ReactiveStreamsCore):
         return events
 
     def receive_message(self, message: bytes, now: float) -> list[Event]:
-        """Take exactly one message from the carrier, a frame without its length field, and return what it means (RX-2).
+        """Take exactly one message from the carrier, a frame without its length field, and return its events (RX-2).
 
         Raises:
             LocalProtocolError: the carrier is a byte stream.
@@ -196,7 +196,7 @@ class ConnectionCore(ReactiveStreamsCore):
         return None
 
     def data_to_send(self, now: float) -> list[bytes]:
-        """Take the queued frames, for a carrier of messages without their length fields (RX-2); frames of stream 0 go first."""
+        """Take the queued frames, frames of stream 0 first. For a carrier of messages they have no length fields (RX-2)."""
         frames = super().data_to_send(now)
         return [frame[4:] for frame in frames] if self._framed else frames
 
@@ -212,14 +212,14 @@ class ConnectionCore(ReactiveStreamsCore):
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def handle_timeout(self, now: float) -> list[Event]:
-        """Do all that is due: keepalive, silence of the peer, set-up and drain time-outs."""
+        """Do everything that is due: keepalive, silence of the peer, set-up and drain time-outs."""
         self._now = now
         events = self.take_events()
         self._end_if_drained(events)
         if self._state is _ENDED:
             return events
         if self._setup_deadline is not None and now >= self._setup_deadline:
-            # RX-36: without a word.
+            # RX-36: without an ERROR frame.
             self._end(EndReason.TIMED_OUT, 0, f"no SETUP within {self._config.setup_timeout} s", events)
         elif self._drain_deadline is not None and now >= self._drain_deadline:
             self._end(EndReason.CLOSED, 0, f"streams open {self._config.drain_timeout} s after the drain began", events)
@@ -241,11 +241,11 @@ class ConnectionCore(ReactiveStreamsCore):
         self._end(EndReason.TIMED_OUT, ErrorCode.CONNECTION_ERROR, text, events)
 
     def touch(self, now: float) -> None:
-        """Do not judge the peer by its silence until now: this side has not been reading."""
+        """Count the peer's silence from now on: this side has not been reading."""
         self._judged_from = max(self._judged_from, now)
 
     def send_keepalive(self, data: bytes = b"") -> None:
-        """Ask the peer for a sign of life, which comes as `KeepaliveReceived` (RX-80); a client does so by itself.
+        """Send a KEEPALIVE that the peer answers; the answer is reported as `KeepaliveReceived` (RX-80). A client does so by itself.
 
         Raises:
             LocalProtocolError: not set up, ended, or too much for a frame.
@@ -281,7 +281,7 @@ class ConnectionCore(ReactiveStreamsCore):
     def _receive_first(
         self, kind: int, flags: int, stream_id: int, octets: bytes, at: int, end: int, events: list[Event]
     ) -> None:
-        """Server: take the first frame, which must be a SETUP that makes sense."""
+        """Server: take the first frame, which must be a valid SETUP."""
         if kind != f.SETUP or stream_id:
             text = f"expected SETUP on stream 0 as the first frame, got type {kind:#06x} on stream {stream_id}"
             return self._refuse(ErrorCode.INVALID_SETUP, text, events, "RX-30")
@@ -316,7 +316,7 @@ class ConnectionCore(ReactiveStreamsCore):
         return None
 
     def accept_setup(self, now: float) -> None:
-        """Server: accept the client, after `SetupReceived`; `take_events` has what it sent in the meantime.
+        """Server: accept the client, after `SetupReceived`. `take_events` has the events of its later frames.
 
         Raises:
             LocalProtocolError: there is no SETUP to decide about.
@@ -346,13 +346,13 @@ class ConnectionCore(ReactiveStreamsCore):
             raise LocalProtocolError(f"no SETUP to decide about, the connection is {self._state.value}", rule="RX-30")
 
     def _accepted(self, events: list[Event]) -> None:
-        """Client: the server has shown that it accepted SETUP, if that is news (RX-40)."""
+        """Client: note that the server has accepted SETUP (RX-40)."""
         if self._state is _OPENING:
             self._enter(ConnectionInput.ACCEPT)
             events.append(SetupAccepted())
 
     def send_lease(self, ttl: float, n: int, now: float, metadata: bytes | None = None) -> None:
-        """Allow the peer `n` requests within `ttl` seconds, instead of the earlier allowance (RX-65).
+        """Allow the peer `n` requests within `ttl` seconds. This replaces the earlier lease (RX-65).
 
         Raises:
             LocalProtocolError: SETUP was without leases, a number does not fit, not set up, ended, or too much for a frame.
@@ -400,7 +400,7 @@ class ConnectionCore(ReactiveStreamsCore):
             events.append(MetadataPushed(metadata))
 
     def send_extension(self, stream_id: int, extended_type: int, data: bytes, *, ignorable: bool = True) -> None:
-        """Send an EXT frame; a peer that does not know the type drops it if `ignorable`, and closes the connection else (RX-9).
+        """Send an EXT frame. A peer that does not know the type drops it if it is `ignorable`, and otherwise closes the connection (RX-9).
 
         Raises:
             LocalProtocolError: `stream_id` is not 0, since these frames have none (RX-20), not set up, ended, or too much for a frame.
@@ -411,10 +411,10 @@ class ConnectionCore(ReactiveStreamsCore):
         self._control.append(f.encode(f.EXT, extended_type, f.IGNORE if ignorable else 0, data=data))
 
     def drain(self, now: float) -> list[Event]:
-        """Take no new requests either way; the connection ends with its last stream.
+        """Stop new requests in both directions. The connection ends with its last stream.
 
-        This dialect has no frame that announces it: the peer's requests are answered by REJECTED.
-        Look at `next_deadline` after each call that may have ended a stream: it is in the past when the last one is gone.
+        This dialect has no frame that announces a drain: requests of the peer are answered with REJECTED.
+        Ask for `next_deadline` after each call that may have ended a stream: it is in the past once the last stream has ended.
         """
         self._now = now
         events = self.take_events()
@@ -430,11 +430,11 @@ class ConnectionCore(ReactiveStreamsCore):
         return events
 
     def close(self, code: int, reason: str, now: float) -> list[Event]:
-        """End the connection now: an ERROR frame is queued, all streams fail. Nothing if it has ended already.
+        """End the connection now: an ERROR frame is queued, and all streams fail. Does nothing if the connection has ended.
 
         Args:
-            code: not used: CONNECTION_ERROR is the only code that this dialect has for it (RX-22).
-            reason: goes into the frame.
+            code: not used: this dialect only has CONNECTION_ERROR for it (RX-22).
+            reason: the text of the frame.
             now: the current time.
         """
         events = self.take_events()
@@ -477,7 +477,7 @@ class ConnectionCore(ReactiveStreamsCore):
         self._send_error(0, code, text.encode()[:65_536])
 
     def _refuse(self, code: int, text: str, events: list[Event], rule: str = "") -> None:
-        """Server: SETUP is not accepted; the ERROR goes out, then the carrier is closed (RX-34)."""
+        """Server: refuse SETUP; the ERROR frame is sent, then the carrier is closed (RX-34)."""
         self._tell_end(code, text)
         self._end(EndReason.REFUSED, code, text, events, rule)
 
@@ -500,8 +500,8 @@ class ConnectionCore(ReactiveStreamsCore):
             self._end(EndReason.CLOSED, 0, "every stream has ended", events)
 
     def _check_live(self, octets: int = 0) -> None:
-        """Refuse to send before set-up or behind the end, or more bytes than a frame of this side may have."""
+        """Refuse to send before set-up or after the end, or more bytes than this side's frames may have."""
         if self._state not in (_OPENING, _OPEN, _DRAINING):
             raise LocalProtocolError(f"not possible while the connection is {self._state.value}")
         if octets + 24 > self._max_frame:
-            raise LocalProtocolError(f"{octets} bytes do not fit a frame (raise max_frame_size)", rule="RX-3")
+            raise LocalProtocolError(f"{octets} bytes do not fit into a frame (raise max_frame_size)", rule="RX-3")

@@ -1,11 +1,11 @@
 """ReactiveSocket without I/O: bytes and calls in, events and bytes out.
 
-It has the methods and events of `levada.transports.rsocket.core.RSocketCore`, so that one set of actors drives both; the differences
-on the wire and in the rules is here and in `connection`, `frames` and `state`, each place with the id of its rule.  How a frame goes:
+It has the methods and events of `levada.transports.rsocket.core.RSocketCore`, so that the same actors drive both. The differences are here
+and in `connection`, `frames` and `state`, each marked with the id of its rule.  The way of a frame:
 
 * `receive_data` finds the frames (RX-3), `_receive` parses one and drops or refuses wrong ones (RX-9, RX-12), and a function of
-  `_HANDLERS` applies it; what makes no sense in its place is ignored (RX-99), which is each bare ``return`` there.
-* Payloads come by `_take`, whatever the interaction, and go by `send_payload`: both are about RX-58, what the C flag carries.
+  `_HANDLERS` applies it. A frame that makes no sense in its place is ignored (RX-99): that is each bare ``return`` there.
+* Payloads of every interaction arrive in `_take` and leave through `send_payload`. Both depend on what the C flag carries (RX-58).
 * A stream lives in `_streams` from its first frame to its last; a request that waits for a lease is in `_waiting` instead.
 """
 
@@ -35,7 +35,7 @@ from levada.transports.rsocket.events import (
     StreamFailed,
 )
 from levada.transports.rsocket.fragments import Gathering, split
-from levada.transports.rsocket.payload import Payload
+from levada.transports.rsocket.payload import Payload, not_bytes
 from levada.transports.rsocket.reactive_streams import CoreStatistics
 from levada.transports.rsocket.streams import PendingRequest, Stream, StreamIds, add_credit
 
@@ -57,19 +57,19 @@ class ReactiveSocketCore(ConnectionCore):
     A client's core has its SETUP queued from the start (RX-30), and without leases requests may follow at once (RX-37).
 
     The peer's mistakes never raise: the ERROR frame is queued and the last event is `ConnectionEnded`; send the queue, then
-    close the carrier.  What the caller does wrong raises `LocalProtocolError` and changes nothing.  After `ConnectionEnded` bytes of the
+    close the carrier.  A caller's mistake raises `LocalProtocolError` and changes nothing.  After `ConnectionEnded`, bytes of the
     peer are ignored (RX-7) and requests and payloads raise.
 
     Args:
-        config: see `CoreConfig` and `ReactiveSocketConfig`.
+        config: a `CoreConfig` or a `ReactiveSocketConfig`.
         client: this side opened the connection.
         framed: the carrier keeps message boundaries (WebSocket), so frames have no length field (RX-2).
         now: seconds, on any clock that does not jump; the same clock for every `now`.
-        random_bytes: not used: this dialect has no tokens. Here for the sake of the same signature.
+        random_bytes: not used, since this dialect has no tokens; here for the signature of `RSocketCore`.
         sessions: likewise.
 
     Raises:
-        ConfigurationError: SETUP does not fit a frame.
+        ConfigurationError: SETUP does not fit into a frame.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ReactiveSocketCore(ConnectionCore):
         self._fragment = min(self._max_out, config.fragment_size or CUT_INTO)
         self._ids = StreamIds(2 if client else 1, reuse=True)  # RX-14, RX-16
         self._peer_parity = 1 if client else 0  # RX-14
-        self._highest = 0  # RX-16: all that is remembered of ended ids
+        self._highest = 0  # RX-16: the only thing remembered of ended streams
 
     def statistics(self) -> CoreStatistics:
         """Return the present counts."""
@@ -161,9 +161,9 @@ class ReactiveSocketCore(ConnectionCore):
             self._opened(stream, stream_id, Payload(data, metadata), bool(flags & f.COMPLETE), events)
 
     def _opened(self, stream: Stream, stream_id: int, payload: Payload, complete: bool, events: list[Event]) -> None:
-        """Report a channel whose first payload is whole.
+        """Report a channel whose first payload is complete.
 
-        That one is always there, be it empty (RX-54), as the answer of a request-response is (RX-58).
+        The first payload always exists, even if it is empty (RX-54), like the response of a request-response (RX-58).
         """
         if complete:
             self._move(stream, stream_id, StreamInput.RECEIVE_COMPLETE)
@@ -174,7 +174,7 @@ class ReactiveSocketCore(ConnectionCore):
         return stream_id != 0 and stream_id & 1 == self._peer_parity and stream_id not in self._streams
 
     def _admit(self, stream_id: int, interaction: Interaction, events: list[Event]) -> bool:
-        """Note a request of the peer; false if it is refused."""
+        """Record a request of the peer. Return false if it is refused."""
         self._accepted(events)  # RX-40
         if stream_id > self._highest:
             self._highest = stream_id
@@ -202,7 +202,7 @@ class ReactiveSocketCore(ConnectionCore):
     def _take(
         self, stream: Stream, stream_id: int, flags: int, metadata: bytes | None, data: bytes, events: list[Event]
     ) -> None:
-        """Take a payload of the peer, a fragment of one, or the bare end of its direction."""
+        """Take a payload of the peer, a fragment of a payload, or the end of its direction without a payload."""
         complete = flags & f.COMPLETE
         answers = stream.kind is _ANSWER
         # RX-58: a C frame with data or metadata is a payload too; without C, and as an answer, it always is one.
@@ -240,7 +240,7 @@ class ReactiveSocketCore(ConnectionCore):
         return None
 
     def _gather(self, stream: Stream, stream_id: int, metadata: bytes | None, data: bytes, events: list[Event]) -> bool:
-        """Keep a fragment; false if that was too much, and the stream is over."""
+        """Keep a fragment. Return false if it passed a limit and ended the stream."""
         gathering = stream.gathering
         if gathering is None:
             gathering = stream.gathering = Gathering(is_request=False, complete=False)
@@ -263,7 +263,7 @@ class ReactiveSocketCore(ConnectionCore):
         return gathering.payload()
 
     def _give_up(self, stream: Stream, stream_id: int, reason: bytes, events: list[Event]) -> None:
-        """End a stream for a fault of the peer: a requester cancels, a responder says INVALID (RX-62, RX-74)."""
+        """End a stream because the peer broke a rule: a requester cancels, a responder sends INVALID (RX-62, RX-74)."""
         if stream.requester:
             self._out.append(f.encode(f.CANCEL, stream_id))
         else:
@@ -313,30 +313,43 @@ class ReactiveSocketCore(ConnectionCore):
         return None
 
     def send_request_response(self, payload: Payload, now: float) -> int:
-        """Request one answer and return the stream's id (RX-50).
+        """Request one response and return the stream's id (RX-50).
 
-        With leases the request waits here, in order, until one allows it (RX-66); cancelling it then sends nothing.
+        With leases, the request waits in order until a lease allows it (RX-66). Cancelling it before that sends nothing.
 
         Raises:
-            LocalProtocolError: not possible now: draining, ended, a server before `accept_setup`, too many wait for a lease, or a payload
-                above ``max_frame_size``, since requests cannot be fragmented (RX-70).
+            LocalProtocolError: the connection drains or has ended, a server has not accepted SETUP, too many requests wait for a lease,
+                or the payload is above ``max_frame_size``, since requests cannot be fragmented (RX-70).
+            TypeError: data or metadata is not bytes.
         """
         return self._request(_ANSWER, payload, 0, now)
 
     def send_fire_and_forget(self, payload: Payload, now: float) -> int:
-        """Send a request that nothing answers (RX-51); the id is of use only to cancel it while it waits for a lease. Errors as above."""
+        """Send a request without a response (RX-51). The id is of use only to cancel it while it waits for a lease.
+
+        Raises:
+            LocalProtocolError, TypeError: as `send_request_response`.
+        """
         return self._request(_FNF, payload, 0, now)
 
     def send_request_stream(self, payload: Payload, n: int, now: float) -> int:
-        """Request a stream; `n` payloads (0 to 2**31-1) may come until `send_request_n` (RX-52, RX-63). Errors as above."""
+        """Request a stream; `n` payloads (0 to 2**31-1) may come until `send_request_n` (RX-52, RX-63).
+
+        Raises:
+            LocalProtocolError, TypeError: as `send_request_response`, or `n` is out of range.
+        """
         return self._request(_STREAM, payload, n, now)
 
     def send_request_subscription(self, payload: Payload, n: int, now: float) -> int:
-        """Request a stream that has no end of its own (RX-53); else as `send_request_stream`."""
+        """Request a stream that has no end of its own (RX-53), otherwise like `send_request_stream`."""
         return self._request(_SUBSCRIPTION, payload, n, now)
 
     def send_request_channel(self, payload: Payload, n: int, now: float, *, complete: bool = False) -> int:
-        """Open a channel with its first payload (RX-54); `complete`: there will be no other one. Errors as above, but for the size."""
+        """Open a channel with its first payload (RX-54), which may be larger than a frame; `complete`: it is also the last.
+
+        Raises:
+            LocalProtocolError, TypeError: as `send_request_stream`.
+        """
         return self._request(_CHANNEL, payload, n, now, complete)
 
     def _request(self, kind: Interaction, payload: Payload, n: int, now: float, complete: bool = False) -> int:
@@ -344,6 +357,8 @@ class ReactiveSocketCore(ConnectionCore):
             raise LocalProtocolError(f"no requests while the connection is {self._state.value}", rule="RX-39")
         if not 0 <= n <= MAX_U31:
             raise LocalProtocolError(f"n must be 0 to {MAX_U31}, got {n}", rule="RX-63")
+        if not isinstance(payload.data, bytes) or not (payload.metadata is None or isinstance(payload.metadata, bytes)):
+            raise not_bytes(payload)
         if kind is not _CHANNEL:
             size = 20 + len(payload.data) + len(payload.metadata or b"")  # at most
             if size > self._config.max_frame_size:
@@ -403,16 +418,19 @@ class ReactiveSocketCore(ConnectionCore):
             self._out.append(f.encode(f.REQUEST_N, stream_id, 0, f.WORD.pack(n)))
 
     def send_payload(self, stream_id: int, payload: Payload, *, complete: bool = False) -> None:
-        """Send an item, or the answer of a request-response, which it completes; `complete`: the last one of this direction.
+        """Send an item, or the response of a request-response, which completes the stream; `complete`: it is the last of this direction.
 
         The responder's completion ends a channel in both directions (RX-56).
 
         Raises:
             LocalProtocolError: no such stream, this direction is complete, or there is no credit (wait for `CreditGranted`).
+            TypeError: data or metadata is not bytes.
         """
         stream = self._streams.get(stream_id)
         if stream is None or not stream.credit:
             raise self._cannot_send(stream_id)
+        if not isinstance(payload.data, bytes) or not (payload.metadata is None or isinstance(payload.metadata, bytes)):
+            raise not_bytes(payload)
         stream.credit -= 1
         if stream.kind is _ANSWER:
             self._send_frames(f.RESPONSE, stream_id, f.COMPLETE, b"", payload)
@@ -429,7 +447,7 @@ class ReactiveSocketCore(ConnectionCore):
             self._complete(stream, stream_id, told=True)
 
     def send_complete(self, stream_id: int) -> None:
-        """End this direction of a stream; needs no credit. By the responder it ends a channel in both directions (RX-56).
+        """End this direction of a stream; needs no credit. A responder ends a channel in both directions (RX-56).
 
         A subscription has no such end: the peer gets ERROR[CANCELED] (RX-53).
 
@@ -468,10 +486,10 @@ class ReactiveSocketCore(ConnectionCore):
     def send_error(
         self, stream_id: int, code: int = ErrorCode.APPLICATION_ERROR, data: bytes = b"", metadata: bytes | None = None
     ) -> None:
-        """End a stream in both directions by an error of this side; a requester can only cancel (RX-57).
+        """End a stream in both directions with an error; a requester can only cancel (RX-57).
 
         Args:
-            data: text in UTF-8; for REJECTED it is sent as metadata as well, unless there is some (RX-23).
+            data: text in UTF-8; for REJECTED it is also sent as metadata, unless `metadata` is given (RX-23).
 
         Raises:
             LocalProtocolError: no such stream, not a code of streams, or more data than a frame has room for.
@@ -490,9 +508,9 @@ class ReactiveSocketCore(ConnectionCore):
             self._move(stream, stream_id, StreamInput.ERROR)
 
     def send_cancel(self, stream_id: int, metadata: bytes | None = None) -> None:
-        """Requester: end the stream. Responder of a channel: take no further payloads. Harmless if it is over.
+        """Requester: end the stream. Responder of a channel: accept no more payloads. Does nothing if the stream is over.
 
-        To a responder's wish this dialect gives no frame: what comes is dropped, and as there is no more credit little comes.
+        This dialect has no frame for the responder's case: later payloads are dropped, at most as many as the credit already granted.
 
         Args:
             metadata: for the responder's application (RX-59).
@@ -516,7 +534,7 @@ class ReactiveSocketCore(ConnectionCore):
             self._move(stream, stream_id, StreamInput.STOP_RECEIVING)
 
     def _send(self, kind: int, stream_id: int, flags: int, fixed: bytes, payload: Payload, complete: bool) -> None:
-        """Queue a payload, and this direction's end if it is the last."""
+        """Queue a payload, and the end of this direction if it is the last one."""
         if complete and not payload.data and payload.metadata is None:
             # RX-58: C would swallow it.
             self._out.append(f.encode(kind, stream_id, flags, fixed))

@@ -3,7 +3,7 @@
 All integers are big endian. A frame is ``[length] type flags stream-id``, the fixed fields of the type, ``[metadata length, metadata]``
 if M is set, and data (section 1.1 of the rules). Both lengths have 32 bits and **count themselves** (RX-3, RX-10).
 
-Two levels live here. `encode` and `parse` work on plain values and are what the core calls for each frame; `Frame` is a whole frame
+There are two levels. `encode` and `parse` work on plain values; the core calls them for each frame. `Frame` is a whole frame
 as a value, for tools and tests.
 """
 
@@ -21,7 +21,7 @@ __all__ = ["Frame", "FrameError", "FrameType"]
 
 
 class FrameType(IntEnum):
-    """What a frame is (section 3 of the rules)."""
+    """The type of a frame (section 3 of the rules)."""
 
     SETUP = 0x0001
     LEASE = 0x0002
@@ -79,7 +79,7 @@ _FIXED: dict[int, struct.Struct | None] = {
 
 @attrs.define(eq=False, slots=False, str=False)
 class FrameError(DecodeError):
-    """Bytes that are not a frame this side understands."""
+    """Bytes that this side cannot read as a frame."""
 
     rule: str = "RX-9"
     """``"RX-4"`` a wrong length, ``"RX-9"`` not understood, ``"RX-12"`` a wrong metadata length."""
@@ -117,10 +117,10 @@ def encode_setup_fields(version: int, keepalive_ms: int, lifetime_ms: int, metad
 
 
 def parse(kind: int, flags: int, octets: bytes, at: int, end: int) -> tuple[tuple[int, ...], bytes | None, bytes]:
-    """Read the part behind the header of any frame but SETUP and EXT; return fixed fields, metadata and data.
+    """Read a frame behind its header, any type except SETUP and EXT. Return fixed fields, metadata and data.
 
     Raises:
-        FrameError: RX-9, an unknown type, or too short for its fixed fields; RX-12, a metadata length that cannot be.
+        FrameError: RX-9, an unknown type, or too short for its fixed fields; RX-12, an impossible metadata length.
     """
     numbers: tuple[int, ...] = ()
     try:
@@ -151,10 +151,10 @@ def _parse_metadata(octets: bytes, at: int, end: int) -> tuple[bytes, int]:
 def parse_setup(
     flags: int, octets: bytes, at: int, end: int
 ) -> tuple[tuple[int, ...], tuple[str, str], bytes | None, bytes]:
-    """Read a SETUP behind its header; return version and the two times in ms, the MIME types, metadata and data.
+    """Read a SETUP behind its header. Return version and the two times in ms, the MIME types, metadata and data.
 
     Raises:
-        FrameError: RX-9, cut off; RX-12, a metadata length that cannot be.
+        FrameError: RX-9, cut off; RX-12, an impossible metadata length.
     """
     if end - at < _SETUP.size:
         raise FrameError(f"SETUP of {end - at} bytes behind the header, {_SETUP.size + 2} wanted")
@@ -186,17 +186,17 @@ class Frame:
     kind: FrameType
     """Its type."""
     stream_id: int
-    """Its stream; 0 is the connection; of an EXT frame the extended type, which is in the same place (RX-20)."""
+    """Its stream; 0 for the connection. For an EXT frame it is the extended type, which is in the same place (RX-20)."""
     flags: int = 0
-    """Flag bits as on the wire, without M: that is set if `metadata` is not ``None``."""
+    """Flag bits as on the wire, except M, which is set if `metadata` is not ``None``."""
     numbers: tuple[int, ...] = ()
     """Fixed fields, in their order: for example ttl in ms and number of requests of a LEASE."""
     mime_types: tuple[str, str] | None = None
-    """Of SETUP: for metadata and for data."""
+    """SETUP: the types of metadata and of data."""
     metadata: bytes | None = None
     """``b""`` and ``None`` are not the same (RX-13)."""
     data: bytes = b""
-    """The rest."""
+    """The bytes behind the metadata."""
 
     def encode(self, *, framed: bool = False) -> bytes:
         """Return the bytes; without the length field if the carrier keeps message boundaries (RX-2)."""

@@ -1,7 +1,7 @@
-"""States of a connection and of a stream, and the two tables that are all their transitions. A missing key is no transition.
+"""The states of a connection and of a stream, and one table of transitions for each. A missing key is not a transition.
 
-A connection goes through the states of RSocket without resumption, which this dialect does not have (RX-60).  A stream has the
-states of RSocket too, and other transitions: here the responder's end is the end of both directions (RX-56).
+A connection has the states of RSocket without resumption (RX-60).  A stream has the states of RSocket with other transitions: here the end
+of the responder's direction ends both directions (RX-56).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ __all__ = ["CONNECTION", "STREAM", "ConnectionInput", "ConnectionState", "Stream
 
 
 class StreamInput(Enum):
-    """What ends a direction, or the stream."""
+    """An input that ends a direction, or the stream."""
 
     SEND_COMPLETE = "send complete"
     """By the requester of a channel."""
     RECEIVE_COMPLETE = "receive complete"
     """From the requester of a channel."""
     STOP_RECEIVING = "stop receiving"
-    """The responder of a channel, for itself, takes no further payloads."""
+    """The responder of a channel accepts no more payloads."""
     RESPONDER_COMPLETE = "responder complete"
     ERROR = "error"
-    """From either side, or made here."""
+    """Sent or received."""
     CANCEL = "cancel"
     """By the requester."""
 

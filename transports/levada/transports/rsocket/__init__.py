@@ -1,4 +1,4 @@
-"""RSocket 1.0 and 0.2: the protocol without I/O. What runs it is in `levada.actors.rsocket`."""
+"""RSocket 1.0 and 0.2, without I/O. `levada.actors.rsocket` runs it."""
 
 from __future__ import annotations
 

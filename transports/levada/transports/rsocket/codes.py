@@ -22,7 +22,7 @@ class ErrorCode(IntEnum):
     REJECTED_SETUP = 0x003
     """The server refused; the reason may be in the data; stream 0."""
     REJECTED_RESUME = 0x004
-    """The session cannot go on; stream 0."""
+    """The session cannot be resumed; stream 0."""
     CONNECTION_ERROR = 0x101
     """The connection is over at once; stream 0."""
     CONNECTION_CLOSE = 0x102
@@ -48,12 +48,12 @@ STREAM_CODES: Final = frozenset(
 
 @attrs.define(eq=False, slots=False, str=False)
 class StreamIdsExhausted(LocalProtocolError):
-    """Every stream id was used, and ids may not be used again: open a new connection (RS-20)."""
+    """Every stream id has been used, and ids must not be used again: open a new connection (RS-20)."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class InvalidFrame(DecodeError):
-    """Bytes that are no frame of their type: too short, or a metadata length that is too long."""
+    """Bytes that are not a frame of their type: too few of them, or a metadata length beyond the end of the frame."""
 
     rule: str = "RS-12"
     """Id of the broken rule."""

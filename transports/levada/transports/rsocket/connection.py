@@ -1,11 +1,11 @@
-"""The connection itself: set-up, lease, keepalive, drain, sessions and their carriers; all that has stream 0.
+"""The connection: set-up, leases, keepalive, drain, sessions and their carriers, and everything on stream 0.
 
-`core.py` adds the streams.  The rules of this file:
+`core.py` adds the streams.  Rules of this file:
 
-* `_state` changes in `_move` only, by the table in `state.py`.
-* Bytes go out through `_put` (streams) and `_put_control` (stream 0, which goes first).  With resumption `_put` also keeps the frame, and
-  while there is no carrier it does only that; so no other code needs to know whether there is one.
-* The end comes through `_end` only: it gives every stream its last event, then the connection its own.
+* `_state` changes only in `_move`, by the table in `state.py`.
+* Bytes leave through `_put` (streams) and `_put_control` (stream 0, which goes first).  With resumption, `_put` also keeps the frame, and
+  without a carrier it does only that, so no other code needs to know whether there is a carrier.
+* Only `_end` ends a connection: it gives each stream its last event, then the connection its own.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _WITHOUT_CARRIER: Final = (ConnectionState.SUSPENDED, ConnectionState.RESUMING)
 
 
 class RSocketConnection(ReactiveStreamsCore):
-    """What `RSocketCore` is made of, without its streams; see there for the arguments."""
+    """`RSocketCore` without its streams; that class describes the arguments."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class RSocketConnection(ReactiveStreamsCore):
             raise ConfigurationError("a server that resumes needs sessions, shared by the cores of one listener")
         super().__init__(config, client=client, framed=framed, now=now)
         self._sessions = sessions
-        # Bytes in: what is left of the last call, and how many there must be before it is worth looking again; whole messages that wait.
+        # Bytes in: the rest of the last call, and how many bytes a look at it needs; messages that wait.
         self._tail: bytearray = bytearray()
         self._need = 0
         self._held_messages: list[bytes] = []
@@ -131,13 +131,13 @@ class RSocketConnection(ReactiveStreamsCore):
         self._state = CONNECTION[self._state, cause]
 
     def _put(self, frame: bytes) -> None:
-        """Queue a frame of a stream, whole and without length field."""
+        """Queue a whole frame of a stream, without its length field."""
         replay = self._replay
         if replay is not None:
             replay.keep(frame)
             if self._state in _WITHOUT_CARRIER:
-                return  # RS-102: it is sent when there is a carrier again
-            # The peer tells what it has in its KEEPALIVEs only. Half full is the time to ask, once, before frames go (RS-94).
+                return  # RS-102: it is sent on the next carrier
+            # Only KEEPALIVEs tell the peer's position. Ask once, when the buffer is half full, before frames are dropped (RS-94).
             if replay.half_full and not self._asked_position:
                 self._asked_position = True
                 self._put_control(KeepaliveFrame(respond=True, position=self._received))
@@ -146,7 +146,7 @@ class RSocketConnection(ReactiveStreamsCore):
         self._out.append(frame)
 
     def _put_control(self, frame: Frame, *, behind: bool = False) -> None:
-        """Queue a frame of stream 0; ERROR goes `behind` queued frames, so that none of them comes too late."""
+        """Queue a frame of stream 0. ERROR goes `behind` the queued frames, since the peer ignores frames after it."""
         octets = frame.encode()
         queue = self._out if behind else self._control
         if not self._framed:
@@ -154,7 +154,7 @@ class RSocketConnection(ReactiveStreamsCore):
         queue.append(octets)
 
     def _forget_octets(self) -> None:
-        """Drop data half read and half sent on a carrier that is gone."""
+        """Drop partly read and unsent data of a carrier that is gone."""
         self._control.clear()
         self._out.clear()
         self._forget_unread()
@@ -174,11 +174,11 @@ class RSocketConnection(ReactiveStreamsCore):
         *,
         tell: bool = False,
     ) -> None:
-        """End the connection; `tell` the peer by an ERROR frame with this code."""
+        """End the connection; `tell` the peer with an ERROR frame of this code."""
         if tell and self._state is not ConnectionState.SUSPENDED:
             self._put_control(ErrorFrame(0, code, text.encode()[:_MAX_TEXT]), behind=True)
         self._move(ConnectionInput.END)
-        # RS-30, RS-71: requests fail, responders are cancelled. Of a request that is not whole yet nobody has heard.
+        # RS-30, RS-71: requests fail, responders are cancelled. The application has not seen an incomplete request.
         shown = code or ErrorCode.CONNECTION_ERROR
         for stream_id, stream in self._streams.items():
             if stream.requester:
@@ -199,11 +199,11 @@ class RSocketConnection(ReactiveStreamsCore):
         events.append(ConnectionEnded(reason, code, text, rule, offset))
 
     def _fail(self, events: list[Event], rule: str, text: str) -> None:
-        """The peer broke a rule: ERROR[CONNECTION_ERROR], and the end (RS-30)."""
+        """End the connection because the peer broke a rule: ERROR[CONNECTION_ERROR] (RS-30)."""
         self._end(events, EndReason.PROTOCOL, ErrorCode.CONNECTION_ERROR, text, rule, tell=True)
 
     def _refuse(self, events: list[Event], code: ErrorCode, text: str, rule: str = "") -> None:
-        """Server: SETUP or RESUME is not accepted; the ERROR goes out, then the carrier is closed (RS-47)."""
+        """Server: refuse SETUP or RESUME; the ERROR frame is sent, then the carrier is closed (RS-47)."""
         self._end(events, EndReason.REFUSED, code, text, rule, tell=True)
 
     def _end_if_drained(self, events: list[Event]) -> None:
@@ -211,7 +211,7 @@ class RSocketConnection(ReactiveStreamsCore):
             self._end_drain(events, "every stream has ended")
 
     def _end_drain(self, events: list[Event], text: str) -> None:
-        # RS-31: not before. A peer may take CONNECTION_CLOSE for the end of its streams, as rsocket-java does.
+        # RS-31: not earlier. A peer may end its streams when it gets CONNECTION_CLOSE, as rsocket-java does.
         if self._farewell is not None:
             self._put_control(self._farewell, behind=True)
         self._end(events, self._ended_by, ErrorCode.CONNECTION_CLOSE, text)
@@ -224,7 +224,7 @@ class RSocketConnection(ReactiveStreamsCore):
         config = self._config
         self._leasing = config.lease is not None
         if config.resume:
-            # RS-104: unguessable, and ours to choose.
+            # RS-104: unguessable, and chosen by the client.
             self._token = config.resume_token if config.resume_token is not None else random_bytes(16)
             self._keep_frames()
         setup = SetupFrame(
@@ -246,11 +246,11 @@ class RSocketConnection(ReactiveStreamsCore):
         self._plain = False
 
     def _first_frame(self, octets: bytes, events: list[Event]) -> None:
-        """Server: SETUP or RESUME on stream 0 and nothing else (RS-40, RS-48)."""
+        """Server: accept only SETUP or RESUME on stream 0 (RS-40, RS-48)."""
         try:
             frame = decode(octets)
         except InvalidFrame as error:
-            # RS-12, RS-42: a first frame that is damaged is refused in the words of what it wanted to be.
+            # RS-12, RS-42: a damaged first frame is refused with the code of the frame that it claims to be.
             is_resume = octets[4] >> 2 == 0x0D
             code = ErrorCode.REJECTED_RESUME if is_resume else ErrorCode.INVALID_SETUP
             self._refuse(events, code, error.detail, "RS-12" if is_resume else "RS-42")
@@ -307,9 +307,12 @@ class RSocketConnection(ReactiveStreamsCore):
         return True
 
     def accept_setup(self, now: float) -> None:
-        """Server: accept the client, after `SetupReceived`; `take_events` has what it sent in the meantime.
+        """Server: accept the client, after `SetupReceived`. `take_events` has the events of its later frames.
 
-        With leases, LEASE with `CoreConfig.lease` is queued (RS-54).
+        With leases, the LEASE of `CoreConfig.lease` is queued (RS-54).
+
+        Raises:
+            LocalProtocolError: there is no SETUP to decide about.
         """
         self._require(ConnectionState.DECIDING)
         self._move(ConnectionInput.ACCEPT)
@@ -318,30 +321,39 @@ class RSocketConnection(ReactiveStreamsCore):
         self._read_tail(self._events)
 
     def reject_setup(self, text: str = "", code: int = ErrorCode.REJECTED_SETUP) -> None:
-        """Server: refuse the client, after `SetupReceived` (RS-46)."""
+        """Server: refuse the client, after `SetupReceived` (RS-46).
+
+        Raises:
+            LocalProtocolError: there is no SETUP to decide about, or `code` is not one of a refused SETUP.
+        """
         self._require(ConnectionState.DECIDING)
         if code not in _REFUSALS:
             raise LocalProtocolError(f"{code:#x} is no code of a refused SETUP", rule="RS-47")
         self._refuse(self._events, ErrorCode(code), text)
 
     def _setup_accepted(self, events: list[Event]) -> None:
-        """Client: the server has shown it (RS-53)."""
+        """Client: note that the server has accepted SETUP (RS-53)."""
         self._move(ConnectionInput.ACCEPT)
         self._was_accepted = True
         events.append(SetupAccepted())
 
     def send_metadata_push(self, metadata: bytes) -> None:
-        """Send metadata of the connection as a whole; needs neither lease nor credit (RS-26)."""
+        """Send metadata of the connection as a whole; needs neither lease nor credit (RS-26).
+
+        Raises:
+            LocalProtocolError: the connection is not set up, has ended or has no carrier, or the metadata does not fit into a frame.
+        """
         self._require(*_LIVE)
         if len(metadata) > LARGEST_SENT - 6:
             raise LocalProtocolError(f"metadata of {len(metadata)} bytes does not fit into a frame", rule="RS-3")
         self._put_control(MetadataPushFrame(metadata))
 
     def send_lease(self, ttl: float, n: int, now: float, metadata: bytes | None = None) -> None:
-        """Allow the peer `n` requests within `ttl` seconds, instead of the earlier allowance (RS-130).
+        """Allow the peer `n` requests within `ttl` seconds. This replaces the earlier lease (RS-130).
 
         Raises:
-            LocalProtocolError: no leases were agreed on in SETUP, or a value is out of range.
+            LocalProtocolError: SETUP did not ask for leases, a value is out of range, or the connection is not set up, has ended or has
+            no carrier.
         """
         self._require(*_LIVE)
         ttl_ms = round(ttl * 1000)
@@ -354,18 +366,25 @@ class RSocketConnection(ReactiveStreamsCore):
         self._put_control(LeaseFrame(ttl_ms, n, metadata))
 
     def send_keepalive(self, data: bytes = b"") -> None:
-        """Ask the peer for a sign of life, which comes as `KeepaliveReceived` (RS-105); a client does so by itself."""
+        """Send a KEEPALIVE that the peer answers; the answer is reported as `KeepaliveReceived` (RS-105). A client does so by itself.
+
+        Raises:
+            LocalProtocolError: the connection is not set up, has ended or has no carrier, or the data does not fit into a frame.
+        """
         self._require(*_LIVE)
         if len(data) > LARGEST_SENT - 14:
             raise LocalProtocolError(f"{len(data)} bytes do not fit into a frame", rule="RS-3")
         self._put_control(KeepaliveFrame(respond=True, position=self._position(), data=data))
 
     def send_extension(self, stream_id: int, extended_type: int, data: bytes, *, ignorable: bool = True) -> None:
-        """Send an EXT frame; a peer that does not know the type drops it if `ignorable`, and may close the connection else (RS-11).
+        """Send an EXT frame. A peer that does not know the type drops it if it is `ignorable`, and may close the connection otherwise.
+
+        Source: RS-11.
 
         Raises:
-            LocalProtocolError: a number is out of range, the data does not fit into a frame, or a stream of a session that can be
-                resumed is named, since peers do not agree on whether such a frame has a position (RS-91).
+            LocalProtocolError: the connection is not set up, has ended or has no carrier, a number is out of range, the data does not
+                fit into a frame, or the frame names a stream of a session that can be resumed: peers do not agree on whether such a
+                frame has a position (RS-91).
         """
         self._require(*_LIVE)
         if not (0 <= stream_id <= MAX_U31 and 0 < extended_type <= MAX_U31 and len(data) <= LARGEST_SENT - 10):
@@ -379,12 +398,12 @@ class RSocketConnection(ReactiveStreamsCore):
             self._put_control(frame)
 
     def drain(self, now: float) -> list[Event]:
-        """Take no new requests either way; the connection ends with its last stream, by CONNECTION_CLOSE (RS-31).
+        """Stop new requests in both directions. CONNECTION_CLOSE ends the connection after its last stream (RS-31).
 
-        Requests of the peer are answered by REJECTED meanwhile, fire-and-forget is dropped.
+        Until then, requests of the peer are answered with REJECTED, and fire-and-forget requests are dropped.
         A connection that is not set up, or has no carrier, ends at once.
 
-        Look at `next_deadline` after each call that may have ended a stream: it is in the past when the last one is gone.
+        Ask for `next_deadline` after each call that may have ended a stream: it is in the past once the last stream has ended.
         """
         events = self.take_events()
         match self._state:
@@ -409,14 +428,14 @@ class RSocketConnection(ReactiveStreamsCore):
         self._end_if_drained(events)
 
     def close(self, code: int, reason: str, now: float) -> list[Event]:
-        """End the connection now: an ERROR frame with `code` is queued, CONNECTION_CLOSE for 0, and all streams fail."""
+        """End the connection now: an ERROR frame with `code` (0 for CONNECTION_CLOSE) is queued, and all streams fail."""
         events = self.take_events()
         if self._state is not ConnectionState.ENDED:
             self._end(events, EndReason.CLOSED, code or ErrorCode.CONNECTION_CLOSE, reason, tell=True)
         return events
 
     def _connection_frame(self, frame: Frame, events: list[Event]) -> None:
-        """Act on a frame of a connection that is set up; what makes no sense here is ignored (RS-113)."""
+        """Apply a frame of a connection that is set up. Frames that make no sense here are ignored (RS-113)."""
         match frame:
             case KeepaliveFrame(stream_id=0):
                 self._on_keepalive(frame, events)
@@ -437,7 +456,7 @@ class RSocketConnection(ReactiveStreamsCore):
                 if not frame.flags & IGNORE:
                     self._fail(events, "RS-11", f"frame type {frame.type:#04x} is not known")
             case _:
-                # RS-126, RS-129: SETUP, RESUME, RESUME_OK that nobody asked for. RS-26, RS-125, RS-129: METADATA_PUSH, KEEPALIVE and
+                # RS-126, RS-129: unexpected SETUP, RESUME and RESUME_OK. RS-26, RS-125, RS-129: METADATA_PUSH, KEEPALIVE and
                 # LEASE on a stream.
                 pass
 
@@ -482,7 +501,7 @@ class RSocketConnection(ReactiveStreamsCore):
         if self._replay is not None:
             self._asked_position = False
             if not self._replay.release(frame.position):
-                self._fail(events, "RS-93", f"position {frame.position} is none that a frame of this side ends at")
+                self._fail(events, "RS-93", f"no frame of this side ends at position {frame.position}")
                 return
         if frame.respond:
             # RS-106: the same data back.
@@ -491,11 +510,11 @@ class RSocketConnection(ReactiveStreamsCore):
             events.append(KeepaliveReceived(frame.data))
 
     def touch(self, now: float) -> None:
-        """Do not judge the peer by its silence until now: this side has not been reading."""
+        """Count the peer's silence from now on: this side has not been reading."""
         self._heard = max(self._heard, now)
 
     def next_deadline(self) -> float | None:
-        """Return when `handle_timeout` is due; in the past if something is due at once (a drained connection ends so)."""
+        """Return when `handle_timeout` is due. It is in the past if something is due at once, as for a drained connection."""
         silent = max(self._heard, self._silence_reported) + self._lifetime
         match self._state:
             case ConnectionState.OPEN | ConnectionState.OPENING:
@@ -510,7 +529,7 @@ class RSocketConnection(ReactiveStreamsCore):
                 return None
 
     def handle_timeout(self, now: float) -> list[Event]:
-        """Do all that is due: keepalive, silence of the peer, set-up and drain and resume time-outs."""
+        """Do everything that is due: keepalive, silence of the peer, and the time-outs of set-up, drain and resumption."""
         events = self.take_events()
         self._now = now
         deadline = self.next_deadline()
@@ -518,7 +537,7 @@ class RSocketConnection(ReactiveStreamsCore):
             return events
         match self._state:
             case ConnectionState.AWAITING_SETUP:
-                self._end(events, EndReason.TIMED_OUT, text="no first frame in time")  # RS-49: without a word
+                self._end(events, EndReason.TIMED_OUT, text="no first frame in time")  # RS-49: without an ERROR frame
             case ConnectionState.SUSPENDED | ConnectionState.RESUMING if now >= self._until:
                 self._end(events, EndReason.TIMED_OUT, text="the session was not resumed in time")  # RS-102
             case ConnectionState.RESUMING:
@@ -547,7 +566,7 @@ class RSocketConnection(ReactiveStreamsCore):
             )
 
     def connection_lost(self, code: int, reason: str, now: float) -> list[Event]:
-        """The carrier is gone: ends the connection, or suspends the session (RS-71, RS-102)."""
+        """Report that the carrier is gone. It ends the connection, or suspends the session (RS-71, RS-102)."""
         events = self.take_events()
         self._lost(events, reason, now)
         return events
@@ -566,7 +585,7 @@ class RSocketConnection(ReactiveStreamsCore):
         return True
 
     def _suspend(self, events: list[Event], text: str, now: float) -> None:
-        if self._state is not ConnectionState.RESUMING:  # RS-98: another attempt has what is left of the time
+        if self._state is not ConnectionState.RESUMING:  # RS-98: another attempt has the rest of the time
             self._until = now + self._config.resume_timeout
         self._move(ConnectionInput.LOSE_CARRIER)
         self._forget_octets()
@@ -574,10 +593,10 @@ class RSocketConnection(ReactiveStreamsCore):
         events.append(SessionSuspended(self._until, text))
 
     def resume(self, *, framed: bool, now: float) -> None:
-        """Client: begin on a new carrier; RESUME is queued and nothing else until the server answers (RS-95).
+        """Client: resume on a new carrier. RESUME is queued, and nothing else until the server answers (RS-95).
 
         Raises:
-            LocalProtocolError: the session is not suspended, or not this client's.
+            LocalProtocolError: the session is not suspended, or this is a server.
         """
         self._require(ConnectionState.SUSPENDED)
         if not self._client or self._replay is None or self._token is None:
@@ -614,15 +633,15 @@ class RSocketConnection(ReactiveStreamsCore):
                 self._suspend(events, error_text(frame.data), self._now)  # RS-98
             case _:
                 if frame.stream_id:
-                    # It has a position that this side cannot know before RESUME_OK.
+                    # Its position is unknown before RESUME_OK.
                     self._fail(events, "RS-95", "a frame of a stream before RESUME_OK")
 
     def _on_first_resume(self, frame: ResumeFrame, events: list[Event]) -> None:
-        """Server: a carrier for a session, perhaps (RS-96)."""
+        """Server: a carrier that begins with RESUME (RS-96)."""
         session = self._sessions.find(frame.token) if self._sessions is not None else None
         resumable = (ConnectionState.OPEN, ConnectionState.SUSPENDED)
         if session is None or session._version != frame.version or session._state not in resumable:
-            # The same words for all three, as a token is a secret.
+            # The same text for all three, since a token is a secret.
             self._refuse(events, ErrorCode.REJECTED_RESUME, "no such session", "RS-96")
             return
         self._move(ConnectionInput.RECEIVE_RESUME)
@@ -630,12 +649,13 @@ class RSocketConnection(ReactiveStreamsCore):
         events.append(ResumeReceived(session))
 
     def resume_on(self, carrier: Self, now: float) -> None:
-        """Server: take over the carrier of the core that reported `ResumeReceived`, and what came on it; that core is done.
+        """Server: take over the carrier and the unread input of the core that reported `ResumeReceived`; that core has ended.
 
-        The old carrier, if there still is one, is to be closed; nothing more goes to it (RS-102).
+        Close the session's old carrier if there still is one; nothing more is sent on it (RS-102).
 
         Raises:
-            LocalProtocolError: this session has ended or drains by now: `close` the carrier's core with `ErrorCode.REJECTED_RESUME`.
+            LocalProtocolError: this session has ended or drains: `close` the carrier's core with `ErrorCode.REJECTED_RESUME`. Or
+                `carrier` has not reported `ResumeReceived`.
         """
         self._require(ConnectionState.OPEN, ConnectionState.SUSPENDED)
         frame, replay = carrier._resume_frame, self._replay
@@ -661,7 +681,7 @@ class RSocketConnection(ReactiveStreamsCore):
         self._read_tail(events)
 
     def _go_on(self, events: list[Event]) -> None:
-        """The session has a carrier again: send what the peer has not, all later frames go behind it (RS-96, RS-97)."""
+        """Continue on a new carrier: send the frames that the peer has not received, before all later ones (RS-96, RS-97)."""
         assert self._replay is not None
         for frame in self._replay.frames():
             if not self._framed:
@@ -678,7 +698,7 @@ class RSocketConnection(ReactiveStreamsCore):
         events.append(SessionResumed(self._replay.kept))
 
     def _on_late_resume(self, events: list[Event]) -> None:
-        """Server: RESUME on a carrier that has a connection: ERROR, and the carrier is over, but not its session (RS-100)."""
+        """Server: refuse RESUME on a carrier that has a connection; this ends the carrier but not its session (RS-100)."""
         text = "RESUME must be the first frame of a carrier"
         if not self._lose_carrier(events, text, self._now):
             self._fail(events, "RS-100", text)

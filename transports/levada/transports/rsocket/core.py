@@ -1,13 +1,12 @@
 """RSocket without I/O: bytes and calls in, events and bytes out.
 
-This file has the way of bytes in, and the streams; `connection.py` has the connection around them.
+This file reads bytes and has the streams; `connection.py` has the connection around them.
 
-Theory of the hot path: an item of a stream costs what its frame costs here, so the frames of `_FRAMES_OF_STREAMS` are built and read with
-structs, without frame classes, and an item that is whole and expected is taken in the loop of `_read` itself.  `Stream.demand` and
-`Stream.credit` are 0 while their direction is closed; one comparison then says whether an item may come or go.
-
-A stream's state changes in `_advance` only, by the table in `state.py`, and it is forgotten there: late frames find no stream, and are
-ignored like frames of a stream that never was (RS-21, RS-120).
+Theory of the hot path: an item of a stream costs what its frame costs here. So the frames of `_FRAMES_OF_STREAMS` are built and read with
+structs, without frame classes, and a complete, expected item is taken in the loop of `_read` itself.  `Stream.demand` and `Stream.credit`
+are 0 while their direction is closed; one comparison then says whether an item may come or go.
+A stream's state changes only in `_advance`, by the table in `state.py`, and an ended stream is forgotten there. Late frames find no stream
+and are ignored, like frames of a stream that never existed (RS-21, RS-120).
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from levada.transports.rsocket.frames import (
     metadata_length,
     payload_at,
 )
-from levada.transports.rsocket.payload import Payload
+from levada.transports.rsocket.payload import Payload, not_bytes
 from levada.transports.rsocket.resumption import Sessions
 from levada.transports.rsocket.state import STREAM, ConnectionState, StreamInput, StreamState
 from levada.transports.rsocket.streams import UNBOUNDED, PendingRequest, Stream, StreamIds, add_credit
@@ -94,27 +93,23 @@ _REQUESTING: Final = (_OPEN, _OPENING, ConnectionState.SUSPENDED, _RESUMING)
 _NO_STREAMS: Final[dict[int, Stream]] = {}
 
 
-def _not_octets(payload: Payload) -> TypeError:
-    """Told at the call: bytes are joined when they are taken, and by then it is too late to say whose they were."""
-    kinds = f"{type(payload.data).__name__} and {type(payload.metadata).__name__}"
-    return TypeError(f"data must be bytes and metadata bytes or None, got {kinds}")
-
-
 class RSocketCore(RSocketConnection):
-    """One side of a connection, or of a session that outlives its carriers; requester and responder at once.
+    """One side of a connection, or of a session that outlives its carriers; both requester and responder.
 
     A client's core has its SETUP queued from the start (RS-40), and requests may follow at once (RS-50).
 
-    The peer's mistakes never raise: the ERROR frame is queued and the last event is `ConnectionEnded`; send the queue, then
-    close the carrier.  What the caller does wrong raises `LocalProtocolError` and changes nothing.  After `ConnectionEnded` bytes of the
-    peer are ignored (RS-7) and every ``send_…`` raises.
+    The peer's mistakes never raise: the ERROR frame is queued and the last event is `ConnectionEnded`; send the queue, then close the
+    carrier.
+    A caller's mistake raises `LocalProtocolError` and changes nothing.  After `ConnectionEnded`, bytes of the peer are ignored (RS-7)
+    and every
+    ``send_…`` raises.
 
     Args:
-        config: see `CoreConfig`.
+        config: settings of both roles; a core uses those of its own.
         client: this side opened the connection.
         framed: the carrier keeps message boundaries (WebSocket), so frames have no length field (RS-2).
         now: seconds, on any clock that does not jump; the same clock for every `now`.
-        random_bytes: where tokens come from.
+        random_bytes: the source of resume tokens.
         sessions: server with ``config.resume``: the sessions of this listener, shared by its cores.
     """
 
@@ -134,16 +129,16 @@ class RSocketCore(RSocketConnection):
         # RS-86: `fragment_size` counts the length field on every carrier. RS-3.
         self._fragment = min((config.fragment_size or CUT_INTO) - _PREFIX, LARGEST_SENT)
         self._max_sent = LARGEST_SENT if config.fragment_size is None else self._fragment
-        # RS-5. Before a client is let in, a frame has no more than all that it may send by then.
+        # RS-5. Until a client is accepted, a frame has at most the bytes of the whole backlog.
         self._max_taken = config.max_frame_size if client else min(config.max_frame_size, config.max_setup_backlog)
 
     @property
     def missing(self) -> int:
-        """Bytes that a frame lacks whose beginning has come; 0 if there is none, or on a framed carrier."""
+        """Bytes still missing from a frame that has begun to arrive; 0 if there is none, or on a framed carrier."""
         return max(0, self._need - len(self._tail)) if self._tail else 0
 
     def receive_data(self, data: bytes, now: float) -> list[Event]:
-        """Take bytes from the carrier, cut anywhere, and return what they mean; ``b""`` is `connection_lost`.
+        """Take bytes from the carrier, cut anywhere, and return their events; ``b""`` means `connection_lost`.
 
         Raises:
             LocalProtocolError: the carrier keeps the boundaries of messages.
@@ -159,14 +154,14 @@ class RSocketCore(RSocketConnection):
         elif not data:
             self._lost(events, "the peer ended the carrier", now)
         else:
-            self._now = self._heard = now  # RS-107: whatever came, the peer lives
+            self._now = self._heard = now  # RS-107: any input shows that the peer is alive
             self._receive_octets(data, events)
         if self._state is _DRAINING:
             self._end_if_drained(events)
         return events
 
     def receive_message(self, message: bytes, now: float) -> list[Event]:
-        """Take exactly one message from the carrier and return what it means; an empty one is a malformed frame (RS-6).
+        """Take exactly one message from the carrier and return its events; an empty message is a malformed frame (RS-6).
 
         Raises:
             LocalProtocolError: the carrier is a byte stream.
@@ -183,7 +178,7 @@ class RSocketCore(RSocketConnection):
         return events
 
     def _receive_message(self, message: bytes, events: list[Event]) -> None:
-        # RS-5, RS-6. A message that must wait is judged at once, so that what waits is bounded by its bytes.
+        # RS-5, RS-6. A message that must wait is checked at once, so that a count of bytes bounds the backlog.
         if not _SMALLEST <= len(message) <= self._max_taken:
             self._fault = self._offset
             text = f"a frame of {len(message)} bytes, {_SMALLEST} to {self._max_taken} wanted"
@@ -209,12 +204,12 @@ class RSocketCore(RSocketConnection):
         self._read(data, events)
 
     def _bound_backlog(self, events: list[Event]) -> None:
-        """What comes behind SETUP while the application decides waits (RS-52), but not without limit."""
+        """Bound the frames that wait while the application decides about SETUP (RS-52)."""
         if len(self._tail) + self._held_size > self._config.max_setup_backlog:
             self._refuse(events, ErrorCode.REJECTED_SETUP, "too much was sent behind SETUP")
 
     def _read_tail(self, events: list[Event]) -> None:
-        """Read the data that was held back."""
+        """Read the input that was held back."""
         octets, messages = bytes(self._tail), self._held_messages
         self._tail.clear()
         self._held_messages, self._held_size = [], 0
@@ -235,10 +230,10 @@ class RSocketCore(RSocketConnection):
         self._offset += size
 
     def _read(self, data: bytes, events: list[Event]) -> None:
-        """Read all whole frames in `data`, and hold the rest (RS-4)."""
+        """Read all complete frames in `data`, and keep the rest (RS-4)."""
         unpack = PREFIXED_HEADER.unpack_from
         state = self._state
-        # Items are taken in the loop once the connection is open; before, whatever comes may mean more than it says (RS-53).
+        # Items are taken in the loop once the connection is open; before, a frame may also mean that SETUP was accepted (RS-53).
         streams = self._streams if state is _OPEN else _NO_STREAMS
         max_taken = self._max_taken
         received = self._received
@@ -260,7 +255,7 @@ class RSocketCore(RSocketConnection):
                     continue
             stream_id &= MAX_U31  # RS-9
             if stream_id:
-                received += length  # RS-91: what is ignored counts all the same
+                received += length  # RS-91: ignored frames count too
             self._received = received
             self._fault = self._offset + at
             at = end
@@ -291,7 +286,7 @@ class RSocketCore(RSocketConnection):
         if self._state not in _HELD_BACK and rest >= _PREFIX:
             length = int.from_bytes(data[at : at + _PREFIX])
             if not _SMALLEST <= length <= self._max_taken:
-                # RS-5: judged by the announced length, before anything of that size is gathered.
+                # RS-5: checked by the announced length, before anything of that size is kept.
                 self._fault = self._offset
                 self._fail(events, "RS-5", f"a frame of {length} bytes, {_SMALLEST} to {self._max_taken} wanted")
                 return
@@ -301,7 +296,7 @@ class RSocketCore(RSocketConnection):
             self._bound_backlog(events)
 
     def _take(self, stream_id: int, word: int, data: bytes, at: int, end: int, events: list[Event]) -> None:
-        """Act on one frame, whose bytes behind the header are `at` to `end` of `data`."""
+        """Apply one frame, whose bytes behind the header are `at` to `end` of `data`."""
         state = self._state
         if state is _AWAITING_SETUP:
             self._max_taken = self._config.max_frame_size
@@ -349,17 +344,17 @@ class RSocketCore(RSocketConnection):
         channel = kind is _CHANNEL
         complete = not channel or bool(word & COMPLETE)
         if word & FOLLOWS:
-            # RS-84: the application hears of it when it is whole.
+            # RS-84: the application sees it when it is complete.
             stream = self._add_responder(stream_id, kind, n, complete=not channel)
             stream.gathering = Gathering(is_request=True, complete=complete)
             self._gather(stream_id, stream, payload, events)
             return
-        if kind is not _FNF:  # RS-62: that one is over already
+        if kind is not _FNF:  # RS-62: that one opens no stream
             self._add_responder(stream_id, kind, n, complete=complete)
         events.append(RequestReceived(kind, stream_id, payload, n, complete))
 
     def _refused(self, stream_id: int, kind: Interaction, n: int) -> bool:
-        """Refuse a request that cannot be honoured; fire-and-forget without a word (RS-62)."""
+        """Refuse a request if it cannot be served; a fire-and-forget request is dropped silently (RS-62)."""
         code = ErrorCode.REJECTED
         if self._leasing and not self._granted.take(self._now):
             text = b"no lease"  # RS-134
@@ -376,7 +371,7 @@ class RSocketCore(RSocketConnection):
         return True
 
     def _add_responder(self, stream_id: int, kind: Interaction, n: int, *, complete: bool) -> Stream:
-        # RS-61: the answer of a request-response needs no credit; it is one payload.
+        # RS-61: the response of a request-response needs no credit; it is one payload.
         credit = 1 if kind is _RESPONSE else add_credit(0, n)
         state = _SENDING if complete else _BOTH
         stream = self._streams[stream_id] = Stream(kind, False, state, credit, 0)
@@ -411,7 +406,7 @@ class RSocketCore(RSocketConnection):
             return
         if not response:
             if stream.demand <= 0:
-                # RS-77: more than was asked for.
+                # RS-77: more than requested.
                 self._give_up(stream_id, stream, "more payloads than were requested", events)
                 return
             stream.demand -= 1  # RS-73: one for all fragments
@@ -424,7 +419,7 @@ class RSocketCore(RSocketConnection):
         events.append(PayloadReceived(stream_id, payload, complete))
 
     def _gather(self, stream_id: int, stream: Stream, part: Payload, events: list[Event]) -> bool:
-        """Add a fragment; false if the payload became too large, and the stream ended (RS-85)."""
+        """Add a fragment. Return false if the payload became too large and the stream has ended (RS-85)."""
         gathering = stream.gathering
         assert gathering is not None
         size = len(part.data) + len(part.metadata or b"")
@@ -452,7 +447,7 @@ class RSocketCore(RSocketConnection):
         events.append(RequestReceived(kind, stream_id, payload, min(n, MAX_U31), whole.complete))
 
     def _give_up(self, stream_id: int, stream: Stream, text: str, events: list[Event]) -> None:
-        """End a stream whose peer went too far with it: CANCEL by the requester, ERROR[INVALID] by the responder (RS-77, RS-85)."""
+        """End a stream because the peer passed a limit: a requester sends CANCEL, a responder ERROR[INVALID] (RS-77, RS-85)."""
         heard_of = stream.heard_of
         if stream.requester:
             self._put(CancelFrame(stream_id).encode())
@@ -473,7 +468,7 @@ class RSocketCore(RSocketConnection):
         if self._state is _OPENING and stream.requester:
             self._setup_accepted(events)
         n = U32.unpack_from(data, at)[0] & MAX_U31
-        # RS-74: 0 is ignored. RS-76: so is it where this side has nothing further to send, and on a request-response.
+        # RS-74: 0 is ignored. RS-76: so is a grant where this side has nothing more to send, and on a request-response.
         if n == 0 or stream.state is _RECEIVING or stream.kind <= _FNF:
             return
         stream.credit = add_credit(stream.credit, n)
@@ -512,7 +507,7 @@ class RSocketCore(RSocketConnection):
         heard_of = stream.heard_of
         self._advance(stream_id, stream, StreamInput.RECEIVE_ERROR)
         if heard_of:
-            # RS-29: whatever the code, it ends just this stream, and the code is kept.
+            # RS-29: any code ends only this stream, and is kept.
             code = U32.unpack_from(data, at)[0]
             events.append(StreamFailed(stream_id, code, data[at + U32.size : end]))
 
@@ -533,22 +528,22 @@ class RSocketCore(RSocketConnection):
             stream.gathering = None
 
     def send_request_response(self, payload: Payload, now: float) -> int:
-        """Request one answer and return the stream's id.
+        """Request one response and return the stream's id.
 
-        With leases the request waits here, in order, until one allows it (RS-133); cancelling it then sends nothing.
+        With leases, the request waits in order until a lease allows it (RS-133). Cancelling it before that sends nothing.
 
         Raises:
-            LocalProtocolError: not possible now: draining, ended, a server before `accept_setup`, or too many wait for a lease.
-            StreamIdsExhausted: open a new connection.
+            LocalProtocolError: the connection drains or has ended, a server has not accepted SETUP, or too many requests wait for a lease.
+            StreamIdsExhausted: every stream id has been used; open a new connection.
             TypeError: data or metadata is not bytes.
         """
         return self._request(_RESPONSE, payload, 1, now)
 
     def send_fire_and_forget(self, payload: Payload, now: float) -> int:
-        """Send a request that nothing answers (RS-62); the id is of use only to cancel it while it waits for a lease.
+        """Send a request without a response (RS-62). The id is of use only to cancel it while it waits for a lease.
 
         Raises:
-            LocalProtocolError, StreamIdsExhausted: as `send_request_response`.
+            LocalProtocolError, StreamIdsExhausted, TypeError: as `send_request_response`.
         """
         return self._request(_FNF, payload, 1, now)
 
@@ -556,20 +551,20 @@ class RSocketCore(RSocketConnection):
         """Request a stream; `n` payloads (1 to 2**31-1) may come until `send_request_n`.
 
         Raises:
-            LocalProtocolError, StreamIdsExhausted: as `send_request_response`; or `n` is out of range (RS-74).
+            LocalProtocolError, StreamIdsExhausted, TypeError: as `send_request_response`, or `n` is out of range (RS-74).
         """
         return self._request(_STREAM, payload, n, now)
 
     def send_request_channel(self, payload: Payload, n: int, now: float, *, complete: bool = False) -> int:
-        """Open a channel with its first payload; `complete`: there will be no other one.
+        """Open a channel with its first payload; `complete`: it is also the last.
 
         Raises:
-            LocalProtocolError, StreamIdsExhausted: as `send_request_stream`.
+            LocalProtocolError, StreamIdsExhausted, TypeError: as `send_request_stream`.
         """
         return self._request(_CHANNEL, payload, n, now, complete)
 
     def send_request_subscription(self, payload: Payload, n: int, now: float) -> int:
-        """ReactiveSocket only.
+        """Raise an error: only ReactiveSocket has subscriptions.
 
         Raises:
             LocalProtocolError: always.
@@ -582,9 +577,9 @@ class RSocketCore(RSocketConnection):
         if not 0 < n <= MAX_U31:
             raise LocalProtocolError(f"n must be 1 to {MAX_U31}, got {n}", rule="RS-74")
         if not isinstance(payload.data, bytes) or not (payload.metadata is None or isinstance(payload.metadata, bytes)):
-            raise _not_octets(payload)
+            raise not_bytes(payload)
         if self._leasing and (self._waiting or not self._allowed.take(now)):
-            # RS-54, RS-133: whoever came first goes first.
+            # RS-54, RS-133: first come, first served.
             if len(self._waiting) >= self._config.max_pending:
                 raise LocalProtocolError(f"{len(self._waiting)} requests wait for a lease already", rule="RS-133")
             stream_id = self._ids.take(self._streams, self._waiting)
@@ -627,7 +622,7 @@ class RSocketCore(RSocketConnection):
             self._start(stream_id, waiting.kind, waiting.payload, waiting.n, waiting.complete)
 
     def send_request_n(self, stream_id: int, n: int) -> None:
-        """Let the peer send `n` payloads more; ignored if it has completed or the stream is over.
+        """Let the peer send `n` more payloads. Ignored if it has completed or the stream is over.
 
         Raises:
             LocalProtocolError: `n` is not 1 to 2**31-1.
@@ -642,12 +637,12 @@ class RSocketCore(RSocketConnection):
             return
         if stream.state is _SENDING or stream.kind is _RESPONSE:
             return
-        if stream.demand < UNBOUNDED // 2:  # RS-75: what is unbounded needs no more
+        if stream.demand < UNBOUNDED // 2:  # RS-75: unbounded credit needs no more
             stream.demand = add_credit(stream.demand, n)
             self._put(RequestNFrame(stream_id, n).encode())
 
     def send_payload(self, stream_id: int, payload: Payload, *, complete: bool = False) -> None:
-        """Send an item, or the answer of a request-response, which it completes; `complete`: the last one of this direction.
+        """Send an item, or the response of a request-response, which completes the stream; `complete`: it is the last of this direction.
 
         Raises:
             LocalProtocolError: no such stream, this direction is complete, or there is no credit (wait for `CreditGranted`).
@@ -657,7 +652,7 @@ class RSocketCore(RSocketConnection):
         if stream is None or stream.credit <= 0:
             raise self._why_not(stream_id, stream)
         if not isinstance(payload.data, bytes) or not (payload.metadata is None or isinstance(payload.metadata, bytes)):
-            raise _not_octets(payload)
+            raise not_bytes(payload)
         stream.credit -= 1  # RS-73
         if complete or stream.kind is _RESPONSE:
             self._put_payload(stream_id, _ITEM | COMPLETE, b"", payload)
@@ -689,10 +684,10 @@ class RSocketCore(RSocketConnection):
         self._advance(stream_id, stream, _SEND_COMPLETE)
 
     def send_error(self, stream_id: int, code: int = ErrorCode.APPLICATION_ERROR, data: bytes = b"") -> None:
-        """End a stream in both directions by an error of this side (RS-68). NULs at the end of the data are left out (RS-28).
+        """End a stream in both directions with an error (RS-68). NULs at the end of the data are left out (RS-28).
 
         Raises:
-            LocalProtocolError: no such stream, the requester of anything but a channel (use `send_cancel`), a code that is not for
+            LocalProtocolError: no such stream, a requester of any interaction but a channel (use `send_cancel`), a code that is not for
                 streams (RS-27), or more data than a frame has room for.
         """
         stream = self._streams.get(stream_id)
@@ -713,13 +708,13 @@ class RSocketCore(RSocketConnection):
         self._advance(stream_id, stream, StreamInput.SEND_ERROR)
 
     def send_cancel(self, stream_id: int) -> None:
-        """Requester: end the stream. Responder of a channel: take no further payloads (RS-69). Harmless if it is over.
+        """Requester: end the stream. Responder of a channel: accept no more payloads (RS-69). Does nothing if the stream is over.
 
         Raises:
-            LocalProtocolError: the responder of anything but a channel; use `send_error`.
+            LocalProtocolError: a responder of any interaction but a channel; use `send_error`.
         """
         if self._waiting.pop(stream_id, None) is not None:
-            return  # RS-133: nothing was sent, nothing is
+            return  # RS-133: nothing was sent, so nothing needs to be cancelled
         stream = self._streams.get(stream_id)
         if stream is None:
             return

@@ -1,9 +1,9 @@
-"""What a core of RSocket or ReactiveSocket reports; both dialects report the same things.
+"""The events that a core of RSocket or ReactiveSocket reports; both dialects have the same events.
 
-An event is a fact about the connection or about one stream, in the order of happening.  Events are slotted and not frozen, since
-each item of a stream is one; treat them as immutable.
+An event is a fact about the connection or about one stream; events come in the order in which things happened.  They are slotted and not
+frozen, since each item of a stream is one; treat them as immutable.
 
-Which events a stream has, and what they end:
+The events of a stream:
 
 * the responder's side: `RequestReceived`, then `PayloadReceived` and `StreamCompleted` (channels: the requester's further payloads and its
   end), `CreditGranted`, and `StreamCancelled` or `StreamFailed`, after which nothing more is sent or reported;
@@ -45,7 +45,7 @@ def error_text(data: bytes) -> str:
 
 
 class Interaction(IntEnum):
-    """The interaction models of both dialects; the numbers are ours, not those on the wire."""
+    """The interaction models of both dialects; the numbers are not the ones on the wire."""
 
     REQUEST_RESPONSE = 0
     FIRE_AND_FORGET = 1
@@ -56,29 +56,29 @@ class Interaction(IntEnum):
 
 
 class FailedBy(Enum):
-    """Whose doing the failure of a stream is."""
+    """Who made a stream fail."""
 
     PEER = "peer"
     """The peer sent an ERROR frame for the stream."""
     LOCAL = "local"
-    """This side gave the stream up, since the peer broke a rule of it or a limit of this side; the peer was told."""
+    """This side ended the stream, because the peer broke one of its rules or passed a limit; the peer was told."""
     CONNECTION = "connection"
-    """The connection ended under the stream."""
+    """The connection ended while the stream was open."""
 
 
 class EndReason(Enum):
-    """Why a connection (with resumption: a session) is over."""
+    """Why a connection, or a session that can be resumed, has ended."""
 
     CLOSED = "closed"
     """This side closed it, or drained it to the end."""
     CLOSED_BY_PEER = "closed by peer"
-    """The peer announced the end by CONNECTION_CLOSE and every stream has ended, or the drain timed out."""
+    """The peer sent CONNECTION_CLOSE, and then every stream ended or the drain timed out."""
     FAILED_BY_PEER = "failed by peer"
     """The peer sent CONNECTION_ERROR."""
     PROTOCOL = "protocol"
-    """The peer broke a rule (`ConnectionEnded.rule`); it was told by an ERROR frame."""
+    """The peer broke a rule (`ConnectionEnded.rule`); an ERROR frame told it."""
     REFUSED = "refused"
-    """SETUP or RESUME was refused, by the peer or by this side; `ConnectionEnded.code` tells how."""
+    """The peer or this side refused SETUP or RESUME; `ConnectionEnded.code` says why."""
     LOST = "lost"
     """The carrier ended, and there is no resumption."""
     TIMED_OUT = "timed out"
@@ -93,14 +93,14 @@ class RequestReceived:
     stream_id: int
     payload: Payload
     n: int
-    """Payloads that may be sent now; 0 for request-response and fire-and-forget, where credit is not counted."""
+    """Payloads that this side may send now; 0 for request-response and fire-and-forget, which have no credit."""
     complete: bool
-    """The requester sends nothing further; always true but for channels."""
+    """The requester sends nothing more; always true except for channels."""
 
 
 @attrs.define
 class PayloadReceived:
-    """An item, or the answer of a request-response."""
+    """A stream item, or the response of a request-response."""
 
     stream_id: int
     payload: Payload
@@ -110,7 +110,7 @@ class PayloadReceived:
 
 @attrs.define
 class StreamCompleted:
-    """The peer's direction ended without a payload; a request-response was answered by nothing."""
+    """The peer's direction ended without a payload; for a request-response there is no response."""
 
     stream_id: int
 
@@ -121,12 +121,12 @@ class StreamFailed:
 
     stream_id: int
     code: int
-    """An `ErrorCode` or an application's code; for `FailedBy.LOCAL` the code that fits, for `FailedBy.CONNECTION` the connection's."""
+    """An `ErrorCode` or an application's code. For `FailedBy.CONNECTION` it is the connection's code."""
     data: bytes
-    """What the peer sent with the code, usually text in UTF-8; for failures of this side an explanation."""
+    """The data of the peer's ERROR frame, usually text in UTF-8; an explanation if this side made the stream fail."""
     by: FailedBy = FailedBy.PEER
     metadata: bytes | None = None
-    """ReactiveSocket only: what came with the ERROR frame."""
+    """ReactiveSocket only: the metadata of the ERROR frame."""
 
     @property
     def text(self) -> str:
@@ -136,23 +136,23 @@ class StreamFailed:
 
 @attrs.define
 class StreamCancelled:
-    """The requester cancelled the stream, or the connection ended under its responder; it is over and nothing is to be sent."""
+    """The stream of a responder is over: the requester cancelled it, or the connection ended. Send nothing more on it."""
 
     stream_id: int
     metadata: bytes | None = None
-    """ReactiveSocket only: what came with the CANCEL frame (RX-59)."""
+    """ReactiveSocket only: the metadata of the CANCEL frame (RX-59)."""
 
 
 @attrs.define
 class SendingStopped:
-    """The responder of a channel wants no further payloads (RS-69); its own payloads still come."""
+    """The responder of a channel accepts no more payloads (RS-69); it may still send its own."""
 
     stream_id: int
 
 
 @attrs.define
 class CreditGranted:
-    """The peer takes `n` payloads more on this stream (RS-72)."""
+    """The peer accepts `n` more payloads on this stream (RS-72)."""
 
     stream_id: int
     n: int
@@ -160,14 +160,14 @@ class CreditGranted:
 
 @attrs.define
 class SetupReceived:
-    """A client wants a connection: call `accept_setup` or `reject_setup`; what it sent behind waits until then (RS-52)."""
+    """A client wants a connection: call `accept_setup` or `reject_setup`. Its later frames wait until then (RS-52)."""
 
     version: tuple[int, int]
     """Major and minor."""
     keepalive_interval: float
     """Seconds between the client's KEEPALIVEs."""
     max_lifetime: float
-    """Seconds without an answer after which the client holds this side dead."""
+    """Seconds of silence after which the client considers this side dead."""
     metadata_mime_type: str
     data_mime_type: str
     payload: Payload
@@ -176,7 +176,7 @@ class SetupReceived:
     resume_token: bytes | None = None
     """The token of a session that can be resumed."""
     strict: bool = False
-    """ReactiveSocket only: the MIME types must be understood."""
+    """ReactiveSocket only: refuse the client if a MIME type is not understood."""
 
 
 @attrs.define
@@ -186,7 +186,7 @@ class SetupAccepted:
 
 @attrs.define
 class LeaseGranted:
-    """The peer allows `n` requests within `ttl` seconds from now; replaces the earlier allowance (RS-130)."""
+    """The peer allows `n` requests within the next `ttl` seconds. This replaces the earlier lease (RS-130)."""
 
     ttl: float
     n: int
@@ -216,12 +216,12 @@ class ExtensionReceived:
     extended_type: int
     data: bytes
     metadata_flag: bool
-    """The frame's M flag; the data is handed on as it came."""
+    """The frame's M flag; `data` is unchanged in either case."""
 
 
 @attrs.define
 class PeerFellSilent:
-    """Nothing came for the whole lifetime, and `CoreConfig.close_when_silent` is off: the application decides (RS-107)."""
+    """The peer was silent for the whole lifetime, and `CoreConfig.close_when_silent` is off: the application decides (RS-107)."""
 
     silence: float
     """Seconds since the last byte."""
@@ -229,17 +229,17 @@ class PeerFellSilent:
 
 @attrs.define
 class ConnectionDraining:
-    """The peer sent CONNECTION_CLOSE: no new requests either way, open streams go on to their end (RS-31)."""
+    """The peer sent CONNECTION_CLOSE: neither side sends new requests, and open streams continue to their end (RS-31)."""
 
     text: str = attrs.field(converter=printable)
 
 
 @attrs.define
 class SessionSuspended:
-    """The carrier is gone, the streams live on (RS-102). Close the carrier; a client dials again and calls `resume`."""
+    """The carrier is gone, and the streams live on (RS-102). Close the carrier; a client connects again and calls `resume`."""
 
     deadline: float
-    """When the session is given up, on the clock of `now`."""
+    """When the session ends unless it is resumed, on the clock of `now`."""
     text: str = attrs.field(converter=printable)
     """What happened to the carrier."""
 
@@ -257,14 +257,14 @@ class ResumeReceived:
 
 @attrs.define
 class SessionResumed:
-    """The session goes on, on its new carrier; whatever was lost is being sent again."""
+    """The session continues on its new carrier; lost frames are sent again."""
 
     octets_resent: int
 
 
 @attrs.define
 class ConnectionEnded:
-    """The connection is over for good; send what `data_to_send` still has, then close the carrier."""
+    """The connection has ended. Send the rest of `data_to_send`, then close the carrier."""
 
     reason: EndReason
     code: int
@@ -274,7 +274,7 @@ class ConnectionEnded:
     rule: str = ""
     """`EndReason.PROTOCOL`: id of the rule that the peer broke."""
     offset: int = 0
-    """`EndReason.PROTOCOL`: bytes received before the frame at fault."""
+    """`EndReason.PROTOCOL`: bytes received before the bad frame."""
 
 
 Event = (

@@ -1,4 +1,4 @@
-"""Payloads larger than a frame: cut by the sender, put together by the receiver (reference, section 7)."""
+"""Payloads larger than a frame: the sender fragments them, the receiver reassembles them (reference, section 7)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["Gathering", "split"]
 
 
 def split(payload: Payload, first_room: int, room: int) -> Iterator[tuple[Payload, bool]]:
-    """Yield the parts of a payload in order, each with whether others follow it.
+    """Yield the fragments of a payload in order, each with whether another one follows.
 
-    Metadata goes before data, and the part that ends the metadata carries the first data (RS-79).
+    Metadata goes before data, and the fragment with the last metadata carries the first data (RS-79).
 
     Args:
-        payload: the payload to cut.
-        first_room: bytes of the first frame behind its own fields, the metadata length included.
-        room: the same for those that follow.
+        payload: the payload to fragment.
+        first_room: bytes that the first frame has for the metadata length, metadata and data.
+        room: the same for the later frames.
     """
     data, metadata = payload.data, payload.metadata
     data_at = 0
@@ -42,7 +42,7 @@ def split(payload: Payload, first_room: int, room: int) -> Iterator[tuple[Payloa
 
 
 class Gathering:
-    """The fragments of one payload that have come so far; empty ones take no room, however many they are (RS-85)."""
+    """The fragments of one payload received so far. Empty fragments take no memory, however many there are (RS-85)."""
 
     __slots__ = ("_data", "_metadata", "complete", "is_request")
 
@@ -50,7 +50,7 @@ class Gathering:
         self._data = bytearray()
         self._metadata: bytearray | None = None
         self.is_request = is_request
-        """The payload belongs to a request that the application has not seen yet (RS-84)."""
+        """The payload is a request, which the application sees only when it is whole (RS-84)."""
         self.complete = complete
         """REQUEST_CHANNEL came with C: the direction completes with this payload (RS-81)."""
 
@@ -66,5 +66,5 @@ class Gathering:
             self._metadata += part.metadata  # RS-79: M on any fragment makes metadata present
 
     def payload(self) -> Payload:
-        """Return the payload that the fragments make."""
+        """Return the reassembled payload."""
         return Payload(bytes(self._data), None if self._metadata is None else bytes(self._metadata))

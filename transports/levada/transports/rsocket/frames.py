@@ -1,10 +1,10 @@
 """Frames of RSocket: their layout, bytes to classes and back.
 
-A frame here is what follows the 24-bit length field of byte carriers; with message carriers it is the whole message (RS-2).  `decode` judges
-what one frame alone can show: lengths.  What a frame means, and whether it may come now, is the core's business.
+A frame here is the bytes behind the 24-bit length field of byte carriers, or a whole message of a message carrier (RS-2).  `decode` checks
+lengths only, which it can see from one frame.  The core decides what a frame means and whether it is allowed.
 
-The core builds and reads the frames of every item, REQUEST_*, REQUEST_N, CANCEL and PAYLOAD, with the structs of this file and without
-these classes, which would double the cost of an item.
+The core builds and reads the frequent frames (REQUEST_*, REQUEST_N, CANCEL and PAYLOAD) with the structs of this file, without these
+classes, which would double the cost of an item.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def metadata_length(metadata: bytes) -> bytes:
 
 
 def payload_at(frame: bytes, at: int, end: int, flags: int) -> Payload:
-    """Read metadata and data from bytes `at` to `end` of a buffer; the flags say whether there is metadata (RS-13, RS-16).
+    """Read metadata and data from bytes `at` to `end` of a buffer. The flags say whether there is metadata (RS-13, RS-16).
 
     Raises:
         InvalidFrame: the metadata length exceeds the rest of the frame (RS-15).
@@ -106,13 +106,13 @@ def _flag(payload: Payload) -> int:
 
 @attrs.frozen(kw_only=True)
 class SetupFrame:
-    """SETUP: what the client wants of the connection."""
+    """SETUP: the client's parameters of the connection."""
 
     version: tuple[int, int]
     keepalive_ms: int
     lifetime_ms: int
     token: bytes | None = None
-    """With a token the session can be resumed."""
+    """The session can be resumed with this token; ``None`` for a session that cannot be resumed."""
     metadata_mime_type: str
     data_mime_type: str
     payload: Payload
@@ -136,7 +136,7 @@ class SetupFrame:
 
 @attrs.frozen
 class LeaseFrame:
-    """LEASE: so many requests in so much time."""
+    """LEASE: the number of requests allowed, and for how long."""
 
     ttl_ms: int
     n: int
@@ -153,7 +153,7 @@ class LeaseFrame:
 
 @attrs.frozen
 class KeepaliveFrame:
-    """KEEPALIVE: a sign of life, and how far its sender has received."""
+    """KEEPALIVE: a sign of life, and the position up to which its sender has received."""
 
     respond: bool
     position: int
@@ -200,7 +200,7 @@ class RequestNFrame:
 
 @attrs.frozen
 class CancelFrame:
-    """CANCEL: no further payloads, please."""
+    """CANCEL: send no more payloads."""
 
     stream_id: int
 
@@ -253,14 +253,14 @@ class MetadataPushFrame:
 
 @attrs.frozen(kw_only=True)
 class ResumeFrame:
-    """RESUME: the client comes back on a new carrier."""
+    """RESUME: the client continues on a new carrier."""
 
     version: tuple[int, int]
     token: bytes
     server_position: int
-    """Up to here the client has received."""
+    """The client has received everything up to this position."""
     client_position: int
-    """From here on the client can send again."""
+    """The client can send again from this position on."""
     stream_id: int = 0
 
     def encode(self) -> bytes:
@@ -277,10 +277,10 @@ class ResumeFrame:
 
 @attrs.frozen
 class ResumeOkFrame:
-    """RESUME_OK: the session goes on."""
+    """RESUME_OK: the session continues."""
 
     client_position: int
-    """Up to here the server has received."""
+    """The server has received everything up to this position."""
     stream_id: int = 0
 
     def encode(self) -> bytes:
@@ -298,7 +298,7 @@ class ExtensionFrame:
     ignore: bool = False
     """A receiver that does not know the type drops the frame."""
     metadata: bool = False
-    """The M flag; what it means is the extension's business."""
+    """The M flag; its meaning depends on the extended type."""
 
     def encode(self) -> bytes:
         """Return the frame's bytes."""
@@ -308,7 +308,7 @@ class ExtensionFrame:
 
 @attrs.frozen
 class UnknownFrame:
-    """A type that the text does not have, 0x00 included."""
+    """A frame of a type that the specification does not define, 0x00 included."""
 
     stream_id: int
     type: int
@@ -329,8 +329,8 @@ Frame = (
 def decode(frame: bytes) -> Frame:
     """Read one whole frame, without the length field of byte carriers.
 
-    Reserved bits are masked off (RS-9), flags that a type does not have are not looked at (RS-10), bytes behind frames of a fixed size
-    are ignored (RS-23).
+    Reserved bits are masked off (RS-9). Flags that a type does not have are ignored (RS-10), and so are bytes behind frames of a fixed size
+    (RS-23).
 
     Raises:
         InvalidFrame: too short for its type (RS-12; below 6 bytes RS-5), or its metadata length is wrong (RS-15).
@@ -418,7 +418,7 @@ def _decode_setup(frame: bytes, stream_id: int, flags: int) -> SetupFrame:
         keepalive_ms=keepalive_ms & MAX_U31,
         lifetime_ms=lifetime_ms & MAX_U31,
         token=token,
-        # Whatever came goes back unchanged; it is judged by whoever accepts it (RS-42).
+        # Any bytes survive a round trip; the core judges them (RS-42).
         metadata_mime_type=metadata_mime_type.decode("utf-8", "surrogateescape"),
         data_mime_type=data_mime_type.decode("utf-8", "surrogateescape"),
         payload=payload_at(frame, at, len(frame), flags),
@@ -428,7 +428,7 @@ def _decode_setup(frame: bytes, stream_id: int, flags: int) -> SetupFrame:
 
 
 def _counted(frame: bytes, at: int, width: int) -> tuple[bytes, int]:
-    """Return the bytes behind a length field of `width` bytes, and where they end."""
+    """Return the bytes behind a length field of `width` bytes, and the offset behind them."""
     start = at + width
     end = start + int.from_bytes(frame[at:start])
     if end > len(frame):

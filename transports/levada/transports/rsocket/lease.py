@@ -1,4 +1,4 @@
-"""How many requests a side may send, and until when; the same count on the side that may and on the side that allowed it."""
+"""How many requests a side may send, and until when. Both sides keep the same count."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ class Allowance:
     """What the last LEASE allows; nothing before the first one (RS-130, RS-131).
 
     Args:
-        grace: seconds for which it holds beyond its time; for the side that allowed it, whose clock started earlier (RS-134).
+        grace: seconds for which a lease still counts after its time is over. The side that granted it needs this, because its clock
+            started earlier (RS-134).
     """
 
     __slots__ = ("_grace", "_left", "_until")
@@ -20,12 +21,12 @@ class Allowance:
         self._until = 0.0
 
     def replace(self, ttl: float, n: int, now: float) -> None:
-        """Forget the earlier lease, this one holds (RS-130); 0 in either value stops all requests (RS-131)."""
+        """Replace the earlier lease (RS-130). A `ttl` or an `n` of 0 stops all requests (RS-131)."""
         self._left = n if ttl > 0 else 0
         self._until = now + ttl + self._grace
 
     def take(self, now: float) -> bool:
-        """Use one request up; false if there is none left, or the time is over."""
+        """Use up one request. Return false if none is left or the lease has expired."""
         if self._left > 0 and now < self._until:
             self._left -= 1
             return True

@@ -1,7 +1,7 @@
-"""The calls that RSocket and ReactiveSocket share, so that one set of actors drives both.
+"""The methods that RSocket and ReactiveSocket share, so that the same actors drive both.
 
-Both are one connection with many Reactive Streams: requests, and payloads as far as the other side has granted credit.
-The dialects differ in frames and rules, so each has its own core; the calls, the events and the counters are the same.
+Both run many Reactive Streams on one connection: requests, and as many payloads as the other side has granted credit for.
+The dialects differ in frames and rules, so each has its own core; methods, events and counters are the same.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ __all__ = ["CoreStatistics", "ReactiveStreamsCore"]
 
 @attrs.frozen(kw_only=True)
 class CoreStatistics:
-    """What a core holds now, a snapshot."""
+    """A snapshot of the counts of a core."""
 
     streams: int
-    """Live ones, of both sides."""
+    """Live streams of both sides."""
     peer_streams: int
-    """Live ones that the peer opened."""
+    """Live streams that the peer opened."""
     requests_waiting: int
-    """For a lease."""
+    """Requests of this side that wait for a lease."""
     octets_gathered: int
-    """Of unfinished payloads."""
+    """Bytes of unfinished payloads."""
     octets_unread: int
-    """Received and not understood yet: part of a frame, or what waits for `accept_setup`."""
+    """Bytes received but not processed: part of a frame, or frames that wait for `accept_setup`."""
     octets_unsent: int
-    """Queued for `data_to_send`."""
+    """Bytes queued for `data_to_send`."""
     octets_kept: int
-    """Of sent frames, for a resumption."""
+    """Bytes of sent frames kept for a resumption."""
 
 
 class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[Event], ABC):
-    """One side of a connection, requester and responder at once; `RSocketCore` describes the arguments.
+    """One side of a connection, both requester and responder; `RSocketCore` describes the arguments.
 
-    A core of a byte stream takes `receive_data`, a core of a carrier of messages (`framed`) takes `receive_message`.
+    Call `receive_data` for a carrier of bytes and `receive_message` for a carrier of messages (`framed`).
     """
 
     def __init__(self, config: CoreConfig, *, client: bool, framed: bool, now: float) -> None:
@@ -66,16 +66,16 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
 
     @property
     def state(self) -> ConnectionState:
-        """Where the connection stands; only the dialect's table of transitions moves it."""
+        """The state of the connection."""
         return self._state
 
     def take_events(self) -> list[Event]:
-        """Return the events that calls of the owner left behind."""
+        """Return the events of the owner's calls, and forget them."""
         events, self._events = self._events, []
         return events
 
     def data_to_send(self, now: float) -> list[bytes]:
-        """Take the queued output: pieces to join for a byte stream, else one frame for each message. Frames of stream 0 go first."""
+        """Take the queued output: pieces to join for a byte stream, otherwise one frame for each message. Frames of stream 0 go first."""
         out, self._out = self._out, []
         if self._control:
             out = self._control + out
@@ -88,12 +88,15 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
         return 0 if stream is None else min(stream.credit, MAX_U31)
 
     def has_stream(self, stream_id: int) -> bool:
-        """Return whether the stream is live and the caller has heard of it; a fire-and-forget request is only while it waits."""
+        """Return whether the caller has seen the stream and it is live.
+
+        A fire-and-forget request counts only while it waits for a lease.
+        """
         stream = self._streams.get(stream_id)
         return stream_id in self._waiting if stream is None else stream.heard_of
 
     def stream_ids(self) -> set[int]:
-        """Return the ids of the live streams that the caller has heard of, those that wait for a lease included."""
+        """Return the ids of the live streams that the caller has seen, and of those that wait for a lease."""
         return live_ids(self._streams, self._waiting)
 
     def _octets_unsent(self) -> int:
@@ -106,7 +109,7 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
     @property
     @abstractmethod
     def missing(self) -> int:
-        """Bytes that a frame lacks whose beginning has come; 0 if there is none, or on a carrier of messages."""
+        """Bytes still missing from a frame that has begun to arrive; 0 if there is none, or on a carrier of messages."""
 
     @abstractmethod
     def statistics(self) -> CoreStatistics:
@@ -114,11 +117,11 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
 
     @abstractmethod
     def touch(self, now: float) -> None:
-        """Do not judge the peer by its silence until now: this side has not been reading."""
+        """Count the peer's silence from now on: this side has not been reading."""
 
     @abstractmethod
     def accept_setup(self, now: float) -> None:
-        """Server: accept the client, after `SetupReceived`; `take_events` has what it sent in the meantime."""
+        """Server: accept the client, after `SetupReceived`. `take_events` has the events of its later frames."""
 
     @abstractmethod
     def reject_setup(self, text: str = "", code: int = ErrorCode.REJECTED_SETUP) -> None:
@@ -126,19 +129,19 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
 
     @abstractmethod
     def resume(self, *, framed: bool, now: float) -> None:
-        """Client: begin on a new carrier, after `SessionSuspended`."""
+        """Client: resume on a new carrier, after `SessionSuspended`."""
 
     @abstractmethod
     def resume_on(self, carrier: Any, now: float) -> None:
-        """Server: take over the carrier of the core that reported `ResumeReceived`, and what came on it; that core is done."""
+        """Server: take over the carrier and the unread input of the core that reported `ResumeReceived`; that core has ended."""
 
     @abstractmethod
     def send_request_response(self, payload: Payload, now: float) -> int:
-        """Request one answer and return the stream's id."""
+        """Request one response and return the stream's id."""
 
     @abstractmethod
     def send_fire_and_forget(self, payload: Payload, now: float) -> int:
-        """Send a request without an answer; the id is of use only to cancel it while it waits for a lease."""
+        """Send a request without a response. The id is of use only to cancel it while it waits for a lease."""
 
     @abstractmethod
     def send_request_stream(self, payload: Payload, n: int, now: float) -> int:
@@ -150,15 +153,15 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
 
     @abstractmethod
     def send_request_channel(self, payload: Payload, n: int, now: float, *, complete: bool = False) -> int:
-        """Open a channel with its first payload; `complete`: there will be no other one."""
+        """Open a channel with its first payload; `complete`: it is also the last."""
 
     @abstractmethod
     def send_request_n(self, stream_id: int, n: int) -> None:
-        """Let the peer send `n` payloads more; ignored if it has completed or the stream is over."""
+        """Let the peer send `n` more payloads. Ignored if it has completed or the stream is over."""
 
     @abstractmethod
     def send_payload(self, stream_id: int, payload: Payload, *, complete: bool = False) -> None:
-        """Send an item, or the answer of a request-response, which it completes."""
+        """Send an item, or the response of a request-response, which completes the stream."""
 
     @abstractmethod
     def send_complete(self, stream_id: int) -> None:
@@ -166,11 +169,11 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
 
     @abstractmethod
     def send_error(self, stream_id: int, code: int = ErrorCode.APPLICATION_ERROR, data: bytes = b"") -> None:
-        """End a stream in both directions by an error of this side."""
+        """End a stream in both directions with an error."""
 
     @abstractmethod
     def send_cancel(self, stream_id: int) -> None:
-        """Requester: end the stream. Responder of a channel: take no further payloads. Harmless if it is over."""
+        """Requester: end the stream. Responder of a channel: accept no more payloads. Does nothing if the stream is over."""
 
     @abstractmethod
     def send_metadata_push(self, metadata: bytes) -> None:
@@ -178,12 +181,12 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
 
     @abstractmethod
     def send_lease(self, ttl: float, n: int, now: float, metadata: bytes | None = None) -> None:
-        """Allow the peer `n` requests within `ttl` seconds, instead of the earlier allowance."""
+        """Allow the peer `n` requests within `ttl` seconds. This replaces the earlier lease."""
 
     @abstractmethod
     def send_keepalive(self, data: bytes = b"") -> None:
-        """Ask the peer for a sign of life, which comes as `KeepaliveReceived`; a client does so by itself."""
+        """Send a KEEPALIVE that the peer answers; the answer is reported as `KeepaliveReceived`. A client does so by itself."""
 
     @abstractmethod
     def send_extension(self, stream_id: int, extended_type: int, data: bytes, *, ignorable: bool = True) -> None:
-        """Send an EXT frame; a peer that does not know the type drops it if `ignorable`."""
+        """Send an EXT frame. A peer that does not know the type drops it if it is `ignorable`."""

@@ -1,13 +1,14 @@
-"""What lets a session outlive its carriers: the frames kept to be sent again, and the server's register of sessions.
+"""Frames kept to be sent again on the next carrier, and the server's register of sessions.
 
 Theory:
 
-* A position is the number of bytes of *positioned* frames sent, or received, so far in one direction; the length field does not count
-  (RS-90).  Positioned is every frame with a stream id above 0 (RS-91).
-* The sender keeps each positioned frame until the peer says, by a KEEPALIVE or while resuming, that it has it.  So whatever a lost carrier
-  swallowed is sent again, from a frame's first byte; and as the receiver counts whole frames only, nothing comes twice.
-* `Replay` is bounded: when it is full the oldest frames go, and a peer that still needs them cannot resume (RS-94).
-* All of a listener's sessions share a second bound. Where they pass it, the one that keeps the most loses all of it: a session that has lost
+* A position is the number of bytes of *positioned* frames sent or received so far in one direction, without length fields (RS-90).  Every
+  frame with a stream id above 0 is positioned (RS-91).
+* The sender keeps each positioned frame until the peer says, in a KEEPALIVE or while resuming, that it has received it.  So frames that
+  were lost with a carrier are sent again, each from its first byte; and since the receiver counts whole frames only, no frame comes twice.
+* `Replay` is bounded: when it is full, the oldest frames are dropped, and a peer that still needs them cannot resume (RS-94).
+* All sessions of a listener share a second bound. When it is passed, the session that keeps the most loses all of its frames: a session
+  that has lost one frame cannot resume anyway. So peers that fill their sessions do no harm to sessions that keep little.
   one frame cannot resume anyway. So peers that fill their sessions do no harm to those that keep little.
 """
 
@@ -24,7 +25,7 @@ _FRAME_COST: Final = 48  # bytes of a bytes object beside its contents, and of i
 
 
 class Room:
-    """What the sessions of a listener keep together, in bytes."""
+    """Bytes that all sessions of a listener keep."""
 
     __slots__ = ("bound", "replays", "used")
 
@@ -34,7 +35,7 @@ class Room:
         self.replays: set[Replay] = set()
 
     def shrink(self) -> None:
-        """Drop what the largest of them keeps."""
+        """Drop all frames of the session that keeps the most."""
         max(self.replays, key=lambda replay: replay.cost).drop_all()
 
 
@@ -42,8 +43,8 @@ class Replay:
     """Frames of one direction that the peer may not have yet.
 
     Args:
-        bound: bytes; each frame counts with what it costs to keep it, so that many small ones do not take many times the bound.
-        room: shared with other sessions; `close` gives back what this one has of it.
+        bound: bytes, the cost of keeping each frame included, so that many small frames do not take many times the bound.
+        room: shared with other sessions; `close` returns this session's part of it.
     """
 
     __slots__ = ("_bound", "_frames", "_room", "first", "kept", "reported", "sent")
@@ -61,20 +62,20 @@ class Replay:
         self.kept = 0
         """Bytes of the frames kept."""
         self.reported = 0
-        """The highest position that the peer has said to have."""
+        """The highest position that the peer has confirmed."""
 
     @property
     def half_full(self) -> bool:
-        """Whether it is time to ask the peer what it has."""
+        """Whether it is time to ask the peer for its position."""
         return self.cost * 2 > self._bound
 
     @property
     def cost(self) -> int:
-        """Bytes that count: the frames kept, and 48 for each."""
+        """Bytes that count against the bounds: the frames kept, and 48 more for each."""
         return self.kept + _FRAME_COST * len(self._frames)
 
     def keep(self, frame: bytes) -> None:
-        """Add a frame; the oldest go if the bound is passed (RS-94)."""
+        """Add a frame; drop the oldest frames if the bound is passed (RS-94)."""
         frames = self._frames
         frames.append(frame)
         self.sent += len(frame)
@@ -88,7 +89,7 @@ class Replay:
             room.shrink()
 
     def release(self, position: int) -> bool:
-        """Drop what ends at or before the peer's position; false if the position cannot be (RS-93)."""
+        """Drop the frames up to the peer's position. Return false if the position is impossible (RS-93)."""
         if not self.reported <= position <= self.sent:
             return False
         frames = self._frames
@@ -103,12 +104,12 @@ class Replay:
         return list(self._frames)
 
     def drop_all(self) -> None:
-        """Keep nothing of the frames sent so far."""
+        """Drop all frames."""
         while self._frames:
             self._drop(self._frames.popleft())
 
     def close(self) -> None:
-        """Give the room back: the session is over."""
+        """Drop all frames and leave the shared room: the session is over."""
         self.drop_all()
         if self._room is not None:
             self._room.replays.discard(self)
@@ -124,8 +125,9 @@ class Sessions(Generic[S]):
     """The sessions of one listener that can be resumed, by token (RS-104).
 
     Args:
-        limit: sessions at once, those without carrier included; a SETUP that asks for one more is refused.
-        octets: of frames that all of them keep together, and 48 for each; beyond it the session that keeps the most loses what it keeps.
+        limit: sessions at once, also without a carrier; a SETUP that asks for one more is refused.
+        octets: bytes of the frames that all sessions keep, and 48 more for each frame. Beyond it, the session that keeps the most loses
+            its frames.
     """
 
     def __init__(self, limit: int = 1_000, octets: int = 256 * 1024 * 1024) -> None:

@@ -1,4 +1,4 @@
-"""States of a connection and of a stream, and the two tables that are all their transitions. A missing key is no transition.
+"""The states of a connection and of a stream, and one table of transitions for each. A missing key is not a transition.
 
 A stream's states name the directions in which payloads may still flow, as seen from this side.
 """
@@ -27,7 +27,7 @@ class StreamState(IntEnum):
 
 
 class StreamInput(IntEnum):
-    """What ends a direction, or the stream."""
+    """An input that ends a direction, or the stream."""
 
     SEND_COMPLETE = 0
     RECEIVE_COMPLETE = 1
@@ -68,28 +68,28 @@ STREAM: Final = _stream_table()
 
 
 class ConnectionState(Enum):
-    """Where a connection stands."""
+    """The state of a connection."""
 
     AWAITING_SETUP = "awaiting setup"
     """Server: nothing has come yet."""
     DECIDING = "deciding"
-    """Server: the application decides about SETUP; what follows waits (RS-52)."""
+    """Server: the application decides about SETUP; later frames wait (RS-52)."""
     OPENING = "opening"
-    """Client: SETUP is sent, requests may be (RS-50); the server has not shown that it accepted."""
+    """Client: SETUP is sent, and requests may follow (RS-50). The server has not shown that it accepted."""
     OPEN = "open"
     DRAINING = "draining"
-    """CONNECTION_CLOSE was received, or will be sent: open streams go on, no new ones (RS-31)."""
+    """CONNECTION_CLOSE was received, or will be sent: open streams continue, new ones are refused (RS-31)."""
     SUSPENDED = "suspended"
-    """A session without carrier (RS-102)."""
+    """A session without a carrier (RS-102)."""
     RESUMING = "resuming"
     """Client: RESUME is sent, nothing else until the answer (RS-95)."""
     HANDED_OVER = "handed over"
-    """Server: the carrier began with RESUME and is the session's now; this core was only its doorkeeper."""
+    """Server: the carrier began with RESUME and now belongs to the core of the session."""
     ENDED = "ended"
 
 
 class ConnectionInput(Enum):
-    """What moves a connection from state to state."""
+    """An input that moves a connection from one state to another."""
 
     RECEIVE_SETUP = "receive setup"
     RECEIVE_RESUME = "receive resume"
@@ -98,7 +98,7 @@ class ConnectionInput(Enum):
     DRAIN = "drain"
     """CONNECTION_CLOSE is received, or this side begins to drain."""
     LOSE_CARRIER = "lose carrier"
-    """With resumption; without, it is END."""
+    """With resumption; without it the input is END."""
     SEND_RESUME = "send resume"
     RESUME = "resume"
     """RESUME_OK, sent or received."""

@@ -1,4 +1,4 @@
-"""What a core knows about a stream, and where the ids of new ones come from."""
+"""The record that a core keeps of a stream, and the source of stream ids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from levada.transports.rsocket.state import StreamState
 __all__ = ["UNBOUNDED", "PendingRequest", "Stream", "StreamIds", "add_credit", "live_ids"]
 
 # RS-75: credit of 2**31-1 and more is never used up. Counting down from here takes some 10,000 years at 10,000,000 payloads a second,
-# and an item costs no extra test.
+# so an item needs no test for it.
 UNBOUNDED: Final = 2**62
 
 
@@ -30,7 +30,7 @@ def add_credit(credit: int, n: int) -> int:
 class Stream:
     """One live stream.
 
-    `credit` and `demand` are 0 while their direction is not open, so that one comparison tells whether a payload may go or come.
+    `credit` and `demand` are 0 while their direction is closed, so one comparison tells whether a payload may go or come.
     """
 
     __slots__ = ("credit", "demand", "gathering", "kind", "requester", "state")
@@ -41,20 +41,20 @@ class Stream:
         """This side opened it."""
         self.state = state
         self.credit = credit
-        """Payloads that this side may send; 1 for the answer of a request-response, which needs no credit."""
+        """Payloads that this side may send; 1 for the response of a request-response, which needs no credit."""
         self.demand = demand
-        """Payloads that the peer may send; 0 for the answer of a request-response, which needs no credit."""
+        """Payloads that the peer may send; 0 for the response of a request-response, which needs no credit."""
         self.gathering: Gathering | None = None
 
     @property
     def heard_of(self) -> bool:
-        """Whether the application knows of it; it does not while the request itself is in fragments (RS-84)."""
+        """Whether the application has seen the stream. It has not while the request itself is incomplete (RS-84)."""
         return self.gathering is None or not self.gathering.is_request
 
 
 @attrs.define
 class PendingRequest:
-    """A request that waits for a lease; the peer has not heard of it."""
+    """A request that waits for a lease and has not been sent."""
 
     kind: Interaction
     payload: Payload
@@ -67,8 +67,8 @@ class StreamIds:
 
     Args:
         first: 1 or 2.
-        reuse: begin again at `first` after the highest id, skipping those in use (RS-20).
-        start: the next id, where it is not `first`.
+        reuse: start again at `first` after the highest id, and skip ids in use (RS-20).
+        start: the next id, if it is not `first`.
     """
 
     __slots__ = ("_first", "_next", "_reuse", "_wrapped")
@@ -80,10 +80,10 @@ class StreamIds:
         self._wrapped = False
 
     def take(self, *in_use: Container[int]) -> int:
-        """Return the next id that is in none of the collections given.
+        """Return the next id that is in none of the given collections.
 
         Raises:
-            StreamIdsExhausted: there is none.
+            StreamIdsExhausted: every id has been used or, with `reuse`, is in use.
         """
         stream_id = self._next
         if stream_id > MAX_U31 and self._reuse:
@@ -103,7 +103,7 @@ class StreamIds:
 
 
 def live_ids(streams: Mapping[int, Stream], waiting: Mapping[int, PendingRequest]) -> set[int]:
-    """Return the ids of streams that the application has heard of; a fire-and-forget request is none, not even while it waits."""
+    """Return the ids of the streams that the application has seen. Fire-and-forget requests are not streams, even while they wait."""
     ids = {stream_id for stream_id, stream in streams.items() if stream.heard_of}
     ids.update(stream_id for stream_id, request in waiting.items() if request.kind is not Interaction.FIRE_AND_FORGET)
     return ids

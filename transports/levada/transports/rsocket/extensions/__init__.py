@@ -1,8 +1,8 @@
-"""Conventions on top of RSocket metadata: what a request is for, who asks, what its data is, which trace it belongs to.
+"""Conventions for RSocket metadata: the route of a request, credentials, MIME types and trace ids.
 
-Optional: the protocol cores carry metadata as bytes and never look inside. Each class here is a value with ``encode()`` and
-``decode(octets)``; reading raises `levada.framework.errors.DecodeError` and nothing else, and building one from wrong values
-raises `TypeError` or `ValueError`.
+They are optional: the protocol cores carry metadata as bytes and never look inside. Each class here is a value with ``encode()`` and
+``decode(octets)``. `decode` raises only `levada.framework.errors.DecodeError`, and a constructor refuses wrong values with `TypeError` or
+`ValueError`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Authentication metadata: who asks (EXT-3).
+"""Authentication metadata: the credentials of a request (EXT-3).
 
-Secrets are in no ``repr``, in no error and in no error's cause; comparing two of these objects takes a time that depends on the
-secrets, so compare a secret with `hmac.compare_digest`.
+Secrets are in no ``repr``, in no error and in no error's cause. Comparing two of these objects takes a time that depends on the secrets, so
+compare secrets with `hmac.compare_digest`.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class SimpleAuthentication(Authentication):
 
 @attrs.frozen
 class BearerAuthentication(Authentication):
-    """A token: its bearer is let in."""
+    """A bearer token."""
 
     token: str = attrs.field(validator=_check_text, repr=False)
     """Not shown by ``repr``."""
@@ -105,7 +105,7 @@ class BearerAuthentication(Authentication):
 
 @attrs.frozen
 class OtherAuthentication(Authentication):
-    """Credentials of a type that these classes do not know, kept as they came."""
+    """Credentials of any other type, as bytes."""
 
     type: str | int
     """Name of the type, or an id other than the ids of ``simple`` and ``bearer``."""

@@ -1,4 +1,4 @@
-"""Composite metadata: several pieces of metadata, each with its MIME type, in one (EXT-1)."""
+"""Composite metadata: several entries, each with its own MIME type (EXT-1)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import attrs
 from levada.framework.errors import DecodeError
 from levada.transports.rsocket.extensions.mime import MAX_ENTRIES, check_mime_type, decode_mime_type, encode_mime_type
 
-__all__ = ["CompositeMetadata", "Entry", "Extension"]
+__all__ = ["MAX_METADATA", "CompositeMetadata", "Entry", "Extension"]
 
 MAX_METADATA = 2**24 - 1  # EXT-1: 24-bit length
 
@@ -36,10 +36,10 @@ E = TypeVar("E", bound=Extension)
 
 @attrs.frozen
 class Entry:
-    """One piece of metadata in its bytes, known kind or not."""
+    """One entry of composite metadata as bytes, of a known kind or not."""
 
     mime_type: str | int
-    """The name, or an id that has none in `WELL_KNOWN_MIME_TYPES`."""
+    """The name, or an id that has no name in `WELL_KNOWN_MIME_TYPES`."""
     # The content may be a password: it is not shown.
     metadata: bytes = attrs.field(repr=lambda octets: f"<{len(octets)} bytes>")
     """The bytes, at most 16,777,215; not shown by ``repr``."""
@@ -58,9 +58,9 @@ def _entries(entries: Iterable[Entry]) -> tuple[Entry, ...]:
 
 @attrs.frozen
 class CompositeMetadata:
-    """Pieces of metadata in their order; the same kind may come several times.
+    """Entries of metadata, in order; a kind may occur several times.
 
-    Entries of unknown kinds are kept, so metadata can be sent on whole.
+    Entries of unknown kinds are kept, so that metadata can be forwarded unchanged.
 
     Example:
         >>> from levada.transports.rsocket.extensions import BearerAuthentication, CompositeMetadata, Routing
@@ -82,11 +82,11 @@ class CompositeMetadata:
 
     @classmethod
     def of(cls, *parts: Extension | Entry) -> Self:
-        """Put metadata of known kinds, and entries, together in this order."""
+        """Combine metadata of known kinds and entries, in this order."""
         return cls(part if isinstance(part, Entry) else Entry(part.MIME_TYPE, part.encode()) for part in parts)
 
     def encode(self) -> bytes:
-        """Return the bytes; a well-known MIME type becomes its id, however it came."""
+        """Return the bytes. A well-known MIME type is always encoded as its id."""
         pieces: list[bytes] = []
         for entry in self.entries:
             pieces += encode_mime_type(entry.mime_type), len(entry.metadata).to_bytes(3, "big"), entry.metadata

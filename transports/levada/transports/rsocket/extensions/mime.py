@@ -1,4 +1,4 @@
-"""MIME types in extension metadata: a byte for a well-known one, else the name (EXT-1, EXT-4, EXT-6)."""
+"""MIME types in metadata: one byte for a well-known type, otherwise the name (EXT-1, EXT-4, EXT-6)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from levada.framework.errors import DecodeError
 __all__ = ["WELL_KNOWN_MIME_TYPES", "AcceptableMimeTypes", "DataMimeType"]
 
 MAX_ENTRIES = 1000
-"""Entries, types or tags that are read: a frame full of empty ones would be 4 million, which take 1.5 GB and 10 s."""
+"""Entries, types or tags that are read. A frame could hold 4 million empty ones, which take 1.5 GB and 10 s."""
 
 _REGISTERED = """
     application/avro application/cbor application/graphql application/gzip application/javascript application/json
@@ -39,11 +39,11 @@ _KNOWN = 0x80  # EXT-1: this bit of the first byte says that the rest of it is a
 
 
 def check_name(name: str | int, known: Container[int], what: str) -> None:
-    """Refuse types without an encoding: a name that is not 1 to 128 characters of ASCII, or an id with a name or above 127.
+    """Refuse a type that has no encoding.
 
     Raises:
-        TypeError: neither a name nor an id.
-        ValueError: as said.
+        TypeError: it is neither a name nor an id.
+        ValueError: the name is not 1 to 128 ASCII characters, or the id has a name or is above 127.
     """
     if isinstance(name, str):
         if not (1 <= len(name) <= 128 and name.isascii()):
@@ -55,7 +55,7 @@ def check_name(name: str | int, known: Container[int], what: str) -> None:
 
 
 def encode_name(name: str | int, ids: dict[str, int]) -> bytes:
-    """Return an id as its byte; a name as the byte of its id if it has one, else length - 1 and the name (EXT-1)."""
+    """Return the byte of an id, or of a name that has an id; otherwise length - 1 and the name (EXT-1)."""
     id_ = ids.get(name) if isinstance(name, str) else name
     if id_ is not None:
         return bytes((_KNOWN | id_,))
@@ -64,7 +64,7 @@ def encode_name(name: str | int, ids: dict[str, int]) -> bytes:
 
 
 def decode_name(data: bytes, at: int, path: str) -> tuple[str | int, int]:
-    """Read a name or an id; return it and the offset of what follows.
+    """Read a name or an id. Return it and the offset behind it.
 
     Raises:
         DecodeError: the bytes end too soon, or a name is not ASCII.
@@ -95,14 +95,14 @@ def encode_mime_type(mime_type: str | int) -> bytes:
 
 
 def decode_mime_type(data: bytes, at: int, path: str) -> tuple[str | int, int]:
-    """Read a MIME entry; return the name, or the id if the table has none for it, and the offset of what follows."""
+    """Read a MIME entry. Return its name, or its id if that has no name, and the offset behind it."""
     found, at = decode_name(data, at, path)
     return (WELL_KNOWN_MIME_TYPES.get(found, found) if isinstance(found, int) else found), at
 
 
 @attrs.frozen
 class DataMimeType:
-    """The MIME type of the data of one request; without it the one of SETUP holds.
+    """The MIME type of the data of one request; without it, the type from SETUP applies.
 
     Source: per-stream data MIME types (EXT-4).
     """
@@ -141,7 +141,7 @@ def _names(mime_types: Iterable[str | int]) -> tuple[str | int, ...]:
 
 @attrs.frozen
 class AcceptableMimeTypes:
-    """The MIME types that the requester takes in the answers to one request, the preferred one first.
+    """The MIME types that the requester accepts in the responses to one request, the preferred one first.
 
     Source: per-stream data MIME types (EXT-4).
     """

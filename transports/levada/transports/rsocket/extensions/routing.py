@@ -1,4 +1,4 @@
-"""Routing metadata: which handler a request is for (EXT-2)."""
+"""Routing metadata: the route of a request, which selects its handler (EXT-2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tracing metadata in the form of Zipkin: which trace and span a request belongs to (EXT-5)."""
+"""Zipkin tracing metadata: the trace and span of a request (EXT-5)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ZipkinTracing:
     """What this kind of metadata is called in composite metadata."""
 
     trace_id: int | None = None
-    """Below 2^128; one below 2^64 travels in 64 bits. It comes with `span_id` or not at all."""
+    """Below 2^128; an id below 2^64 is sent in 64 bits. Set it together with `span_id`."""
     span_id: int | None = None
     """Below 2^64."""
     parent_id: int | None = None
@@ -33,7 +33,7 @@ class ZipkinTracing:
     sampled: bool | None = None
     """Whether the trace is recorded; ``None`` leaves it to the receiver."""
     debug: bool = False
-    """Record it whatever the sampler says."""
+    """Record the trace whatever the sampler says."""
 
     def __attrs_post_init__(self) -> None:
         if (self.trace_id is None) is not (self.span_id is None):
