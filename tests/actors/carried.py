@@ -21,12 +21,14 @@ _PLAIN = MemoryConfig(shape="connection")
 
 
 def settings(scheme: str, carrier: MemoryConfig | None) -> MemoryConfig | QmuxConfig | None:
-    """Turn settings for the memory carrier into such for a carrier; skip the test if it has no such thing."""
+    """Turn settings for the memory carrier into settings for the carrier `scheme`."""
     if scheme == "memory":
         return carrier
     carrier = carrier or _PLAIN
     if (carrier.datagram_loss, carrier.cut_at_call) != (_PLAIN.datagram_loss, _PLAIN.cut_at_call):
-        pytest.skip("a loss of datagrams, or a cut at a call, is for the memory carrier")
+        raise ValueError(
+            f"only the memory carrier has datagram_loss and cut_at_call, and this is {scheme}: see memory_only"
+        )
     return QmuxConfig(
         max_streams=carrier.max_streams_bidi,
         max_streams_unidirectional=carrier.max_streams_uni,

@@ -29,11 +29,19 @@ ENDS = [
     ("sender", "lose", ChannelLost, "Lost"),
     ("receiver", "lose", ChannelLost, "Lost"),
 ]
+ENDS_ON_CARRIERS = [
+    *(pytest.param("memory", *end) for end in ENDS),
+    # Only the memory carrier loses datagrams.
+    *(pytest.param("qmux+memory", *end, marks=pytest.mark.ci) for end in ENDS if end[1] != "lose"),
+]
 
 
 @pytest.mark.rule("AQ-55")
 @pytest.mark.parametrize(
-    ("travels", "how", "error", "reason"), ENDS, ids=lambda value: getattr(value, "__name__", value)
+    ("scheme", "travels", "how", "error", "reason"),
+    ENDS_ON_CARRIERS,
+    indirect=["scheme"],
+    ids=lambda value: getattr(value, "__name__", value),
 )
 @pytest.mark.parametrize("kind", [Clerk, Trapper])
 async def test_aq55_ends_are_told_to_who_watches_and_who_is_linked(

@@ -34,15 +34,20 @@ FILLING = frozenset(
     stream_stopped_receiver_stops_the_sender_both_ways
 """.split()  # noqa: SIM905 - a list of names, one after the other
 )
+# aioquic's own class neither asks for stream credit nor answers when asked.
+ONLY_TUNED = {*FILLING, "streams_wait_for_the_peers_credit"}
 
 
-@pytest.fixture
-def possible(engine: str, check: CarrierCheck) -> None:
-    """Skips what the plain engine cannot keep."""
-    if engine == "plain" and check.name in FILLING:
-        pytest.skip("aioquic's own class has no receive backpressure")
-    if engine == "plain" and check.name == "streams_wait_for_the_peers_credit":
-        pytest.skip("aioquic's own class neither asks for stream credit nor answers when asked")
+def on_engines(traits: CarrierTraits) -> pytest.MarkDecorator:
+    """Run each check on the engines that can keep it."""
+    checks = carrier_checks(traits)
+    cases = [pytest.param("tuned", check, id=f"tuned-{check}") for check in checks]
+    cases += [
+        pytest.param("plain", check, id=f"plain-{check}", marks=pytest.mark.ci)
+        for check in checks
+        if check.name not in ONLY_TUNED
+    ]
+    return pytest.mark.parametrize(("engine", "check"), cases, indirect=["engine"])
 
 
 async def a_virtual_second() -> None:
@@ -73,8 +78,8 @@ async def a_moment() -> None:
 LOOPBACK = attrs.evolve(SIMULATED, settle=a_moment, cut=None, streams=1_000, timeout=30)
 
 
-@pytest.mark.parametrize("check", carrier_checks(SIMULATED), ids=str)
-async def test_simulated(check: CarrierCheck, lab: Any, autojump_clock: MockClock, possible: None) -> None:
+@on_engines(SIMULATED)
+async def test_simulated(check: CarrierCheck, lab: Any, autojump_clock: MockClock) -> None:
     @asynccontextmanager
     async def pair() -> AsyncIterator[tuple[Connection, Connection]]:
         async with lab.connected(SimNet(1)) as ends:
@@ -84,8 +89,8 @@ async def test_simulated(check: CarrierCheck, lab: Any, autojump_clock: MockCloc
 
 
 @pytest.mark.loopback
-@pytest.mark.parametrize("check", carrier_checks(LOOPBACK), ids=str)
-async def test_loopback(check: CarrierCheck, lab: Any, possible: None) -> None:
+@on_engines(LOOPBACK)
+async def test_loopback(check: CarrierCheck, lab: Any) -> None:
     @asynccontextmanager
     async def pair() -> AsyncIterator[tuple[Connection, Connection]]:
         async with listen("quic://127.0.0.1:0", lab.server()) as listener, trio.open_nursery() as nursery:
