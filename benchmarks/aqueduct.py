@@ -20,6 +20,7 @@ from typing import Any
 
 import attrs
 import trio
+from benchmarks._measure import verdict
 from benchmarks.carriers import certify
 
 from levada.actors.aqueduct import AqueductConfig, Peer, PeerConfig, connect, serve
@@ -278,14 +279,14 @@ class Report:
         """Titles of the rows below their budgets."""
         return [row.workload.title for row in self.rows if row.missed]
 
-    def text(self) -> str:
+    def text(self, *, judged: bool) -> str:
         """Lay it out as a table."""
         lines = [f"{'':64} {'per CPU s':>10} {'ratio':>6} {'budget':>7}"]
         for row in self.rows:
             ratio = f"{statistics.median(row.ratios):6.2f}" if row.ratios else " " * 6
-            verdict = "" if row.workload.budget is None else "MISS" if row.missed else "pass"
+            end = "" if row.workload.budget is None else verdict(row.missed, judged)
             lines.append(
-                f"{row.workload.title:64} {statistics.median(row.rates):10,.0f} {ratio} {row.workload.budget or '':>7} {verdict}"
+                f"{row.workload.title:64} {statistics.median(row.rates):10,.0f} {ratio} {row.workload.budget or '':>7} {end}"
             )
         lines += [f"{title}: {statistics.median(figures):,.1f}" for title, figures in self.notes.items()]
         lines.append(f"memory of both ends at the most: {self.memory / 2**20:,.0f} MiB")

@@ -38,6 +38,7 @@ from aioquic.asyncio.protocol import QuicConnectionProtocol
 from aioquic.asyncio.server import serve
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.events import DatagramFrameReceived, QuicEvent
+from benchmarks._measure import verdict
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
@@ -618,14 +619,14 @@ class Report:
         """Titles of the rows above their budgets."""
         return [row.workload.title for row in self.rows if row.missed]
 
-    def text(self) -> str:
+    def text(self, *, judged: bool) -> str:
         """Lay it out as a table."""
         lines = [
             f"{'CPU seconds of client and server, unless it says seconds':62} {'ratio':>8} {'best':>6} {'budget':>7}        times as fast"
         ]
         lines += [
             f"{row.workload.title:62} {statistics.median(row.ratios):6.2f} × {min(row.ratios):6.2f} {row.workload.budget or '':>7} "
-            f"{'MISS' if row.missed else 'pass':6} {statistics.median(row.wall):6.1f}"
+            f"{verdict(row.missed, judged):6} {statistics.median(row.wall):6.1f}"
             for row in self.rows
         ]
         return "\n".join(lines) + "\n"

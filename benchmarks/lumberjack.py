@@ -26,6 +26,7 @@ from typing import Any
 import attrs
 from benchmarks._lumberjack_peers import EVENTS, raw_writer
 from benchmarks._lumberjack_writers import WRITERS
+from benchmarks._measure import verdict
 
 __all__ = ["run"]
 
@@ -69,14 +70,14 @@ class Report:
         """Titles of the rows below their budgets."""
         return [row.title for row in self.rows if row.missed]
 
-    def text(self) -> str:
+    def text(self, *, judged: bool) -> str:
         """Lay it out as a table."""
         lines = [f"{'events a second, medians':40} {'levada':>9} {'other':>9}  ratio and budget"]
         for row in self.rows:
             aim = f", aim {row.aim:g}" if row.aim is not None else ""
             lines.append(
                 f"{row.title:40} {statistics.median(row.ours):>9,.0f} {statistics.median(row.theirs):>9,.0f}"
-                f"  {row.ratio:.2f} × {row.other} (≥ {row.budget:g}{aim}) {'MISS' if row.missed else 'pass'}"
+                f"  {row.ratio:.2f} × {row.other} (≥ {row.budget:g}{aim}) {verdict(row.missed, judged)}"
             )
         return "\n".join(lines) + "\n"
 

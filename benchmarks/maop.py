@@ -22,6 +22,7 @@ from typing import Any
 
 import attrs
 import trio
+from benchmarks._measure import verdict
 from benchmarks.carriers import certify, cpu, read_all
 
 from levada.actors.authenticators import BearerTokens
@@ -242,15 +243,15 @@ class Report:
         """Titles of the rows below their budgets."""
         return [row.workload.title for row in self.rows if row.missed]
 
-    def text(self) -> str:
+    def text(self, *, judged: bool) -> str:
         """Lay it out as a table."""
         lines = [f"{'':52} {'per CPU s':>16} {'ratio':>6} {'budget':>7}"]
         for row in self.rows:
             work = row.workload
-            verdict = "" if work.budget is None else "MISS" if row.missed else "pass"
+            end = "" if work.budget is None else verdict(row.missed, judged)
             rate = f"{statistics.median(row.rates):,.0f} {work.unit}"
             lines.append(
-                f"{work.title:52} {rate:>16} {statistics.median(row.ratios):6.2f} {work.budget or '':>7} {verdict}"
+                f"{work.title:52} {rate:>16} {statistics.median(row.ratios):6.2f} {work.budget or '':>7} {end}"
             )
         lines.append(f"memory of the server at the most: {self.memory / 2**20:,.0f} MiB")
         return "\n".join(lines) + "\n"

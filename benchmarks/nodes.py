@@ -28,6 +28,7 @@ from levada.actors.nodes import NodeDown, Nodes, NodeUp, local_nodes
 from levada.framework import ActorSystem, Ref
 from levada.transports.quic import QuicConfig
 
+from ._measure import verdict
 from ._nodes_app import Asker, Burn, Burner, Echo, Measure, Ping, app, burn, time_asks
 
 __all__ = ["run"]
@@ -63,9 +64,9 @@ class Row:
         """Whether it misses the budget."""
         return self.figure > self.budget if self.most or not self.other else self.figure < self.budget
 
-    def text(self) -> str:
+    def text(self, *, judged: bool) -> str:
         """One line of the table."""
-        end = "MISS" if self.missed else "pass"
+        end = verdict(self.missed, judged)
         if not self.other:
             return f"{self.title:44} {self.figure:>10.3f} s{'':12}  (≤ {self.budget:g} s) {end}"
         sides = f"{1e6 * statistics.median(self.ours):>10,.0f} {1e6 * statistics.median(self.theirs):>13,.0f}"
@@ -83,10 +84,10 @@ class Report:
         """Titles of the rows that miss their budgets."""
         return [row.title for row in self.rows if row.missed]
 
-    def text(self) -> str:
+    def text(self, *, judged: bool) -> str:
         """Lay it out as a table."""
         head = f"{'µs of one operation, medians':44} {'nodes':>10} {'other':>13}  ratio and budget"
-        return "\n".join([head, *(row.text() for row in self.rows)]) + "\n"
+        return "\n".join([head, *(row.text(judged=judged) for row in self.rows)]) + "\n"
 
     def to_json(self) -> dict[str, Any]:
         """Turn it into what the `json` module writes."""

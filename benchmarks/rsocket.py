@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from benchmarks._measure import verdict
 
 __all__ = ["run"]
 
@@ -98,7 +99,7 @@ class Report:
         """Titles of the rows below their budgets."""
         return [row.workload.title for row in self.rows if row.missed]
 
-    def text(self) -> str:
+    def text(self, *, judged: bool) -> str:
         """Lay it out as a table."""
         lines = [f"{'operations a second, medians':52} {'levada':>9} {'rsocket':>9} {'echo':>9}  ratios and budgets"]
         for row in self.rows:
@@ -110,7 +111,7 @@ class Report:
             ]
             lines.append(
                 f"{row.workload.title:52} {figures['levada']:>9} {figures.get('rsocket', '–'):>9} {figures.get('echo', '–'):>9}"
-                f"  {', '.join(ratios)} {'MISS' if row.missed else 'pass'}"
+                f"  {', '.join(ratios)} {verdict(row.missed, judged)}"
             )
         if self.absent:
             lines.append("rsocket: not installed (pip install rsocket)")

@@ -50,7 +50,7 @@ def test_the_table_names_who_is_not_installed(capsys: pytest.CaptureFixture[str]
     ]
     said: list[str] = []
     report = measures.measure(workloads, [present, absent], rounds=3, quick=False, progress=said.append)
-    assert report.text().splitlines()[:6] == [
+    assert report.text(judged=True).splitlines()[:6] == [
         "workload  levada median    best  ratio   best  to      budget        Rival",
         "first            100 ns  100 ns  2.0 ×  2.0 ×  deque  ≤ 1.5 ×  MISS      –",
         "second              7 B     7 B                         ≤ 8 B  pass      –",
@@ -59,6 +59,8 @@ def test_the_table_names_who_is_not_installed(capsys: pytest.CaptureFixture[str]
         "Rival   not installed (pip install rival)",
     ]
     assert report.missed == ["first"]
+    quick = report.text(judged=False)
+    assert (quick.count("not judged: quick"), "MISS" in quick, "pass" in quick) == (2, False, False)
     assert said[0] == "round 1 of 3: first, levada"
     assert len(said) == 6
 
@@ -125,4 +127,5 @@ def test_every_row_of_the_benchmarks_with_nodes(
     assert cli.main(["bench", name, "--quick", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert {row["title"]: row["budget"] for row in report["rows"]} == budgets
+    assert {row["missed"] for row in report["rows"]} == {None}
     assert all(len(row["ours"]) == 1 and row["ours"][0] >= 0 for row in report["rows"])  # CPU time counts in 10 ms

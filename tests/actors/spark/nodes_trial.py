@@ -70,6 +70,18 @@ def ancestor(pid: int, generations: int) -> int:
     return pid
 
 
+async def ended(pid: int) -> None:
+    """Wait for the end of a process."""
+    try:
+        number = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        await trio.lowlevel.wait_readable(number)
+    finally:
+        os.close(number)
+
+
 class Trial:
     """Kills, and waits."""
 
@@ -188,8 +200,8 @@ async def main(master: str, count: int, cores: int, settings: dict[str, str], st
                 for step in steps:
                     await trial.step(step)
             with trio.fail_after(20):
-                while trial.living():  # noqa: ASYNC110 - the kernel has no event for it
-                    await trio.sleep(0.05)
+                for pid in trial.living():
+                    await ended(pid)
             nursery.cancel_scope.cancel()
         load.check(Path.cwd())
         say(step="drained", answered=len(load.answered), asked=load.sent)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import socket
 import threading
-import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ pytest.importorskip("cryptography")
 
 from py4j.protocol import Py4JJavaError
 from pyspark import InheritableThread
+from tests.actors.nodes.processes import gone
 
 from levada.actors.nodes import NodeDown, NodeLost, NodeSettings, NodeUp, spark_nodes
 from levada.framework import ActorSystem, Failed, restart
@@ -41,32 +43,16 @@ def shipped(spark: SparkSession) -> Any:
     return importlib.import_module("node_app")
 
 
-def stat(pid: int) -> list[str]:
-    """State, parent and further numbers of a process; empty if it has gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
-
-
-def command(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text()
-
-
-async def gone(pid: int, started: str) -> None:
-    """Wait until a process has gone; its number may have been given to another one."""
-    with trio.fail_after(20):
-        while (now := stat(pid)) and now[0] != "Z" and now[19] == started:  # noqa: ASYNC110 - the kernel has no event for it
-            await trio.sleep(0.05)
+def command_of_parent(pid: int) -> str:
+    _state, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return Path(f"/proc/{parent}/cmdline").read_text()
 
 
 async def test_a_node_runs_where_spark_places_it_and_comes_back_after_a_kill(spark: SparkSession, shipped: Any) -> None:
     async with ActorSystem("driver") as system:
         async with spark_nodes(system, spark, 1, "node_app:app", settings=SETTINGS) as nodes:
             [first] = nodes.members
-            born = stat(first.pid)[19]
-            daemon = int(stat(first.pid)[1])
-            assert "pyspark.daemon" in command(daemon)
+            assert "pyspark.daemon" in command_of_parent(first.pid)
             counter = await nodes.spawn(shipped.Counter, on="n0")
             assert [await counter.ask(shipped.Add(n)) for n in (3, 4)] == [3, 7]
             assert await counter.ask(shipped.Where()) == first.pid
@@ -82,18 +68,16 @@ async def test_a_node_runs_where_spark_places_it_and_comes_back_after_a_kill(spa
             assert up.member.name == "n0"
             assert up.member.restarts == 1
             assert up.member.node_id != first.node_id
-            await gone(first.pid, born)
+            assert await gone(first.pid, 20.0)
             await counter.terminated()
             again = await nodes.lookup("counter", on="n0")
             assert await again.ask(shipped.Add(1)) == 1
             second = up.member
-            born = stat(second.pid)[19]
             await nodes.restart()  # a fresh process, though Spark would use the drained one again
             assert nodes["n0"].pid != second.pid
-            await gone(second.pid, born)
+            assert await gone(second.pid, 20.0)
             third = nodes["n0"]
-            born = stat(third.pid)[19]
-        await gone(third.pid, born)
+        assert await gone(third.pid, 20.0)
     assert await trio.to_thread.run_sync(lambda: spark.range(10).count()) == 10
 
 
@@ -120,23 +104,35 @@ async def test_an_app_that_executors_cannot_import_is_told_with_the_remedy(spark
                 pass
 
 
+def hold_slot(place: str) -> None:
+    """In a task: say that it runs, and run until the test ends."""
+    with socket.socket(socket.AF_UNIX) as slot:
+        slot.connect(place)
+        slot.recv(1)
+
+
 @pytest.fixture
-def full(spark: SparkSession) -> Iterator[None]:
+def full(spark: SparkSession, tmp_path: Path) -> Iterator[None]:
     """Both slots are taken."""
     context = spark.sparkContext
+    place = str(tmp_path / "slots")
 
     def hold() -> None:
         context.setJobGroup("held", "tasks that hold the slots")
         with pytest.raises(Py4JJavaError, match="cancelled"):
-            context.parallelize(range(2), 2).map(lambda _: time.sleep(600)).collect()
+            context.parallelize(range(2), 2).map(lambda _: hold_slot(place)).collect()
 
     holding: threading.Thread = InheritableThread(target=hold)
-    holding.start()
-    while sum(info.numRunningTasks for info in context.statusTracker().getExecutorInfos()) < 2:
-        time.sleep(0.05)
-    yield
-    context.cancelJobGroup("held")
-    holding.join(50)
+    with ExitStack() as stack:
+        slots = stack.enter_context(socket.socket(socket.AF_UNIX))
+        slots.bind(place)
+        slots.listen()
+        holding.start()
+        for _ in range(2):
+            stack.enter_context(slots.accept()[0])
+        yield
+        context.cancelJobGroup("held")
+        holding.join(50)
 
 
 async def test_a_node_without_a_slot_is_told_in_numbers(spark: SparkSession, full: None, shipped: Any) -> None:

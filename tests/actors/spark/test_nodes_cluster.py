@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 pytest.importorskip("pyspark")
 pytest.importorskip("cryptography")
 
 import pyspark
+from tests.actors.nodes.processes import gone
 
 from levada.actors.spark.session import find_java
 
@@ -107,11 +109,9 @@ class Cluster:
 
     def nothing_is_left(self, *but: int) -> None:
         until = time.monotonic() + GONE
-        while (
-            left := {pid: what for pid, what in self.living().items() if pid not in but}
-        ) and time.monotonic() < until:
-            time.sleep(0.1)
-        assert left == {}
+        while left := {pid: what for pid, what in self.living().items() if pid not in but}:
+            for pid in left:
+                assert trio.run(gone, pid, until - time.monotonic()), left
 
     def close(self) -> None:
         for process in self.started:
@@ -158,7 +158,8 @@ def test_nodes_end_with_their_driver(cluster: Cluster, who: str) -> None:
     assert set(told[1]["pids"]) <= cluster.living().keys()
     os.kill(driver.pid if who == "python" else told[1]["gateway"], signal.SIGKILL)
     if who == "java":  # the driver cannot start nodes again, and is told to end
-        time.sleep(GONE)
+        for pid in told[1]["pids"]:
+            assert trio.run(gone, pid, GONE)
         driver.terminate()
     driver.wait()
     cluster.nothing_is_left()
@@ -188,7 +189,7 @@ def standalone(cluster: Cluster) -> tuple[str, subprocess.Popen[str], list[subpr
     run = str(cluster.home / "bin" / "spark-class")
     place = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
     master = cluster.start(run, "org.apache.spark.deploy.master.Master", *place, log="master.log")
-    url = said(cluster.folder / "master.log", r"Starting Spark master at (spark://\S+)")
+    url = said(master, cluster.folder / "master.log", r"Starting Spark master at (spark://\S+)")
     workers = [
         cluster.start(
             run, "org.apache.spark.deploy.worker.Worker", *place, "--cores", "3", "--memory", "1g",
@@ -196,18 +197,22 @@ def standalone(cluster: Cluster) -> tuple[str, subprocess.Popen[str], list[subpr
         )
         for n in range(2)
     ]  # fmt: skip
-    for n in range(2):
-        said(cluster.folder / f"worker{n}.log", "(Successfully registered)")
+    for n, worker in enumerate(workers):
+        said(worker, cluster.folder / f"worker{n}.log", "(Successfully registered)")
     return url, master, workers
 
 
-def said(log: Path, pattern: str) -> str:
-    """Wait until a log has a line, and return the group."""
-    until = time.monotonic() + 180
-    while time.monotonic() < until:
-        if (found := re.search(pattern, log.read_text())) is not None:
-            return found[1]
-        time.sleep(0.2)
+def said(process: subprocess.Popen[str], log: Path, pattern: str) -> str:
+    """Wait until the log of a process has a line, and return the group."""
+    follow = ["timeout", "180", "tail", "--lines=+1", "--follow", f"--pid={process.pid}", str(log)]
+    with subprocess.Popen(follow, stdout=subprocess.PIPE, text=True) as lines:
+        assert lines.stdout is not None
+        try:
+            for line in lines.stdout:
+                if (found := re.search(pattern, line)) is not None:
+                    return found[1]
+        finally:
+            lines.terminate()  # and `timeout` ends what it runs
     raise AssertionError(f"{log} does not say {pattern!r}: {log.read_text()[-3000:]}")
 
 

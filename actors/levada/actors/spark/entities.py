@@ -1,8 +1,9 @@
 """`EachCommand`: rows of Spark's tasks become commands of durable actors, each done once however often Spark runs the task.
 
-Example:
-    >>> deposits = system.spawn(EachCommand, accounts, Deposit)  # doctest: +SKIP
-    >>> bridge.expose("deposits", deposits)  # doctest: +SKIP
+Example::
+
+    deposits = system.spawn(EachCommand, accounts, Deposit)
+    bridge.expose("deposits", deposits)
 
 A job then asks it with `levada.actors.spark.asks.ask_batches`.
 """
