@@ -387,7 +387,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["apps_for_serve:ap"], "nothing is named 'ap' in module apps_for_serve; is it 'app'?"),
         (["apps_for_serve:Outer.iner"], "nothing is named 'iner' in Outer; is it 'inner'?"),
         (["json:dumps"], "json:dumps is no app, as it does not take a system (Object of type ActorSystem is not"),
-        (["apps_for_serve:number"], "apps_for_serve:number is no app: 5 cannot be called with a system"),
+        (
+            ["apps_for_serve:number"],
+            "apps_for_serve:number is no app: an app is an async generator function of the system",
+        ),
         (["apps_for_serve:handler"], "apps_for_serve:handler is a handler, so it needs --url"),
         (["apps_for_serve:Handler"], "apps_for_serve:Handler is a handler, so it needs --url"),
         (["apps_for_serve:nothing"], "apps_for_serve:nothing gave 5, expected an async context manager"),

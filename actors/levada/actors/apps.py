@@ -20,6 +20,8 @@ from levada.framework.errors import ConfigurationError
 
 __all__ = ["App", "app_of", "find", "importable", "listed", "reloaded"]
 
+_APP = "an app is an async generator function of the system that yields its listeners"
+
 App = Callable[[ActorSystem], AbstractAsyncContextManager[Any]]
 """Serves until the block is left; yields its listeners, one or several, or None."""
 
@@ -67,16 +69,24 @@ def app_of(found: Any, target: str) -> App:
         target: its name, for the error.
 
     Raises:
-        ConfigurationError: it is neither.
+        ConfigurationError: it is neither; at once, or when it is called.
     """
     if inspect.isasyncgenfunction(found):
         return asynccontextmanager(found)
-    gives: App = found
-    if not callable(found) or inspect.iscoroutinefunction(found) or inspect.isclass(found):
-        raise ConfigurationError(
-            f"{target} is no app: an app is an async generator function of the system that yields its listeners, not {found!r}"
-        )
-    return gives
+    other = inspect.iscoroutinefunction(found) or inspect.isgeneratorfunction(found)
+    if not callable(found) or other or (inspect.isclass(found) and not issubclass(found, AbstractAsyncContextManager)):
+        raise ConfigurationError(f"{target} is no app: {_APP}, not {found!r}")
+
+    def begin(system: ActorSystem) -> AbstractAsyncContextManager[Any]:
+        try:
+            context = found(system)
+        except TypeError as error:
+            raise ConfigurationError(f"{target} is no app, as it does not take a system ({error}); {_APP}") from error
+        if not isinstance(context, AbstractAsyncContextManager):
+            raise ConfigurationError(f"{target} gave {context!r}, expected an async context manager; {_APP}")
+        return context
+
+    return begin
 
 
 def importable(thing: Any) -> str:

@@ -8,7 +8,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import trio
@@ -118,6 +118,23 @@ async def app(system: ActorSystem) -> AsyncIterator[None]:
 async def fails(system: ActorSystem) -> AsyncIterator[None]:
     """An app that fails before it is ready."""
     raise RuntimeError("no such table")
+    yield
+
+
+async def fails_late(system: ActorSystem) -> AsyncIterator[None]:
+    """An app that fails when it is to end."""
+    yield
+    raise RuntimeError("cannot flush")
+
+
+async def yields_twice(system: ActorSystem) -> AsyncIterator[None]:
+    """An app that yields once more when it is to end."""
+    yield
+    yield
+
+
+def not_async(system: ActorSystem) -> Iterator[None]:
+    """A generator function, but not an async one."""
     yield
 
 

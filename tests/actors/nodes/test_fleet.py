@@ -14,7 +14,7 @@ from levada.framework import ActorSystem, Failed, Lost, Normal, Ref, bounded, co
 from levada.framework.errors import ActorError, ConfigurationError, NameTaken, NameUnknown
 
 from .apps import Add, Ask, Counter, Fail, Friend, SpawnOn, app
-from .conftest import nodes_here
+from .conftest import SETTINGS, nodes_here
 from .single import Where
 
 
@@ -162,6 +162,30 @@ async def test_an_app_that_fails_is_an_error_of_the_block_with_its_traceback(aut
         with pytest.raises(NodeLost, match="not_an_app"):
             async with nodes_here(system, 1, "tests.actors.nodes.apps:not_an_app"):
                 pass
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("fails_late", "RuntimeError: cannot flush"), ("yields_twice", "RuntimeError: generator didn't stop")],
+)
+async def test_a_node_whose_app_fails_while_it_ends_has_ended(
+    name: str, text: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ActorSystem() as system:
+        async with nodes_here(system, 2, f"tests.actors.nodes.apps:{name}") as (nodes, tasks), nodes.events() as events:
+            begin = trio.current_time()
+            await nodes.drain("n0")
+            event = await events.receive()
+            assert isinstance(event, NodeDown)
+            assert isinstance(event.reason, Failed)
+            assert f"n0 has failed: {text}" in str(event.reason.error)
+            assert nodes["n0"].state is MemberState.DOWN
+            await nodes.restart("n1")
+            assert nodes["n1"].state is MemberState.UP
+        assert trio.current_time() - begin < SETTINGS.grace
+        assert [task.run.id for task in tasks] == ["n0#0", "n1#0", "n1#1"]
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [line.partition(":")[0] for line in lines] == ["n0 has failed", "n1 has failed", "n1 has failed"]
 
 
 async def test_nodes_spawn_on_each_other_and_refs_travel_between_all_members(autojump_clock: MockClock) -> None:

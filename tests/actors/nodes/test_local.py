@@ -18,7 +18,7 @@ from levada.actors.nodes import NodeDown, NodeLost, NodeSettings, NodeUp, local_
 from levada.framework import ActorSystem, Failed, Lost, restart
 from levada.framework.errors import ConfigurationError, HandleNotForwardable
 
-from .apps import Add, Ask, Counter, Facts, Friend, Reporter, app, forks, talks
+from .apps import Add, Ask, Counter, Facts, Friend, Reporter, app, forks, not_async, talks
 from .processes import ROOT, START, driver, gone, is_alive, processes_of
 from .single import Where
 
@@ -305,9 +305,18 @@ async def test_what_cannot_be_a_node_is_refused_at_the_call() -> None:
         yield
 
     async with ActorSystem() as system:
-        for wrong, text in ((inner, "inside a function"), (Counter, "is no app"), ("shop", "MODULE:NAME")):
+        for wrong, text in (
+            (inner, "inside a function"),
+            (Counter, "is no app"),
+            ("shop", "MODULE:NAME"),
+            (not_async, "is no app"),
+        ):
             with pytest.raises(ConfigurationError, match=text):
                 async with local_nodes(system, 1, wrong):
+                    pass
+        for n in (0, -1, 1.5, "2"):
+            with pytest.raises(ConfigurationError, match=f"a fleet has 1 node or more, not {n!r}"):
+                async with local_nodes(system, n, app):  # type: ignore[arg-type]
                     pass
         for names, text in ((["a/b"], "has up to 64 letters"), (["a", "a"], "1 nodes need 1 different names")):
             with pytest.raises(ConfigurationError, match=text):

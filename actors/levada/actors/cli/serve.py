@@ -14,12 +14,12 @@ import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import trio
 
 from levada.actors import protocols
-from levada.actors.apps import App, find, listed, reloaded
+from levada.actors.apps import App, app_of, find, listed, reloaded
 from levada.actors.authentication import Authenticate
 from levada.actors.authenticators import BearerTokens, CertificateNames
 from levada.actors.metrics.collecting import Metrics
@@ -141,15 +141,11 @@ def _app(found: Any, args: argparse.Namespace) -> App:
     for name in ("cert", "key", "self_signed", "client_ca", "tokens"):
         if getattr(args, name) is not None:
             raise ConfigurationError(f"--{name.replace('_', '-')} goes with --url; an app has its own settings")
-    if inspect.isasyncgenfunction(found):
-        return asynccontextmanager(found)
     if inspect.iscoroutinefunction(found) or (inspect.isclass(found) and issubclass(found, Actor)):
         raise ConfigurationError(
             f"{args.target} is a handler, so it needs --url; an app is an async generator function of the system that yields its listeners"
         )
-    if not callable(found):
-        raise ConfigurationError(f"{args.target} is no app: {found!r} cannot be called with a system")
-    return cast("App", found)
+    return app_of(found, args.target)
 
 
 def _handler_app(found: Any, args: argparse.Namespace) -> App:
@@ -290,18 +286,7 @@ class _Run:
         tracing = _tracing() if self._args.trace else None
         async with ActorSystem("serve", shutdown=self._args.drain, tracing=tracing) as self._system:
             self._scrapes = Scrapes(Metrics(self._system))
-            try:
-                context = self._app(self._system)
-            except TypeError as error:
-                raise ConfigurationError(
-                    f"{self._args.target} is no app, as it does not take a system ({error}); "
-                    "an app is an async generator function of the system that yields its listeners"
-                ) from error
-            if not hasattr(context, "__aenter__"):
-                raise ConfigurationError(
-                    f"{self._args.target} gave {context!r}, expected an async context manager (is it decorated?)"
-                )
-            async with context as listeners:
+            async with self._app(self._system) as listeners:
                 self._listeners = listed(listeners)
                 if not self._end.is_set():
                     self._state = "serving"

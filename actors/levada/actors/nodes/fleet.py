@@ -167,7 +167,7 @@ class Fleet(Nodes):
     def _reserve(
         self, n: int, app: str, launcher: Launcher, names: Sequence[str] | None, settings: NodeSettings
     ) -> list[Place]:
-        if n < 1:
+        if not isinstance(n, int) or n < 1:
             raise ConfigurationError(f"a fleet has 1 node or more, not {n!r}")
         wanted = [f"n{self._count + i}" for i in range(n)] if names is None else list(names)
         if len(wanted) != n or len(set(wanted)) != n:

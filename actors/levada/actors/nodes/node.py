@@ -224,7 +224,7 @@ class Node(Actor[Any]):
         self.reason: Reason = Shutdown()
         """Why the process ends, for the directory."""
         self.cut_off: Reason | None = None
-        """The same, if it was to drain and did not in time."""
+        """The same, if it was to drain and did not in order, or not in time."""
         self.place.starts += 1
         self.run_of = self.place.run
 
@@ -367,7 +367,11 @@ class Node(Actor[Any]):
         if self._is_mine():
             error = NodeLost(f"{self.place.name} has failed: {printable(m.text)}", node=self.place.name)
             error.add_note(f"In {self.place.name}:\n" + "\n".join(map(printable, m.traceback.splitlines()[-200:])))
-            self._fail(error)
+            if isinstance(self.reason, Normal):  # it was to end, and does
+                logger.warning("%s", error, extra={"node": self.place.name, "event": "node_lost"})
+                self.cut_off = Failed(error)
+            else:
+                self._fail(error)
 
     @handles
     def leaving(self, m: Leaving) -> None:
