@@ -167,8 +167,11 @@ from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProces
 
 from levada.actors.rsocket import Request
 
+def show(span):
+    return f"SPAN {span.resource.attributes.get('levada.node')} {span.name}\\n"
+
 provider = TracerProvider()
-provider.add_span_processor(SimpleSpanProcessor(ConsoleSpanExporter(formatter=lambda span: f"SPAN {span.name}\\n")))
+provider.add_span_processor(SimpleSpanProcessor(ConsoleSpanExporter(formatter=show)))
 trace.set_tracer_provider(provider)
 
 async def answer(request: Request) -> bytes:
@@ -177,11 +180,20 @@ async def answer(request: Request) -> bytes:
 
 
 @pytest.mark.ci
-def test_spans_go_to_the_provider_that_the_module_sets_up(tmp_path: Path, called: Called) -> None:
+@pytest.mark.parametrize(("options", "node"), [([], "None"), (["--nodes", "1"], "n0")], ids=["one process", "nodes"])
+def test_spans_go_to_the_provider_that_the_module_sets_up(
+    tmp_path: Path, called: Called, options: list[str], node: str
+) -> None:
     (tmp_path / "traced.py").write_text(TRACED, "utf-8")
-    with serving(tmp_path, "traced:answer", "--url", "rsocket+tcp://127.0.0.1:0", "--trace") as server:
-        assert called(server.told("SERVING "), "--route", "echo", "--data", "x", "--timeout", "50") == (0, "x\n")
-        assert server.told("SPAN ") == "echo"
+    with serving(tmp_path, "traced:answer", "--url", "rsocket+tcp://127.0.0.1:0", "--trace", *options) as server:
+        line = server.line()
+        while not line.startswith("SERVING "):
+            line = server.line()
+        url = line.removeprefix("SERVING ")
+        assert called(url, "--route", "echo", "--data", "x", "--timeout", "50") == (0, "x\n")
+        while not line.endswith(" echo"):
+            line = server.line()
+        assert line == f"{'' if node == 'None' else node + ': '}SPAN {node} echo"
 
 
 WHO = """
@@ -420,7 +432,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "cannot read the tokens in no-such-file",
         ),
         (["apps_for_serve:app", "--tokens", "t"], "--tokens goes with --url"),
-        (["apps_for_serve:app", "--trace", "--nodes", "2"], "--trace is for one process: the systems of nodes are not"),
         (["apps_for_serve:handler", "--url", "rsocket+tcp://203.0.113.1:1"], "cannot listen at"),
         (["apps_for_serve:app", "--health", "203.0.113.1:1"], "cannot listen at 203.0.113.1:1"),
     ],

@@ -128,7 +128,7 @@ class Acceptor(Protocol):
     gatekeeper: Gatekeeper
     """Decides on clients."""
     trust_traces: bool | None
-    """Whether to go on with the traces of clients; None: of those with an identity."""
+    """Whether to go on with the traces of clients; None: if they have an identity."""
 
 
 class Ended(Protocol):

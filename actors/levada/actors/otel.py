@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import attrs
 import trio
@@ -110,6 +110,9 @@ class OpenTelemetry(Tracing):
         provider: makes the tracer; None: the global one.
     """
 
+    elsewhere: ClassVar[str] = "levada.actors.otel:OpenTelemetry"
+    """Nodes have the global provider of their process."""
+
     provider: TracerProvider | None = None
     _tracer: trace.Tracer = attrs.field(init=False, repr=False)
 
@@ -172,7 +175,7 @@ class OpenTelemetry(Tracing):
         return TraceHeaders.parse(carrier.get("traceparent"), carrier.get("tracestate", ""))
 
     def context(self, headers: TraceHeaders, peer: RemotePeer | None) -> Context:
-        """Return the context of a trusted peer, or a link to that of another one, as OpenTelemetry's public endpoints do."""
+        """Return the context of a trusted peer, or a link to an untrusted one, as at a public endpoint of OpenTelemetry."""
         carrier = {"traceparent": headers.traceparent, "tracestate": headers.tracestate}
         context = _PROPAGATOR.extract(carrier, Context())
         return (

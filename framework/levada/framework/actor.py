@@ -98,6 +98,7 @@ class Actor(Generic[M]):
 
     _table: ClassVar[dict[Any, Any]] = {}
     _is_connection: ClassVar[bool] = False
+    _is_traced: ClassVar[bool] = True
     _has_about: ClassVar[bool] = False
     _has_metrics: ClassVar[bool] = False
     _is_loop: ClassVar[bool] = False

@@ -104,6 +104,7 @@ __all__ = [
     "TracedAsk",
     "TracedTell",
     "Tracked",
+    "UntracedActor",
     "Work",
     "act_for",
     "adopt",
@@ -148,7 +149,13 @@ class DescribedActor(Actor[M], Generic[M]):
         return {}
 
 
-class ConnectionActor(DescribedActor[Any]):
+class UntracedActor(Actor[M], Generic[M]):
+    """An actor whose own messages are of no interest in a trace: it keeps up connections, or nodes."""
+
+    _is_traced: ClassVar[bool] = False
+
+
+class ConnectionActor(DescribedActor[Any], UntracedActor[Any]):
     """An actor that is a connection: it and the actors that it spawns act for `remote_peer`, see `Actor.peer`."""
 
     _is_connection: ClassVar[bool] = True

@@ -148,7 +148,7 @@ class Inbox(Generic[M]):
                 self._cell._asking = entry
             if isinstance(entry, RemoteAsk | RemoteTell):
                 self._cell.make_extras().brought = entry
-            if self.system.tracing is not None:
+            if self._cell.traced:
                 self._span = begin(self._cell, self.system.observe.kind(self._cell), entry), current_task()
             self._cell._handled += 1
             return True, entry.message

@@ -31,7 +31,7 @@ Example:
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
 
 import attrs
 
@@ -113,6 +113,9 @@ class Tracing:
     """
 
     __slots__ = ()
+
+    elsewhere: ClassVar[str] = ""
+    """``module:name`` of a class or function without arguments, which makes the tracing of this system's nodes; empty: they have none."""
 
     def current(self) -> object:
         """Return the context of the running code, which a message takes along. Also called in threads that tell or ask an actor."""

@@ -34,7 +34,7 @@ from . import Subparsers
 from .health import serve_health
 from .signals import RELOAD, late_ones_dropped
 
-__all__ = ["add_parser", "handler", "node_app", "run"]
+__all__ = ["add_parser", "handler", "node_app", "run", "tracing"]
 
 MOST_NODES = 256
 _ARGUMENTS = "LEVADA_SERVE"  # an environment variable of nodes: URLs and names of files
@@ -100,7 +100,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--trace",
         action="store_true",
-        help="record traces with OpenTelemetry, by the global tracer provider, which the module of the app sets up; not with --nodes",
+        help="record traces with OpenTelemetry, by the global tracer provider, which the module of the app sets up in each process",
     )
     parser.add_argument(
         "--log",
@@ -112,8 +112,6 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to end."""
-    if args.trace and args.nodes is not None:
-        raise ConfigurationError("--trace is for one process: the systems of nodes are not traced")
     found = find(args.target)
     app = _handler_app(found, args) if args.url else _app(found, args)
     with _logs_on_stderr(args.log), late_ones_dropped(RELOAD) as numbers:
@@ -125,7 +123,10 @@ def run(args: argparse.Namespace) -> int:
             return trio.run(Driver(args).main, numbers)
 
 
-def _tracing() -> Tracing:
+def tracing(args: argparse.Namespace) -> Tracing | None:
+    """Return the tracing of ``--trace``."""
+    if not args.trace:
+        return None
     try:
         from levada.actors.otel import OpenTelemetry
     except ModuleNotFoundError as error:
@@ -283,8 +284,7 @@ class _Run:
         return 130 if self._first == signal.SIGINT else 0
 
     async def _serve(self) -> None:
-        tracing = _tracing() if self._args.trace else None
-        async with ActorSystem("serve", shutdown=self._args.drain, tracing=tracing) as self._system:
+        async with ActorSystem("serve", shutdown=self._args.drain, tracing=tracing(self._args)) as self._system:
             self._scrapes = Scrapes(Metrics(self._system))
             async with self._app(self._system) as listeners:
                 self._listeners = listed(listeners)

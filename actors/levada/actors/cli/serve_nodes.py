@@ -28,7 +28,7 @@ from levada.framework.errors import ConfigurationError, LevadaError
 from levada.transports.carriers.shared_sockets import share_sockets
 
 from .health import serve_health
-from .serve import node_app
+from .serve import node_app, tracing
 from .servers import own_console
 from .signals import RELOAD
 
@@ -90,7 +90,7 @@ class Driver:
 
     async def _serve(self) -> None:
         args = self._args
-        async with ActorSystem("serve") as system, share_sockets() as shared:
+        async with ActorSystem("serve", tracing=tracing(args)) as system, share_sockets() as shared:
             fleet = self._fleet = Fleet.of(system)
             self._scrapes = Scrapes(Metrics(system))
             fleet.directory.watchers.append(self._changed)

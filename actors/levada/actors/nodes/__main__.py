@@ -1,4 +1,4 @@
-"""``python -m levada.actors.nodes NAME CONNECTION HEARTBEAT [SOCKETS]``: a node as a child process; `local_nodes` runs it."""
+"""``python -m levada.actors.nodes NAME TRACING CONNECTION HEARTBEAT [SOCKETS]``: a node as a child process; `local_nodes` runs it."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from .body import run_node
 from .heart import ORPHANED, Heart, exit_within
 from .messages import NodeLost, Welcome
 from .nodes import TO_DRIVER
+from .tracing import made_by
 
 __all__ = ["main"]
 
@@ -42,9 +43,15 @@ class _Process:
     """This process as a node."""
 
     def __init__(
-        self, name: str, connection: socket.socket, heartbeat: socket.socket, shared: PassedSockets | None
+        self,
+        name: str,
+        tracing: str,
+        connection: socket.socket,
+        heartbeat: socket.socket,
+        shared: PassedSockets | None,
     ) -> None:
         self._name = name
+        self._tracing = tracing
         self._connection = connection
         self._shared = shared
         self._grace = 1.0
@@ -113,7 +120,14 @@ class _Process:
                 end = trio.Event()
                 nursery.start_soon(self._obey, signals, end)
                 opens = partial(dial_over, unix.over(self._connection, "the driver"), TO_DRIVER)
-                await run_node(opens, name=self._name, end=end, settle=self._settle, lost=exit_within)
+                await run_node(
+                    opens,
+                    name=self._name,
+                    end=end,
+                    tracing=made_by(self._tracing),
+                    settle=self._settle,
+                    lost=exit_within,
+                )
                 nursery.cancel_scope.cancel()
 
     async def _obey(self, signals: AsyncIterator[int], end: trio.Event) -> None:
@@ -125,7 +139,7 @@ class _Process:
 
 def main(arguments: list[str]) -> int:
     """Run a node; returns the exit code: 0 drained, 1 failed, 70 lost its driver."""
-    name, *numbers = arguments
+    name, tracing, *numbers = arguments
     inherited = [socket.socket(fileno=int(number)) for number in numbers]
     for each in inherited:
         each.set_inheritable(False)  # processes that the app starts must not keep them open
@@ -133,7 +147,7 @@ def main(arguments: list[str]) -> int:
     handler = logging.StreamHandler()
     handler.setFormatter(_Marked("%(name)s: %(message)s"))
     logging.getLogger().addHandler(handler)
-    return _Process(name, connection, heartbeat, PassedSockets(passed[0]) if passed else None).main()
+    return _Process(name, tracing, connection, heartbeat, PassedSockets(passed[0]) if passed else None).main()
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from levada.framework import (
     handles,
     oneshot,
 )
+from levada.framework.embedding import UntracedActor
 from levada.framework.errors import (
     ActorError,
     ChannelError,
@@ -48,6 +49,7 @@ from levada.framework.errors import (
     RemoteFailure,
 )
 from levada.framework.supervisor import StartChild
+from levada.framework.tracing import Tracing
 
 from .messages import (
     AppFailed,
@@ -93,6 +95,7 @@ async def run_node(
     name: str,
     end: trio.Event,
     node_id: bytes | None = None,
+    tracing: Tracing | None = None,
     links: Mapping[str, Links] = {},
     settle: Callable[[Welcome], None] = lambda _: None,
     lost: Callable[[float], None] = lambda _: None,
@@ -104,6 +107,7 @@ async def run_node(
         name: of the node, for logs until the driver has answered.
         end: setting it drains the node; so does the driver's order.
         node_id: 16 random bytes, new for each start; None: made here.
+        tracing: of the node's system.
         links: ways to connect to other members, besides Unix sockets.
         settle: applies what the driver says about this process, before the app is imported.
         lost: called when the driver is gone, with the seconds after which this process must have ended.
@@ -123,7 +127,7 @@ async def run_node(
         life.cancel()
 
     with trio.CancelScope() as life:
-        async with ActorSystem(name) as system:
+        async with ActorSystem(name, tracing=tracing) as system:
             side = NodeSide(system, node_id or secrets.token_bytes(16))
             side.links.update(links)
             async with (
@@ -212,7 +216,7 @@ class _Body:
         return failure
 
 
-class Control(Actor[Spawn | Changed | Drain | Look | Measure | Reload | Shared | Watch]):
+class Control(UntracedActor[Spawn | Changed | Drain | Look | Measure | Reload | Shared | Watch]):
     """Obeys the driver. The parent of the actors that it has started here."""
 
     side: NodeSide

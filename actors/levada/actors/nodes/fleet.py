@@ -33,6 +33,7 @@ from levada.framework import (
     handles,
     restart,
 )
+from levada.framework.embedding import UntracedActor
 from levada.framework.errors import (
     ActorError,
     ActorStopped,
@@ -402,7 +403,7 @@ async def _by_address(credentials: Credentials) -> Identity:
     return Identity(credentials.info.peer)
 
 
-class Coordinator(Actor[SpawnOn | LookupOn | DrainOf | Restart | Shared | Register | Unregister]):
+class Coordinator(UntracedActor[SpawnOn | LookupOn | DrainOf | Restart | Shared | Register | Unregister]):
     """Does what nodes ask of the driver. None of it holds up the others."""
 
     fleet: Fleet

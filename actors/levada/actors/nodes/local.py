@@ -34,6 +34,7 @@ from .messages import NodeLost
 from .node import Run
 from .nodes import QMUX, Nodes
 from .settings import NodeSettings
+from .tracing import resource, tracing_in_nodes
 
 __all__ = ["ChildProcesses", "local_nodes"]
 
@@ -93,7 +94,7 @@ async def local_nodes(
         handed = unix.HandedListener(1024)
         # It begins with the process, which has to import everything first.
         qmux = attrs.evolve(QMUX, handshake_timeout=settings.start_timeout)
-        launcher = ChildProcesses(handed, pulse, folder, settings, sockets)
+        launcher = ChildProcesses(handed, pulse, folder, settings, sockets, tracing_in_nodes(system))
         async with (
             fleet.listen(launcher.driver_url),
             fleet.serve(partial(listen_over, handed, qmux)),
@@ -111,6 +112,7 @@ class ChildProcesses:
         folder: for their sockets; only this user may enter it.
         settings: of the nodes.
         sockets: opens listening sockets for them.
+        tracing: what makes their tracing, see `levada.framework.tracing.Tracing.elsewhere`.
     """
 
     def __init__(
@@ -120,12 +122,14 @@ class ChildProcesses:
         folder: str,
         settings: NodeSettings,
         sockets: SharedSockets | None = None,
+        tracing: str = "",
     ) -> None:
         self._handed = handed
         self._pulse = pulse
         self._folder = folder
         self._settings = settings
         self._sockets = sockets
+        self._tracing = tracing
 
     @property
     def driver_url(self) -> str:
@@ -142,6 +146,9 @@ class ChildProcesses:
     @asynccontextmanager
     async def start(self, run: Run) -> AsyncIterator[Child]:
         """Start a process; see `Launcher.start`."""
+        environment = {**os.environ, **self._settings.env}
+        if self._tracing:
+            environment |= resource(environment, run.name)
         with ExitStack() as ours:
             ours.callback(Path(self._folder, self._file(run)).unlink, missing_ok=True)  # if it was killed
             with ExitStack() as theirs:
@@ -151,14 +158,14 @@ class ChildProcesses:
                 if self._sockets is not None:
                     numbers.append(theirs.enter_context(self._sockets.offer()).fileno())
                 process = await trio.lowlevel.open_process(
-                    [sys.executable, "-P", "-m", "levada.actors.nodes", run.name, *map(str, numbers)],
+                    [sys.executable, "-P", "-m", "levada.actors.nodes", run.name, self._tracing, *map(str, numbers)],
                     stdin=subprocess.DEVNULL,
                     stdout=output[1],
                     stderr=errors[1],
                     pass_fds=numbers,
                     # Ctrl-C at the terminal is for the driver alone, which drains its nodes.
                     process_group=0,
-                    env={**os.environ, **self._settings.env},
+                    env=environment,
                 )
             child = Child(process, run.name, self._pulse.listen(heart[0]))
             async with trio.open_nursery() as nursery:

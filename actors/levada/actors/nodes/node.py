@@ -18,8 +18,8 @@ from typing import Any, Final, Protocol
 import attrs
 import trio
 
-from levada.framework import Actor, Asks, Down, Failed, Normal, Reason, Ref, Shutdown, handles, schema_fingerprint
-from levada.framework.embedding import release
+from levada.framework import Asks, Down, Failed, Normal, Reason, Ref, Shutdown, handles, schema_fingerprint
+from levada.framework.embedding import UntracedActor, release
 from levada.transports.text import printable
 
 from .directory import Directory
@@ -211,7 +211,7 @@ class _Kill:
     """The node must be gone."""
 
 
-class Node(Actor[Any]):
+class Node(UntracedActor[Any]):
     """One node: starts its process, welcomes it, watches it, ends it."""
 
     fleet: Keeper

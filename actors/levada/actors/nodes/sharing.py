@@ -19,8 +19,8 @@ import trio
 
 from levada.actors.aqueduct import FleetRefs
 from levada.actors.aqueduct.refs import RemoteRef
-from levada.framework import Actor, ActorSystem, Ref
-from levada.framework.embedding import LocalRef
+from levada.framework import ActorSystem, Ref
+from levada.framework.embedding import LocalRef, UntracedActor
 from levada.framework.errors import ActorError, ConfigurationError, LevadaError
 from levada.transports.text import printable
 
@@ -38,7 +38,7 @@ Address: TypeAlias = tuple[bytes, int]
 """Node id and incarnation of an actor."""
 
 
-class Relay(Actor[Any]):
+class Relay(UntracedActor[Any]):
     """Tells one process the news."""
 
     def __init__(self, to: Ref[Any]) -> None:

@@ -47,6 +47,7 @@ from .spark_job import SparkJob, room
 from .spark_links import SparkLinks
 from .spark_settings import check_settings, cores_of_a_node
 from .spark_task import NodeTask
+from .tracing import tracing_in_nodes
 
 __all__ = ["SparkTasks", "TaskProcess", "spark_nodes"]
 
@@ -155,6 +156,7 @@ async def spark_nodes(
                 authority=authority.certificate,
                 carrier=carrier,
                 ports=ports,
+                tracing=tracing_in_nodes(system),
             )
             driver_url = member_url(carrier, host, port_of(members.url))
             launcher = SparkTasks(context, gate, pulse, driver_url, task, settings, cores)

@@ -30,6 +30,7 @@ from .messages import NodeLost, Welcome
 from .spark_gate import Certified, Certify, Refusal
 from .spark_links import SparkLinks
 from .spark_output import named_output
+from .tracing import made_by, resource
 
 __all__ = ["NodeTask"]
 
@@ -59,6 +60,8 @@ class NodeTask:
     carrier: Carrier
     ports: range
     """At which the node may listen."""
+    tracing: str = ""
+    """What makes the tracing of the node, see `levada.framework.tracing.Tracing.elsewhere`."""
     run: str = ""
     """`levada.actors.nodes.node.Run.id`."""
     token: bytes = attrs.field(default=b"", repr=False)
@@ -67,8 +70,10 @@ class NodeTask:
     def __call__(self, _: Any) -> None:
         """Run the node. Called by Spark, with the only row of the job."""
         _end_with_daemon()
-        process = _Process(self)
-        with named_output(self.run.partition("#")[0]):
+        process, name = _Process(self), self.run.partition("#")[0]
+        if self.tracing:
+            os.environ.update(resource(os.environ, name))
+        with named_output(name):
             try:
                 trio.run(process.run)
             except Exception as error:  # noqa: BLE001 - all of them end the task
@@ -160,6 +165,7 @@ class _Process:
                     name=task.run,
                     end=end,
                     node_id=node_id,
+                    tracing=made_by(task.tracing),
                     links={scheme: links},
                     settle=self._settle,
                     lost=self._cut_off,

@@ -8,7 +8,8 @@ from typing import Final
 import attrs
 
 from levada.actors.console import Viewer
-from levada.framework import Actor, Reason, handles
+from levada.framework import Reason, handles
+from levada.framework.embedding import UntracedActor
 
 from .messages import Show
 
@@ -23,7 +24,7 @@ class _Silent:
     pass
 
 
-class Watcher(Actor[Show | _Silent]):
+class Watcher(UntracedActor[Show | _Silent]):
     """Answers one browser, until it shows something else."""
 
     actions: bool

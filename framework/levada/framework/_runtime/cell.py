@@ -75,6 +75,8 @@ class Cell(Ref[Any]):
 
     line: OrderedDict[WaitingMessage, None] | None = None
     """Messages that wait for room, first come first served."""
+    traced: ClassVar[bool] = False
+    """Whether handlers are recorded by the system's tracing."""
     dead: ClassVar[type[Cell]]
     """The class of the same cell when its actor has ended."""
 
@@ -785,6 +787,7 @@ class NoActor:
     """Stands for the actor of a cell that has none."""
 
     _table: ClassVar[dict[Any, Any]] = NO_HANDLERS
+    _is_traced: ClassVar[bool] = False
 
 
 Cell.dead = _Dead

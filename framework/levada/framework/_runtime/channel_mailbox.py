@@ -52,7 +52,7 @@ class MailboxFeed:
         self._wrap = wrap
         self._opener: object = None
         """In a traced system, the context of the messages."""
-        if isinstance(core, TracedChannel) and isinstance(ref, Cell) and ref.system.tracing is not None:
+        if isinstance(core, TracedChannel) and isinstance(ref, Cell) and ref.traced:
             self._wrap, self._opener = partial(core.told, wrap), core.opener
         self._held: tuple[Any, Any] | None = None
         """An entry and its message, taken from the channel, for which the mailbox had no room."""

@@ -44,6 +44,7 @@ class ActorObject(Protocol):
     """The object that a cell runs."""
 
     _table: ClassVar[dict[Any, Any]]
+    _is_traced: ClassVar[bool]
 
 
 class ThreadInbox(Protocol):

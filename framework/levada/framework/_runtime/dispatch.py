@@ -94,7 +94,7 @@ def _on_ask(actor: Any, ask: Ask) -> Any:
 
 
 def _on_remote_tell(actor: Any, tell: RemoteTell) -> Any:
-    if actor._cell.system.tracing is None:  # 35 ns of the 15 µs of a message over a connection
+    if not actor._cell.traced:
         return _tell_for_peer(actor, tell)
     return traced(_tell_for_peer, actor, tell)
 
@@ -104,7 +104,7 @@ def _tell_for_peer(actor: Any, tell: RemoteTell) -> Any:
 
 
 def _on_remote_ask(actor: Any, ask: RemoteAsk) -> Any:
-    if actor._cell.system.tracing is None:
+    if not actor._cell.traced:
         return _ask_for_peer(actor, ask)
     return traced(_ask_for_peer, actor, ask)
 

@@ -1,4 +1,7 @@
-"""The kinds of cells: by mailbox, checked in strict mode, with contexts in a traced system."""
+"""The kinds of cells: by mailbox, checked in strict mode, with contexts in a traced system.
+
+Private field used here: ``Actor._is_traced``.
+"""
 
 from __future__ import annotations
 
@@ -52,6 +55,8 @@ class _TracedCell(Cell):
     """Puts each message into an envelope with the context of its sender. Mixed into the other kinds of cells."""
 
     __slots__ = ()
+
+    traced = True
 
     @property
     def tracing(self) -> Tracing:
@@ -142,7 +147,8 @@ def make_cell(
     strict: bool,
 ) -> Cell:
     """Make the kind of cell that the mailbox policy needs."""
-    unbounded, bounded, store = _STRICT if strict else _PLAIN if scheduler.system.tracing is None else _TRACED
+    traced = scheduler.system.tracing is not None and actor._is_traced
+    unbounded, bounded, store = _STRICT if strict else _TRACED if traced else _PLAIN
     if policy.capacity is None:
         return unbounded(scheduler, actor, parent, name, number)
     kind = store if policy.overflow == "drop_old" or isinstance(policy.overflow, Conflate) else bounded
