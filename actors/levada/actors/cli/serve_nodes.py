@@ -60,8 +60,8 @@ class Driver:
         self._end = trio.Event()
         self._first = 0
         """The signal that began the end."""
-        self._cut_off = False
-        """Whether a node did not drain in time."""
+        self._undrained: list[str] = []
+        """Nodes that did not drain in order, or not in time; the log says why."""
         self._lost: set[str] = set()
         """Nodes that ended without an order, until they are up again."""
         self._restarting = trio.Lock()
@@ -83,8 +83,9 @@ class Driver:
                 with self._patience:
                     await self._serve()
                 nursery.cancel_scope.cancel()
-        if self._patience.cancelled_caught or self._cut_off:
-            print(f"levada: what was under way was cut off (--drain {self._args.drain:g})", file=sys.stderr)
+        if self._patience.cancelled_caught or self._undrained:
+            where = "" if self._patience.cancelled_caught else f" on {', '.join(sorted(self._undrained))}"
+            print(f"levada: what was under way{where} was cut off (--drain {self._args.drain:g})", file=sys.stderr)
             return 1
         return 130 if self._first == signal.SIGINT else 0
 
@@ -116,7 +117,8 @@ class Driver:
             logger.info("NODE %s down pid %d", member.name, member.pid)
             if isinstance(reason, Failed):
                 self._lost.add(member.name)
-                self._cut_off |= self._state == "draining"
+                if self._state == "draining":
+                    self._undrained.append(member.name)
 
     async def _obey(self, signals: AsyncIterator[int]) -> None:
         async with trio.open_nursery() as nursery:
