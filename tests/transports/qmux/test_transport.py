@@ -10,6 +10,7 @@ import ssl
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -593,3 +594,30 @@ async def test_qx32_d17_others_have_their_turn_after_256_kib() -> None:
     assert not core.ended
     assert len(turns) >= 7  # 2.5 MB
     assert max(gaps) < 2 * (256 * 1024 + len(piece))  # twice: trio runs the tasks of each pass in any order
+
+
+async def test_what_one_turn_sends_is_one_write(autojump_clock: MockClock) -> None:
+    """What a call of `together` sends goes out in one write, and so do the answers of all tasks that one batch has woken."""
+    async with memory_pair() as (client, server):
+        opened = [await client.open_stream() for _ in range(20)]
+
+        def say(what: bytes, *, fin: bool = False) -> None:
+            for stream in opened:
+                stream.send_nowait(what, fin=fin)
+
+        async def answer(stream: Stream) -> None:
+            assert await stream.receive_some() == b"hello"
+            assert await stream.receive_some() == b"ask"
+            stream.send_nowait(b"answer", fin=True)
+
+        async with trio.open_nursery() as nursery:
+            say(b"hello")
+            for _ in opened:
+                nursery.start_soon(answer, await server.accept_stream())
+            await wait_all_tasks_blocked()
+            before = client.statistics().writes, server.statistics().writes
+            client.together(partial(say, b"ask", fin=True))
+            assert client.statistics().writes == before[0] + 1
+        await wait_all_tasks_blocked()
+        assert server.statistics().writes == before[1] + 1
+        assert [await stream.receive_some() for stream in opened] == [b"answer"] * 20

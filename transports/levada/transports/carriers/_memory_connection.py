@@ -262,6 +262,7 @@ class MemoryConnection:
         self._may_open = {False: config.max_streams_bidi, True: config.max_streams_uni}
         self._opening = {False: trio.lowlevel.ParkingLot(), True: trio.lowlevel.ParkingLot()}
         self._appeared: deque[MemoryStream] = deque()
+        self._tell_stream: Callable[[], None] | None = None
         self._accepting = trio.lowlevel.ParkingLot()
         self._datagrams: deque[Datagram] = deque()
         self._receiving_datagram = trio.lowlevel.ParkingLot()
@@ -369,7 +370,10 @@ class MemoryConnection:
             return
         self._streams[stream.stream_id] = stream
         self._appeared.append(stream)
-        self._accepting.unpark()
+        if self._tell_stream is not None:
+            self._tell_stream()
+        else:
+            self._accepting.unpark()
 
     async def accept_stream(self) -> MemoryStream:
         """Wait for the peer's next stream. Several tasks may wait, each for another stream: see `Connection.accept_stream`."""
@@ -385,6 +389,16 @@ class MemoryConnection:
         if self.link.counts:
             self.link.count_call()
         return self._appeared.popleft() if self._appeared else None
+
+    def on_stream(self, tell: Callable[[], None]) -> None:
+        """Call back when there is a stream to accept: see `Connection.on_stream`."""
+        self._tell_stream = tell
+        if self._appeared:
+            tell()
+
+    def together(self, send: Callable[[], None]) -> None:
+        """Call `send`; nothing is joined here."""
+        send()
 
     def forget(self, stream: MemoryStream) -> None:
         """Both directions of `stream` are over at this end; if the peer opened it, the peer gets its credit back."""
@@ -495,6 +509,7 @@ class MemoryConnection:
             return
         self.error = error
         self._reason = reason
+        self._tell_stream = None
         if not isinstance(error, ConnectionLost):
             self._appeared.clear()
             self._datagrams.clear()

@@ -420,6 +420,18 @@ class Connection(Protocol):
         """
         ...
 
+    def on_stream(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called when `accept_stream_nowait` has a stream, instead of waiting in `accept_stream`.
+
+        It is called in the task that moves the bytes, so it must be quick and must not raise. It is called at once if streams are waiting,
+        and never after the end. A later call of `on_stream` replaces it.
+        """
+        ...
+
+    def together(self, send: Callable[[], None]) -> None:
+        """Call `send`, which sends on several streams, and write all of it together. A carrier may write a lonely call at once."""
+        ...
+
     def round_trip(self) -> float:
         """Estimate of the time to the peer and back, in seconds; 0 while there is none."""
         ...

@@ -40,6 +40,7 @@ class StreamConnection(Generic[S]):
         self._reason: CloseReason | None = None
         self._make_error: Callable[[], CarrierError] = lambda: ConnectionClosed("the connection is closed")
         self._waiting: deque[S] = deque()
+        self._tell_stream: Callable[[], None] | None = None
         self._accepting = trio.lowlevel.ParkingLot()
         self._opening = (trio.lowlevel.ParkingLot(), trio.lowlevel.ParkingLot())  # bidirectional, unidirectional
         self._datagrams: deque[Datagram] = deque()
@@ -85,6 +86,16 @@ class StreamConnection(Generic[S]):
         self._accepted(stream)
         return stream
 
+    def on_stream(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called when there is a stream to accept; `Connection.on_stream` says more."""
+        self._tell_stream = tell
+        if self._waiting:
+            tell()
+
+    def together(self, send: Callable[[], None]) -> None:
+        """Call `send`, and write what it sends together; `Connection.together` says more."""
+        raise NotImplementedError
+
     def _accepted(self, stream: S) -> None:
         """Grant the peer what the application's taking of a stream allows."""
         raise NotImplementedError
@@ -111,7 +122,10 @@ class StreamConnection(Generic[S]):
         """Let a stream of the peer wait to be accepted."""
         self.streams[stream.stream_id] = stream
         self._waiting.append(stream)
-        self._accepting.unpark()
+        if self._tell_stream is not None:
+            self._tell_stream()
+        else:
+            self._accepting.unpark()
 
     def _datagram_came(self, datagram: Datagram) -> None:
         """Let a datagram wait to be received."""
@@ -132,6 +146,7 @@ class StreamConnection(Generic[S]):
         """Note why the connection has ended, and wake all tasks."""
         self._reason = reason
         self._make_error = make_error
+        self._tell_stream = None
         for stream in list(self.streams.values()):
             stream.connection_ended()
         for lot in (self._accepting, *self._opening, self._datagram_readers, self._datagram_writers):

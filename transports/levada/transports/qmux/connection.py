@@ -3,8 +3,9 @@
 The rules of this file:
 
 * One task reads for the whole life of a connection. It gives the core what has come, and calls the streams directly.
-* What the events of one batch cause is written together, at the end of the batch. A call of the application outside of a batch
-  writes at once, without a switch of tasks. Calls that follow within `_JOIN_WITHIN` seconds are joined by a second task, the writer.
+* What the events of one batch cause is written together, at the end of the batch, and so is what a call of `together` sends. Any other
+  call of the application writes at once, without a switch of tasks, if it is alone. A second task, the writer, joins calls that follow
+  within `_JOIN_WITHIN` seconds, and the answers to a batch with data of several streams, because more tasks are about to send.
 * The core is asked for output only while the carrier below holds little: what the kernel has cannot be overtaken (QX-33). While the
   carrier is full, the writer waits for it. Reading goes on meanwhile (QX-31).
 * The application learns of the end as soon as the core knows it. Then the reader says goodbye to the transport, within
@@ -17,6 +18,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from time import perf_counter
 from types import TracebackType
 from typing import Any, ClassVar, Final
@@ -40,6 +42,8 @@ logger = logging.getLogger("levada.transports.qmux")
 
 _JOIN_WITHIN: Final = 50e-6
 """Seconds between two writes without the writer; see `levada.transports.carriers.streams`."""
+_ALONE: Final = 2
+"""Events of a batch that wakes one task: a stream and its data, or the data and the end of the stream."""
 _SHALLOW: Final = 128 * 1024
 """Bytes in the carrier below from which on the core is asked for no more: one stream moves 520 MB/s, 400 with half of it. Source: QX-33."""
 
@@ -73,6 +77,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
         self._tell_ended = tell_ended
 
         self._in_batch = False  # output goes out at the end of the batch
+        self._joining = False  # the next call outside of a batch leaves its output to the writer
         self._due = False  # output goes out with the writer's next turn
         self._written_at = 0.0
         self._reading = trio.CancelScope()
@@ -140,6 +145,20 @@ class QmuxConnection(StreamConnection[QmuxStream]):
     def stream_credit(self, *, unidirectional: bool) -> int:
         """Return how many more streams the peer allows to be opened now; 0 after the end."""
         return self.core.stream_credit(unidirectional=unidirectional)
+
+    def together(self, send: Callable[[], None]) -> None:
+        """Call `send`, and write what it sends together."""
+        if self._in_batch:
+            send()
+            return
+        self._in_batch = True
+        try:
+            send()
+        finally:
+            self._in_batch = False
+        if self._reason is None and self.core.has_output:
+            self._written_at = perf_counter()
+            self._write()
 
     def _accepted(self, stream: QmuxStream) -> None:
         if self._reason is None:
@@ -398,11 +417,11 @@ class QmuxConnection(StreamConnection[QmuxStream]):
 
     def _write_soon(self) -> None:
         now = perf_counter()
-        if now - self._written_at >= _JOIN_WITHIN:
+        if self._joining or now - self._written_at < _JOIN_WITHIN:
+            self._write_later()
+        else:
             self._written_at = now
             self._write()
-        else:
-            self._write_later()
 
     def _write_later(self) -> None:
         self._due = True
@@ -443,11 +462,14 @@ class QmuxConnection(StreamConnection[QmuxStream]):
         try:
             with self._writing:
                 while True:
-                    if not self._due:
-                        await self._work.wait()
+                    if self._due:  # the carrier below may take everything at once
+                        await trio.lowlevel.checkpoint()
+                    else:
+                        await (
+                            self._work.wait()
+                        )  # until the next pass of the loop, so that all tasks of this one can join
                     await self._below.flush()
-                    await trio.lowlevel.checkpoint()  # the carrier below may take everything at once
-                    self._due = False
+                    self._due = self._joining = False
                     self._written_at = perf_counter()
                     self._write()
         except CarrierError as error:
@@ -518,13 +540,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
 
     def _take_in(self, happened: list[events.Event]) -> None:
         """Apply a batch of events, and write what they have caused together."""
-        self._in_batch = True
-        try:
-            self._apply(happened)
-        finally:
-            self._in_batch = False
+        self.together(partial(self._apply, happened))
         if self._reason is None:
-            if self.core.has_output:
-                self._written_at = perf_counter()
-                self._write()
+            self._joining = len(happened) > _ALONE
             self._set_timer()

@@ -272,6 +272,10 @@ class QuicConnection(StreamConnection[QuicStream]):
         else:
             self.mark_dirty()
 
+    def together(self, send: Callable[[], None]) -> None:
+        """Call `send`; the endpoint writes what several calls of a turn have queued together."""
+        send()
+
     def set_priority(self, stream_id: int, priority: int) -> None:
         """Change the priority of what a stream sends."""
         self.engine.set_priority(stream_id, priority)

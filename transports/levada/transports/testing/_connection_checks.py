@@ -129,6 +129,55 @@ async def all_streams_of_a_batch_are_there_at_once(traits: CarrierTraits, a: Con
 
 
 @check
+async def tells_when_there_is_a_stream_to_accept(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    (await a.open_stream()).send_nowait(b"0", fin=True)
+    await traits.settle()
+    seen: list[Stream] = []
+
+    def accept() -> None:
+        while (stream := b.accept_stream_nowait()) is not None:
+            seen.append(stream)
+
+    b.on_stream(accept)
+    await until(traits, lambda: len(seen) == 1)
+    for octet in (b"1", b"2"):
+        (await a.open_stream()).send_nowait(octet, fin=True)
+    await until(traits, lambda: len(seen) == 3)
+    assert [await read_to_end(stream) for stream in seen] == [b"0", b"1", b"2"]
+
+
+@check
+async def sends_together(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    x = [await a.open_stream() for _ in range(3)]
+
+    def some() -> None:
+        for stream in x[1:]:
+            stream.send_nowait(b"inside", fin=True)
+
+    def send() -> None:
+        x[0].send_nowait(b"outside", fin=True)
+        a.together(some)
+
+    a.together(send)
+    y = [await b.accept_stream() for _ in range(3)]
+    assert sorted([await read_to_end(stream) for stream in y]) == [b"inside", b"inside", b"outside"]
+
+    def fail() -> None:
+        z.send_nowait(b"before", fin=True)
+        raise LookupError
+
+    z = await a.open_stream()
+    try:
+        a.together(fail)
+    except LookupError:
+        pass
+    else:
+        raise AssertionError("the error was swallowed")
+    await (await a.open_stream()).send_all(b"x")
+    assert await read_to_end(await b.accept_stream()) == b"before"
+
+
+@check
 async def unidirectional_streams_have_one_direction(traits: CarrierTraits, a: Connection, b: Connection) -> None:
     x, y = await pair_on(traits, a, b, unidirectional=True)
     for call in (x.receive_some, lambda: y.send_all(b"x"), y.send_eof):
