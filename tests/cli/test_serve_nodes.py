@@ -346,7 +346,7 @@ async def test_every_carrier_reaches_all_nodes_and_files_are_read_again(start: S
     server.signal(signal.SIGHUP)
     told = {server.says() for _ in range(8)}
     for name in ("n0", "n1"):
-        assert any(line.startswith(f"levada: {name}: {served[3]} goes on as before: cannot use") for line in told)
+        assert any(line.startswith(f"levada: {name}: {served[3]} keeps its old files: cannot use") for line in told)
     server.signal(signal.SIGINT)
     assert server.ends() == (130, "levada: interrupted\n")
     assert not (folder / "s").exists()

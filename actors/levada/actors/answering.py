@@ -1,4 +1,4 @@
-"""A small HTTP server for the tools that watch processes: a request, an answer, and limits on both."""
+"""A small HTTP server for health checks and metrics: one request and one response for each connection, with limits on both."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class Asked:
 
 @attrs.frozen
 class Response:
-    """What a request is answered."""
+    """The response to a request."""
 
     status: str
-    """A code and its phrase."""
+    """Status code and reason phrase."""
     content_type: str
     body: bytes = attrs.field(repr=False)
 
 
 Answer = Callable[[Asked], Awaitable[Response]]
-"""Answers a request, within a few seconds; see `PATIENCE`."""
+"""Answers a request within `PATIENCE` seconds."""
 
 
 async def serve_answers(
@@ -54,7 +54,7 @@ async def serve_answers(
     Args:
         host: to listen at.
         port: 0 takes a free one.
-        answer: is called for each request.
+        answer: called for each request.
         task_status: gets the URL.
 
     Raises:
@@ -115,7 +115,7 @@ async def serve_answers(
 
 
 async def _serve(stream: trio.SocketStream, answer: Answer) -> str | None:
-    """Answer a request; if there is none, return the reason."""
+    """Answer a request. Without one, return why there is none."""
     head = bytearray()
     end = -1
     while end < 0:

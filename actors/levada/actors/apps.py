@@ -1,4 +1,4 @@
-"""Apps: async generator functions of an actor system that serve until they are told to end, and yield their listeners.
+"""Apps: async generator functions that take an actor system, serve until they are told to end, and yield their listeners.
 
 ``levada serve`` runs one app in one process, `levada.actors.nodes` runs it in many.
 """
@@ -23,14 +23,14 @@ __all__ = ["App", "app_of", "find", "importable", "listed", "reloaded"]
 _APP = "an app is an async generator function of the system that yields its listeners"
 
 App = Callable[[ActorSystem], AbstractAsyncContextManager[Any]]
-"""Serves until the block is left; yields its listeners, one or several, or None."""
+"""Serves until the block is left. It yields its listeners, one or several, or None."""
 
 
 def find(target: str) -> Any:
     """Import the object of ``module:name``.
 
     Raises:
-        ConfigurationError: there is no such module, or nothing of that name in it. Other errors of the module pass through.
+        ConfigurationError: there is no such module, or it has no such name. Other errors of importing the module propagate.
 
     Example:
         >>> find("math:sqroot")
@@ -62,10 +62,10 @@ def find(target: str) -> Any:
 
 
 def app_of(found: Any, target: str) -> App:
-    """Return an app as a function that gives a context.
+    """Return an app as a function that makes a context manager.
 
     Args:
-        found: an async generator function, or a function that gives an async context manager.
+        found: an async generator function, or a function that returns an async context manager.
         target: its name, for the error.
 
     Raises:
@@ -121,7 +121,7 @@ def importable(thing: Any) -> str:
 
 
 def listed(listeners: Any) -> list[Served]:
-    """Return what an app yields as a list.
+    """Return the listeners that an app yields as a list.
 
     Raises:
         ConfigurationError: it is neither listeners nor None.
@@ -134,7 +134,7 @@ def listed(listeners: Any) -> list[Served]:
 
 
 def reloaded(listeners: Iterable[Served]) -> list[str]:
-    """Let listeners read their files of certificates and tokens again; return a line for each listener with files."""
+    """Have listeners read their certificate and token files again. Return a line for each listener with files."""
     lines = []
     for listener in listeners:
         reload = getattr(listener, "reload", None)
@@ -143,7 +143,7 @@ def reloaded(listeners: Iterable[Served]) -> list[str]:
         try:
             reload()
         except ConfigurationError as error:
-            lines.append(f"{listener.url} goes on as before: {error}")
+            lines.append(f"{listener.url} keeps its old files: {error}")
         else:
             lines.append(f"{listener.url} has read its files again")
     return lines

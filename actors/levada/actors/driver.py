@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum, auto
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
@@ -187,13 +188,13 @@ class Driver(ConnectionActor, Generic[C]):
         """Seconds that open work has when this side closes, if the core does not end the drain itself."""
         return math.inf
 
+    @abstractmethod
     async def carry(self) -> None:
         """Get a carrier and run it until the connection is over. Calls `connected` when there is one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def flush(self) -> bool:
         """Hand the core's output to the carrier; return whether there was any."""
-        raise NotImplementedError
 
     def time_out(self, now: float) -> list[Any]:
         """Let the core do what is due."""
@@ -248,9 +249,9 @@ class Driver(ConnectionActor, Generic[C]):
         """The other end, for `Actor.peer` of this actor and its children."""
         return self.remote
 
+    @abstractmethod
     def carrier_statistics(self) -> CarrierStatistics | None:
         """Return the counters of the carrier now in use."""
-        raise NotImplementedError
 
     def all_statistics(self) -> CarrierStatistics | None:
         """Return the counters of all carriers of this connection."""
@@ -363,11 +364,11 @@ class Driver(ConnectionActor, Generic[C]):
 
     def admitted(self, identity: Identity | None) -> None:
         """Let the client in; `identity` is None if the listener has no hook. Called by `authenticate`."""
-        raise NotImplementedError
+        raise NotImplementedError  # of servers only
 
     def refused(self, refusal: Refused) -> None:
         """Tell the client that it is refused, and why. Called by `authenticate`."""
-        raise NotImplementedError
+        raise NotImplementedError  # of servers only
 
     def greeted(self) -> None:
         """Both sides have let each other in."""

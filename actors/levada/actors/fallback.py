@@ -1,4 +1,4 @@
-"""The fallback of clients of protocols over many streams: QUIC or, where UDP does not get through, QMux over TLS."""
+"""The fallback for clients of protocols over many streams: QMux over TLS where networks block UDP, and with it QUIC."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def fallback_of(setting: Any) -> Any:
 
 
 def over_tls(quic: QuicConfig | None) -> QmuxConfig:
-    """Return settings for QMux over TLS that trust and show the same certificates, and allow as much, as settings for QUIC."""
+    """Return settings for QMux over TLS with the certificates and limits of settings for QUIC."""
     if quic is None:
         return QmuxConfig(below=TlsConfig())
     tls = TlsConfig(
@@ -56,11 +56,11 @@ def dial_either(
         url: of QUIC.
         quic: settings for QUIC.
         tls: settings for QMux over TLS.
-        fallback: has the head start, and remembers what worked.
+        fallback: has the head start of QUIC, and remembers which carrier worked.
 
     Raises:
         ConnectionLost: neither works.
-        ConfigurationError: the URL is another carrier's, or settings cannot work.
+        ConfigurationError: the URL is not one of QUIC, or the settings cannot work.
     """
     scheme, _, server = url.partition("://")
     if scheme != "quic":

@@ -1,13 +1,14 @@
-"""Listeners of all protocols: they accept carriers, make a connection from each, bound their number, and close.
+"""Listeners of all protocols: they accept carriers, make a connection from each, limit their number, and close.
 
-A protocol derives from `Acceptor`, to say how it listens and what a connection is, and from `ListenerHandle`, the object that its
-``serve`` returns.  A connection is an actor with ``aclose``.  It adds itself to `Acceptor.connections` when it admits its client,
+A protocol derives from `Acceptor`, which it tells how to listen and what a connection is, and from `ListenerHandle`, which its ``serve``
+yields.  A connection is an actor with ``aclose``.  It adds itself to `Acceptor.connections` when it admits its client,
 and its end removes it.  A connection counts against the limit from before it is accepted until its actor has ended, so the limit
-also holds for clients that never say anything.
+also holds for clients that never send anything.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -30,7 +31,7 @@ HURRY: Final = 1.0
 """Seconds for the last bytes of a connection that is closed by an exception or a cancellation."""
 
 Accepted = ByteStream | MessageStream | Incoming
-"""A new carrier, as a listener hands it over."""
+"""A carrier that a listener has accepted."""
 
 
 class _Closes(Protocol):
@@ -52,7 +53,7 @@ class Acceptor(DescribedActor[Any], Generic[C]):
     authenticate: Authenticate | Authentication | None = attrs.field(default=None, kw_only=True)
     """Decides on clients; None admits all."""
     closes: Phase = attrs.field(default="accept", kw_only=True)
-    """Phase of the system's end in which it closes."""
+    """The phase of the system's end in which it closes."""
     trust_traces: bool | None = attrs.field(default=None, kw_only=True)
     """Whether a traced system goes on with the traces of clients; None: if they have an identity."""
 
@@ -60,7 +61,7 @@ class Acceptor(DescribedActor[Any], Generic[C]):
         self.url = ""
         self.gatekeeper = Gatekeeper(Authentication.of(self.authenticate))
         self.connections: dict[Any, None] = {}
-        """Connections whose client was let in."""
+        """Connections whose client was admitted."""
         self._places = trio.CapacityLimiter(self.max_connections)
         self._accepting = trio.CancelScope()
         self._opened = trio.Event()
@@ -69,30 +70,30 @@ class Acceptor(DescribedActor[Any], Generic[C]):
         self._listener: Any = None
 
     @property
+    @abstractmethod
     def max_connections(self) -> float:
         """The most connections at a time; when it is reached, new clients wait at the carrier. May be infinite."""
-        raise NotImplementedError
 
+    @abstractmethod
     def listening(self) -> AbstractAsyncContextManager[Listener[Any]]:
-        """Listen at a carrier until the context ends. Implementations raise the errors that `opened` names."""
-        raise NotImplementedError
+        """Listen at a carrier until the context ends. Raises the errors of `opened`."""
 
+    @abstractmethod
     def url_of(self, carrier_url: str) -> str:
         """Turn the carrier's URL, with the real port, into the protocol's."""
-        raise NotImplementedError
 
     async def accept(self, listener: Listener[Any]) -> Accepted:
-        """Wait for the next carrier to make a connection of."""
+        """Wait for the next carrier."""
         accepted: Accepted = await listener.accept()
         return accepted
 
+    @abstractmethod
     def make(self, accepted: Any) -> Actor[Any]:
         """Make the actor of a connection from an accepted carrier; if the actor never runs, the carrier is refused."""
-        raise NotImplementedError
 
     @property
     def about(self) -> str:
-        """The URL, and the number of clients."""
+        """The URL and the number of clients."""
         refused = f", refused: {self.gatekeeper.refused:,}" if self.gatekeeper.refused else ""
         return f"{self.url}, clients: {len(self.connections):,}{refused}"
 
@@ -116,12 +117,12 @@ class Acceptor(DescribedActor[Any], Generic[C]):
         return {"url": self.url, "clients": len(self.connections), "refused": self.gatekeeper.refused}
 
     def started(self) -> None:
-        """Begin to listen, and register with the end of the system."""
+        """Begin to listen, and have the end of the system close this listener."""
         self._forget_end = self.system.at_end(self.closes, self.aclose)
         self.start_soon(self._listen)
 
     def stopping(self, reason: Reason) -> None:
-        """Leave the list of what the end of the system closes."""
+        """Unregister from the end of the system."""
         self._forget_end()
 
     async def opened(self) -> None:
@@ -191,9 +192,9 @@ class Acceptor(DescribedActor[Any], Generic[C]):
         self._accepting.cancel()
 
     async def aclose(self) -> None:
-        """Accept no more clients, close all connections at the same time, then end. A second call is harmless.
+        """Accept no more clients, close all connections at the same time, then end. A second call does no harm.
 
-        The end of the system calls it in the phase `closes`; all listeners close at once and share its seconds.
+        The end of the system calls it in the phase `closes`. All listeners close at the same time and share the phase's time limit.
 
         Cancellation:
             closed at once.
@@ -209,7 +210,7 @@ class Acceptor(DescribedActor[Any], Generic[C]):
 
 
 class ListenerHandle(Generic[A]):
-    """The base of what ``serve`` returns."""
+    """Base of the handles that ``serve`` yields."""
 
     def __init__(self, actor: A) -> None:
         self._actor = actor
@@ -235,7 +236,7 @@ class ListenerHandle(Generic[A]):
         self._actor.reload()
 
     async def aclose(self) -> None:
-        """Accept no more clients, and close all connections at the same time. A second call is harmless.
+        """Accept no more clients, and close all connections at the same time. A second call does no harm.
 
         Cancellation:
             closed at once.
@@ -252,7 +253,7 @@ class ListenerHandle(Generic[A]):
 
 
 def refuse(accepted: Accepted) -> None:
-    """Turn away a client that came too late."""
+    """Turn away a client, because the listener is ending."""
     if isinstance(accepted, Incoming):
         accepted.refuse("the listener is ending")
     else:
@@ -268,7 +269,7 @@ async def running(system: ActorSystem, actor: R) -> AsyncIterator[R]:
         actor: a `Driver` or an `Acceptor`. It never starts again.
 
     Raises:
-        LevadaError, OSError: `opened` raised it.
+        LevadaError, OSError: an error of `opened`.
     """
     ref = system.spawn(lambda: actor)
     async with closing([ref], actor.shut, actor.aclose):

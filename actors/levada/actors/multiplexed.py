@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -562,9 +563,9 @@ class MultiplexedDriver(Driver[C], Generic[C]):
             self.tasks.cancel_scope.cancel()
         self.lost(reason.code, str(reason))
 
+    @abstractmethod
     async def begin(self, carrier: carriers.Connection) -> None:
         """Tell the core of the handshake; what comes is read already."""
-        raise NotImplementedError
 
     def start_task(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
         """Start a task that ends with the carrier; after that, start none."""

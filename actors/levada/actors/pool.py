@@ -1,7 +1,7 @@
-"""A pool of child actors: their parent uses each one again and again, one use at a time.
+"""A pool of child actors, which their parent uses again and again, each for one thing at a time.
 
-Starting and ending an actor costs 6 µs, a turn of an idle one less than 1. An actor that failed, was killed, or has set a ContextVar
-(which its next user must not see) is not used again. None is ever started again, so nothing is done twice.
+Starting and ending an actor costs 6 µs, a turn of an idle one less than 1. An actor that has failed, was killed, or has set a ContextVar
+(which its next user must not see) is not used again. No child is ever restarted, so nothing is done twice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Pooled(Actor[Any]):
     """A child that serves one thing after another."""
 
     own: LocalRef = attrs.field(init=False)
-    """Its own ref. A look at `Actor.ref` is a call, and drivers use it for each request."""
+    """Its own ref. `Actor.ref` is a call, and drivers need the ref for each request."""
     fit: bool = attrs.field(default=True, init=False)
     """Whether it may be used again."""
 
@@ -34,7 +34,7 @@ class Pool:
     """The idle children of one actor.
 
     Args:
-        parent: gets the children; it is their one constructor argument.
+        parent: gets the children, and is their only constructor argument.
         limit: idle children of each class that are kept; 0 keeps none.
     """
 
@@ -69,7 +69,7 @@ class Pool:
         return child
 
     def adopt(self, child: Actor[Any]) -> None:
-        """Make an actor a child of the same parent; it is not kept.
+        """Make an actor a child of the same parent, without keeping it in the pool.
 
         Raises:
             ActorStopped: the parent is ending.
@@ -92,6 +92,6 @@ class Pool:
             idle.remove(child)
 
     def close(self) -> None:
-        """Drop the parent and its children, which have ended; without this they would wait for the collector."""
+        """Drop the parent and its children, which have ended; otherwise only the garbage collector would free them."""
         self._parent = None
         self._idle.clear()

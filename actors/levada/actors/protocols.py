@@ -1,11 +1,11 @@
 """The protocols of the command line, by the scheme of their URLs.
 
-A `Protocol` is a record of functions; with one, ``levada call``, ``levada serve``, ``levada explain`` and ``levada interop`` work for a
-protocol. `register` adds a record for a program. A package adds one for every program by an entry
-point of the group ``levada.protocols`` that is named like the scheme; it is loaded when a command names the scheme, and cannot replace
-a protocol of levada. ``docs/how-to/add-a-protocol.md`` shows a whole one.
+A `Protocol` is a record of functions. With one, ``levada call``, ``levada serve``, ``levada explain`` and ``levada interop`` work for a
+protocol. `register` adds a record for one program. A package adds one for every program by an entry point of the group
+``levada.protocols`` with the name of the scheme. It is loaded when a command names the scheme, and cannot replace a protocol of levada.
+``docs/how-to/add-a-protocol.md`` has a complete example.
 
-Nothing of a protocol is imported before it is used.
+A protocol is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ SECURE: Final = ("tls", "wss", "quic", "qmux+tls", "qmux+wss")
 
 
 class Served(Contract):
-    """A listener. One with ``reload()`` gets the call when the process is told to read its files again: certificates, tokens."""
+    """A listener. If it has ``reload()``, that is called when the process is told to read its files (certificates, tokens) again."""
 
     @property
     def url(self) -> str:
-        """Where clients connect to, with the real port."""
+        """The URL that clients connect to, with the real port."""
         ...
 
 
@@ -63,11 +63,11 @@ class Serve(Contract):
 
         Args:
             system: has been entered.
-            url: as the user gave it.
+            url: the user's URL.
             handler: an async function or an actor class.
             carrier: settings of the URL's carrier; ``None`` means the defaults.
-            drain: seconds that open work gets when the block is left.
-            authenticate: decides on clients; ``None`` lets all in.
+            drain: seconds that open work has to end when the block is left.
+            authenticate: decides which clients are admitted; ``None`` admits all.
         """
         ...
 
@@ -76,7 +76,7 @@ class Requests(Contract):
     """A connection that ``levada call`` sends its data on."""
 
     async def request(self, data: bytes) -> bytes:
-        """Send a request and return the answer. Any `LevadaError` but a lost connection is an answer, too: the failure."""
+        """Send a request and return the answer. An error other than a lost connection counts as an answer, too: the failure."""
         ...
 
 
@@ -89,10 +89,10 @@ class Connect(Contract):
 
 
 class Call(Contract):
-    """The part of ``levada call`` for a protocol that has more than requests; a module will do."""
+    """The part of ``levada call`` for a protocol that has more than requests; may be a module."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the options that other protocols do not have."""
+        """Add the protocol's own options."""
         ...
 
     async def call(self, args: argparse.Namespace) -> None:
@@ -106,7 +106,7 @@ class Call(Contract):
 
 
 class Explain(Contract):
-    """The part of ``levada explain`` for a protocol; a module will do."""
+    """The part of ``levada explain`` for a protocol; may be a module."""
 
     HELP: str
     """The contents of a capture."""
@@ -116,12 +116,12 @@ class Explain(Contract):
         ...
 
     def explain(self, octets: bytes, args: argparse.Namespace) -> Iterator[Line]:
-        """Explain the bytes of one direction. Bytes that make no sense are lines too, not errors."""
+        """Explain the bytes of one direction. Malformed bytes give lines, too, and no errors."""
         ...
 
 
 class Interop(Contract):
-    """The fixed contract that ``levada interop`` serves, for other implementations to test against; a module will do."""
+    """The fixed contract that ``levada interop`` serves, for other implementations to test against; may be a module."""
 
     CARRIERS: tuple[str, ...]
     """Carriers that it runs over, the usual one first."""
@@ -150,13 +150,13 @@ class Protocol:
     """A protocol, for `register` or an entry point of the group ``levada.protocols``.
 
     Each part is an object, or its name as in an entry point (``"package.module:serve"``), which is imported when it is first used.
-    A command says so if a protocol does not have the part it needs.
+    A command that needs a missing part says so.
     """
 
     scheme: str
-    """Of its URLs: ``"rsocket"`` for ``rsocket+tcp://host:port``."""
+    """The scheme of its URLs: ``"rsocket"`` for ``rsocket+tcp://host:port``."""
     example: str
-    """A URL, for help and error texts."""
+    """An example of a URL, for help and error texts."""
     carrier: str = "tcp"
     """The carrier of a URL that names none: ``maop://host:port`` is ``maop+quic://host:port``."""
     streams: bool = False
@@ -240,25 +240,25 @@ _PROTOCOLS = Plugins(
 
 
 def register(protocol: Protocol) -> None:
-    """Make the command line know a protocol. Registering an equal one again changes nothing.
+    """Add a protocol to the command line. Registering an equal one again changes nothing.
 
     Raises:
-        ConfigurationError: the scheme has a protocol, or is not a scheme.
+        ConfigurationError: the scheme is taken, or is not a scheme.
     """
     _PROTOCOLS.register(protocol.scheme, protocol)
 
 
 def find(scheme: str) -> Protocol | None:
-    """Return the protocol of a scheme (without a ``+`` and a carrier), loading it if a package brings it; ``None`` if there is none.
+    """Return the protocol of a scheme (without a ``+`` and a carrier), or ``None``. The package of a protocol is loaded here.
 
     Raises:
-        ConfigurationError: the package cannot be loaded, or two packages bring it.
+        ConfigurationError: the package cannot be loaded, or two packages have the scheme.
     """
     return _PROTOCOLS.find(scheme)
 
 
 def known(schemes: Iterable[str] = ()) -> list[Protocol]:
-    """Return the protocols of levada, of the program, and of packages that bring one of these schemes."""
+    """Return the protocols of levada, of the program, and of packages that have one of these schemes."""
     for scheme in schemes:
         find(scheme)
     return [protocol for scheme in _PROTOCOLS if (protocol := find(scheme)) is not None]
@@ -268,7 +268,7 @@ def of_url(url: str) -> tuple[Protocol, str]:
     """Return the protocol of a URL, and the scheme of its carrier.
 
     Raises:
-        ConfigurationError: the URL has none, or it cannot be loaded.
+        ConfigurationError: the URL has no known protocol, or the protocol cannot be loaded.
 
     Example:
         >>> [(protocol.scheme, carrier) for protocol, carrier in map(of_url, ["rsocket+wss://example.org", "maop+wss://example.org"])]
@@ -287,7 +287,7 @@ def of_url(url: str) -> tuple[Protocol, str]:
 
 
 def carrier_settings(carrier: str, tls: TlsConfig | None) -> Any:
-    """Return settings with these certificates for a carrier that takes them, else ``None``.
+    """Return settings with these certificates for a carrier that takes them, otherwise ``None``.
 
     Raises:
         ConfigurationError: the carrier's extra is not installed.

@@ -8,6 +8,7 @@ Sending never waits: the carrier joins small writes, and producers wait for room
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar
@@ -50,7 +51,7 @@ S = TypeVar("S", ByteStream, MessageStream)
 
 
 @attrs.define(eq=False)
-class SingleCarrier(Generic[S]):
+class SingleCarrier(ABC, Generic[S]):
     """One stream, of bytes or of messages."""
 
     stream: S
@@ -60,30 +61,30 @@ class SingleCarrier(Generic[S]):
 
     @property
     def info(self) -> CarrierInfo:
-        """Who is at the other end."""
+        """Facts about the carrier and its other end."""
         return self.stream.info
 
     @property
     def unsent(self) -> int:
-        """Bytes queued and not handed on yet."""
+        """Bytes that are queued and not sent yet."""
         return self.stream.unsent
 
+    @abstractmethod
     def receive(self) -> Awaitable[bytes | list[bytes]]:
-        """Wait for bytes, or for a list of whole messages; an empty result is the end.
+        """Wait for bytes, or for a list of whole messages. An empty result means the end.
 
         Raises:
-            ConnectionLost: cut off.
-            ConnectionClosed: this side closed.
+            ConnectionLost: the carrier was cut off.
+            ConnectionClosed: this side has closed it.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def send(self, pieces: list[bytes]) -> None:
-        """Queue the output of a core without waiting: each piece is a message, or bytes one after another. Errors as `receive`."""
-        raise NotImplementedError
+        """Queue the output of a core without waiting: messages, or pieces of a byte stream. Raises the errors of `receive`."""
 
+    @abstractmethod
     async def wait_for_room(self) -> None:
-        """Wait while more than the carrier's high-water mark is queued; one task at a time. Errors as `receive`."""
-        raise NotImplementedError
+        """Wait while more than the carrier's high-water mark is queued; one task at a time. Raises the errors of `receive`."""
 
     async def aclose(self) -> None:
         """Send the queue, within the carrier's own time for it, and close."""
@@ -108,7 +109,7 @@ class ByteCarrier(SingleCarrier[ByteStream]):
         return self.stream.receive_some()
 
     def send(self, pieces: list[bytes]) -> None:
-        """Queue the pieces, one after another."""
+        """Queue the pieces in order."""
         self.stream.send_nowait(b"".join(pieces))
 
     async def wait_for_room(self) -> None:
@@ -122,7 +123,7 @@ class MessageCarrier(SingleCarrier[MessageStream]):
     framed = True
 
     async def receive(self) -> list[bytes]:
-        """Wait for messages and take those that are there, up to a limit; none is the end."""
+        """Wait for a message and take all that have arrived, up to a limit. An empty list means the end."""
         try:
             message: bytes | None = await self.stream.receive()
         except ConnectionLost as error:
@@ -147,7 +148,7 @@ class MessageCarrier(SingleCarrier[MessageStream]):
 
 @asynccontextmanager
 async def dial_single(url: str, config: CarrierConfig = None, *, alpn: str) -> AsyncIterator[SingleCarrier[Any]]:
-    """Connect; leaving the block closes.
+    """Connect; leaving the block closes the carrier.
 
     Args:
         url: of the carrier.
@@ -155,7 +156,7 @@ async def dial_single(url: str, config: CarrierConfig = None, *, alpn: str) -> A
         alpn: the protocol's name for QUIC, used if the settings leave theirs at its default.
 
     Raises:
-        ConnectionLost: no server answers there, or its certificate names another host.
+        ConnectionLost: no server answers at the URL, or its certificate is wrong.
         ConfigurationError: the URL or the settings cannot work, or an extra is not installed.
     """
     dialled: AbstractAsyncContextManager[ByteStream | MessageStream | Connection] = dial(
@@ -179,7 +180,7 @@ def listen_single(
 
 @asynccontextmanager
 async def accept_single(accepted: Accepted) -> AsyncIterator[SingleCarrier[Any]]:
-    """Open a carrier that a listener accepted; leaving the block closes it.
+    """Open an accepted carrier; leaving the block closes it.
 
     Raises:
         ConnectionLost: the handshake failed, or the peer left.
@@ -228,13 +229,13 @@ class SingleDriver(Driver[C]):
 
     The core satisfies `levada.transports.core.BytesInput`, `MessagesInput` or both.
 
-    The carrier may be replaced (a session that is resumed), so a task that has waited for it looks again at `carrier`.
+    The carrier may be replaced when a session is resumed, so a task that has waited for it must look at `carrier` again.
     """
 
     reflex: ClassVar[int] = 1 << 20
     """Bytes above the high-water mark that the core's own answers may fill before the reader waits."""
     most_unbegun: ClassVar[int] = 64
-    """Children that have been given work and have not begun, above which the reader lets them begin first."""
+    """The most children that have been given work and have not begun; beyond it, the reader waits until they have."""
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -244,14 +245,14 @@ class SingleDriver(Driver[C]):
         self.unbegun = 0
         """Children that have been given work and have not begun."""
         self.line = trio.Lock()
-        """Producers that have more than a slice of work, or more than the carrier takes, go on one after another."""
+        """Held by the one producer with more than a slice of work, or more than the carrier takes, that continues now."""
         self._carried = trio.Event()
         self.reading = trio.CancelScope()
         """Cancels the task that reads for this connection."""
         self._used: SingleCarrier[Any] | None = None
         """The last carrier whose bytes this connection counts."""
         self._before: CarrierStatistics | None = None
-        """Of the carriers before that."""
+        """Counters of the carriers before that."""
         self._now: Callable[[], float] = trio.current_time
         """Once there is a carrier, the clock itself: two calls fewer, 0.3 us of each frame."""
         self._flush_due = False
@@ -262,7 +263,7 @@ class SingleDriver(Driver[C]):
         """Use a carrier from now on; the core knows whether it is framed.
 
         Raises:
-            ConfigurationError: the core takes bytes and the carrier brings messages, or the reverse.
+            ConfigurationError: the core takes bytes and the carrier has messages, or the reverse.
         """
         takes = "receive_message" if carrier.framed else "receive_data"
         receive: Callable[[bytes, float], list[Any]] | None = getattr(self.core, takes, None)
@@ -280,7 +281,7 @@ class SingleDriver(Driver[C]):
         self._carried.set()
 
     def detach(self) -> SingleCarrier[Any] | None:
-        """Use no carrier from now on; return the one there was."""
+        """Stop using the carrier, and return it."""
         carrier, self.carrier = self.carrier, None
         self._carried = trio.Event()
         return carrier
@@ -291,11 +292,11 @@ class SingleDriver(Driver[C]):
         return self.detach()
 
     def user(self, carrier: SingleCarrier[Any]) -> SingleDriver[Any] | None:
-        """Return the connection that uses a carrier: this one, one whose session was resumed there, or None."""
+        """Return the connection that uses a carrier: this one, one whose session continues on it, or None."""
         return self if self.carrier is carrier and self.end is None else None
 
     async def read(self, carrier: SingleCarrier[Any]) -> None:
-        """Read from a carrier until it, or the connection that uses it, is over."""
+        """Read from a carrier until it ends, or the connection that uses it."""
         # In a task of its own: each coroutine around the waiting one costs a call for every piece that arrives.
         async with trio.open_nursery() as nursery:
             self.reading = trio.CancelScope()  # here, because the connection may end before the task has begun
@@ -345,7 +346,7 @@ class SingleDriver(Driver[C]):
         return 0
 
     def read_again(self) -> None:
-        """The reader goes on after it has waited for room."""
+        """Note that the reader continues after it has waited for room."""
 
     def feed(self, data: bytes) -> bool:
         """Feed the core and apply its events; return whether there was output."""
@@ -395,7 +396,7 @@ class SingleDriver(Driver[C]):
         return carrier.unsent > self.high_water if carrier is not None else self.end is None
 
     async def room(self) -> None:
-        """Wait until the carrier takes more, or the connection is over."""
+        """Wait until the carrier takes more, or the connection has ended."""
         if self.carrier is None:
             await self._carried.wait()
             return
@@ -414,7 +415,7 @@ class SingleDriver(Driver[C]):
             room.set()
 
     async def turn(self) -> None:
-        """Wait for a producer's next turn, and for room: one producer of a connection goes on in each pass of trio.
+        """Wait for a producer's next turn, and for room: one producer of a connection continues in each pass of trio.
 
         So the reader and new handlers wait for one slice, not for a slice of each producer: the last of 667 streams began after 0.7 s of
         CPU time instead of 13 s.
@@ -426,19 +427,19 @@ class SingleDriver(Driver[C]):
             self.system.scheduler.begin_slice()
 
     async def all_begun(self) -> None:
-        """Wait until every child that was given work has begun."""
+        """Wait until each child that was given work has begun."""
         self._all_begun = trio.Event()
         await self._all_begun.wait()
 
     def begun(self) -> None:
-        """A child has begun its work."""
+        """Note that a child has begun its work."""
         self.unbegun -= 1
         if self._all_begun is not None and not self.unbegun:
             self._all_begun.set()
             self._all_begun = None
 
     async def wind_up(self) -> None:
-        """Wait until children have begun the work that came before the end; they cannot begin once this actor is ending."""
+        """Wait until children have begun the work that came before the end. They cannot begin once this actor is stopping."""
         if self.unbegun:
             await self.all_begun()
 

@@ -1,7 +1,7 @@
-"""What URLs of protocols over many streams mean: the carrier of each scheme.
+"""The carrier of each URL scheme, for protocols over many streams.
 
 Aqueduct and MAOP run over any carrier whose connections are a `levada.transports.carriers.Connection`. The part of a scheme after the
-``+`` names it; the carriers of one stream among them mean QMux over that carrier, and without a ``+`` it is QUIC:
+``+`` names the carrier. A carrier with one stream means QMux over that carrier, and without a ``+`` the carrier is QUIC:
 
 ================= ==================
 scheme            carrier
@@ -39,7 +39,7 @@ def carrier_url(protocol: str, url: str) -> str:
     """Return the carrier's own URL.
 
     Raises:
-        ConfigurationError: the scheme is another protocol's.
+        ConfigurationError: the scheme belongs to another protocol.
 
     Example:
         >>> carrier_url("maop", "maop://example.org:4433"), carrier_url("maop", "maop+unix:///run/desk")

@@ -51,6 +51,7 @@ Private fields used here: ``Actor._bound``, ``Actor._cell``, ``Cell._scheduler``
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -125,7 +126,7 @@ __all__ = [
 M = TypeVar("M")
 
 
-class DescribedActor(Actor[M], Generic[M]):
+class DescribedActor(Actor[M], ABC, Generic[M]):
     """An actor that says in a snapshot what it is."""
 
     _has_about: ClassVar[bool] = True
@@ -133,9 +134,9 @@ class DescribedActor(Actor[M], Generic[M]):
     """What it is for a dashboard, which lists all actors of a subject: ``connection``, ``listener``, ``journal``, ``query``."""
 
     @property
+    @abstractmethod
     def about(self) -> str:
         """A short printable text for `ActorInfo.about`. Called for each snapshot, so it must be quick and must not raise."""
-        raise NotImplementedError
 
     async def report(self) -> Mapping[str, object]:
         """Return its figures for a dashboard: values that JSON has, text printable. Called only while a dashboard shows them.
@@ -168,9 +169,9 @@ class ConnectionActor(DescribedActor[Any], UntracedActor[Any]):
         return "" if peer is None else str(peer)
 
     @property
+    @abstractmethod
     def remote_peer(self) -> RemotePeer | None:
         """The other end; None as long as there is none."""
-        raise NotImplementedError
 
 
 def adopt(parent: Actor[Any], child: Actor[Any], *, name: str | None = None) -> bool:

@@ -157,8 +157,8 @@ def start_on_network(quic: tuple[QuicConfig, QuicConfig]) -> Start:
         with Keeper() as keeper:
             async with (
                 ActorSystem() as system,
-                serve_over(system, listening, keeper.function(), Any, config) as listener,
-                connect_over(system, dialling, item, config) as peer,
+                serve_over(system, listening, keeper.function(), Any, config=config) as listener,
+                connect_over(system, dialling, item, config=config) as peer,
             ):
                 assert listener.url == "aqueduct://server:4433"
                 yield Ends(system, listener, peer, keeper.got)

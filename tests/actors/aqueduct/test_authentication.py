@@ -126,6 +126,12 @@ async def test_tokens_of_a_file_work_here_too(autojump_clock: MockClock) -> None
             assert "These credentials are not valid here." in str(await refusal(system, **settings))
 
 
+async def test_a_token_is_bytes(autojump_clock: MockClock) -> None:
+    async with ActorSystem() as system:
+        with pytest.raises(TypeError, match="a token is bytes, not str: encode it"):
+            connect(system, URL, Who, token="secret")  # type: ignore[call-overload, arg-type, unused-ignore]
+
+
 async def test_a_hook_may_be_an_actor(autojump_clock: MockClock) -> None:
     class Door(Actor[Credentials]):
         @handles
@@ -154,7 +160,7 @@ async def test_a_slow_hook_lets_nothing_through_before_it_has_decided(autojump_c
     async with ActorSystem() as system, serving(system, slow, Desk) as listener:
         began = trio.current_time()
         early = partial(dial, "memory://desk", MemoryConfig(shape="connection"))
-        async with connect_over(system, early, Who, PeerConfig(early=True)) as peer:
+        async with connect_over(system, early, Who, config=PeerConfig(early=True)) as peer:
             for number in range(5):
                 await peer.send(Who(str(number)))
             await wait_all_tasks_blocked()
@@ -368,9 +374,9 @@ async def test_early_data_is_said_to_the_hook(quic: tuple[QuicConfig, QuicConfig
     def call(system: ActorSystem, *, early: bool) -> Any:
         client = attrs.evolve(quic[1], sessions=sessions)
         dialling = partial(dial_quic, "quic://server:4433", client, early=early, port=net.port("client"))
-        return connect_over(system, dialling, Who, PeerConfig(early=early))
+        return connect_over(system, dialling, Who, config=PeerConfig(early=early))
 
-    async with ActorSystem() as system, serve_over(system, listening, ignore, Who, PeerConfig(), (), decide):
+    async with ActorSystem() as system, serve_over(system, listening, ignore, Who, authenticate=decide):
         async with call(system, early=False):
             await trio.sleep(1)
         async with call(system, early=True) as peer:

@@ -44,13 +44,13 @@ class Office:
     async def open(self, system: ActorSystem, tickets: TicketStore | None = None) -> AsyncIterator[Listener]:
         config = attrs.evolve(self.server, tickets=self.tickets if tickets is None else tickets)
         listening = partial(listen, "quic://server:4433", config, port=self.net.port("server", 4433))
-        async with serve_over(system, listening, self.handle, Any, PeerConfig()) as listener:
+        async with serve_over(system, listening, self.handle, Any) as listener:
             yield listener
 
     def call(self, system: ActorSystem, *, early: bool = True) -> Any:
         config = attrs.evolve(self.client, sessions=self.sessions)
         calling = partial(dial, "quic://server:4433", config, early=early, port=self.net.port("client"))
-        return connect_over(system, calling, Parcel, PeerConfig(early=early))
+        return connect_over(system, calling, Parcel, config=PeerConfig(early=early))
 
 
 async def ask(peer: Peer[Parcel], text: str) -> str:

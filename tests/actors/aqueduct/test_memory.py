@@ -106,8 +106,8 @@ async def once(system: ActorSystem, how: str, quic: Quic | None) -> None:
         listening = partial(listen, "quic://server:4433", quic[0], port=net.port("server", 4433))
         dialling = partial(dial, "quic://server:4433", quic[1], port=net.port("client"))
         async with (
-            serve_over(system, listening, keeper.function(), Any, config, {"clerk"}) as listener,
-            connect_over(system, dialling, object, config) as peer,
+            serve_over(system, listening, keeper.function(), Any, expose={"clerk"}, config=config) as listener,
+            connect_over(system, dialling, object, config=config) as peer,
         ):
             await use(Ends(system, listener, peer, keeper.got), how, lambda: net.partition("client", "server"))
 

@@ -120,8 +120,8 @@ async def test_a_quiet_connection_lasts(
 
     async with (
         ActorSystem() as system,
-        serve_over(system, partial(listen, url, server, port=net.port("server", 4433)), late, RawMessage, PeerConfig()),
-        connect_over(system, partial(dial, url, client, port=net.port("client")), RawMessage, PeerConfig()) as peer,
+        serve_over(system, partial(listen, url, server, port=net.port("server", 4433)), late, RawMessage),
+        connect_over(system, partial(dial, url, client, port=net.port("client")), RawMessage) as peer,
     ):
         sender, receiver = channel(RawMessage)
         with receiver:

@@ -74,11 +74,11 @@ async def test_i5_i10_over_quic_on_loopback(quic: tuple[QuicConfig, QuicConfig])
             listening = partial(listen, "quic://127.0.0.1:0", quic[0])
             async with (
                 ActorSystem() as system,
-                serve_over(system, listening, keeper.function(), Any, config) as listener,
+                serve_over(system, listening, keeper.function(), Any, config=config) as listener,
             ):
                 url = listener.url.replace("aqueduct:", "quic:")
                 dialling = partial(dial, url, attrs.evolve(quic[1], server_name="localhost"))
-                async with connect_over(system, dialling, object, config) as peer:
+                async with connect_over(system, dialling, object, config=config) as peer:
                     yield Ends(system, listener, peer, keeper.got)
 
     async with begin() as ends:

@@ -365,7 +365,7 @@ async def test_an_answer_is_not_read_behind_its_block(start: Start) -> None:
     async with start({101: echo}) as ends:
         async with ends.peer.open_request(101, b"x") as reply:
             pass
-        with pytest.raises(OperationFailed, match="was left"):
+        with pytest.raises(OperationFailed, match="has been left"):
             await anext(reply)
 
 

@@ -10,7 +10,7 @@ import pytest
 from trio.testing import MockClock
 
 from levada.actors.interop import maop as interop
-from levada.actors.maop import Handler, OperationActor, PeerConfig, connect, serve
+from levada.actors.maop import Call, Handler, OperationActor, PeerConfig, connect, serve
 from levada.actors.maop.config import fit_carrier
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
@@ -23,7 +23,7 @@ from .conftest import TOKENS, Start, echo
 async def test_ma18_a_token_that_does_not_fit_is_refused_at_once(scheme: str) -> None:
     """65535 bytes at most, and bytes."""
     async with ActorSystem() as system, serve(system, f"maop+{scheme}://desk", {}, authenticate=TOKENS) as listener:
-        with pytest.raises(ConfigurationError, match="65,535 bytes at most, not 70,000"):
+        with pytest.raises(ConfigurationError, match="at most 65,535 bytes, got 70,000"):
             async with connect(system, listener.url, token=bytes(70_000)):
                 pass
         with pytest.raises(TypeError, match="a token is bytes, not str"):
@@ -33,11 +33,18 @@ async def test_ma18_a_token_that_does_not_fit_is_refused_at_once(scheme: str) ->
 
 def test_a_handler_that_is_not_async_is_refused() -> None:
     function: Any = lambda call: b"x"  # noqa: E731 - as somebody writes it
-    with pytest.raises(ConfigurationError, match="no async function"):
+    with pytest.raises(ConfigurationError, match="is not a handler: give an async function"):
         Handler(function)
 
-    class Worker(OperationActor):
-        """Works."""
+    class Unfinished(OperationActor):
+        """Has no `execute`."""
+
+    with pytest.raises(ConfigurationError, match="Unfinished has no method execute"):
+        Handler(Unfinished)
+
+    class Worker(Unfinished):
+        async def execute(self, call: Call) -> bytes:
+            return b""
 
     assert Handler(Worker).code is None
     assert Handler(lambda: Worker()).code is None
@@ -47,11 +54,11 @@ def test_a_handler_that_is_not_async_is_refused() -> None:
 async def test_a_timeout_is_more_than_nothing(start: Start, timeout: float, autojump_clock: MockClock) -> None:
     async with start({101: echo}) as ends:
         for call in (ends.peer.request(101, timeout=timeout), ends.peer.message(101, timeout=timeout)):
-            with pytest.raises(ValueError, match="a timeout is more than 0 seconds"):
+            with pytest.raises(ValueError, match="a timeout must be above 0 seconds"):
                 await call
-        with pytest.raises(ValueError, match="a timeout is more than 0 seconds"):
+        with pytest.raises(ValueError, match="a timeout must be above 0 seconds"):
             await ends.peer.test(timeout=timeout)
-        with pytest.raises(ValueError, match="a timeout is more than 0 seconds"):
+        with pytest.raises(ValueError, match="a timeout must be above 0 seconds"):
             async with ends.peer.open_request(101, timeout=timeout):
                 pass
         assert await ends.peer.request(101, b"x", timeout=0.001) == b"x"

@@ -41,13 +41,13 @@ async def say_hello(peer: Peer[Hello], control: Ref[Any], **changes: Any) -> Any
 
 async def never_says_hello(opens: Any, *, name: str, end: trio.Event) -> None:
     """Connect and say nothing."""
-    async with ActorSystem(name) as system, connect_over(system, opens, Hello, PeerConfig()):
+    async with ActorSystem(name) as system, connect_over(system, opens, Hello):
         await trio.sleep_forever()
 
 
 async def says_it_twice(opens: Any, *, name: str, end: trio.Event) -> None:
     """Say hello twice; report the second answer as the reason of a failure."""
-    async with ActorSystem(name) as system, connect_over(system, opens, Hello, PeerConfig()) as peer:
+    async with ActorSystem(name) as system, connect_over(system, opens, Hello) as peer:
         control = system.spawn(Idle)
         welcome = await say_hello(peer, control)
         refused = await say_hello(peer, control)
@@ -57,13 +57,13 @@ async def says_it_twice(opens: Any, *, name: str, end: trio.Event) -> None:
 
 async def has_other_messages(opens: Any, *, name: str, end: trio.Event) -> None:
     """Say hello with other message classes."""
-    async with ActorSystem(name) as system, connect_over(system, opens, Hello, PeerConfig()) as peer:
+    async with ActorSystem(name) as system, connect_over(system, opens, Hello) as peer:
         await say_hello(peer, system.spawn(Idle), schema="0" * 8, version="0.0.1")
 
 
 async def has_another_class(opens: Any, *, name: str, end: trio.Event) -> None:
     """Be ready, with another version of a message class of the app."""
-    async with ActorSystem(name) as system, connect_over(system, opens, Hello, PeerConfig()) as peer:
+    async with ActorSystem(name) as system, connect_over(system, opens, Hello) as peer:
         welcome = await say_hello(peer, system.spawn(Idle))
         await welcome.node.ask(Ready("", [], {"tests.nodes.Add": "0" * 8, "unknown": "1" * 8}))
 
@@ -72,7 +72,7 @@ async def has_another_hello(opens: Any, *, name: str, end: trio.Event) -> None:
     """Connect with another class of the same tag as `Hello`."""
     schema = b"\x81\xb1levada.node.Hello\x91\x93\xa4name\xa3int\xc2"
     config = PeerConfig(schema="off", headers=(("levada-schema", schema),))
-    async with ActorSystem(name) as system, connect_over(system, opens, Hello, config):
+    async with ActorSystem(name) as system, connect_over(system, opens, Hello, config=config):
         await trio.sleep_forever()
 
 

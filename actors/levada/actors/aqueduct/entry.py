@@ -1,4 +1,4 @@
-"""`connect` and `serve`, where programs begin."""
+"""`connect` and `serve`, the entry points for programs."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def connect(
     expose: Expose = (),
     config: PeerConfig | None = None,
 ) -> AbstractAsyncContextManager[Peer[T]]:
-    """Connect to a server; the block begins when the server has greeted (with `PeerConfig.early`: at once).
+    """Connect to a server; entering the block means that the server has admitted this client (with `PeerConfig.early`, it does not wait).
 
     Leaving the block finishes the entrypoint, lets open channels end for `AqueductConfig.drain` seconds, then closes; after an exception
     or a cancellation it closes at once. Within an actor: ``await self.enter(connect(self.system, …))``.
 
     Args:
-        system: has been entered.
+        system: an actor system that has been entered.
         url: ``aqueduct://host:port``, over QUIC; or with a carrier, as in ``aqueduct+tls://host:port``: see
             `levada.actors.stream_carriers`.
         message_type: type of the messages that the server's handler takes: a message class, a union of them (then the variable needs
@@ -50,7 +50,7 @@ def connect(
         token: shows who this client is, to a server with an ``authenticate`` hook. It travels in the header ``authorization``, as a bearer
             token; over a carrier that is not encrypted, anyone on the path can read it.
         expose: names in ``system.registry`` that the server may `Peer.lookup`, or a predicate on names; by default none.
-        config: settings of this side.
+        config: see `PeerConfig`.
 
     Yields:
         The peer to send to.
@@ -59,36 +59,40 @@ def connect(
         ConnectionLost: the server does not answer, is not the expected one, or does not speak this protocol; or it refuses this client, with
             its text and code (`CloseCode.REFUSED`, if its hook gave no other).
         ConfigurationError: the URL or the settings cannot work, or an extra is not installed.
+        TypeError: the token is not bytes.
 
     Source: AQ-14, AQ-15, AQ-18.
     """
     settings = config or PeerConfig()
     if token is not None:
+        if not isinstance(token, bytes):
+            raise TypeError(f"a token is bytes, not {type(token).__name__}: encode it")
         settings = attrs.evolve(settings, headers=((AUTHORIZATION, b"Bearer " + token), *settings.headers))
-    return connect_over(system, partial(dial_carrier, url, settings), message_type, settings, expose)
+    return connect_over(system, partial(dial_carrier, url, settings), message_type, expose=expose, config=settings)
 
 
 @asynccontextmanager
 async def connect_over(
-    system: ActorSystem, opens: Opens, message_type: type[T], config: PeerConfig, expose: Expose = ()
+    system: ActorSystem,
+    opens: Opens,
+    message_type: type[T],
+    *,
+    expose: Expose = (),
+    config: PeerConfig | None = None,
 ) -> AsyncIterator[Peer[T]]:
-    """Connect like `connect`, over a carrier that the program makes.
+    """Connect as `connect` does, over a carrier that the program makes. Other arguments, result and errors are as for `connect`.
 
     Args:
-        system: has been entered.
-        opens: connects, such as ``partial(dial, url, settings)`` of a carrier's own; called once. Leaving its context closes.
-        message_type: as for `connect`.
+        opens: connects, such as ``partial(dial, url, settings)`` with a carrier's ``dial``; called once. Leaving its context closes it.
         config: as for `connect`; its ``carrier`` is not used.
-        expose: as for `connect`.
-
-    Yields:
-        The peer. Errors are those `connect` raises.
     """
     check_expose(expose)
     if expose and message_type is RawMessage:
         raise ConfigurationError("a connection of RawMessage has no names to look up")
     item_type = Any if message_type is object else message_type
-    driver = AqueductDriver(opens, config, item_type, client=True, expose=expose, tracing=system.tracing)
+    driver = AqueductDriver(
+        opens, config or PeerConfig(), item_type, client=True, expose=expose, tracing=system.tracing
+    )
     async with running(system, driver) as connection:
         yield Peer(connection)
 
@@ -104,13 +108,13 @@ def serve(
     config: PeerConfig | None = None,
     trust_traces: bool | None = None,
 ) -> AbstractAsyncContextManager[Listener]:
-    """Serve clients; the block begins when the server listens, and `Listener.url` holds the real port.
+    """Serve clients; entering the block means bound and listening, and `Listener.url` holds the real port.
 
     Leaving the block accepts no more clients, closes the entrypoints, lets open channels end for `AqueductConfig.drain` seconds, then
     closes; after an exception or a cancellation it closes at once.
 
     Args:
-        system: has been entered.
+        system: an actor system that has been entered.
         url: as for `connect`; port 0 takes a free one.
         handler: gets the messages of the entrypoints, see `Handler`. If an async function raises, the exception is logged and the
             handles in its message are cancelled or closed, so the client notices. An actor that ends closes the entrypoint.
@@ -120,7 +124,7 @@ def serve(
             with limits. Until the decision nothing of a client is decoded or handled. None: every client comes in, and has no identity.
         expose: names in ``system.registry`` that clients may `Peer.lookup`, or a predicate on names, which may call `current_peer` to learn who
             looks up; by default none.
-        config: settings of this side; over QUIC its ``carrier`` needs a certificate.
+        config: see `PeerConfig`; over QUIC its ``carrier`` needs a certificate.
         trust_traces: whether a traced system goes on with the traces of clients, see ``docs/how-to/trace.md``. None: if they have an
             identity.
 
@@ -128,15 +132,22 @@ def serve(
         The listener.
 
     Raises:
-        ConfigurationError: the URL, the handler or the settings cannot work, or an extra is not installed.
-        OSError: the address is not available, or a file cannot be read.
+        ConfigurationError: the URL, the handler or the settings cannot work, the address is taken, a certificate cannot be read, or an extra
+            is not installed.
 
     Source: AQ-14, AQ-15, AQ-18.
     """
     settings = config or PeerConfig()
     listening = partial(listen_carrier, url, settings)
     return serve_over(
-        system, listening, handler, message_type, settings, expose, authenticate, trust_traces=trust_traces
+        system,
+        listening,
+        handler,
+        message_type,
+        authenticate=authenticate,
+        expose=expose,
+        config=settings,
+        trust_traces=trust_traces,
     )
 
 
@@ -146,33 +157,25 @@ async def serve_over(
     listening: ListenerContext,
     handler: Handler,
     message_type: Any,
-    config: PeerConfig,
-    expose: Expose = (),
+    *,
     authenticate: Authenticate | Authentication | None = None,
-    closes: Phase = "accept",
+    expose: Expose = (),
+    config: PeerConfig | None = None,
     trust_traces: bool | None = None,
+    closes: Phase = "accept",
 ) -> AsyncIterator[Listener]:
-    """Serve like `serve`, over a listener that the program makes.
+    """Serve as `serve` does, over a listener that the program makes. Other arguments, result and errors are as for `serve`.
 
     Args:
-        system: has been entered.
-        listening: listens, such as ``partial(listen, url, settings)`` of a carrier's own; called once. Leaving its context stops that.
-        handler: as for `serve`.
-        message_type: as for `serve`.
+        listening: listens, such as ``partial(listen, url, settings)`` with a carrier's ``listen``; called once. Leaving its context stops it.
         config: as for `serve`; its ``carrier`` is not used.
-        expose: as for `serve`.
-        authenticate: as for `serve`.
-        closes: phase of the system's end in which the listener closes.
-        trust_traces: as for `serve`.
-
-    Yields:
-        The listener. Errors are those `serve` raises.
+        closes: the phase of the system's end in which the listener closes.
     """
     check_handler(handler)
     check_expose(expose)
     item_type = Any if message_type is object else message_type
     listener = ListenerActor(
-        config,
+        config or PeerConfig(),
         listening,
         item_type,
         handler,

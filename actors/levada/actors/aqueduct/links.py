@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import attrs
@@ -72,7 +73,7 @@ class CreationLink:
     """Number of the message; ``~number`` if it went as a datagram."""
 
 
-class HalfActor(Actor[Any]):
+class HalfActor(Actor[Any], ABC):
     """An actor that stands in for a peer's half."""
 
     halves: Halves
@@ -112,10 +113,10 @@ class HalfActor(Actor[Any]):
         if not (self.half.ended or self.halves.connection.ending):
             self.give_up(f"the actor of its half was ended ({type(reason).__name__.lower()})")
 
+    @abstractmethod
     def give_up(self, detail: str) -> None:
         """Cancel the sender, or close the receiver.
 
         Args:
             detail: the cause, for the error that the owner of the channel gets.
         """
-        raise NotImplementedError

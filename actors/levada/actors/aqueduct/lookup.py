@@ -16,6 +16,7 @@ import attrs
 from levada.framework import ActorSystem, OneshotSender, Receiver, Ref, RemotePeer, Sender, message
 from levada.framework.embedding import act_for
 from levada.framework.errors import ChannelError, ConfigurationError, DecodeError
+from levada.transports.text import printable
 
 __all__ = ["Claim", "Expose", "Lookup", "Lookups", "Names", "check_expose"]
 
@@ -90,7 +91,7 @@ class Names:
                 pass  # the peer has withdrawn the lookup
             except Exception:
                 # The predicate is the user's code; the peer only learns that there is no answer.
-                logger.exception("the lookup of %r failed", question.name)
+                logger.exception("the lookup of %s failed", printable(question.name))
 
     async def serve(self, questions: Receiver[Lookup]) -> None:
         """Answer the lookups on a channel until it ends; any other message closes it."""

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ async def _receive(args: argparse.Namespace, numbers: list[int]) -> int:
     return 130 if last == signal.SIGINT else 0
 
 
-class _Output:
+class _Output(ABC):
     """Takes units, and counts the events that are safe."""
 
     def __init__(self) -> None:
@@ -104,8 +105,8 @@ class _Output:
         await self.put(unit)
         self.count += len(unit.events)
 
-    async def put(self, unit: Unit) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def put(self, unit: Unit) -> None: ...
 
     def tell_count(self) -> None:
         print(f"{self.count} events", file=sys.stderr, flush=True)

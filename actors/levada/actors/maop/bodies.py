@@ -1,4 +1,4 @@
-"""What a program may send as a body (bytes, a file, an async iterator or a message), and how each becomes bytes."""
+"""The bodies that a program may send: bytes, a file, an async iterator or a message."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Source:
 
 
 async def make_source(body: Body, codec: Codec, length: int | None = None, content_type: str | None = None) -> Source:
-    """Make a source from the body that a program gave.
+    """Make the source of a body.
 
     Args:
         body: see `Body`.
@@ -100,7 +100,7 @@ async def make_source(body: Body, codec: Codec, length: int | None = None, conte
 
     Raises:
         ConfigurationError: the body has an unsupported type, or a length was given for a body with a known length.
-        OSError: the file cannot be opened.
+        OSError: there is no such file, or it may not be read.
     """
     if isinstance(body, AsyncIterable):
         return Source(None, length, content_type or OCTET_STREAM, body)
@@ -108,7 +108,7 @@ async def make_source(body: Body, codec: Codec, length: int | None = None, conte
         size = (await trio.Path(body).stat()).st_size
         return Source(None, size, content_type or OCTET_STREAM, body)
     if length is not None:
-        raise ConfigurationError("only the length of an async iterator is given by hand")
+        raise ConfigurationError("length= is for an async iterator only; the length of other bodies is known")
     return quick_source(body, codec, content_type)
 
 

@@ -1,4 +1,4 @@
-"""The control pool of a connection: it does the waiting for the control streams.
+"""The control pool of a connection: its tasks wait for the control streams.
 
 The core assigns signals to control streams, orders them, and replaces streams that the peer stops (MA-81 to MA-88a). Tasks of
 this actor wait: for room in a stream's writer, for a stream while the peer allows none, and for the acknowledgement of the last signals.
@@ -70,7 +70,7 @@ class ControlPool(Actor[Crowded | Starved | Last]):
 
     connection: Signalling
     _waits: set[Any] = attrs.field(factory=set, init=False)
-    """What tasks are waiting for: stream ids, and messages."""
+    """Running waits: stream ids, and messages."""
 
     def started(self) -> None:
         """Resume the waits of the previous incarnation."""

@@ -49,7 +49,7 @@ def connect(
 ) -> AbstractAsyncContextManager[Peer]:
     """Connect to a server; entering the block means that the server has admitted this client.
 
-    Leaving it starts nothing new, lets running operations of both sides end for `MaopConfig.drain` seconds, then disconnects; after an
+    Leaving it stops new operations, lets running ones of both sides end for `MaopConfig.drain` seconds, then disconnects; after an
     exception or a cancellation it closes at once. Within an actor: ``await self.enter(connect(self.system, …))``.
 
     Args:
@@ -69,7 +69,8 @@ def connect(
     Raises:
         Disapproved: the server turned this client away.
         ConnectionLost: no server answers at the URL, its certificate is wrong, or it does not speak the protocol.
-        ConfigurationError: the URL or the settings cannot work, or an extra is not installed.
+        ConfigurationError: the URL, the token or the settings cannot work, or an extra is not installed.
+        TypeError: the token is not bytes.
 
     Source: MA-1, MA-15, MA-29.
     """
@@ -104,7 +105,7 @@ async def connect_over(
     if not isinstance(token, bytes | bytearray | memoryview):
         raise TypeError(f"a token is bytes, not {type(token).__name__}: encode it")
     if len(token) > MAX_TOKEN:
-        raise ConfigurationError(f"a token has {MAX_TOKEN:,} bytes at most, not {len(token):,} [MA-18]")
+        raise ConfigurationError(f"a token may have at most {MAX_TOKEN:,} bytes, got {len(token):,} [MA-18]")
     token = bytes(token)
     shared = _share(handlers, config or PeerConfig(), system.tracing)
     client = ClientActor(shared, opens, token, auth_type, dict(pairs or {}), bind)
@@ -141,8 +142,8 @@ def serve(
         The listener.
 
     Raises:
-        ConfigurationError: the URL, a handler or the settings cannot work, or an extra is not installed.
-        OSError: the address cannot be bound, or a file cannot be read.
+        ConfigurationError: the URL, a handler or the settings cannot work, the address is taken, a certificate cannot be read, or an extra is
+            not installed.
 
     Source: MA-1, MA-20, MA-112.
     """

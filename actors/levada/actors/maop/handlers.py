@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, TypeVar, overload
@@ -65,7 +66,7 @@ class Call:
 
     @property
     def stream_id(self) -> int:
-        """The operation's identity within the session."""
+        """The operation's id within the session."""
         return self.operation.stream_id
 
     @property
@@ -190,12 +191,12 @@ class Execute:
 
 @attrs.frozen(eq=False)
 class Raised:
-    """Answer of an operation's actor: an exception that it raised on purpose, so not a failure of the actor."""
+    """Answer of an operation's actor: an exception that its code raised on purpose, which is not a failure of the actor."""
 
     error: Exception
 
 
-class OperationActor(Actor[Any]):
+class OperationActor(Actor[Any], ABC):
     """A handler with its own state for each operation: derive a class and pass it to `serve`, which spawns one actor per operation.
 
     If the actor fails, its operation fails with EXECUTION_ERROR. If the operation is cancelled, the actor is killed and `on_cancel` runs.
@@ -206,9 +207,9 @@ class OperationActor(Actor[Any]):
     async def before_execute(self, call: Call) -> None:
         """Decide whether the operation may begin, without its body; raise `Refuse` to refuse it. Source: MA-113."""
 
+    @abstractmethod
     async def execute(self, call: Call) -> Any:
         """Do the work; the return value answers a Request, see `Handler`. Source: MA-113."""
-        raise NotImplementedError
 
     async def on_cancel(self, call: Call, reason: str) -> None:
         """Undo the work: called once if `execute` or the transfer was cut short, never after success. Source: MA-113."""
@@ -307,10 +308,12 @@ class Handler:
         made: Any = self.execute
         is_async = inspect.iscoroutinefunction(made) or inspect.iscoroutinefunction(type(made).__call__)
         if not is_async and (self.before_execute is not None or self.on_cancel is not None):
-            raise ConfigurationError("the methods of an actor decide and undo: give no functions for that")
+            raise ConfigurationError("an OperationActor has methods of its own: leave out before_execute and on_cancel")
+        if inspect.isabstract(made):
+            raise ConfigurationError(f"{made.__qualname__} has no method execute")
         if not is_async and not _makes_without_arguments(made):
             raise ConfigurationError(
-                f"{made!r} handles nothing: it is no async function of a Call, and no OperationActor or function that makes one"
+                f"{made!r} is not a handler: give an async function of a Call, an OperationActor class, or a function that makes one"
             )
         object.__setattr__(self, "code", FunctionCode(made, self.before_execute, self.on_cancel) if is_async else None)
 
@@ -343,12 +346,18 @@ Handlers: TypeAlias = Mapping[int, "Handler | Executes | type[OperationActor]"]
 
 
 def handler_table(handlers: Handlers | None) -> dict[int, Handler]:
-    """Return the table with all short forms expanded; raise `ConfigurationError` for a reserved msg_id or an entry that handles nothing."""
+    """Return the table with all short forms expanded.
+
+    Raises:
+        ConfigurationError: a msg_id is reserved, or an entry is not a handler.
+    """
     table: dict[int, Handler] = {}
     for msg_id, given in (handlers or {}).items():
         if not isinstance(msg_id, int) or not 1 < msg_id < 65_536:
             raise ConfigurationError(f"handlers have msg_ids from 2 to 65535, not {msg_id!r}; 0 and 1 are native")
         if not callable(given) and not isinstance(given, Handler):
-            raise ConfigurationError(f"the handler of {msg_id} is no Handler, async function or actor class: {given!r}")
+            raise ConfigurationError(
+                f"the handler of {msg_id} is not a Handler, an async function or an actor class: {given!r}"
+            )
         table[msg_id] = given if isinstance(given, Handler) else Handler(given)
     return table

@@ -38,7 +38,7 @@ class Log:
         self._core = core
         self._path = path
         self.who = path
-        """Who it is, in the text of each line: the path, and the client's name if it is known."""
+        """The name of the connection in each line: the path, and the client's name if it is known."""
         self._reasons = reasons
         self.verbose = logger.isEnabledFor(logging.DEBUG)
         """Whether steps of operations are logged; fixed when the connection begins."""

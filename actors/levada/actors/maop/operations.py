@@ -140,7 +140,7 @@ class Operation(Pooled):
                 self._cancel()
                 self.end(
                     OperationStopped(
-                        f"the actor of stream {self.stream_id} was ended",
+                        f"the actor of stream {self.stream_id} was stopped",
                         code=ErrorCode.CANCELLED,
                         actor=self.ref.path,
                         reason=reason,
@@ -221,7 +221,7 @@ class Operation(Pooled):
 
 
 def make_error(outcome: RefusedEvent | Failed, *, lost: bool) -> MaopError:
-    """Make the error for an operation that did not succeed; `lost` says that its connection ended."""
+    """Make the error for an operation that did not succeed; `lost` says whether its connection has ended."""
     if isinstance(outcome, RefusedEvent):
         return OperationRefused(code=outcome.code, retry_after=outcome.retry_after)
     kind: type[OperationFailed] = OperationFailed

@@ -89,7 +89,8 @@ class Peer:
 
     All methods raise `OperationRefused` if the peer does not let the operation begin, and `OperationFailed` if it fails, with the subclasses
     `OperationTimeout`, `OperationLost` and `OperationStopped`. They raise `ConnectionClosed` or `ConnectionLost` if the connection was already
-    over. Cancelling a call cancels the operation at the peer, which may have executed it in part. Source: MA-61, MA-115.
+    over, and `ConfigurationError`, `TypeError` or `ValueError` if the arguments cannot be sent. Cancelling a call
+    cancels the operation at the peer, which may have executed it in part. Source: MA-61, MA-115.
     """
 
     def __init__(self, connection: MaopDriver) -> None:
@@ -459,7 +460,7 @@ class Peer:
         )
 
     async def aclose(self, reason: str = "") -> None:
-        """Begin nothing more on either side, let running operations end within `MaopConfig.drain` seconds, then disconnect.
+        """Stop new operations of both sides, let running ones end within `MaopConfig.drain` seconds, then disconnect.
 
         Operations left after that fail with CANCELLED and the reason ``SHUTDOWN``. A second call does no harm. Source: MA-89 to MA-93.
 
@@ -519,7 +520,7 @@ class ReplyStream:
     async def __anext__(self) -> bytes | memoryview:
         operation = self._operation
         if operation is None:
-            raise OperationFailed("the block of this answer was left", code=ErrorCode.CANCELLED)
+            raise OperationFailed("the block of open_request has been left", code=ErrorCode.CANCELLED)
         while not operation.chunks:
             if operation.outcome is not None:
                 operation.result()
@@ -535,7 +536,7 @@ def _milliseconds(timeout: float | None) -> int:
     if timeout is None:
         return 0
     if not timeout > 0:
-        raise ValueError(f"a timeout is more than 0 seconds, or None for none, not {timeout!r}")
+        raise ValueError(f"a timeout must be above 0 seconds, or None for no limit; got {timeout!r}")
     return max(1, round(timeout * 1000))
 
 

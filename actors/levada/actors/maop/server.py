@@ -80,7 +80,7 @@ class ServerConnection(MaopDriver):
                 identity.name, identity=identity.tenant, roles=identity.roles, quota=share.quota, now=now
             )
         except LevadaError as error:
-            logger.error("%s: authenticate gave an identity that cannot be: %s", self.ref.path, error)
+            logger.error("%s: authenticate returned an identity that cannot be used: %s", self.ref.path, error)
             events = core.disapprove_client(ErrorCode.UNAUTHORIZED, "The server could not name this client.", now=now)
         self.feed(events)
 
@@ -97,7 +97,7 @@ class ServerConnection(MaopDriver):
 
 
 class ListenerActor(Acceptor[ServerConnection]):
-    """Accepts carriers and makes a connection of each, which adds itself when its client is admitted."""
+    """Accepts carriers and makes a connection from each; the connection adds itself when its client is admitted."""
 
     shared: Shared
     listens: ListenerContext

@@ -131,7 +131,7 @@ async def run_node(
             side = NodeSide(system, node_id or secrets.token_bytes(16))
             side.links.update(links)
             async with (
-                connect_over(system, opens, Hello, side.config(), expose=lambda _: True) as peer,
+                connect_over(system, opens, Hello, expose=lambda _: True, config=side.config()) as peer,
                 trio.open_nursery() as nursery,
             ):
                 node = _Body(side, peer, end, settle)

@@ -133,8 +133,8 @@ class Fleet(Nodes):
             listening,
             self._hello,
             Hello,
-            config,
             authenticate=authenticate,
+            config=config,
             closes="close",
         ) as listener:
             self._listeners.append(listener)

@@ -160,7 +160,8 @@ async def serve(
         The listener.
 
     Raises:
-        ConfigurationError: the URL, the handler or the settings cannot work, the address is taken, or an extra is not installed.
+        ConfigurationError: the URL, the handler or the settings cannot work, the address is taken, a certificate cannot be read, or an extra
+            is not installed.
     """
     dialect, carrier = carrier_url(url)
     settings = config or ServerConfig()

@@ -17,19 +17,26 @@ from typing import Any
 
 from trio.lowlevel import checkpoint
 
-from levada.framework import handles
+from levada.actors.pool import Pooled
+from levada.framework import Reason, handles
 from levada.framework.errors import DecodeError
 
 from .errors import RequestFailed
-from .streams import Begin, Stream, before_waiting, close_source
+from .streams import Begin, _Carrying, before_waiting, close_source
 
 __all__ = ["Fired"]
 
 TURN = 500e-6  # seconds of handlers that do not wait, after which other actors have their turn
 
 
-class Fired(Stream):
-    """Runs the user's handlers for the fire-and-forget requests of a connection. It never has a stream."""
+class Fired(Pooled):
+    """Runs the user's handlers for the fire-and-forget requests of a connection."""
+
+    connection: _Carrying
+
+    def stopping(self, reason: Reason) -> None:
+        """Leave the pool."""
+        self.connection.idle.forget(self)
 
     def undelivered(self, messages: list[Any]) -> None:
         """Pass the queue on: this actor was stopped before it could begin."""

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import types
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterable, Callable, Coroutine, Generator
 from inspect import isawaitable
@@ -128,7 +129,7 @@ class _Carrying(Protocol):
     async def turn(self) -> None: ...
 
 
-class Stream(Pooled):
+class Stream(Pooled, ABC):
     """The base of all streams: a place in the connection's table, from `occupy` to `leave`."""
 
     connection: _Carrying
@@ -157,17 +158,17 @@ class Stream(Pooled):
 
     # The connection calls these.
 
+    @abstractmethod
     def received(self, payload: Payload, complete: bool) -> None:
         """Take a payload."""
-        raise NotImplementedError
 
+    @abstractmethod
     def completed(self) -> None:
         """Note that the peer has sent everything."""
-        raise NotImplementedError
 
+    @abstractmethod
     def failed(self, event: StreamFailed) -> None:
         """End the stream with an error of the peer or of the connection."""
-        raise NotImplementedError
 
     def credited(self) -> None:
         """Note that the peer takes more."""
@@ -175,9 +176,9 @@ class Stream(Pooled):
     def cancelled(self) -> None:
         """End sending: the peer wants no more, or the connection is over."""
 
+    @abstractmethod
     def give_up(self, reason: Reason) -> None:
         """End the stream, because this actor was stopped from outside."""
-        raise NotImplementedError
 
     def stopping(self, reason: Reason) -> None:
         """Give up the stream that is under way."""
