@@ -147,7 +147,8 @@ async def test_a_burst_of_large_commands_is_held_back_before_any_is_handled(
     Notebook.gate = gate = Gate()
     HANDLED.clear()
     async with ActorSystem(ask_timeout=1000.0) as system:
-        journal = system.spawn(MemoryJournal, log_columns(Deposited), [[]])
+        rows: list[list[Row]] = [[]]
+        journal = system.spawn(MemoryJournal, log_columns(Deposited), rows)
         notes = await shards(system, Notebook, events=Deposited, journal=journal, shards=1)
         assert await notes["e0"].ask(Balance()) == 0
         gate.open = trio.Event()

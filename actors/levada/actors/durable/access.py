@@ -17,9 +17,9 @@ from levada.actors.journal import (
     JournalError,
     ReadEntity,
     ReadRows,
+    journal_error,
     stream_of,
 )
-from levada.actors.journal.errors import journal_error
 from levada.framework import Ref
 from levada.framework.errors import LevadaError
 from levada.framework.message import Asks
@@ -64,7 +64,7 @@ class Access:
     async def append(self, batch: pa.RecordBatch, at: int) -> Appended | Fenced:
         """Append rows if `at` is the end."""
         rows = stream_of(batch) if self.streams else batch
-        answer: Appended | Fenced = await self.ask(Append(rows, partition=self.shard, at=at))
+        answer: Appended | Fenced = await self.ask(Append(rows, partition=self.shard, at=at, waits=False))
         return answer
 
     async def row(self, offset: int) -> pa.RecordBatch:

@@ -18,6 +18,7 @@ import trio
 
 from levada.actors.apps import importable
 from levada.actors.journal import GetExtent, Journal, JournalConfig, Store, check_growth, partition_of
+from levada.actors.journal.config import REOPEN_EVERY
 from levada.framework import Actor, ActorSystem, Asks, Codec, Receiver, Ref, Sender, bounded, channel, handles, restart
 from levada.framework.errors import ConfigurationError, LevadaError
 from levada.framework.handlers import flatten
@@ -202,7 +203,7 @@ class _Root(Actor[_Start]):
         schema, config = self.settings.log.schema, log_config(self.count)
         if self.keeper:
             return await self.enter(_kept(self.system, self.ref, self.folder, schema, config))
-        factory = partial(Journal, self.folder, schema, config=config)
+        factory = partial(Journal, self.folder, schema, config=config, reopen_every=REOPEN_EVERY)
         return self.spawn(factory, name="journal", mailbox=bounded(256), supervise=_AGAIN)
 
 

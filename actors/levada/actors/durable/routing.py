@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 import trio
 
-from levada.actors.journal import CommandReused
+from levada.actors.journal import CommandReused, journal_error
 from levada.framework import Actor, ActorSystem, Normal, Receiver, Ref
 from levada.framework.errors import (
     ActorError,
@@ -244,4 +244,4 @@ def _as_sent(error: ActorError, m: Any) -> LevadaError:
     cause = error.__cause__
     if isinstance(cause, RemoteFailure) and isinstance(m, Command | Erase) and cause.kind in _ERRORS:
         return _ERRORS[cause.kind](cause.detail, m if isinstance(m, Command) else Command(m.entity, m))
-    return error
+    return journal_error(error) or error

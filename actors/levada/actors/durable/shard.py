@@ -5,7 +5,8 @@ entity first, with a task of its own. When the handler has returned, `finished` 
 
 The shard ends if its partition takes no more of its rows: another process has written there, or the journal failed. Then all commands under way
 fail with `OutcomeUnknown`, the entities end, and the supervisor starts the shard again, which reads everything anew. A shard whose own rows cannot
-be read or written refuses all commands with the journal's error, and tries again later.
+be read or written refuses all commands with the journal's error, and tries again later; if the journal refuses rows, the commands under way get its
+error too, since none of their rows was written.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import attrs
 import trio
 
 from levada.actors.journal import Appended, CommandReused, JournalError
+from levada.actors.journal.errors import fresh
 from levada.actors.metrics.journal import shard_samples
 from levada.framework import Failed, Killed, Reason, Reply, Sample, handles
 from levada.framework.embedding import ActorPhase, DescribedActor, adopt, local_ref, release
@@ -100,17 +102,21 @@ class Shard(DescribedActor[Any]):
         self._replayed = self._repeated = 0
         self.number = self.access.shard
         self.log = self.settings.log
-        self.own = Live("", self)
-        self.reminders = Reminders(self.settings.codec)
         self._attempts: dict[str, int] = {}
         self._refusal: JournalError | None = None
+        await self._open()
+
+    async def _open(self) -> None:
         delay = FIRST_DELAY
         while True:
+            self.own = Live("", self)
+            self.reminders = Reminders(self.settings.codec)
             try:
                 end = await self._take()
                 break
             except JournalError as error:
-                logger.error("%s cannot be opened: %s", self.ref.path, error, extra={"event": "shard_refused"})
+                if str(error) != str(self._refusal):
+                    logger.error("%s cannot be opened: %s", self.ref.path, error, extra={"event": "shard_refused"})
                 self._refusal = error
                 self._commits = Commits(self.access, self.log, 0)
                 self.timers.once("again", LAST_DELAY, _Again())
@@ -121,6 +127,7 @@ class Shard(DescribedActor[Any]):
                 )
                 await trio.sleep(delay)
                 delay = min(2 * delay, LAST_DELAY)
+        self._refusal = None
         self._commits = Commits(self.access, self.log, end)
         self.start_task(self._commits.run)
         self.timers.every("sweep", self.settings.idle / 4, _Sweep())
@@ -154,14 +161,13 @@ class Shard(DescribedActor[Any]):
             await function(*args)
         except ShardLost as error:
             logger.warning("%s ends: %s", self.ref.path, error, extra={"event": "shard_lost"})
-            self._give_up()
+            self._give_up(error.__cause__)
             release(self, Failed(error))
 
     @handles
-    def again(self, _: _Again) -> None:
-        """End, for the supervisor to start the shard again."""
-        assert self._refusal is not None
-        release(self, Failed(self._refusal))
+    async def again(self, _: _Again) -> None:
+        """Try to open a shard that could not be opened."""
+        await self._open()
 
     async def stopping(self, reason: Reason) -> None:
         """Write the rows of finished handlers; the other commands fail."""
@@ -177,9 +183,13 @@ class Shard(DescribedActor[Any]):
         if hasattr(self, "_turns"):
             self._give_up()
 
-    def _give_up(self) -> None:
+    def _give_up(self, refusal: BaseException | None = None) -> None:
         for turn in self._turns:
-            if turn.reply is not None:
+            if turn.reply is None:
+                continue
+            if isinstance(refusal, JournalError):  # which has written nothing
+                turn.reply.fail(fresh(refusal))
+            else:
                 command = f"command {turn.command!r:.100}" if turn.command is not None else type(turn.message).__name__
                 what = f"{self.ref.path}: {command} of entity {turn.entity!r:.100} is not done, or not known to be"
                 what += ": ask again with the same command id"
@@ -236,7 +246,7 @@ class Shard(DescribedActor[Any]):
     def _take_command(self, m: Command) -> None:
         turn = Turn(local_ref(self), self, m, self._reply())
         if self._refusal is not None:
-            self._refuse(turn, self._refusal)
+            self._refuse(turn, fresh(self._refusal))
             return
         if handler_of(self.settings.cls, type(m.message)) is None:
             name = self.settings.cls.__name__
@@ -280,7 +290,7 @@ class Shard(DescribedActor[Any]):
         if waiting is not None:
             waiting.append(turn)
         elif (error := self._unreadable.get(turn.entity)) is not None:
-            self._refuse(turn, error)
+            self._refuse(turn, fresh(error))
         else:
             self._loading[turn.entity] = [turn]
             self.start_task(self._load, turn.entity)
@@ -353,7 +363,7 @@ class Shard(DescribedActor[Any]):
                 if len(self._unreadable) < MOST_FAILED:
                     self._unreadable[entity] = error
             for turn in self._load_ended(entity):
-                self._refuse(turn, error)
+                self._refuse(turn, fresh(error))
             return
         self._replayed += 1
         turns = self._load_ended(entity)
@@ -553,7 +563,7 @@ class Shard(DescribedActor[Any]):
         """End an entity and erase its rows."""
         reply = self.reply_later()
         if self._refusal is not None:
-            reply.fail(self._refusal)
+            reply.fail(fresh(self._refusal))
         else:
             self._erasing.begin(m.entity, reply)
 

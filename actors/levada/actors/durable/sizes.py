@@ -24,7 +24,8 @@ def _names(cls: type) -> tuple[str, ...]:
 def octets_of(message: Any, codec: Codec) -> int:
     """Return about the bytes of a message: of its texts and bytes; of other fields, what they have when they are encoded."""
     octets = 0
-    for name in _names(type(message)):
+    cls: type = type(message)
+    for name in _names(cls):
         value = getattr(message, name)
         kind = type(value)
         if kind is str or kind is bytes:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         JournalUnwritable,
         OffsetGone,
         SchemaMismatch,
+        journal_error,
     )
     from .extent import Appended, Extent, Fenced, StoreStatistics, partition_of
     from .ipc import rows_of_stream, stream_of
@@ -75,7 +76,7 @@ __all__ = [
     "GetJournalStatistics", "GetReach", "GetSchema", "Journal", "JournalBehind", "JournalConfig", "JournalDamaged", "JournalError", "JournalFull",
     "JournalLocked", "JournalStatistics", "JournalUnwritable", "Keeper", "Keyed", "Message", "OffsetGone", "OffsetWithin", "Reach", "Read",
     "ReadEntity", "ReadRows", "Rows", "SchemaMismatch", "Stage", "StageRows", "Store", "StoreStatistics", "Taken", "check_growth", "columns_of",
-    "differences", "fit", "keeper", "partition_of", "rows_of_stream", "stream_of",
+    "differences", "fit", "journal_error", "keeper", "partition_of", "rows_of_stream", "stream_of",
 ]  # fmt: skip
 
 _MODULES = (

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import dropwhile, islice, takewhile
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, TypeVar, cast
 
 import attrs
@@ -26,7 +26,7 @@ import pyarrow as pa
 import trio
 
 from levada.actors.metrics.journal import journal_samples
-from levada.framework import Failed, Killed, Reason, Reply, Sample, handles
+from levada.framework import Behaviour, Failed, Killed, Reason, Reply, Sample, handles
 from levada.framework.embedding import DescribedActor
 from levada.framework.errors import ActorError
 from levada.transports.text import printable
@@ -36,7 +36,7 @@ from .blocks import Block
 from .columns import Columns, columns_of
 from .config import JournalConfig
 from .ends import SYNC_EVERY
-from .errors import JournalError, JournalFull
+from .errors import JournalError, JournalFull, fresh, refused
 from .extent import Appended, Extent, partition_of
 from .ipc import stream_of
 from .ledger import Delivered, Reach
@@ -93,6 +93,11 @@ class _Clean:
     """Time to delete rows that may go."""
 
 
+@attrs.frozen
+class _Reopen:
+    """Time to try to open it again."""
+
+
 class Journal(
     DescribedActor[
         Append
@@ -128,11 +133,13 @@ class Journal(
         config: see `JournalConfig`.
         max_waiting: most appends that wait while the journal is full.
         max_octets: bytes that wait for the disk before the next append is taken; the mailbox fills meanwhile, so give it a bound.
+        reopen_every: seconds between attempts to open a journal that cannot be opened; until then each question fails with the reason. None:
+            the actor fails.
         clean_every: seconds between runs of retention, which also check for room on a full disk and for deleted files.
         clock: seconds since 1970.
 
     Raises:
-        JournalError: in `started`, see `Store.open`.
+        JournalError: in `started`, see `Store.open`; not with `reopen_every`.
 
     Example:
         >>> import tempfile
@@ -159,6 +166,7 @@ class Journal(
     max_waiting: int = attrs.field(default=1024, kw_only=True)
     max_octets: int = attrs.field(default=64 << 20, kw_only=True)
     clean_every: float = attrs.field(default=1.0, kw_only=True)
+    reopen_every: float | None = attrs.field(default=None, kw_only=True)
     clock: Callable[[], float] = attrs.field(default=time.time, kw_only=True)
 
     @property
@@ -181,7 +189,7 @@ class Journal(
             refused=self._refused,
             waiting=len(self._waiting),
             waiting_octets=self._octets,
-            full=self._full,
+            full=self._full is not None,
         )
 
     async def report(self) -> dict[str, object]:
@@ -190,6 +198,8 @@ class Journal(
         Raises:
             JournalError: the journal is not open yet.
         """
+        if self._refusal is not None:
+            raise fresh(self._refusal)
         if not hasattr(self, "_store"):
             raise JournalError("it is being opened", path=self.about)
         extent, sizes = self._store.extent(), self._store.statistics()
@@ -202,18 +212,57 @@ class Journal(
             "octets": sizes.octets,
             "rows_appended": sizes.rows_appended,
             "appends_waiting": len(self._waiting),
-            "full": self._full,
+            "full": self._full is not None,
             "groups": {printable(group): _behind(extent, offsets) for group, offsets in groups.items()},
         }
 
     async def started(self) -> None:
         """Open the journal and start the task that writes."""
+        self._refusal: JournalError | None = None
+        if self.reopen_every is None:
+            await self._open()
+        else:
+            await self._try_to_open(self.reopen_every)
+
+    async def _try_to_open(self, every: float) -> None:
+        try:
+            await self._open()
+        except (JournalError, OSError) as error:
+            known = self._refusal
+            self._refusal = error if isinstance(error, JournalError) else refused(error, Path(self.directory))
+            if known is None or str(known) != str(self._refusal):
+                logger.error(
+                    "%s; it is tried again every %g s", self._refusal, every, extra={"event": "journal_refused"}
+                )
+            self.become(_Refusing)
+            self.timers.once("reopen", every, _Reopen())
+        else:
+            self._refusal = None
+            self.become(None)
+
+    async def reopen(self) -> None:
+        """Try to open a journal again that could not be opened."""
+        assert self.reopen_every is not None
+        await self._try_to_open(self.reopen_every)
+
+    def refuse(self) -> None:
+        """Have the question that is being handled fail, because the journal is not open."""
+        assert self._refusal is not None
+        reply = self._reply()
+        if reply is not None:
+            reply.fail(fresh(self._refusal))
+        else:
+            logger.error("rows were told, not asked, and are lost: %s", self._refusal, extra={"event": "rows_lost"})
+
+    async def _open(self) -> None:
         columns: Columns[Any] | None = columns_of(self.columns) if isinstance(self.columns, type) else None
         schema = columns.schema if columns is not None else self.columns
         self._waiting: deque[Job] = deque()
         self._urgent: deque[Job] = deque()
         self._octets = 0
-        self._full = self._warned = False
+        self._full: JournalFull | None = None
+        """Why appends wait."""
+        self._warned = False
         self._refused = self._appended = 0
         self._watchers: list[tuple[AwaitRows, Reply[Extent]]] = []
         self._wake = trio.Event()
@@ -254,7 +303,10 @@ class Journal(
         self._queue(Job(functools.partial(self._deliver, m), self._reply()))
 
     def _queue(self, job: Job) -> None:
-        if self._full and len(self._waiting) >= self.max_waiting:
+        if self._full is not None and job.append is not None and not job.append.waits:
+            job.fail(fresh(self._full))
+            return
+        if self._full is not None and len(self._waiting) >= self.max_waiting:
             self._refused += 1
             job.fail(
                 JournalFull(
@@ -332,8 +384,8 @@ class Journal(
                 if job.wanted:
                     await self._run(job)
                 self._urgent.popleft()
-                # Any job may have made room, except staging, which takes some.
-                self._full = self._full and bool(job.octets)
+                if not job.octets:  # any job may have made room, except staging, which takes some
+                    self._full = None
                 self._tell_progress()
             if self._waiting and not self._full:
                 await (self._run_group() if self._waiting[0].append is not None else self._run_first())
@@ -389,6 +441,11 @@ class Journal(
         if len(answers) < len(wanted):  # the others wait for room
             answered = {job for job, _ in answers}
             left = [job for job in wanted if job not in answered]
+            if isinstance(error, JournalFull):
+                for job in left:
+                    if job.append is not None and not job.append.waits:
+                        job.fail(fresh(error))
+                left = [job for job in left if job.append is None or job.append.waits]
             self._waiting.extendleft(reversed(left))
             self._octets += sum(job.octets for job in left)
         done = 0
@@ -421,7 +478,7 @@ class Journal(
             self._octets -= job.octets
 
     def _note_full(self, error: JournalFull) -> None:
-        self._full = True
+        self._full = error
         if not self._warned:
             logger.warning("%s: appends wait: %s", self.directory, error.detail, extra={"event": "journal_full"})
             self._warned = True
@@ -554,7 +611,7 @@ class Journal(
                 logger.error("%s: rows are not erased: %s", self.directory, error, extra={"event": "not_erased"})
             self._require_store(error)
             return
-        self._full = False  # there may be room now
+        self._full = None  # there may be room now
         self._wake.set()
         if reply is not None:
             reply.send(Erased(number, rows))
@@ -633,10 +690,27 @@ class Journal(
             appends=self._appended,
             appends_waiting=len(self._waiting),
             octets_waiting=self._octets,
-            full=self._full,
+            full=self._full is not None,
             appends_refused=self._refused,
             readers_waiting=sum(reply.wanted for _, reply in self._watchers),
         )
+
+
+class _Refusing(Behaviour):
+    """What a journal does while it cannot be opened."""
+
+    @handles
+    async def again(self, _: _Reopen) -> None:
+        await _journal(self).reopen()
+
+    @handles
+    def other(self, _: object) -> None:
+        _journal(self).refuse()
+
+
+def _journal(actor: object) -> Journal:
+    assert isinstance(actor, Journal)
+    return actor
 
 
 def _found(partition: int, batches: list[pa.RecordBatch], following: int | None, stream: bool = True) -> Found:

@@ -13,6 +13,8 @@ __all__ = ["JournalConfig", "Keyed"]
 
 SEGMENT_BYTES = 128 << 20
 """Default size of a segment."""
+REOPEN_EVERY = 5.0
+"""Seconds between attempts to open a journal of durable actors, or of a keeper, that cannot be opened."""
 _SIZE = [v.instance_of(int), v.ge(1)]
 _SECONDS = v.optional([v.instance_of((int, float)), v.gt(0)])  # type: ignore[arg-type]  # a list is taken, the stubs say otherwise
 

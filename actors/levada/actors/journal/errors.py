@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 from pathlib import Path
+from typing import TypeVar
 
 import attrs
 
@@ -11,8 +13,10 @@ from levada.framework.errors import ActorError, LevadaError, RemoteFailure
 
 __all__ = [
     "CommandReused", "JournalBehind", "JournalDamaged", "JournalError", "JournalFull", "JournalLocked", "JournalUnwritable",
-    "OffsetGone", "SchemaMismatch", "journal_error", "refused",
+    "OffsetGone", "SchemaMismatch", "fresh", "journal_error", "refused",
 ]  # fmt: skip
+
+E = TypeVar("E", bound=BaseException)
 
 
 @attrs.define(eq=False, slots=False, str=False)
@@ -99,8 +103,13 @@ class SchemaMismatch(JournalError, TypeError):
 def refused(error: OSError, path: Path) -> JournalError:
     """Return the error of the journal for a write that the disk refused."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return JournalFull(f"the disk is full ({error.strerror}); nothing of this was written", path=str(path))
-    return JournalUnwritable(f"the disk refuses ({error}); nothing of this was written", path=str(path))
+        return JournalFull(
+            f"the disk is full ({error.strerror}); nothing of this was written: make room on it", path=str(path)
+        )
+    return JournalUnwritable(
+        f"the disk refuses ({error}); nothing of this was written: see whether this user may write there, and whether the disk is well",
+        path=str(path),
+    )
 
 
 _WITH_A_PATH_ONLY = {
@@ -121,3 +130,10 @@ def journal_error(error: BaseException) -> JournalError | None:
     if cls is None and cause.kind not in _OTHERS:
         return None
     return (cls or JournalError)(cause.detail)
+
+
+def fresh(error: E) -> E:
+    """Return a copy of an error that is raised again and again: each time, an exception keeps the frames it was raised in."""
+    found = copy.copy(error)
+    found.__cause__ = error.__cause__
+    return found

@@ -25,7 +25,7 @@ from levada.framework.router import group
 
 from .actor import Journal
 from .columns import columns_of
-from .config import JournalConfig, Keyed
+from .config import REOPEN_EVERY, JournalConfig, Keyed
 from .questions import GetExtent
 from .store import Store
 
@@ -134,6 +134,8 @@ class KeptJournal(Journal):
     """Its columns, as an Arrow IPC message."""
     settings: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
     """Its config, see `_plain`."""
+
+    reopen_every: float | None = attrs.field(default=REOPEN_EVERY, kw_only=True)
 
     async def started(self) -> None:
         """Open the journal."""

@@ -64,6 +64,8 @@ class Append(Asks[Appended | Fenced]):
     at: int | None = attrs.field(default=None, validator=v.optional(_OFFSET))
     """Compare and append: write only if the partition ends here, else answer with `Fenced`. No other append comes between the two. Needs
     `partition` or `key`. There may be no rows: then nothing is written, and the answer says whether the partition still ends here."""
+    waits: bool = attrs.field(default=True, validator=v.instance_of(bool))
+    """Whether to wait for room while the journal or the disk is full. False: fail with `JournalFull` at once."""
 
     def __attrs_post_init__(self) -> None:
         if self.at is not None and self.partition is None and self.key is None:

@@ -1,0 +1,192 @@
+"""A journal that cannot be opened or written: callers get its own error at once, and its way back is found."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+pytest.importorskip("pyarrow")
+
+from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit
+from tests.actors.durable.memory_journal import MemoryJournal, Row
+from tests.actors.durable.test_placement import placed
+
+from levada.actors.durable import OutcomeUnknown, Shards, log_columns, log_config, shard, shards
+from levada.actors.journal import (
+    Append,
+    Appended,
+    Fenced,
+    GetExtent,
+    Journal,
+    JournalFull,
+    JournalLocked,
+    JournalUnwritable,
+    Store,
+)
+from levada.actors.nodes import nodes_of
+from levada.framework import ActorSystem, Ref, handles
+
+TIMES: dict[str, Any] = {"ask_timeout": 30.0, "shutdown": 20.0}
+
+
+@pytest.fixture(autouse=True)
+def only_what_callers_see(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, "levada")
+
+
+class Disk:
+    """Refuses to write, with an error number."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.refuses = 0
+        self._write = os.pwritev
+        monkeypatch.setattr(os, "pwritev", self)
+
+    def __call__(self, *args: Any) -> int:
+        if self.refuses:
+            raise OSError(self.refuses, os.strerror(self.refuses))
+        return self._write(*args)
+
+
+async def ask_until_it_works(accounts: Shards[Any], number: int, refusal: type[Exception]) -> int:
+    while True:
+        try:
+            answer: int = await accounts["anna"].ask(Deposit(1), command=f"c{number}")
+            return answer
+        except refusal:
+            await trio.lowlevel.checkpoint()
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("number", "error", "says"),
+    [
+        (errno.ENOSPC, JournalFull, r"log: the disk is full \(No space left on device\); nothing of this was written"),
+        (errno.EIO, JournalUnwritable, r"log: the disk refuses \(.*Input/output error\); nothing of this was written"),
+    ],
+)
+@pytest.mark.parametrize("on_nodes", [False, True])
+async def test_a_disk_that_refuses_is_what_callers_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, error: type[Exception], says: str, on_nodes: bool
+) -> None:
+    monkeypatch.setattr(shard, "LAST_DELAY", 0.05)
+    disk = Disk(monkeypatch)
+
+    async def check(accounts: Shards[Any]) -> None:
+        assert await accounts["anna"].ask(Deposit(1)) == 1
+        disk.refuses = number
+        for place in range(3):  # the first is refused by the append, the others by the shard
+            with pytest.raises(error, match=says), trio.fail_after(15):
+                await accounts["anna"].ask(Deposit(1), command=f"c{place}")
+        disk.refuses = 0
+        assert [await ask_until_it_works(accounts, place, error) for place in range(3)] == [2, 3, 4]
+
+    if on_nodes:
+        async with placed(tmp_path / "log") as (accounts, _, _):
+            await check(accounts)
+        return
+    async with ActorSystem("test", **TIMES) as system:
+        await check(await shards(system, Account, events=EVENTS, journal=tmp_path / "log", shards=2))
+
+
+async def test_a_journal_that_cannot_be_opened_says_why_until_it_can(tmp_path: Path) -> None:
+    async with ActorSystem("test", **TIMES) as system:
+        columns, config = log_columns(EVENTS), log_config(1)
+        with Store.open(tmp_path / "log", columns, config):
+            journal: Ref[Any] = system.spawn(
+                partial(Journal, tmp_path / "log", columns, config=config, reopen_every=0.01)
+            )
+            for _ in range(3):
+                with pytest.raises(JournalLocked, match=str(tmp_path / "log")):
+                    await journal.ask(GetExtent())
+            journal.tell(Append(b""))
+            with pytest.raises(JournalLocked):
+                await shards(system, Account, events=EVENTS, journal=journal, shards=1)
+        while True:
+            try:
+                extent = await journal.ask(GetExtent())
+                break
+            except JournalLocked:
+                await trio.sleep(0.005)
+        assert extent.end == {0: 0}
+        accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=1)
+        assert await accounts["anna"].ask(Deposit(5)) == 5
+        accounts.ref.stop()
+        await accounts.ref.terminated()
+
+
+@pytest.mark.ci
+async def test_a_journal_that_its_keeper_cannot_open_again_says_why(tmp_path: Path) -> None:
+    async with ActorSystem("test", **TIMES) as system:
+        accounts = await shards(system, Account, events=EVENTS, journal=tmp_path / "log", shards=2, keeper=True)
+        assert await accounts["anna"].ask(Deposit(5), command="one") == 5
+        os.kill(nodes_of(system)["Account-keeper"].pid, signal.SIGKILL)
+        store = await _locked(tmp_path / "log")
+        with pytest.raises(JournalLocked, match=f"{tmp_path / 'log'}.*open"), trio.fail_after(25):
+            await ask_until_it_works(accounts, 2, OutcomeUnknown)  # until the keeper is back
+        with pytest.raises(JournalLocked):
+            await accounts["anna"].ask(Deposit(5), command="one")
+        store.close()
+        assert await ask_until_it_works(accounts, 2, JournalLocked) == 6
+        accounts.ref.stop()
+        await accounts.ref.terminated()
+
+
+async def _locked(folder: Path) -> Store:
+    while True:
+        try:
+            return Store.open(folder, None, log_config(2))
+        except JournalLocked:
+            await trio.lowlevel.checkpoint()
+
+
+class Picky(MemoryJournal):
+    """Refuses appends while it is told to."""
+
+    refusal: Any = None
+
+    @handles
+    async def append(self, m: Append) -> Appended | Fenced:
+        if self.refusal:
+            self.reply_later().fail(self.refusal[0])
+            return Fenced(0, 0)  # not what is answered
+        done: Appended | Fenced = await super().append(m)
+        return done
+
+
+async def test_every_command_under_way_gets_the_refusal_and_is_not_done(autojump_clock: MockClock) -> None:
+    refusal: list[JournalFull] = []
+    async with ActorSystem("test", ask_timeout=1000.0) as system:
+        rows: list[list[Row]] = [[]]
+        journal = system.spawn(Picky, log_columns(EVENTS), rows, refusal)
+        accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=1)
+        for n in range(10):
+            assert await accounts[f"e{n}"].ask(Balance()) == 0
+        refusal.append(JournalFull("the disk is full", path="/var/log"))
+        before = trio.current_time()
+        seen: list[JournalFull] = []
+
+        async def ask(n: int) -> None:
+            with pytest.raises(JournalFull, match=r"^/var/log: the disk is full$") as caught:
+                await accounts[f"e{n}"].ask(Deposit(1))
+            seen.append(caught.value)
+
+        async with trio.open_nursery() as nursery:
+            for n in range(10):
+                nursery.start_soon(ask, n)
+        for n in range(10):
+            await ask(n)
+        assert trio.current_time() - before < 1.0
+        assert len(set(map(id, seen))) == 20  # an error that is raised keeps frames, so each caller gets its own
+        refusal.clear()
+        await trio.sleep(shard.LAST_DELAY + 0.1)
+        assert [await accounts[f"e{n}"].ask(Deposit(1)) for n in range(10)] == [1] * 10
