@@ -30,8 +30,8 @@ def settings(scheme: str, carrier: MemoryConfig | None) -> MemoryConfig | QmuxCo
             f"only the memory carrier has datagram_loss and cut_at_call, and this is {scheme}: see memory_only"
         )
     return QmuxConfig(
-        max_streams=carrier.max_streams_bidi,
-        max_streams_unidirectional=carrier.max_streams_uni,
+        max_streams=carrier.max_streams,
+        max_streams_unidirectional=carrier.max_streams_unidirectional,
         below=attrs.evolve(
             MemoryConfig(), latency=carrier.latency, chunk=carrier.chunk, seed=carrier.seed, cut_after=carrier.cut_after
         ),

@@ -68,14 +68,15 @@ class PoolChildren:
 
     def resize(self, router: RouterBase, size: int) -> None:
         places = self._places
-        while len(self._routees) > size:
-            last = max(self._routees, key=places.__getitem__)
+        for last in sorted(self._routees, key=places.__getitem__)[size:][::-1]:
             del self._routees[last]
             router.remove(last)
             last.admit(Stop(SHUTDOWN, final=True))  # type: ignore[attr-defined]
+        taken, place = set(places.values()), 0
         while len(self._routees) < size:
-            taken = set(places.values())
-            place = next(number for number in range(len(taken) + 1) if number not in taken)
+            while place in taken:
+                place += 1
+            taken.add(place)
             ref = router.spawn(
                 self._factory, *self._args, name=str(place), mailbox=self._mailbox, supervise=self._supervise
             )

@@ -113,6 +113,9 @@ class ActorSystem:
         strict: check each `tell` for the wrong thread or run and for floods; for tests, three times the cost.
         seed: for jitter and random routing; ``None``: from the operating system.
         tracing: follows messages from actor to actor, see `levada.framework.tracing`; not together with `strict`.
+
+    Raises:
+        ConfigurationError: a setting is out of its range, or `strict` and `tracing` are combined.
     """
 
     def __init__(

@@ -109,7 +109,7 @@ async def test_parts_of_a_connection_are_its_children(start: Start) -> None:
 @pytest.mark.ci
 async def test_few_actors_are_left_after_many_operations(start: Start) -> None:
     """What is at rest is bounded, and bursts above that end their actors."""
-    async with start({100: nothing, 101: echo}, carrier=MemoryConfig(shape="connection", max_streams_bidi=600)) as ends:
+    async with start({100: nothing, 101: echo}, carrier=MemoryConfig(shape="connection", max_streams=600)) as ends:
         await wait_all_tasks_blocked()
         before = ends.system.statistics().actors
         for _ in range(1000):
@@ -447,7 +447,7 @@ async def test_ma92_the_end_goes_on_when_the_control_pool_is_killed(start: Start
 @pytest.mark.rule("MA-130")
 async def test_ma130_signals_wait_until_there_is_a_stream_for_them(start: Start, autojump_clock: MockClock) -> None:
     """The peer stops the control stream while all it allows are in use: the next one is opened as soon as it allows more."""
-    carrier = MemoryConfig(shape="connection", max_streams_bidi=3)
+    carrier = MemoryConfig(shape="connection", max_streams=3)
     async with (
         start({100: nothing}, server={"config": PeerConfig(carrier=carrier)}) as ends,
         raw(ends, carrier, listening=False) as peer,

@@ -144,7 +144,7 @@ async def test_ma61_a_message_that_has_arrived_cannot_be_taken_back(start: Start
 
 async def test_a_caller_that_waits_for_a_stream_begins_nothing(start: Start, autojump_clock: MockClock) -> None:
     log = Log()
-    carrier = MemoryConfig(shape="connection", max_streams_bidi=3)
+    carrier = MemoryConfig(shape="connection", max_streams=3)
     async with start(log.handlers(), carrier=carrier) as ends:
         async with trio.open_nursery() as nursery:
             for _ in range(5):

@@ -26,7 +26,7 @@ from .test_limits import raw
 pytestmark = pytest.mark.ci
 
 MIB = 2**20
-MANY_STREAMS = MemoryConfig(shape="connection", max_streams_bidi=5000, max_streams_uni=5000)
+MANY_STREAMS = MemoryConfig(shape="connection", max_streams=5000, max_streams_unidirectional=5000)
 KEYED = {"maop-capabilities": f"{Capability(0b11111):x}"}
 
 

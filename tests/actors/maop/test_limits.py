@@ -173,7 +173,7 @@ async def test_ma117_places_at_work_follow_the_weights(start: Start, autojump_cl
         await trio.sleep(0.001)
 
     classes = (0, 64, 128, 192, 255)
-    carrier = MemoryConfig(shape="connection", max_streams_bidi=2000)
+    carrier = MemoryConfig(shape="connection", max_streams=2000)
     settings = {
         "carrier": carrier,
         "max_running": 1,
@@ -235,7 +235,7 @@ async def test_ma116_who_waits_for_a_stream_goes_by_priority(start: Start, autoj
         order.append(call.priority)
         await trio.sleep(0.01)
 
-    async with start({101: work}, carrier=MemoryConfig(shape="connection", max_streams_bidi=2)) as ends:
+    async with start({101: work}, carrier=MemoryConfig(shape="connection", max_streams=2)) as ends:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(peer_request, ends.peer, 100)
             await trio.sleep(0.001)
@@ -252,7 +252,7 @@ async def test_ma116_who_waits_for_a_stream_goes_by_priority(start: Start, autoj
 @pytest.mark.parametrize("kind", ["bidi", "uni"])
 async def test_ma130_ma136_three_streams_are_enough(start: Start, kind: Any, autojump_clock: MockClock) -> None:
     """A peer's credit may be 3 streams of each kind, and it may take at most 4 entries in a signal."""
-    carrier = MemoryConfig(shape="connection", max_streams_bidi=3, max_streams_uni=3)
+    carrier = MemoryConfig(shape="connection", max_streams=3, max_streams_unidirectional=3)
     core = MaopConfig(control_batch_max=4, control_stream_kind=kind)
     keeper: list[bytes] = []
 
@@ -276,7 +276,7 @@ async def test_ma81_the_pool_leaves_streams_for_operations(
     start: Start, streams: int, autojump_clock: MockClock
 ) -> None:
     """Never more control streams than the peer's credit allows, with 1 enough to work; also when all goes one after the other."""
-    carrier = MemoryConfig(shape="connection", max_streams_bidi=streams, max_streams_uni=1)
+    carrier = MemoryConfig(shape="connection", max_streams=streams, max_streams_unidirectional=1)
     async with start({100: nothing, 101: echo}, carrier=carrier, client={"handlers": {7: echo}}) as ends:
         for number in range(20):
             assert await ends.peer.request(101, b"%d" % number) == b"%d" % number
@@ -469,7 +469,7 @@ class Raw:
         return list(decode_operations(bytes(self.answers)))
 
 
-MANY_STREAMS = MemoryConfig(shape="connection", max_streams_bidi=5000)
+MANY_STREAMS = MemoryConfig(shape="connection", max_streams=5000)
 
 
 @asynccontextmanager
@@ -601,7 +601,7 @@ async def test_ma53_a_flood_of_operations_is_bounded(start: Start, autojump_cloc
     """At most max_pending_approvals operations wait; above, Refuse CAPACITY_LIMIT at once."""
     server = PeerConfig(
         core=MaopConfig(max_pending_approvals=50, max_inflight_ops=10),
-        carrier=MemoryConfig(shape="connection", max_streams_bidi=5000, max_streams_uni=5000),
+        carrier=MemoryConfig(shape="connection", max_streams=5000, max_streams_unidirectional=5000),
     )
 
     async def hang(call: Call) -> None:

@@ -305,7 +305,7 @@ async def many(count: int) -> float:
         core=MaopConfig(
             max_inflight_ops=min(count, 65_535), max_pending_approvals=65_535, max_open_streams=count + 100
         ),
-        carrier=MemoryConfig(shape="connection", max_streams_bidi=count + 100),
+        carrier=MemoryConfig(shape="connection", max_streams=count + 100),
         max_running=count,
     )
 

@@ -126,8 +126,8 @@ async def test_whatever_happens_nothing_is_left(start: Start, seed: int, autojum
         shape="connection",
         latency=world.lot.choice((0.0, 0.05)),
         chunk=world.lot.choice((None, (500, 5000))),
-        max_streams_bidi=world.lot.choice((4, 20, 100)),
-        max_streams_uni=world.lot.choice((2, 100)),
+        max_streams=world.lot.choice((4, 20, 100)),
+        max_streams_unidirectional=world.lot.choice((2, 100)),
     )
     client = {"handlers": world.handlers()}
     options = {"carrier": carrier, "max_running": world.lot.choice((2, 1024))}

@@ -36,7 +36,7 @@ from levada.transports.carriers.memory import (
 from levada.transports.testing import CarrierCheck, CarrierTraits, carrier_checks
 from levada.transports.testing.traits import Carrier, Factory
 
-SLOW = MemoryConfig(latency=0.02, chunk=(1, 7000), max_message=100_000, max_streams_bidi=20)
+SLOW = MemoryConfig(latency=0.02, chunk=(1, 7000), max_message=100_000, max_streams=20)
 
 
 def cut(a: Carrier, b: Carrier) -> None:

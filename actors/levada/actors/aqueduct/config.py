@@ -112,8 +112,8 @@ def fit(url: str, config: PeerConfig, *, client: bool) -> Any:
             return carrier
         return attrs.evolve(
             carrier,
-            max_streams_bidi=max(streams, carrier.max_streams_bidi),
-            max_streams_uni=max(streams, carrier.max_streams_uni),
+            max_streams=max(streams, carrier.max_streams),
+            max_streams_unidirectional=max(streams, carrier.max_streams_unidirectional),
         )
     if scheme.startswith("qmux+"):
         carrier = QmuxConfig() if carrier is None else carrier

@@ -259,7 +259,7 @@ class MemoryConnection:
         self._flow.early = is_client and config.early == "accepted"
         self._streams: dict[int, MemoryStream] = {}
         self._next = {False: 0 if is_client else 1, True: 2 if is_client else 3}
-        self._may_open = {False: config.max_streams_bidi, True: config.max_streams_uni}
+        self._may_open = {False: config.max_streams, True: config.max_streams_unidirectional}
         self._opening = {False: trio.lowlevel.ParkingLot(), True: trio.lowlevel.ParkingLot()}
         self._appeared: deque[MemoryStream] = deque()
         self._tell_stream: Callable[[], None] | None = None

@@ -57,9 +57,9 @@ class MemoryConfig:
     """Lose the connection as this call begins, counted over both ends."""
     max_message: int = attrs.field(default=16 * 1024 * 1024, validator=[v.instance_of(int), v.ge(1)])
     """Bytes of the largest message that a message stream takes."""
-    max_streams_bidi: int = attrs.field(default=100, validator=[v.instance_of(int), v.ge(0)])
+    max_streams: int = attrs.field(default=100, validator=[v.instance_of(int), v.ge(0)])
     """Streams with two directions that each end may have open."""
-    max_streams_uni: int = attrs.field(default=100, validator=[v.instance_of(int), v.ge(0)])
+    max_streams_unidirectional: int = attrs.field(default=100, validator=[v.instance_of(int), v.ge(0)])
     """Streams with one direction that each end may have open."""
     max_datagram: int = attrs.field(default=1200, validator=[v.instance_of(int), v.ge(0)])
     """Bytes of the largest datagram; 0 takes none."""
