@@ -36,6 +36,7 @@ from levada.actors.journal import (  # noqa: E402
     keeper,
     stream_of,
 )
+from levada.actors.metrics import Metrics  # noqa: E402
 from levada.actors.nodes import NodeDown, NodeUp, local_nodes  # noqa: E402
 from levada.actors.nodes.fleet import Fleet  # noqa: E402
 from levada.framework import ActorSystem, Ref, message  # noqa: E402
@@ -83,6 +84,10 @@ async def test_it_is_asked_as_a_journal_of_this_process(keep: Keeper, tmp_path: 
     assert await journal.ask(EraseEntity("e1", partition=1)) == Erased(1, 2)
     assert await numbers(journal, 1) == [2, 3]
     assert await other.ask(Append(rows(7))) == Appended(0, 0, 1)
+    found = {metric.name: values for metric, values in (await Metrics(keep.nodes.system).collect()).items()}
+    assert found["levada_journal_appended_rows_total"] == {("keeper", "one"): 4, ("keeper", "two"): 1}
+    assert found["levada_journal_rows"] == {("keeper", "one"): 4, ("keeper", "two"): 1}
+    assert found["levada_node_up"] == {("keeper",): 1}
     with pytest.raises(JournalLocked):
         Store.open(tmp_path / "one", COLUMNS.schema, CONFIG)
     with pytest.raises(JournalLocked):
