@@ -33,7 +33,7 @@ import os
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import attrs
@@ -43,7 +43,6 @@ import trio
 from levada.actors.journal.columns import columns_of
 from levada.actors.rsocket import RequestFailed, RequestRejected
 from levada.actors.rsocket.blocking import BlockingPeer, PendingAnswer, RequestTimeout
-from levada.actors.rsocket.tracing import zipkin
 from levada.framework import Actor, Asks, Ref, handles
 from levada.framework.errors import (
     ActorStopped,
@@ -54,12 +53,13 @@ from levada.framework.errors import (
     LevadaError,
 )
 from levada.framework.message import reply_type
-from levada.framework.tracing import TraceHeaders, current_tracing
+from levada.framework.tracing import TraceHeaders
 from levada.transports.rsocket import Payload
 from levada.transports.rsocket.extensions import Entry, ZipkinTracing
 
 from .protocol import REQUEST_ID, ActorFailed, raised
-from .worker import addresses, connection
+from .tracing import current_trace
+from .worker import addresses, connection, traced
 
 __all__ = ["AskRows", "EachRow", "RemoteActor", "ask", "ask_batches", "ask_many"]
 
@@ -90,11 +90,6 @@ class AskRows(Asks[pa.RecordBatch]):
     """Id of this question, the same for each try; empty if it is tried only once."""
 
 
-def _current_trace() -> TraceHeaders | None:
-    tracing = current_tracing()
-    return None if tracing is None else tracing.headers(tracing.current())
-
-
 @attrs.frozen
 class RemoteActor:
     """An actor as executors see it. Plain data, for the closure of a function that Spark ships."""
@@ -108,9 +103,9 @@ class RemoteActor:
     """
     token_file: str | None = None
     """Path, or the name of a file shipped with the job (``spark-submit --files``). None: beside the bridge's Unix socket."""
-    trace: TraceHeaders | None = attrs.field(factory=_current_trace, kw_only=True)
-    """What the questions belong to, for a traced bridge; the default is the current context of a traced system, in its block, its actors, and
-    threads that trio starts there."""
+    trace: TraceHeaders | None = attrs.field(factory=current_trace, kw_only=True)
+    """What the questions belong to, for a traced bridge, if the code that asks has no span of its own; the default is the context of the code
+    that makes this object."""
 
 
 def ask(actor: RemoteActor, value: Asks[R], *, timeout: float = TIMEOUT, idempotent: bool = False) -> R:
@@ -294,7 +289,7 @@ class _Asking:
             for question.address in self._by_load():
                 try:
                     peer = connection(question.address, self._actor.token_file)
-                    question.pending = self._kind.start(peer, question.value, question.request, question.left)
+                    question.pending = self._kind.start(peer, question.value, self._metadata(question), question.left)
                     return
                 except RequestTimeout:
                     raise self._late() from None
@@ -304,6 +299,12 @@ class _Asking:
                 raise error
             time.sleep(pause)
             pause = min(2 * pause, most)
+
+    def _metadata(self, question: _Question) -> list[Entry | ZipkinTracing] | None:
+        entries: list[Entry | ZipkinTracing] = []
+        if question.request:
+            entries.append(Entry(REQUEST_ID, question.request.encode()))
+        return [*entries, *traced(question.address, self._actor.token_file, self._actor.trace)] or None
 
     def _by_load(self) -> list[str]:
         """Return the addresses of the nodes, the one with the fewest questions first; among equals they take turns."""
@@ -325,14 +326,13 @@ class _Single:
 
     def __init__(self, actor: RemoteActor) -> None:
         self._route = f"ask/{actor.name}"
-        self._trace = actor.trace
 
-    def start(self, peer: BlockingPeer, question: Any, request: str, timeout: float) -> PendingAnswer:
+    def start(
+        self, peer: BlockingPeer, question: Any, metadata: Sequence[Entry | ZipkinTracing] | None, timeout: float
+    ) -> PendingAnswer:
         if not isinstance(question, Asks):
             raise TypeError(f"a question is an instance of a message class of Asks[…], got {type(question).__name__}")
-        return peer.start_request(
-            question, route=self._route, metadata=_metadata(request, self._trace), timeout=timeout
-        )
+        return peer.start_request(question, route=self._route, metadata=metadata, timeout=timeout)
 
     def read(self, question: Any, answer: Any) -> Any:
         return answer
@@ -344,9 +344,14 @@ class _Batch:
     def __init__(self, actor: RemoteActor) -> None:
         self._actor = actor
         self._route = f"ask/{actor.name}/batch"
-        self._trace = actor.trace
 
-    def start(self, peer: BlockingPeer, question: pa.RecordBatch, request: str, timeout: float) -> PendingAnswer:
+    def start(
+        self,
+        peer: BlockingPeer,
+        question: pa.RecordBatch,
+        metadata: Sequence[Entry | ZipkinTracing] | None,
+        timeout: float,
+    ) -> PendingAnswer:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, question.schema) as writer:
             writer.write_batch(question)
@@ -356,9 +361,7 @@ class _Batch:
                 f"a batch for {self._actor.name} of {octets.size} bytes, at most {MAX_OCTETS} "
                 "(lower spark.sql.execution.arrow.maxRecordsPerBatch)"
             )
-        return peer.start_request(
-            octets.to_pybytes(), route=self._route, metadata=_metadata(request, self._trace), timeout=timeout
-        )
+        return peer.start_request(octets.to_pybytes(), route=self._route, metadata=metadata, timeout=timeout)
 
     def read(self, question: pa.RecordBatch, answer: Payload) -> pa.RecordBatch:
         with pa.ipc.open_stream(answer.data) as stream:
@@ -368,13 +371,6 @@ class _Batch:
                 f"{self._actor.name} answered {question.num_rows} rows by {batch.num_rows} rows", self._actor.name
             )
         return batch
-
-
-def _metadata(request: str, trace: TraceHeaders | None) -> list[Entry | ZipkinTracing] | None:
-    entries: list[Entry | ZipkinTracing] = [Entry(REQUEST_ID, request.encode())] if request else []
-    if trace is not None:
-        entries.append(zipkin(trace))
-    return entries or None
 
 
 class EachRow(Actor[AskRows]):

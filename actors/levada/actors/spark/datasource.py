@@ -14,6 +14,7 @@ maxBytesPerBatch      most bytes of a micro-batch, in whole blocks of the journa
 minRowsPerBatch       begin no micro-batch with fewer rows…
 maxTriggerDelay       …unless so much time has passed since the last one, such as ``500ms``, ``10s`` or ``2m`` (15m)
 failOnDataLoss        ``false``: go on behind rows that retention has deleted, instead of failing (true)
+traceparent           the trace that the requests of tasks belong to, for a bridge of a traced system
 jobId                 writing a batch: the same id again is the same batch, which is written once. Default: each is a new batch
 ====================  ==========================================================================================================
 

@@ -45,6 +45,7 @@ from levada.transports.text import printable
 
 from .asks import AskRows
 from .protocol import REQUEST_ID, ActorFailed, Token, UnknownName, failed, names
+from .tracing import greeting
 
 __all__ = [
     "BridgeConfig",
@@ -159,7 +160,7 @@ class Desk:
             case "ask", "batch":
                 return self.telling(self._ask_rows, name, request)
             case "hello", "":
-                return Payload(b"")
+                return Payload(greeting())
         raise RequestInvalid(f"no route {printable(request.route)!r}")
 
     async def telling(self, answer: Callable[[str, Request], Awaitable[Any]], name: str, request: Request) -> Any:

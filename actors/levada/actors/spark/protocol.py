@@ -11,7 +11,7 @@ route                   interaction          carries
 ``mailbox/NAME/append`` request-response     an Arrow IPC stream of one batch, with an `AppendHead`; answered by an `AppendedRows`
 ``ask/NAME``            request-response     a message for an actor, answered by its reply
 ``ask/NAME/batch``      request-response     an Arrow IPC stream for an actor, answered by another one
-``hello``               request-response     nothing, answered by nothing; tells a process whether it was let in
+``hello``               request-response     nothing; the answer tells a process that it was let in, and whether the bridge traces
 ======================  ===================  ==================================================================================
 
 A failure comes back as an error with code `PROBLEM`; `raised` turns its data into the exception of the actors' side.
@@ -40,7 +40,7 @@ from levada.framework import errors as framework_errors
 from levada.framework.errors import ActorError, ActorStopped, AskTimeout, ConfigurationError, LevadaError
 from levada.transports.private_files import warn_if_others_can_read
 from levada.transports.rsocket import Payload
-from levada.transports.rsocket.extensions import CompositeMetadata, Entry, Routing
+from levada.transports.rsocket.extensions import CompositeMetadata, Entry, Routing, ZipkinTracing
 
 __all__ = [
     "PROBLEM", "REQUEST_ID", "WINDOW", "ActorFailed", "AppendHead", "AppendedRows", "BlockHead", "BridgeError",
@@ -289,9 +289,9 @@ class AppendedRows:
 Head = StageHead | AppendHead
 
 
-def rows_payload(route: str, head: Head, batch: pa.RecordBatch) -> Payload:
-    """Make a request of rows and their head."""
-    metadata = CompositeMetadata.of(Routing(route), Entry(HEAD, _codec.encode(head)))
+def rows_payload(route: str, head: Head, batch: pa.RecordBatch, trace: Iterable[ZipkinTracing] = ()) -> Payload:
+    """Make a request of rows and their head; `trace` as `levada.actors.spark.tracing.belonging_to` says."""
+    metadata = CompositeMetadata.of(Routing(route), Entry(HEAD, _codec.encode(head)), *trace)
     return Payload(stream_of(batch), metadata.encode())
 
 

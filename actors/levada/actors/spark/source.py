@@ -35,6 +35,7 @@ from pyspark.sql.types import StructField, StructType
 from levada.actors.journal.errors import JournalBehind, OffsetGone, SchemaMismatch
 from levada.actors.journal.schema import check_for_spark
 from levada.framework.errors import ConfigurationError
+from levada.framework.tracing import TraceHeaders
 
 from .protocol import Commit, Compare, Compared, Declare, Description, EpochChanged
 from .worker import RemoteMailbox
@@ -48,7 +49,7 @@ MAX_ROWS = 1_000_000
 
 _KNOWN = (
     "address", "tokenFile", "mailbox", "schema", "group", "startingOffsets", "maxRowsPerBatch", "maxBytesPerBatch",
-    "minRowsPerBatch", "maxTriggerDelay", "failOnDataLoss", "jobId",
+    "minRowsPerBatch", "maxTriggerDelay", "failOnDataLoss", "jobId", "traceparent",
 )  # fmt: skip
 _OF_SPARK = frozenset({"path", "checkpointlocation", "queryname", "querytablename", "recursivefilelookup"})
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -89,7 +90,9 @@ class Options:
             if not given.get(name):
                 raise ConfigurationError(f"format mailbox needs option {name}")
         made = cls(
-            remote=RemoteMailbox(given["address"], given["mailbox"], given.get("tokenfile")),
+            remote=RemoteMailbox(
+                given["address"], given["mailbox"], given.get("tokenfile"), _trace(given.get("traceparent"))
+            ),
             columns=given.get("schema"),
             group=given.get("group"),
             starting=_starting(given.get("startingoffsets")),
@@ -103,6 +106,13 @@ class Options:
         if made.starting == "group" and made.group is None:
             raise ConfigurationError("startingOffsets=group needs option group")
         return made
+
+
+def _trace(text: str | None) -> TraceHeaders | None:
+    found = TraceHeaders.parse(text)
+    if text is not None and found is None:
+        raise ConfigurationError(f"traceparent is the header of W3C Trace Context, 55 characters, not {text!r}")
+    return found
 
 
 def _starting(text: str | None) -> str | Mapping[int, int] | None:

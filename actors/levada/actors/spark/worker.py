@@ -27,9 +27,10 @@ from levada.actors.rsocket import COMPOSITE, ClientConfig, CoreConfig, RequestFa
 from levada.actors.rsocket.blocking import BlockingPeer, PendingAnswer, RequestTimeout, connect
 from levada.framework import Asks, Codec
 from levada.framework.errors import ActorStopped, ConfigurationError, ConnectionClosed, ConnectionLost, LevadaError
+from levada.framework.tracing import TraceHeaders
 from levada.transports.carriers import TlsConfig
 from levada.transports.rsocket import Payload
-from levada.transports.rsocket.extensions import BearerAuthentication, CompositeMetadata
+from levada.transports.rsocket.extensions import BearerAuthentication, CompositeMetadata, ZipkinTracing
 
 from .logs import events_of, is_log
 from .protocol import (
@@ -50,8 +51,9 @@ from .protocol import (
     raised,
     rows_payload,
 )
+from .tracing import TRACES, belonging_to
 
-__all__ = ["RemoteMailbox", "addresses", "call", "connection"]
+__all__ = ["RemoteMailbox", "addresses", "call", "connection", "traced"]
 
 R = TypeVar("R")
 
@@ -68,7 +70,8 @@ BLOCK_ROWS, BLOCK_OCTETS = 16_384, 4 << 20
 
 _codec = Codec()
 _lock = threading.Lock()
-_connections: dict[tuple[str, str | None], BlockingPeer] = {}
+_connections: dict[tuple[str, str | None], tuple[BlockingPeer, bool]] = {}
+"""With each, whether the bridge traces."""
 
 
 def connection(address: str, token_file: str | None = None) -> BlockingPeer:
@@ -87,10 +90,21 @@ def connection(address: str, token_file: str | None = None) -> BlockingPeer:
     """
     key = (address, token_file)
     with _lock:
-        peer = _connections.get(key)
-        if peer is None or peer.closed:
-            peer = _connections[key] = _connect(address, token_file)
-        return peer
+        found = _connections.get(key)
+        if found is None or found[0].closed:
+            found = _connections[key] = _connect(address, token_file)
+        return found[0]
+
+
+def traced(address: str, token_file: str | None, trace: TraceHeaders | None) -> list[ZipkinTracing]:
+    """Return the metadata by which a request belongs to a trace: none, if the bridge does not trace or has not been connected to.
+
+    Args:
+        address, token_file: as for `connection`.
+        trace: for requests of code without a span of its own.
+    """
+    found = _connections.get((address, token_file))
+    return [] if found is None or not found[1] else belonging_to(trace)
 
 
 def addresses(address: str) -> list[str]:
@@ -110,7 +124,7 @@ def _forget() -> None:
     """Close all connections in a forked child: they belong to the parent."""
     global _lock
     _lock = threading.Lock()
-    for peer in _connections.values():
+    for peer, _ in _connections.values():
         peer.close()
     _connections.clear()
 
@@ -118,7 +132,7 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-def _connect(address: str, token_file: str | None) -> BlockingPeer:
+def _connect(address: str, token_file: str | None) -> tuple[BlockingPeer, bool]:
     urls = [part.strip() for part in address.split(",") if part.strip()]
     if not urls:
         raise ConfigurationError("option address is empty: give it the value of Bridge.address")
@@ -143,7 +157,7 @@ def _connect(address: str, token_file: str | None) -> BlockingPeer:
     raise ConnectionLost(f"no bridge answers: {'; '.join(failures)}")
 
 
-def _open(url: str, token: Token) -> BlockingPeer:
+def _open(url: str, token: Token) -> tuple[BlockingPeer, bool]:
     setup = Payload(b"", CompositeMetadata.of(BearerAuthentication(token.secret)).encode())
     config = ClientConfig(core=CoreConfig(metadata_mime_type=COMPOSITE, setup_payload=setup), window=WINDOW)
     parts = urlsplit(url)
@@ -156,11 +170,11 @@ def _open(url: str, token: Token) -> BlockingPeer:
     peer = connect(f"rsocket+{url}", config=config, timeout=CONNECT_TIMEOUT)
     try:
         # SETUP has no answer: the first answer tells whether this process was let in.
-        peer.request_response(b"", route="hello", timeout=CONNECT_TIMEOUT)
+        answer = peer.request_response(b"", route="hello", timeout=CONNECT_TIMEOUT)
     except BaseException:
         peer.close()
         raise
-    return peer
+    return peer, answer.data == TRACES
 
 
 def _token_path(urls: list[str], token_file: str | None) -> str:
@@ -262,6 +276,8 @@ class RemoteMailbox:
     address: str
     name: str
     token_file: str | None = None
+    trace: TraceHeaders | None = None
+    """What requests belong to, if the code that makes them has no span."""
 
     def ask(self, question: Asks[R], *, timeout: float | None = TIMEOUT, patience: float | None = None) -> R:
         """Ask one of the questions of `levada.actors.spark.protocol`; all are idempotent.
@@ -271,9 +287,15 @@ class RemoteMailbox:
             LevadaError: an error of the actors' side, or of `connection`.
         """
         return self._call(
-            lambda peer: peer.request_response(question, route=f"mailbox/{self.name}", timeout=timeout),
+            lambda peer: peer.request_response(
+                question, route=f"mailbox/{self.name}", metadata=self.traced() or None, timeout=timeout
+            ),
             patience=patience,
         )
+
+    def traced(self) -> list[ZipkinTracing]:
+        """Return the metadata by which a request belongs to a trace; see `traced`."""
+        return traced(self.address, self.token_file, self.trace)
 
     def describe(self) -> Description:
         """Ask for a description."""
@@ -326,7 +348,8 @@ class RemoteMailbox:
 
     def _blocks(self, peer: BlockingPeer, question: ReadRows) -> Iterator[tuple[BlockHead, pa.RecordBatch]]:
         route = f"mailbox/{self.name}/read"
-        with peer.request_stream(_codec.encode(question), route=route, window=WINDOW, timeout=TIMEOUT) as stream:
+        data, metadata = _codec.encode(question), self.traced() or None
+        with peer.request_stream(data, route=route, metadata=metadata, window=WINDOW, timeout=TIMEOUT) as stream:
             schema: pa.Schema | None = None
             for item in stream:
                 head = BlockHead.decode(item.metadata or b"")
@@ -365,8 +388,11 @@ class RemoteMailbox:
         timeout: float | None = TIMEOUT,
     ) -> AppendedRows:
         """Append rows at once, as `Mailbox.append`. Once sent it is not tried again, because a lost append may have been written."""
-        payload = rows_payload(f"mailbox/{self.name}/append", AppendHead(partition, key), batch)
-        answer = self._call(lambda peer: peer.request_response(payload, timeout=timeout), again=False)
+        route, head = f"mailbox/{self.name}/append", AppendHead(partition, key)
+        answer = self._call(
+            lambda peer: peer.request_response(rows_payload(route, head, batch, self.traced()), timeout=timeout),
+            again=False,
+        )
         done: AppendedRows = _codec.decode(answer.data, AppendedRows)
         return done
 
@@ -400,7 +426,10 @@ class _Staging:
         to = self._head
         head = StageHead(to.query, to.batch, to.part, to.attempt, self._rows)
         self._rows += block.num_rows
-        self._sent.append(_Sent(rows_payload(f"mailbox/{self._mailbox.name}/stage", head, block), self._rows))
+        mailbox = self._mailbox
+        _connected(mailbox.address, mailbox.token_file, self._waiting)  # which says whether the bridge traces
+        payload = rows_payload(f"mailbox/{mailbox.name}/stage", head, block, mailbox.traced())
+        self._sent.append(_Sent(payload, self._rows))
         self._push()
 
     def finish(self) -> int:
