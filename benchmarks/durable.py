@@ -12,11 +12,14 @@ import os
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pyarrow as pa
 import trio
 
@@ -284,7 +287,28 @@ CONTENDER = Contender(
 )
 
 
+IN_SPARK = "reading the log in Spark, a row, CPU time"
+
+
+@contextmanager
+def _in_spark(only: str) -> Iterator[tuple[list[Workload], dict[str, Measure]]]:
+    """Give the row that needs a Spark session, if it is wanted and Spark is installed."""
+    if only not in IN_SPARK or find_spec("pyspark") is None:
+        yield [], {}
+        return
+    from ._durable_spark import reading
+
+    with reading() as (plain, log):
+        # 0.9 of the rows in the same time.
+        yield (
+            [Workload(key="spark", title=IN_SPARK, n=100_000, base=plain, base_name="plain mailbox", budget=1 / 0.9)],
+            {"spark": log},
+        )
+
+
 def run(*, rounds: int, quick: bool, only: str, progress: Progress) -> Report:
     """Measure all workloads whose title contains `only`."""
-    workloads = [workload for workload in WORKLOADS if only in workload.title]
-    return measure(workloads, [CONTENDER], rounds=rounds, quick=quick, progress=progress)
+    with _in_spark(only) as (in_spark, runs):
+        workloads = [*(workload for workload in WORKLOADS if only in workload.title), *in_spark]
+        contender = attrs.evolve(CONTENDER, runs={**CONTENDER.runs, **runs})
+        return measure(workloads, [contender], rounds=rounds, quick=quick, progress=progress)

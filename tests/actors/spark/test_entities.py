@@ -15,6 +15,7 @@ import trio
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("levada.actors.spark", exc_type=ImportError)
 
+from pyspark import TaskContext  # noqa: E402
 from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Move, Withdraw  # noqa: E402
 from tests.actors.durable.test_placement import Slow, placed  # noqa: E402
 
@@ -282,6 +283,34 @@ def test_a_job_sends_commands_and_reads_what_they_did(
     assert balances["account-3"] == ask(actors, accounts, "account-3", Balance())
     kinds = table(spark, actors, schema="kind string, entity string").where("entity = 'account-0'").distinct()
     assert [tuple(row) for row in kinds.collect()] == [(DEPOSITED, "account-0")]
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(180)
+def test_a_task_that_fails_after_its_commands_and_runs_again_adds_none(
+    spark: SparkSession, actors: Actors, tmp_path: Path
+) -> None:
+    """The process of the journal is killed between the two attempts."""
+    accounts = open_accounts(actors, tmp_path / "log", keeper=True)
+    deposits = expose(actors, accounts, Deposit)
+    keeper = actors.do(lambda: nodes_of(actors.system)["Account-keeper"].pid)
+
+    def sent(batches: Any) -> Any:
+        task = TaskContext.get()
+        answers = list(ask_batches(deposits, batches, idempotent=True))
+        if task is not None and task.attemptNumber() == 0 and task.partitionId() == 0:
+            os.kill(keeper, signal.SIGKILL)
+            raise RuntimeError("the first attempt fails when all its commands are done")
+        return iter(answers)
+
+    orders = spark.range(0, 100, numPartitions=1).selectExpr(
+        "concat('account-', id % 10) AS entity", "concat('order-', id) AS command", "id AS amount"
+    )
+    answers = [row[0] for row in orders.mapInArrow(sent, "answer long").collect()]
+    assert answers == [sum(range(n % 10, n + 1, 10)) for n in range(100)]
+    assert sorted(row[2] for row in events(actors)) == sorted(f"order-{n}" for n in range(100))
+    assert actors.do(lambda: nodes_of(actors.system)["Account-keeper"].pid) != keeper
+    assert ask(actors, accounts, "account-3", Balance()) == sum(range(3, 100, 10))
 
 
 @pytest.mark.ci
