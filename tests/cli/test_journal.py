@@ -219,7 +219,7 @@ def test_a_copy_of_a_killed_process(journal: Path, tmp_path: Path, levada: Run) 
     code, text = levada("repair", copy)
     assert code == 1
     assert text.splitlines()[1] == f"{copy}: a repair loses 0 rows that were answered for, and goes on behind them."
-    assert text.splitlines()[-1] == "Nothing was changed. To do it: levada journal repair --yes"
+    assert text.splitlines()[-1] == f"Nothing was changed. To do it: levada journal repair --yes {copy}"
     assert state(copy) == before
     assert levada("repair", copy, "--yes")[0] == 0
     assert levada("verify", copy) == (0, f"{copy}: whole, 41 rows in 2 partitions\n")
@@ -260,7 +260,10 @@ def test_a_damaged_ledger_is_named(journal: Path, levada: Run) -> None:
 
 
 def test_mistakes(tmp_path: Path, levada: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert levada("ls", tmp_path / "nothing") == (2, f"levada: {tmp_path / 'nothing'} is no directory\n")
+    assert levada("ls", tmp_path / "nothing") == (
+        2,
+        f"levada: {tmp_path / 'nothing'} is no directory: name the folder of a journal, or one that holds journals\n",
+    )
     code, text = levada("verify", tmp_path)
     assert (code, "holds no journal" in text) == (2, True)
     with pytest.raises(SystemExit) as ended:

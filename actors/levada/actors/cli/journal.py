@@ -74,7 +74,9 @@ def run(args: argparse.Namespace) -> int:
 def _directory(args: argparse.Namespace) -> Path:
     directory = Path(args.directory)
     if not directory.is_dir():
-        raise ConfigurationError(f"{args.directory} is no directory")
+        raise ConfigurationError(
+            f"{args.directory} is no directory: name the folder of a journal, or one that holds journals"
+        )
     return directory
 
 
@@ -84,7 +86,7 @@ def _journals(args: argparse.Namespace) -> list[Path]:
     found = journals_in(_directory(args))
     if not found:
         raise ConfigurationError(
-            f"{args.directory} holds no journal: there is no ledger.sqlite in it or right below it"
+            f"{args.directory} holds no journal: there is no ledger.sqlite in it or right below it: name the folder of a journal"
         )
     return found
 
@@ -263,7 +265,7 @@ def _repair(args: argparse.Namespace) -> int:
         print(f"{printable(str(path))}: a repair loses {lost:,} rows that were answered for, and goes on behind them.")
         if damaged:
             print("Better restore the files from a copy that was made while the journal was closed.")
-        print("Nothing was changed. To do it: levada journal repair --yes")
+        print(f"Nothing was changed. To do it: levada journal repair --yes {printable(str(path))}")
         return 1
     with Store.open(path, config=JournalConfig(partitions=partitions, accept_loss=True)) as store:
         statistics = store.statistics()

@@ -183,7 +183,7 @@ def inspect(directory: Path, *, blocks: bool = False) -> Iterator[Inspection]:
                     for first, end in ranges
                 ]
             findings += [
-                Finding("cut", f"{cut} bytes of a write that was never answered", str(partition.folder))
+                Finding("cut", _cut(cut, bool(losses.get(partition.number))), str(partition.folder))
                 for partition in partitions
                 if (cut := partition.look())
             ]
@@ -268,3 +268,10 @@ def _examine(segment: Segment, committed: int) -> Iterator[Finding]:
     if state != "whole" or segment.end != end:
         damage = segment.damage()
         yield Finding("damage", damage.detail, damage.path, rows=max(0, end - segment.end))
+
+
+def _cut(octets: int, rows_are_lost: bool) -> str:
+    """Say what is behind the last whole block."""
+    if rows_are_lost:
+        return f"{octets} bytes behind the last whole block, of the lost rows or of a write that was never answered"
+    return f"{octets} bytes of a write that was never answered"

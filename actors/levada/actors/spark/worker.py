@@ -67,6 +67,8 @@ PAUSES = 0.05, 1.0
 """Seconds before the next try, and the most; each pause is twice the one before."""
 BLOCK_ROWS, BLOCK_OCTETS = 16_384, 4 << 20
 """Largest size of a block that is sent, unless a single row is larger."""
+HELD_ROWS = 4096
+"""Rows of a log that are given to Spark at once: with the 128 of a usual block they took 1.4 times the CPU time of other rows."""
 
 _codec = Codec()
 _lock = threading.Lock()
@@ -330,6 +332,7 @@ class RemoteMailbox:
             SchemaMismatch: the columns do not fit.
         """
         waiting, of_log = _Patience(PATIENCE), is_log(schema)
+        held = _Held(schema)
         while start < end:
             peer = _connected(self.address, self.token_file, waiting)
             try:
@@ -338,9 +341,10 @@ class RemoteMailbox:
                         raise BridgeError(f"rows from {head.first} on came, where those from {start} on were due")
                     start += head.rows
                     waiting.found()
-                    rows = events_of(batch) if of_log and batch.num_rows else batch
-                    if rows.num_rows:
-                        yield fit(rows, schema)
+                    if of_log:
+                        yield from held.add(batch, is_last=start == end)
+                    elif batch.num_rows:
+                        yield fit(batch, schema)
                 if start < end:
                     raise BridgeError(f"rows ended at {start}, wanted up to {end}")
             except (RequestFailed, *_AWAY) as error:
@@ -473,6 +477,34 @@ class _Staging:
             raise BridgeError(f"{answer} rows are staged where {oldest.end} should be")
         self._sent.popleft()
         self._waiting.found()
+
+
+class _Held:
+    """Blocks of a log that are held back until they are worth it: one is as small as a group of commands."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._blocks: list[pa.RecordBatch] = []
+        self._rows = self._octets = 0
+
+    def add(self, block: pa.RecordBatch, *, is_last: bool) -> Iterator[pa.RecordBatch]:
+        """Take a block; yield the events that are due."""
+        if self._blocks and self._blocks[0].schema != block.schema:
+            yield from self._events()
+        if block.num_rows:
+            self._blocks.append(block)
+            self._rows += block.num_rows
+            self._octets += block.nbytes
+        if is_last or self._rows >= HELD_ROWS or self._octets >= BLOCK_OCTETS:
+            yield from self._events()
+
+    def _events(self) -> Iterator[pa.RecordBatch]:
+        if self._blocks:
+            [rows] = pa.Table.from_batches(self._blocks).combine_chunks().to_batches()
+            self._blocks, self._rows, self._octets = [], 0, 0
+            events = events_of(rows)
+            if events.num_rows:
+                yield fit(events, self._schema)
 
 
 def _blocks_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
