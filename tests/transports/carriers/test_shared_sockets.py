@@ -160,7 +160,7 @@ async def test_the_file_of_a_unix_socket_stays_until_the_end(tmp_path: Path) -> 
         async with two.listen(url) as listener:
             assert await hello(listener, url) == b"hello"
         (tmp_path / "file").touch()
-        with pytest.raises(ConfigurationError, match="exists and is no socket"):
+        with pytest.raises(ConfigurationError, match="exists and is not a socket"):
             async with one.listen(f"unix://{tmp_path}/file"):
                 pass
         for process in (one, two):

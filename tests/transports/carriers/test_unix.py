@@ -127,7 +127,7 @@ async def test_stale_file_is_replaced(path: Path) -> None:
 
 async def test_live_listener_keeps_its_file(path: Path) -> None:
     async with unix.listen(f"unix://{path}") as first:
-        with pytest.raises(ConfigurationError, match="a process listens"):
+        with pytest.raises(ConfigurationError, match="another process already listens"):
             async with unix.listen(f"unix://{path}"):
                 pass
         async with unix.dial(first.url), await first.accept(), await first.accept():
@@ -136,7 +136,7 @@ async def test_live_listener_keeps_its_file(path: Path) -> None:
 
 async def test_other_files_are_left_alone(path: Path) -> None:
     path.write_text("precious")
-    with pytest.raises(ConfigurationError, match="is no socket"):
+    with pytest.raises(ConfigurationError, match="is not a socket"):
         async with unix.listen(f"unix://{path}"):
             pass
     assert path.read_text() == "precious"

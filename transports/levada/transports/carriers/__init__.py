@@ -1,4 +1,4 @@
-"""Carriers: they move bytes between two ends, and know no protocol.
+"""Carriers move bytes between two ends. They know no protocol.
 
 `dial` and `listen` choose the carrier by the scheme of a URL:
 
@@ -14,7 +14,7 @@ quic       ``quic://example.org:4433``       `Connection`                       
 qmux+…     ``qmux+unix:///run/desk.socket``  `Connection`                         `QmuxConfig`
 ========== ================================= ==================================== ==========================
 
-``docs/reference/carriers.md`` says what each of them can and cannot do. `register` adds a scheme.
+``docs/reference/carriers.md`` describes each of them. `register` adds a scheme.
 
 Example:
     >>> import trio
@@ -84,17 +84,17 @@ _CARRIERS = Plugins(
 
 
 def register(scheme: str, carrier: Carrier[Any]) -> None:
-    """Make `dial` and `listen`, and so every protocol that takes this shape, know URLs of a scheme.
+    """Add a URL scheme to `dial` and `listen`, and so to every protocol that takes this kind of carrier.
 
-    A package does the same for every program by an entry point of the group ``levada.carriers`` that is named like the scheme and
+    A package adds a scheme for every program by an entry point of the group ``levada.carriers`` with the name of the scheme, which
     refers to a `Carrier`: see ``docs/how-to/add-a-carrier.md``.
 
     Args:
         scheme: lower-case letters, digits, ``.`` and ``-``.
-        carrier: see `Carrier`. Registering an equal one again changes nothing.
+        carrier: its functions and settings. Registering an equal one again changes nothing.
 
     Raises:
-        ConfigurationError: the scheme has a carrier, or is not a scheme.
+        ConfigurationError: the scheme is taken, or is not a scheme.
         TypeError: not a `Carrier`.
     """
     _CARRIERS.register(scheme, carrier)
@@ -132,15 +132,15 @@ def dial(url: str, config: QuicConfig) -> AbstractAsyncContextManager[Connection
 @overload
 def dial(url: str, config: object = None) -> AbstractAsyncContextManager[ByteStream | MessageStream | Connection]: ...
 def dial(url: str, config: object = None) -> AbstractAsyncContextManager[ByteStream | MessageStream | Connection]:
-    """Connect; entering the block means connected, leaving it sends the queue and closes.
+    """Connect. The block begins when the carrier is connected; leaving it sends the queue and closes.
 
     Args:
         url: see the table of this package.
-        config: the settings of the scheme's carrier; ``None`` takes the defaults (in memory the listener's).
+        config: the settings of the scheme's carrier; ``None`` for the defaults (for ``memory``, the listener's settings).
 
     Raises:
-        ConnectionLost: no peer answers there, or another one than the certificate must name.
-        ConfigurationError: a URL or settings that cannot work, or an extra that is not installed.
+        ConnectionLost: no server answers at the URL, or its certificate is wrong.
+        ConfigurationError: the URL or the settings cannot work, or an extra is not installed.
     """
     dialling, _, _ = _carrier(url, config)
     return dialling(url, config)
@@ -161,14 +161,14 @@ def listen(
 def listen(
     url: str, config: object = None
 ) -> AbstractAsyncContextManager[Listener[ByteStream | MessageStream | Incoming]]:
-    """Listen; entering the block means bound, `Listener.url` holds the real port; leaving it stops listening.
+    """Listen. The block begins when the socket is bound, and `Listener.url` has the real port; leaving it stops listening.
 
     Args:
         url: see the table of this package; port 0 takes a free one.
-        config: the settings of the scheme's carrier; ``None`` takes the defaults (TLS and QUIC need a certificate).
+        config: the settings of the scheme's carrier; ``None`` for the defaults (TLS and QUIC need a certificate).
 
     Raises:
-        ConfigurationError: a URL or settings that cannot work, an address that is taken, or an extra that is not installed.
+        ConfigurationError: the URL or the settings cannot work, the address is taken, or an extra is not installed.
     """
     _, listening, settings = _carrier(url, config)
     return listening(url, settings() if config is None else config)

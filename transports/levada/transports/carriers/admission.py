@@ -1,4 +1,4 @@
-"""Admission to a listener: a limit for each address, and one warning, not thousands, about refused peers."""
+"""Admission to a listener: a limit for each address, and at most one warning every ten seconds about refused peers."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Admission:
 
     Args:
         url: of the listener, for its warnings.
-        limit: connections from one address; for IPv6 from one /64, because one host has that many. ``None``: no limit.
-        of: the limited thing, and the option that sets the limit, for the warnings.
+        limit: connections from one address; for IPv6 from one /64, since one host can have that many. ``None``: no limit.
+        of: the words for what is limited, and the option that sets the limit, for the warnings.
     """
 
     def __init__(
@@ -42,7 +42,11 @@ class Admission:
         self._unsaid = 0
 
     def enter(self, host: str) -> Callable[[], None] | None:
-        """Count a connection. Return a function that uncounts it, to be called once, or ``None`` if its address has too many."""
+        """Count a connection, unless its address has too many.
+
+        Returns:
+            A function that removes it from the count, to be called once, or ``None``.
+        """
         if self._limit is None:
             return _nothing
         network = network_of(host)
@@ -58,7 +62,7 @@ class Admission:
             del self._connections[network]
 
     def turn_away(self, peer: str, why: object) -> None:
-        """Count a peer that was not let in, and warn, but not about each one of many."""
+        """Count a refused peer, and warn unless the last warning was less than ten seconds ago."""
         self.refused += 1
         now = trio.current_time()
         if now < self._quiet_until:
@@ -72,7 +76,7 @@ class Admission:
         logger.warning(text, self.url, printable(peer), printable(str(why)), more, extra=extra)
 
     def too_many(self, peer: str) -> None:
-        """Turn a peer away whose address, or user, has enough connections."""
+        """Turn away a peer whose address, or user, has too many connections."""
         self.turn_away(peer, f"{self._limit} connections of {self._of}")
 
 
@@ -81,7 +85,7 @@ def _nothing() -> None:
 
 
 def network_of(host: str) -> str:
-    """Return the unit of counting: the /64 of an IPv6 address, the IPv4 address in a mapped one, or else `host` itself.
+    """Return the unit of counting: the /64 of an IPv6 address, the IPv4 address in a mapped one, otherwise `host` itself.
 
     >>> network_of("2001:db8::1"), network_of("::ffff:192.0.2.1")
     ('2001:db8::/64', '192.0.2.1')

@@ -1,4 +1,4 @@
-"""What a carrier gives to have a URL scheme."""
+"""The record that gives a carrier a URL scheme."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Dial(Protocol[C_contra]):
     def __call__(
         self, url: str, config: C_contra | None, /
     ) -> AbstractAsyncContextManager[ByteStream | MessageStream | Connection]:
-        """Connect; entering the block means connected, leaving it sends the queue and closes.
+        """Connect. The block begins when the carrier is connected; leaving it sends the queue and closes.
 
         Args:
-            url: as the program gave it, scheme included.
-            config: the program's settings; ``None`` means the defaults.
+            url: the program's URL, scheme included.
+            config: the program's settings; ``None`` for the defaults.
 
         Raises:
-            ConnectionLost: no peer answers there, or the wrong one.
-            ConfigurationError: a URL or settings that cannot work.
+            ConnectionLost: no server answers at the URL, or it is the wrong one.
+            ConfigurationError: the URL or the settings cannot work.
         """
         ...
 
@@ -42,14 +42,14 @@ class Listen(Protocol[C_contra]):
     def __call__(
         self, url: str, config: C_contra, /
     ) -> AbstractAsyncContextManager[Listener[ByteStream | MessageStream | Incoming]]:
-        """Listen; entering the block means bound, leaving it stops listening.
+        """Listen. The block begins when the socket is bound; leaving it stops listening.
 
         Args:
-            url: as the program gave it; `Listener.url` is the same with the real address.
+            url: the program's URL; `Listener.url` is the same with the real address.
             config: the program's settings, or an instance of `Carrier.config` made without arguments.
 
         Raises:
-            ConfigurationError: a URL or settings that cannot work, or an address that is taken.
+            ConfigurationError: the URL or the settings cannot work, or the address is taken.
         """
         ...
 
@@ -66,9 +66,9 @@ class Carrier(Generic[C]):
     listen: Part[Listen[C]]
     """Listens: see `Listen`."""
     config: Part[type[C]]
-    """Class of the settings. It can be made without arguments; other settings are refused."""
+    """Class of the settings, which needs no arguments. Instances of other classes are refused."""
     requires: str = ""
-    """What pip installs to bring the modules that the parts import, such as ``"levada[quic]"``: part of the error if one is missing."""
+    """The requirement to install for modules that the parts import, such as ``"levada[quic]"``; named in the error if one is missing."""
 
     def __str__(self) -> str:
         return name_of(self.dial).partition(":")[0]

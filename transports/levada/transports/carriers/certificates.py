@@ -1,4 +1,4 @@
-"""The one way in which all TLS carriers write the names in a certificate."""
+"""The text of names in a certificate, the same for all TLS carriers."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def _escaped(found: re.Match[str]) -> str:
 def subject_text(parts: Iterable[Iterable[Attribute]]) -> str | None:
     """Write a subject as in ``"CN=web-01,O=Example"``, in the order of the certificate; ``None`` if it is empty.
 
-    Values are escaped as RFC 4514 says, section 2.4: a comma inside a value does not look like the end of that value.
+    Values are escaped by RFC 4514, section 2.4, so that a comma inside a value does not end it.
 
     Args:
-        parts: the relative names, each of (OpenSSL's long name of the type, value).
+        parts: the relative distinguished names, each with pairs of OpenSSL's long name of the type and the value.
     """
     written = (
         "+".join(f"{_SHORT.get(kind, kind)}={_SPECIAL.sub(_escaped, value)}" for kind, value in part) for part in parts

@@ -1,8 +1,8 @@
-"""Two ways to one server: a race that the preferred one starts ahead of the other, as happy eyeballs does for addresses (RFC 8305).
+"""Two carriers to one server race, and the preferred one has a head start, as in happy eyeballs for addresses (RFC 8305).
 
 `race` opens two connections. The second attempt begins a moment after the first, or when the first has failed; the first to complete its
-handshake wins, and the other is cancelled and closed. `Fallback` remembers for a while which one won, by server, and lets that one
-start first the next time.
+handshake wins, and the other is cancelled and closed. `Fallback` remembers for a while which carrier won at each server, and
+gives it the head start the next time.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ Opens = Callable[[], AbstractAsyncContextManager[Connection]]
 
 @asynccontextmanager
 async def race(attempts: Sequence[Opens], *, head_start: float) -> AsyncIterator[tuple[int, Connection]]:
-    """Connect in the first way that works; leaving the block closes the connection as its own context does.
+    """Connect by the first attempt that works. Leaving the block closes the connection as its own context does.
 
     Args:
-        attempts: each connects; the preferred one comes first. They are called once at most.
-        head_start: seconds between the starts of two attempts; less if all that have started have failed.
+        attempts: functions that connect, the preferred one first. Each is called at most once.
+        head_start: seconds between the starts of two attempts; less if all earlier attempts have failed.
 
     Yields:
         The position of the attempt that won, and its connection, with its handshake done.
 
     Raises:
-        ConnectionLost: none worked; the text has the reason of each.
+        ConnectionLost: no attempt worked; the text has the reason of each.
         ConfigurationError: an attempt's settings cannot work, and no other attempt worked.
 
     Cancellation:
@@ -57,7 +57,7 @@ async def race(attempts: Sequence[Opens], *, head_start: float) -> AsyncIterator
 
 
 class _Race:
-    """The attempts of one race. A connection's context is left by the task that entered it, as trio's nurseries demand."""
+    """The attempts of one race. The task that entered a connection's context also leaves it, as trio's nurseries require."""
 
     def __init__(self, attempts: Sequence[Opens]) -> None:
         self._attempts = attempts
@@ -113,14 +113,14 @@ class _Race:
 
 
 class Fallback:
-    """When a client that prefers QUIC uses QMux over TLS instead, and what it remembers about servers.
+    """When a client that prefers QUIC uses QMux over TLS instead, and its memory of servers.
 
-    Keep one for all connections of a program, as a part of their settings: its memory is what saves the second connection the wait.
+    Use one object for all connections of a program, in their settings: its memory spares later connections the wait.
 
     Args:
-        head_start: seconds that QUIC, or the carrier that won the last time, is ahead.
-        remember: seconds for which a victory of TLS counts; then QUIC starts first again.
-        limit: most servers that are remembered; the oldest is forgotten.
+        head_start: seconds that QUIC, or the carrier that won the last time, starts before the other.
+        remember: seconds for which TLS keeps the head start after it has won; then QUIC has it again.
+        limit: the most servers to remember; the oldest is forgotten.
     """
 
     def __init__(self, *, head_start: float = 0.25, remember: float = 600.0, limit: int = 1_000) -> None:
@@ -140,12 +140,12 @@ class Fallback:
         Args:
             server: authority of the URL.
         """
-        # Each run of trio counts from a moment of its own: a time ahead is of another run.
+        # Each run of trio has its own zero: a time in the future is from another run.
         age = trio.current_time() - self._since.get(server, float("inf"))
         return "tls" if 0.0 <= age < self._remember else "quic"
 
     def note(self, server: str, carrier: Literal["quic", "tls"]) -> None:
-        """Remember the carrier that won. Victories of TLS as the preferred carrier do not count: QUIC has not had its chance."""
+        """Remember the carrier that won. TLS with the head start does not count: QUIC may not have had its chance."""
         if carrier == "quic":
             self._since.pop(server, None)
         elif self.preferred(server) == "quic":
@@ -156,7 +156,7 @@ class Fallback:
 
     @asynccontextmanager
     async def dial(self, server: str, quic: Opens, tls: Opens) -> AsyncIterator[Connection]:
-        """Connect over QUIC or, if that does not work soon, over TLS. Errors are as for `race`.
+        """Connect over QUIC or, if that does not work soon, over TLS. Raises the errors of `race`.
 
         Args:
             server: authority of the URL.

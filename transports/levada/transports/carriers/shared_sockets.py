@@ -1,12 +1,11 @@
-"""Listening sockets that several processes have: one process binds each address, and passes duplicates of the socket to the others.
+"""Listening sockets shared by several processes: one process binds each address, and passes duplicates of the socket to the others.
 
 `SharedSockets` is the side that binds, `PassedSockets` the other one, a `SocketSource`.  Between them is a pair of Unix sockets.  A
 request is a `ListeningAddress` as one line of JSON, with the descriptor of a new socket for its answer.  The answer is one line too:
 ``{"sockets": n}`` with n descriptors, or the error as ``{"errno": 98, "text": …}`` or ``{"refused": …}``.
 
-The kernel queues clients for the address, not for a process.  A connection goes to one of the processes that accept; it waits while
-there is none; a process that closes its copy drops none.  The address is free again when all copies are closed.
-
+The kernel queues clients for the address, not for a process.  Each connection goes to one of the processes that accept, and waits while
+there is none. A process that closes its copy drops no connection.  The address is free again when all copies are closed.
 Datagrams belong to connections that live in one process, so one process at a time reads a UDP socket.  With its copy each process gets
 one end of a further pair of sockets.  A byte there says that it is this process's turn, and closing that end, or the end of the
 process, gives the turn to the next.
@@ -45,9 +44,9 @@ __all__ = ["PassedSockets", "SharedSockets", "share_sockets"]
 logger = logging.getLogger("levada.transports.carriers")
 
 MOST_SOCKETS: Final = 16
-"""Sockets of one address at most: a name may stand for several addresses."""
+"""The most sockets of one address: a name may stand for several addresses."""
 MOST_ADDRESSES: Final = 256
-"""Addresses that a `SharedSockets` binds."""
+"""The most addresses that a `SharedSockets` binds."""
 _LINE: Final = 16 * 1024
 _ROOM: Final = stdlib_socket.CMSG_SPACE((MOST_SOCKETS + 1) * array.array("i").itemsize)
 _CLOEXEC: Final = getattr(stdlib_socket, "MSG_CMSG_CLOEXEC", 0)
@@ -57,7 +56,7 @@ _Key = tuple[str, str, int, int]
 
 @attrs.define(eq=False)
 class _Shared:
-    """The sockets of one address, and of UDP the processes in the order of their turns."""
+    """The sockets of one address, and for UDP the processes in the order of their turns."""
 
     sockets: list[ListeningSocket]
     turns: list[trio.socket.SocketType] = attrs.field(factory=list)
@@ -81,7 +80,7 @@ class SharedSockets:
         self._closed = False
 
     def offer(self) -> stdlib_socket.socket:
-        """Make the socket for one process, which `PassedSockets` takes there.
+        """Make the socket for one process, where `PassedSockets` takes it.
 
         The caller passes it on and closes its own copy; the process is served until all copies are closed.
         """
@@ -192,7 +191,7 @@ async def _keep_turn(turns: list[trio.socket.SocketType], end: trio.socket.Socke
 
 @asynccontextmanager
 async def share_sockets(source: SocketSource = open_here) -> AsyncIterator[SharedSockets]:
-    """Share listening sockets with other processes while the block lasts; leaving it is `SharedSockets.close`.
+    """Share listening sockets with other processes for a block, which ends with `SharedSockets.close`.
 
     Args:
         source: opens the sockets.
@@ -210,7 +209,7 @@ class PassedSockets:
     """A `SocketSource` that asks the process at the other end of a connection, a `SharedSockets`.
 
     Args:
-        connection: as `SharedSockets.offer` made it; belongs to this object, for the time of its ``with`` block.
+        connection: made by `SharedSockets.offer`. It belongs to this object, until `close`.
     """
 
     def __init__(self, connection: stdlib_socket.socket) -> None:
@@ -227,12 +226,12 @@ class PassedSockets:
         """Ask for the sockets of an address.
 
         Raises:
-            OSError: the other process could not bind them, with its ``errno``; or this one listens there already.
+            OSError: the other process could not bind them (with its ``errno``), or this process already listens there.
             ConfigurationError: the other process refuses.
-            ConnectionLost: it has ended.
+            ConnectionLost: the other process has ended.
 
         Cancellation:
-            nothing is open here.
+            no socket is left open here.
         """
         self._open = [entry for entry in self._open if entry[1].fileno() >= 0]
         if address.port or address.kind == "unix":
@@ -294,7 +293,7 @@ async def _send(
 
 
 async def _receive(connection: trio.socket.SocketType) -> tuple[bytes, list[stdlib_socket.socket], bool]:
-    """Receive bytes and the sockets that came with them; say whether these are all, or this process had no room for some."""
+    """Receive bytes and the sockets with them. Also return whether these are all, or this process had no room for some."""
     received, ancillary, flags, _ = await connection.recvmsg(_LINE, _ROOM, _CLOEXEC)
     found = array.array("i")
     for _, kind, value in ancillary:

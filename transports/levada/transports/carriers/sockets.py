@@ -1,7 +1,7 @@
-"""Where the listening sockets of this process come from: `open_sockets` opens them here, unless `sockets_from` names another source.
+"""The source of this process's listening sockets: `open_sockets` opens them here, unless `sockets_from` names another source.
 
-Every listener of TCP, TLS, WebSocket, QMux, Unix sockets and QUIC asks `open_sockets`.  A process of several that share their
-addresses asks the process that has them: see `levada.transports.carriers.shared_sockets`.
+Every listener of TCP, TLS, WebSocket, QMux, Unix sockets and QUIC asks `open_sockets`.  Processes that share their addresses ask the
+process that has bound them: see `levada.transports.carriers.shared_sockets`.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ KINDS: Final = ("tcp", "udp", "unix")
 
 @attrs.frozen(kw_only=True)
 class ListeningAddress:
-    """What a listener asks for."""
+    """The address that a listener asks for."""
 
     kind: Literal["tcp", "udp", "unix"] = attrs.field(validator=v.in_(KINDS))
-    """Of ``tcp`` and ``unix`` the sockets listen, of ``udp`` they are bound."""
+    """``tcp`` and ``unix`` for sockets that listen, ``udp`` for sockets that are bound."""
     host: str = attrs.field(validator=v.instance_of(str))
-    """A name or a numeric address; of ``unix`` the path."""
+    """A name or a numeric address; for ``unix`` the path."""
     port: int = attrs.field(default=0, validator=[v.instance_of(int), v.in_(range(1 << 16))])
     """0 takes a free one."""
     backlog: int = attrs.field(default=1024, validator=[v.instance_of(int), v.in_(range(1, 1 << 31))])
-    """Peers that wait in the kernel."""
+    """Peers that may wait in the kernel."""
     mode: int = attrs.field(default=0o600, validator=[v.instance_of(int), v.in_(range(0o1000))])
-    """Of the file of a Unix socket."""
+    """Mode of the file of a Unix socket."""
 
 
 @attrs.frozen(kw_only=True)
@@ -48,12 +48,12 @@ class ListeningSocket:
 
     socket: stdlib_socket.socket
     file: os.stat_result | None = None
-    """Identifies the file of a Unix socket if the listener removes it at its end; ``None``: another process does."""
+    """Identifies the file of a Unix socket that the listener removes when it closes; ``None`` if another process removes it."""
     turn: stdlib_socket.socket | None = None
-    """Of UDP: the listener reads datagrams once this one is readable, and closes it after `socket`. ``None``: it reads at once."""
+    """UDP: the listener reads datagrams once this socket is readable, and closes it after `socket`. ``None``: it reads at once."""
 
     def close(self) -> None:
-        """Close what a listener has not taken."""
+        """Close sockets that no listener has taken."""
         self.socket.close()
         if self.turn is not None:
             self.turn.close()
@@ -64,11 +64,11 @@ SocketSource = Callable[[ListeningAddress], Awaitable[list[ListeningSocket]]]
 
 
 async def open_here(address: ListeningAddress) -> list[ListeningSocket]:
-    """Open sockets in this process: one for each address of a host, but for port 0 only the first, as each would get another port.
+    """Open sockets in this process: one for each address of a host. For port 0 only the first, since each would get a different port.
 
     Raises:
         OSError: the system refuses.
-        ConfigurationError: a process listens at a Unix socket already, or another kind of file is there.
+        ConfigurationError: a process already listens at the Unix socket, or the path is another kind of file.
     """
     if address.kind == "unix":
         return [await _open_unix(address)]
@@ -88,7 +88,7 @@ _source: ContextVar[SocketSource] = ContextVar("levada_socket_source", default=o
 
 
 async def open_sockets(address: ListeningAddress) -> list[ListeningSocket]:
-    """Open the sockets of an address, by the source of this context.
+    """Open the sockets of an address with the source of this context.
 
     Raises:
         OSError, ConfigurationError: as `SocketSource`.
@@ -98,7 +98,7 @@ async def open_sockets(address: ListeningAddress) -> list[ListeningSocket]:
 
 @contextmanager
 def sockets_from(source: SocketSource) -> Iterator[None]:
-    """Let the listeners that are opened within the block, and by the tasks and actor systems begun there, ask `source`."""
+    """Use `source` for listeners that are opened within the block, and by the tasks and actor systems that begin there."""
     token = _source.set(source)
     try:
         yield
@@ -107,11 +107,11 @@ def sockets_from(source: SocketSource) -> Iterator[None]:
 
 
 async def resolve_udp(host: str, port: int) -> Any:
-    """Return the first address of a host, IPv4 before IPv6: a UDP socket does not report that the other address is unused.
+    """Return the first address of a host, IPv4 before IPv6: unlike TCP, UDP does not report an address that nothing listens at.
 
     Raises:
         OSError: there is none.
-        ConfigurationError: no host can have that name.
+        ConfigurationError: the name is not a valid host name.
     """
     try:
         found = await trio.socket.getaddrinfo(host, port, type=stdlib_socket.SOCK_DGRAM)
@@ -162,17 +162,17 @@ async def _remove_stale(path: str) -> None:
     """
     before = os.lstat(path)
     if not stat.S_ISSOCK(before.st_mode):
-        raise ConfigurationError(f"{path} exists and is no socket: remove it, or choose another path")
+        raise ConfigurationError(f"{path} exists and is not a socket: remove it, or choose another path")
     try:
         (await trio.open_unix_socket(path)).socket.close()
     except ConnectionRefusedError:
         remove_file(path, before)
         return
-    raise ConfigurationError(f"a process listens at {path} already")
+    raise ConfigurationError(f"another process already listens at {path}")
 
 
 def remove_file(path: str, file: os.stat_result) -> None:
-    """Remove the file of a Unix socket, unless it is gone or another one has taken its place."""
+    """Remove the file of a Unix socket, unless it is gone or another file has taken its place."""
     try:
         if os.path.samestat(file, os.lstat(path)):
             os.unlink(path)

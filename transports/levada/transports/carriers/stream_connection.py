@@ -1,6 +1,7 @@
-"""A connection of many `ConnectionStream`s: the part that QUIC and QMux share.
+"""A connection with many `ConnectionStream`s: the part that QUIC and QMux share.
 
-What the application waits at is here: streams of the peer, credit for streams, datagrams, the handshake, the end. A subclass moves the bytes.
+Everything that the application waits for is here: streams of the peer, credit for streams, datagrams, the handshake, the end. A subclass
+moves the bytes.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class StreamConnection(Generic[S]):
 
     Args:
         info: the two ends, as far as they are known.
-        is_client: whether this side dialled.
-        datagram_queue: datagrams that wait for the application; the oldest are dropped.
+        is_client: whether this side opened the connection.
+        datagram_queue: the most datagrams that wait for the application; the oldest are dropped.
     """
 
     def __init__(self, info: CarrierInfo, *, is_client: bool, datagram_queue: int) -> None:
@@ -70,7 +71,7 @@ class StreamConnection(Generic[S]):
         return self._make_error()
 
     async def accept_stream(self) -> S:
-        """Wait for the next stream that the peer opened, in order of appearance; the error after the end comes behind the last stream."""
+        """Wait for the next stream that the peer opened, in order. After the end it raises when all streams have been accepted."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while (stream := self.accept_stream_nowait()) is None:
             if self._reason is not None:
@@ -97,7 +98,7 @@ class StreamConnection(Generic[S]):
         raise NotImplementedError
 
     def _accepted(self, stream: S) -> None:
-        """Grant the peer what the application's taking of a stream allows."""
+        """Grant the peer credit for the stream that the application has accepted."""
         raise NotImplementedError
 
     async def receive_datagram(self) -> Datagram:
@@ -110,7 +111,7 @@ class StreamConnection(Generic[S]):
         return self._datagrams.popleft()
 
     async def closed(self) -> CloseReason:
-        """Wait for the end, however it comes."""
+        """Wait for the end of the connection and return its reason."""
         await self._ended.wait()
         assert self._reason is not None
         return self._reason
@@ -119,7 +120,7 @@ class StreamConnection(Generic[S]):
         return self
 
     def _appeared(self, stream: S) -> None:
-        """Let a stream of the peer wait to be accepted."""
+        """Queue a stream of the peer for `accept_stream`."""
         self.streams[stream.stream_id] = stream
         self._waiting.append(stream)
         if self._tell_stream is not None:
@@ -128,7 +129,7 @@ class StreamConnection(Generic[S]):
             self._accepting.unpark()
 
     def _datagram_came(self, datagram: Datagram) -> None:
-        """Let a datagram wait to be received."""
+        """Queue a datagram for `receive_datagram`."""
         if len(self._datagrams) >= self._datagram_queue:
             self._datagrams.popleft()
             self._datagrams_dropped += 1
@@ -143,7 +144,7 @@ class StreamConnection(Generic[S]):
             lot.unpark(count=min(len(lot), credit))
 
     def _end(self, reason: CloseReason, make_error: Callable[[], CarrierError]) -> None:
-        """Note why the connection has ended, and wake all tasks."""
+        """Record why the connection has ended, and wake all tasks."""
         self._reason = reason
         self._make_error = make_error
         self._tell_stream = None

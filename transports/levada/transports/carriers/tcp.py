@@ -1,6 +1,6 @@
-"""Byte streams over TCP: dialled by happy eyeballs, small writes joined, no delay, keepalive.
+"""Byte streams over TCP, with happy eyeballs, joined small writes, no delay, and keepalive.
 
-URLs are ``tcp://host:port``.  A listener of port 0 takes a free one, which `TcpListener.url` tells.
+URLs are ``tcp://host:port``.  A listener with port 0 takes a free port, which is in `TcpListener.url`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from levada.transports.carriers.streams import JoinedStream, Ready, StreamConfig
 
 __all__ = ["TcpConfig", "TcpListener", "dial", "listen"]
 
-# What Linux takes; beyond that a socket option would fail with each connection.
+# The most that Linux takes; with more, setting the option would fail for each connection.
 _LONGEST_SILENCE = 32_767
 _BUFFER = v.optional(v.and_(v.instance_of(int), v.gt(0), v.lt(1 << 31)))
 
@@ -36,9 +36,9 @@ class TcpConfig(StreamConfig):
     happy_eyeballs_delay: float = attrs.field(default=0.25, validator=v.ge(0))
     """Seconds after which the next address of a name is tried as well (RFC 8305)."""
     local_address: str | None = None
-    """Own address to dial from; ``None`` lets the system choose."""
+    """Local address to connect from; ``None`` lets the system choose."""
     no_delay: bool = True
-    """Send small packets at once; writes are joined here already."""
+    """Send small packets at once (TCP_NODELAY); small writes are already joined here."""
     keepalive: float = attrs.field(default=60.0, validator=[v.ge(0), v.le(_LONGEST_SILENCE)])
     """Seconds of silence, 32,767 at most, after which the kernel probes the peer; 0 never does. The system counts in whole seconds."""
     keepalive_interval: float = attrs.field(default=10.0, validator=[v.ge(1), v.le(_LONGEST_SILENCE)])
@@ -50,16 +50,16 @@ class TcpConfig(StreamConfig):
     receive_buffer: int | None = attrs.field(default=None, validator=_BUFFER)
     """Bytes of the kernel's buffer for receiving; ``None`` leaves it to the kernel."""
     backlog: int = attrs.field(default=1024, validator=[v.instance_of(int), v.ge(1)])
-    """Peers that wait in the kernel, and again here, until they are accepted."""
+    """Peers that may wait to be accepted in the kernel, and as many again here."""
     max_connections_per_address: int | None = attrs.field(
         default=None, validator=v.optional(v.and_(v.instance_of(int), v.ge(1)))
     )
-    """Connections of one address (of IPv6: of one /64) that a listener lets in, those in their handshake included; one more is closed
+    """Connections from one address (IPv6: from one /64) that a listener admits, including unfinished handshakes; one more is closed
     at once. ``None``: no limit."""
 
 
 def set_options(socket: trio.socket.SocketType, config: TcpConfig) -> None:
-    """Put the settings on a connected socket; what a system does not have is left out."""
+    """Apply the settings to a connected socket; options that the system lacks are left out."""
     options: list[tuple[int, str, int]] = [(stdlib_socket.IPPROTO_TCP, "TCP_NODELAY", int(config.no_delay))]
     if config.keepalive:
         options += [
@@ -75,7 +75,7 @@ def set_options(socket: trio.socket.SocketType, config: TcpConfig) -> None:
 
 
 def set_buffers(socket: trio.socket.SocketType, config: TcpConfig) -> None:
-    """Set the kernel's buffers, before the connection begins where possible: it agrees on a window then."""
+    """Set the kernel's buffers, if possible before the connection begins, which then agrees on a window."""
     if config.send_buffer is not None:
         socket.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_SNDBUF, config.send_buffer)
     if config.receive_buffer is not None:
@@ -89,7 +89,7 @@ def authority(address: tuple[object, ...]) -> str:
 
 
 def host_and_port(url: str, scheme: str) -> tuple[str, int]:
-    """Return what a URL says.
+    """Return the host and the port of a URL.
 
     Raises:
         ConfigurationError: the host or the port is missing.
@@ -113,8 +113,8 @@ async def connect(host: str, port: int, config: TcpConfig) -> trio.SocketStream:
 
     Raises:
         ConnectionLost: none does, or there is none.
-        IdleTimeout: nothing came of it within `TcpConfig.connect_timeout`.
-        ConfigurationError: no host can have that name.
+        IdleTimeout: there was no connection within `TcpConfig.connect_timeout`.
+        ConfigurationError: the name is not a valid host name.
     """
     stream: trio.SocketStream | None = None
     try:
@@ -132,7 +132,7 @@ async def connect(host: str, port: int, config: TcpConfig) -> trio.SocketStream:
 
 
 def prepare(stream: trio.SocketStream, scheme: str, config: TcpConfig) -> CarrierInfo:
-    """Put the settings on a new connection and return what its addresses say.
+    """Apply the settings to a new connection, and return its addresses.
 
     Raises:
         ConnectionLost: the peer has gone already; the socket is closed.
@@ -148,7 +148,7 @@ def prepare(stream: trio.SocketStream, scheme: str, config: TcpConfig) -> Carrie
 
 
 def let_in(raw: trio.SocketStream, admission: Admission) -> tuple[str, Callable[[], None]] | None:
-    """Count a connection that the kernel has accepted; return its peer and what takes the count back, or close it."""
+    """Count an accepted connection. Return its peer and a function that removes it from the count, or close it."""
     try:
         peer = raw.socket.getpeername()
     except OSError:  # it is gone already
@@ -164,12 +164,12 @@ def let_in(raw: trio.SocketStream, admission: Admission) -> tuple[str, Callable[
 
 @asynccontextmanager
 async def dial(url: str, config: TcpConfig | None = None) -> AsyncIterator[JoinedStream]:
-    """Connect to ``tcp://host:port``; leaving the block closes.
+    """Connect to ``tcp://host:port``; leaving the block closes the stream.
 
     Raises:
-        ConnectionLost: no server answers there.
-        IdleTimeout: not within `TcpConfig.connect_timeout`.
-        ConfigurationError: not such a URL.
+        ConnectionLost: no server answers at the URL.
+        IdleTimeout: there was no connection within `TcpConfig.connect_timeout`.
+        ConfigurationError: the URL is malformed.
     """
     config = config or TcpConfig()
     raw = await connect(*host_and_port(url, "tcp"), config)
@@ -178,7 +178,7 @@ async def dial(url: str, config: TcpConfig | None = None) -> AsyncIterator[Joine
 
 
 async def bind(url: str, scheme: str, config: TcpConfig) -> list[trio.SocketListener]:
-    """Listen at a URL; on every address of its host, but of port 0 on the first one only, as each would get another port.
+    """Listen on every address of a URL's host. For port 0 only on the first, since each would get a different port.
 
     Raises:
         ConfigurationError: the address cannot be listened at.
@@ -204,11 +204,11 @@ class TcpListener:
         self._ready: Ready[JoinedStream] = Ready(config.backlog)
         self._url = f"tcp://{authority(sockets[0].socket.getsockname())}"
         self.admission = Admission(self._url, config.max_connections_per_address)
-        """Decides who is let in, and counts the others."""
+        """Admits peers, and counts the refused ones."""
 
     @property
     def url(self) -> str:
-        """Where it listens, with the real port."""
+        """The URL, with the real port."""
         return self._url
 
     async def accept(self) -> JoinedStream:
@@ -232,7 +232,7 @@ class TcpListener:
             leave()
 
     async def aclose(self) -> None:
-        """Stop accepting, and cut off peers that were not accepted: see `Listener.aclose`."""
+        """Stop accepting, and cut off peers that were not accepted, as `Listener.aclose` says."""
         for listener in self._sockets:
             listener.socket.close()
         for stream in self._ready.close():
@@ -242,10 +242,10 @@ class TcpListener:
 
 @asynccontextmanager
 async def listen(url: str, config: TcpConfig | None = None) -> AsyncIterator[TcpListener]:
-    """Listen at ``tcp://host:port``; leaving the block stops that; accepted connections live on.
+    """Listen at ``tcp://host:port``; leaving the block stops listening. Accepted connections stay open.
 
     Raises:
-        ConfigurationError: not such a URL, or the address cannot be listened at.
+        ConfigurationError: the URL is malformed, or the address cannot be used.
     """
     config = config or TcpConfig()
     sockets = await bind(url, "tcp", config)

@@ -1,7 +1,7 @@
-"""Byte streams over TLS 1.2 and 1.3 on TCP: verified by default, client certificates, ALPN, reload of certificates.
+"""Byte streams over TLS 1.2 and 1.3 on TCP: verified by default, with client certificates, ALPN, and reload of certificates.
 
 URLs are ``tls://host:port``.  The end of a stream is TLS's own (close_notify); without it `receive_some` raises `ConnectionLost`, so
-an attacker on the path cannot cut a stream short unseen.  TLS here has no half-close: `send_eof` raises `NotImplementedError`.
+an attacker on the path cannot cut a stream short unnoticed.  TLS here has no half-close: `send_eof` raises `NotImplementedError`.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class TlsConfig(StreamConfig):
     """How TLS connections behave. Immutable; derive with `attrs.evolve`."""
 
     certificate: File | None = None
-    """PEM file with this side's certificate and its chain; a listener needs one, a client shows it if asked."""
+    """PEM file with this side's certificate and its chain. A listener needs one; a client sends it if the server asks."""
     key: File | None = None
     """PEM file with the key of `certificate`; ``None``: the same file."""
     key_password: str | None = attrs.field(default=None, repr=False)
-    """Opens an encrypted key."""
+    """Password of an encrypted key."""
     ca: File | bytes | None = None
     """PEM file, or PEM bytes, with the authorities to trust; ``None``: the system's."""
     verify: bool = attrs.field(default=True, validator=v.instance_of(bool))
@@ -56,23 +56,27 @@ class TlsConfig(StreamConfig):
     )
     """Whether a listener asks clients for certificates, verified against `ca`."""
     alpn: tuple[str, ...] = attrs.field(default=(), converter=tuple[str, ...])
-    """Protocols to offer or to choose from, the preferred first; `CarrierInfo.alpn` has the one that both sides agreed on."""
+    """Protocols to offer or to choose from, the preferred first. `CarrierInfo.alpn` has the choice."""
     minimum_version: ssl.TLSVersion = attrs.field(
         default=ssl.TLSVersion.TLSv1_2, validator=v.in_([ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
     )
-    """Oldest version of TLS to speak."""
+    """The oldest version of TLS to accept."""
     context: ssl.SSLContext | None = attrs.field(default=None, validator=v.optional(v.instance_of(ssl.SSLContext)))
-    """Your own context, in the place of all settings above except `server_name`."""
+    """Your own context, instead of all settings above except `server_name`."""
     handshake_timeout: float = attrs.field(default=10.0, validator=v.gt(0))
     """Seconds that a handshake may take."""
     backlog: int = attrs.field(default=256, validator=[v.instance_of(int), v.ge(1)])
-    """Peers in their handshake or waiting to be accepted; one more cuts off the oldest handshake."""
+    """Peers that may be in their handshake or wait to be accepted; one more cuts off the oldest handshake."""
     tcp: TcpConfig = attrs.field(factory=TcpConfig, validator=v.instance_of(TcpConfig))
-    """Of the connection below."""
+    """Settings of the connection below."""
 
 
 def make_context(config: TlsConfig, purpose: ssl.Purpose) -> ssl.SSLContext:
-    """Make what the settings say, for a client (``SERVER_AUTH``) or a listener; `ConfigurationError` if that cannot be."""
+    """Make the context of a client (``SERVER_AUTH``) or a listener.
+
+    Raises:
+        ConfigurationError: the settings cannot work, or a file cannot be read.
+    """
     serving = purpose is ssl.Purpose.CLIENT_AUTH
     if config.context is not None:
         if config.context.protocol is (ssl.PROTOCOL_TLS_CLIENT if serving else ssl.PROTOCOL_TLS_SERVER):
@@ -103,14 +107,14 @@ def make_context(config: TlsConfig, purpose: ssl.Purpose) -> ssl.SSLContext:
         asked = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
         context.verify_mode = asked[config.client_certificates]
     elif not config.verify:
-        logger.warning("TLS without verification: anybody on the way can read and change everything")
+        logger.warning("TLS without verification: an attacker on the path can read and change everything")
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
 
 
 class _Below(trio.abc.Stream):
-    """What TLS sends through: closing it leaves the socket open, so that the end of TLS reaches the peer before the end of TCP."""
+    """The stream below TLS. Closing it leaves the socket open, so that the end of TLS reaches the peer before the end of TCP."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
@@ -129,14 +133,14 @@ class _Below(trio.abc.Stream):
 
 
 class _TlsStream(JoinedStream):
-    """A joined stream that says close_notify at its end."""
+    """A joined stream that sends close_notify at its end."""
 
     async def _say_goodbye(self) -> None:
         await self._raw.aclose()
 
 
 async def _send_alert(raw: trio.SocketStream, tls: trio.SSLStream[_Below]) -> None:
-    """Tell the peer why its handshake failed: OpenSSL has written that, and trio leaves it where it is."""
+    """Send the alert that says why the handshake failed. OpenSSL has written it, and trio does not send it."""
     alert = tls._outgoing.read()
     if not alert:
         return
@@ -154,7 +158,7 @@ async def _send_alert(raw: trio.SocketStream, tls: trio.SSLStream[_Below]) -> No
 async def _shake_hands(
     raw: trio.SocketStream, context: ssl.SSLContext, config: TlsConfig, *, server_name: str | None, serving: bool
 ) -> _TlsStream:
-    """Make a TLS stream of a TCP one, which is closed if that fails."""
+    """Make a TLS stream from a TCP stream, which is closed if the handshake fails."""
     since = trio.current_time()
     try:
         try:
@@ -201,12 +205,12 @@ async def _shake_hands(
 
 @asynccontextmanager
 async def dial(url: str, config: TlsConfig | None = None) -> AsyncIterator[JoinedStream]:
-    """Connect to ``tls://host:port`` and check the server's certificate; leaving the block closes.
+    """Connect to ``tls://host:port`` and check the server's certificate; leaving the block closes the stream.
 
     Raises:
-        ConnectionLost: no server answers there, or its certificate names another host.
-        IdleTimeout: not within the time for connecting or for the handshake.
-        ConfigurationError: not such a URL, or a name or certificates that cannot be used.
+        ConnectionLost: no server answers at the URL, or its certificate is wrong.
+        IdleTimeout: the connection or the handshake took too long.
+        ConfigurationError: the URL is malformed, or the name or the certificates cannot be used.
     """
     config = config or TlsConfig()
     host, port = host_and_port(url, "tls")
@@ -224,7 +228,7 @@ _asked: dict[trio.lowlevel.Task, str | None] = {}
 
 @attrs.frozen
 class _NoteName:
-    """Notes the name that a client asks for; in a context once, however many listeners use it and however often they reload it."""
+    """Records the name that a client asks for. A context has it once, however many listeners use or reload the context."""
 
     others: Callable[[ssl.SSLObject, str, ssl.SSLContext], int | None] | None
     """The context's own callback."""
@@ -238,7 +242,7 @@ class _NoteName:
 
 
 class TlsListener:
-    """Where TLS connections come in, handshake done; a `Listener`. Comes from `listen`."""
+    """Accepts TLS connections after their handshakes; a `Listener`, made by `listen`."""
 
     def __init__(self, sockets: list[trio.SocketListener], config: TlsConfig, nursery: trio.Nursery) -> None:
         self._sockets = sockets
@@ -248,22 +252,22 @@ class TlsListener:
         self._handshakes: dict[trio.CancelScope, None] = {}  # the oldest first
         self._url = f"tls://{authority(sockets[0].socket.getsockname())}"
         self.admission = Admission(self._url, config.tcp.max_connections_per_address)
-        """Who is let in, and how many were not."""
+        """Admits peers, and counts the refused ones."""
         self.reload(config.context)
 
     @property
     def url(self) -> str:
-        """Where it listens, with the real port."""
+        """The URL, with the real port."""
         return self._url
 
     def reload(self, context: ssl.SSLContext | None = None) -> None:
-        """Read the certificate files again, for handshakes from now on; connections live on with what they have.
+        """Read the certificate files again, for new handshakes. Open connections are not affected.
 
         Args:
-            context: use this one instead of the settings.
+            context: replaces the settings.
 
         Raises:
-            ConfigurationError: the files cannot be used; the certificates of before stay.
+            ConfigurationError: the files cannot be used; the old certificates stay in use.
         """
         if context is None and self._config.context is not None:
             raise ConfigurationError(
@@ -278,7 +282,7 @@ class TlsListener:
         return await self._ready.take(self._url)
 
     async def take_in(self, raw: trio.SocketStream) -> None:
-        """Begin the handshake with what the kernel has accepted; at the bound the oldest handshake makes room."""
+        """Begin the handshake of an accepted socket. If there are too many, the oldest handshake is cut off."""
         entry = let_in(raw, self.admission)
         if entry is None:
             return
@@ -311,7 +315,7 @@ class TlsListener:
         leave()
 
     async def aclose(self) -> None:
-        """Stop accepting, and cut off peers that were not accepted: see `Listener.aclose`."""
+        """Stop accepting, and cut off peers that were not accepted, as `Listener.aclose` says."""
         for listener in self._sockets:
             listener.socket.close()
         for scope in list(self._handshakes):
@@ -323,10 +327,10 @@ class TlsListener:
 
 @asynccontextmanager
 async def listen(url: str, config: TlsConfig | None = None) -> AsyncIterator[TlsListener]:
-    """Listen at ``tls://host:port``; leaving the block stops that; accepted connections live on.
+    """Listen at ``tls://host:port``; leaving the block stops listening. Accepted connections stay open.
 
     Raises:
-        ConfigurationError: not such a URL, no usable certificate, or the address cannot be listened at.
+        ConfigurationError: the URL is malformed, the certificate is missing or cannot be used, or the address cannot be used.
     """
     config = config or TlsConfig()
     make_context(config, ssl.Purpose.CLIENT_AUTH)  # before the port is taken

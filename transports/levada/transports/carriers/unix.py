@@ -1,4 +1,4 @@
-"""Byte streams over Unix sockets: for programs on one machine, which the kernel tells apart.
+"""Byte streams over Unix sockets, for programs on one machine, which the kernel identifies.
 
 URLs are ``unix:///path/to/socket``.  The file has mode 0600 before any process can connect.  A listener replaces the file of a dead
 listener, and removes its own file at the end.  Abstract names (Linux) are refused: they have no mode, so any
@@ -50,13 +50,13 @@ class UnixConfig(StreamConfig):
     mode: int = attrs.field(default=0o600, validator=[v.instance_of(int), v.in_(range(0o1000))])
     """Mode of the listener's file: users who may write to it may connect."""
     allowed_uids: frozenset[int] | None = attrs.field(default=None, converter=_users)
-    """Users whose processes may be at the other end, of a listener or of a dialler; ``None``: every user who may open the file."""
+    """Users whose processes may be at the other end, for a listener or a client; ``None``: every user who may open the file."""
     max_connections_per_uid: int | None = attrs.field(default=None, validator=v.optional([v.instance_of(int), v.ge(1)]))
-    """Connections of one user's processes to a listener; one more is closed at once. Needs a system that tells who connects (Linux)."""
+    """Connections from one user's processes to a listener; one more is closed at once. Needs a system that identifies peers (Linux)."""
     connect_timeout: float = attrs.field(default=10.0, validator=v.gt(0))
     """Seconds to wait for room in the listener's queue."""
     backlog: int = attrs.field(default=1024, validator=[v.instance_of(int), v.ge(1)])
-    """Peers that wait in the kernel, and again here, until they are accepted."""
+    """Peers that may wait to be accepted in the kernel, and as many again here."""
 
 
 def _path(url: str) -> str:
@@ -72,7 +72,7 @@ def _path(url: str) -> str:
 
 
 def _credentials(socket: trio.socket.SocketType) -> tuple[int, int, int] | None:
-    """Return (pid, uid, gid) of the process at the other end when it connected or began to listen, where the system tells."""
+    """Return (pid, uid, gid) of the process at the other end, as of its connect or listen, or None if the system does not say."""
     if sys.platform != "linux":
         return None
     pid, uid, gid = _UCRED.unpack(socket.getsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_PEERCRED, _UCRED.size))
@@ -130,11 +130,11 @@ async def _connect(path: str) -> trio.SocketStream:
 
 
 def over(socket: stdlib_socket.socket, peer: str, config: UnixConfig | None = None) -> JoinedStream:
-    """Make a stream of one end of a socket pair. The socket belongs to the stream from now on.
+    """Make a stream from one end of a socket pair. The socket belongs to the stream from now on.
 
     Args:
         socket: one end of ``socket.socketpair()``.
-        peer: what to call the process at the other end, in logs and in `CarrierInfo.peer`.
+        peer: name of the process at the other end, for logs and `CarrierInfo.peer`.
         config: watermark and time limits.
     """
     raw = trio.SocketStream(trio.socket.from_stdlib_socket(socket))
@@ -143,7 +143,7 @@ def over(socket: stdlib_socket.socket, peer: str, config: UnixConfig | None = No
 
 
 class HandedListener:
-    """A `Listener` of byte streams that the program hands it, such as ends of socket pairs (`over`).
+    """A `Listener` for byte streams that the program passes to it, such as ends of socket pairs (`over`).
 
     Args:
         room: streams that may wait for `accept`.
@@ -156,7 +156,7 @@ class HandedListener:
         self._ready: Ready[ByteStream] = Ready(room)
 
     async def hand(self, stream: ByteStream) -> None:
-        """Let `accept` return a stream; waits for room.
+        """Pass a stream to `accept`; waits for room.
 
         Raises:
             ConnectionClosed: the listener is closed. The stream was aborted.
@@ -188,12 +188,12 @@ class HandedListener:
 
 @asynccontextmanager
 async def dial(url: str, config: UnixConfig | None = None) -> AsyncIterator[JoinedStream]:
-    """Connect to ``unix:///path``; leaving the block closes.
+    """Connect to ``unix:///path``; leaving the block closes the stream.
 
     Raises:
-        ConnectionLost: no process listens there, this one may not connect, or the listener's user is not allowed.
+        ConnectionLost: no process listens at the path, this one may not connect, or the listener's user is not allowed.
         IdleTimeout: there was no room in the listener's queue within `UnixConfig.connect_timeout`.
-        ConfigurationError: not such a URL.
+        ConfigurationError: the URL is malformed.
     """
     config = config or UnixConfig()
     path = _path(url)
@@ -210,11 +210,11 @@ async def dial(url: str, config: UnixConfig | None = None) -> AsyncIterator[Join
 
 
 async def _bind(path: str, config: UnixConfig) -> tuple[trio.SocketListener, os.stat_result | None]:
-    """Listen at a path; return what identifies the file if it is this process's."""
+    """Listen at a path. Also return the identity of the file, if this process made it."""
     if sys.platform != "linux":
         for name in ("allowed_uids", "max_connections_per_uid"):
             if getattr(config, name) is not None:
-                raise ConfigurationError(f"{name} needs a system that tells who connects (Linux)")
+                raise ConfigurationError(f"{name} needs a system that identifies peers (Linux)")
     address = ListeningAddress(kind="unix", host=path, backlog=config.backlog, mode=config.mode)
     try:
         (opened,) = await open_sockets(address)
@@ -235,7 +235,7 @@ class UnixListener:
         self.admission = Admission(
             self.url, config.max_connections_per_uid, "its user are open (max_connections_per_uid)"
         )
-        """Who is let in, and how many were not."""
+        """Admits peers, and counts the refused ones."""
 
     @property
     def url(self) -> str:
@@ -247,7 +247,7 @@ class UnixListener:
         return await self._ready.take(self.url)
 
     async def take_in(self, raw: trio.SocketStream) -> None:
-        """Make a stream of what the kernel has accepted, unless its user is not allowed or has enough connections."""
+        """Make a stream from an accepted socket, unless its user is not allowed or has too many connections."""
         try:
             stream = _stream(raw, self._path, self._config)
         except (ConnectionLost, OSError) as error:
@@ -281,10 +281,10 @@ class UnixListener:
 
 @asynccontextmanager
 async def listen(url: str, config: UnixConfig | None = None) -> AsyncIterator[UnixListener]:
-    """Listen at ``unix:///path``; leaving the block stops that and removes the file; accepted connections live on.
+    """Listen at ``unix:///path``; leaving the block stops listening and removes the file. Accepted connections stay open.
 
     Raises:
-        ConfigurationError: not such a URL, a process listens there, or the file cannot be made.
+        ConfigurationError: the URL is malformed, another process listens at the path, or the file cannot be made.
     """
     config = config or UnixConfig()
     path = _path(url)

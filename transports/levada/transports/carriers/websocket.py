@@ -37,17 +37,17 @@ _REFUSED_LINGER = 1.0  # seconds for a refused client to take its answer before 
 
 
 async def open_over(stream: ByteStream, url: str, config: WebSocketConfig | None = None) -> WebSocketStream:
-    """Open a WebSocket as the client, over a byte stream that is there already.
+    """Open a WebSocket as the client, over an open byte stream.
 
     Args:
         stream: belongs to the WebSocket from now on; it is closed if this fails.
         url: names host, path and query for the server: ``ws://host:port/path?query``.
 
     Raises:
-        ConnectionLost: the server was lost, or answered something else; then `ConnectionLost.code` is the HTTP status, 502 if the
+        ConnectionLost: the server was lost, or it refused; then `ConnectionLost.code` is the HTTP status, 502 for a malformed answer.
             answer made no sense.
         IdleTimeout: no answer within `WebSocketConfig.handshake_timeout`.
-        ConfigurationError: the URL is not one.
+        ConfigurationError: the URL is malformed.
 
     Cancellation:
         the byte stream was aborted.
@@ -121,7 +121,7 @@ async def _read_head(stream: ByteStream, limit: int) -> tuple[bytes, bytes]:
 
 
 async def _refuse(stream: ByteStream, refusal: Refusal) -> None:
-    """Answer, and wait a little for the client to go: closing with its bytes unread would cost it the answer."""
+    """Answer, and wait a little until the client has closed: closing with its bytes unread could lose the answer."""
     stream.send_nowait(refusal_octets(refusal))
     with trio.move_on_after(_REFUSED_LINGER):
         try:
@@ -164,13 +164,13 @@ def _below(parts: SplitResult) -> str:
 
 @asynccontextmanager
 async def dial(url: str, config: WebSocketConfig | None = None) -> AsyncIterator[WebSocketStream]:
-    """Connect to a WebSocket server; leaving the block closes, as `WebSocketStream` does.
+    """Connect to a WebSocket server; leaving the block closes as `WebSocketStream` does.
 
     Args:
         url: ``ws://host:port/path?query``, or ``wss://…`` with TLS.
 
     Raises:
-        ConnectionLost, IdleTimeout, ConfigurationError: as `open_over`, and as the carrier below.
+        ConnectionLost, IdleTimeout, ConfigurationError: errors of `open_over`, and of the carrier below.
     """
     config = config or WebSocketConfig()
     parts = _split(url)
@@ -180,19 +180,19 @@ async def dial(url: str, config: WebSocketConfig | None = None) -> AsyncIterator
 
 
 class WebSocketListener:
-    """Where clients come in; each is handed over after its handshake. Made by `listen` and `listen_over`."""
+    """Accepts clients after their handshakes; a `Listener`, made by `listen` and `listen_over`."""
 
     def __init__(self, below: Listener[ByteStream], url: str, config: WebSocketConfig) -> None:
         self.url = url
-        """Where it listens, with the real port."""
+        """The URL, with the real port."""
         self.below = below
-        """What it listens on; for ``wss`` a `TlsListener`, which can reload its certificates."""
+        """The listener below; for ``wss`` a `TlsListener`, which can reload its certificates."""
         self._path = _split(url).path or None
         self._config = config
         self._ready: Ready[WebSocketStream] = Ready(config.backlog)
         self._handshakes: dict[trio.CancelScope, None] = {}  # oldest first
         self.admission = Admission(url)
-        """How many got no WebSocket; those that got no connection below are counted there."""
+        """Counts the clients that got no WebSocket. Clients that got no connection are counted by the listener below."""
         self._serving = trio.CancelScope()
 
     async def accept(self) -> WebSocketStream:
@@ -204,7 +204,7 @@ class WebSocketListener:
         return await self._ready.take(self.url)
 
     async def aclose(self) -> None:
-        """Stop accepting. Accepted connections live on; clients in the handshake, or waiting for `accept`, are cut off."""
+        """Stop accepting. Accepted connections stay open; clients in the handshake, or waiting for `accept`, are cut off."""
         for scope in (self._serving, *self._handshakes):
             scope.cancel()
         for websocket in self._ready.close():
@@ -212,7 +212,7 @@ class WebSocketListener:
         await self.below.aclose()
 
     async def serve(self, nursery: trio.Nursery) -> None:
-        """Take clients in until the listener is closed; their handshakes run in the nursery."""
+        """Accept clients until the listener is closed; their handshakes run in the nursery."""
         with self._serving:
             while True:
                 try:
@@ -254,14 +254,14 @@ class WebSocketListener:
 async def listen_over(
     below: Listener[ByteStream], url: str, config: WebSocketConfig | None = None
 ) -> AsyncIterator[WebSocketListener]:
-    """Serve WebSockets on byte streams that come in somewhere already; leaving the block stops that.
+    """Serve WebSockets on the byte streams of another listener; leaving the block stops that.
 
     Args:
-        below: belongs to the new listener for the time of the block, and is closed with it.
+        below: belongs to the new listener for the block, and is closed with it.
         url: scheme, host and path as clients see them. With a path (also ``/``) only that one is served, without one any.
 
     Raises:
-        ConfigurationError: the URL is not one.
+        ConfigurationError: the URL is malformed.
     """
     if _split(url).query:
         raise ConfigurationError(f"{url!r} has a query: only the path decides whether a client is served")
@@ -277,14 +277,14 @@ async def listen_over(
 
 @asynccontextmanager
 async def listen(url: str, config: WebSocketConfig | None = None) -> AsyncIterator[WebSocketListener]:
-    """Listen for WebSocket clients; leaving the block stops that; accepted connections live on.
+    """Listen for WebSocket clients; leaving the block stops listening. Accepted connections stay open.
 
     Args:
         url: ``ws://host:port/path``, or ``wss://…`` with TLS; port 0 takes a free one. With a path (also ``/``) only that one is
             served, without one any.
 
     Raises:
-        ConfigurationError: the URL is not one, or the TLS settings have no certificate.
+        ConfigurationError: the URL is malformed, the address is taken, or the TLS settings have no certificate.
     """
     config = config or WebSocketConfig()
     parts = _split(url)

@@ -1,4 +1,4 @@
-"""Settings of WebSockets, and what a server's own check of a client sees and says."""
+"""Settings of WebSockets, and the request and refusal of a server's own check."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ def _check_seconds(_: object, attribute: attrs.Attribute[Any], value: float | No
 
 @attrs.frozen(kw_only=True)
 class UpgradeRequest:
-    """What a client asked for when it wanted a WebSocket."""
+    """A client's request for a WebSocket."""
 
     target: str
-    """Path and query, as they came."""
+    """Path and query, as received."""
     host: str
     """The ``Host`` header: the name under which the client knows this server."""
     origin: str | None
-    """The ``Origin`` header: browsers say whose page is asking; others send none as a rule."""
+    """The ``Origin`` header: the origin of the web page that connects. Clients other than browsers usually send none."""
     subprotocols: tuple[str, ...]
-    """What the client offered, in its order of preference."""
+    """The client's offers, in its order of preference."""
     headers: Headers
     """The other headers, names in lower case."""
 
@@ -76,7 +76,7 @@ class Refusal:
     status: int = attrs.field(default=403, validator=v.in_(range(400, 600)))
     """HTTP status code, 400 to 599."""
     detail: str = ""
-    """One line for the body, which the client may read."""
+    """One line for the body, for the client."""
     headers: Headers = attrs.field(default=(), validator=[v.instance_of(tuple), _check_fields])
     """Further headers, for example ``("WWW-Authenticate", "Bearer")``."""
 
@@ -86,23 +86,23 @@ class WebSocketConfig:
     """How WebSockets behave, on either side. Immutable; derive with `attrs.evolve`."""
 
     max_message: int = attrs.field(default=1 << 24, validator=[v.instance_of(int), v.ge(125), v.lt(1 << 63)])
-    """Bytes of the largest message that is taken, over all its fragments; a larger one ends the connection with code 1009."""
+    """Bytes of the largest message accepted, all its fragments together; a larger one ends the connection with code 1009."""
     accept_text: bool = attrs.field(default=False, validator=v.instance_of(bool))
-    """Take text messages as their UTF-8 bytes; else one ends the connection with code 1003."""
+    """Accept text messages as their UTF-8 bytes; otherwise one ends the connection with code 1003."""
     leave_faults: bool = attrs.field(default=False, validator=v.instance_of(bool))
-    """Do not close when the peer breaks a rule, but leave it to the application, which has a goodbye of its own: `receive` raises its
-    `ConnectionLost` at once, and messages can be sent until `aclose`."""
+    """When the peer breaks a rule, leave closing to the application, which may have an end of its own: `receive` raises `ConnectionLost`
+    at once, and messages can be sent until `aclose`."""
     subprotocols: tuple[str, ...] = attrs.field(default=(), validator=[_STRINGS, _check_tokens])
-    """A client offers them; a server agrees to the first of them that the client offered, and to none if there is none such."""
+    """A client offers them. A server chooses the first of them that the client offered, if there is one."""
     headers: Headers = attrs.field(default=(), validator=[v.instance_of(tuple), _check_fields, _check_own])
-    """Further headers of the request, or of the 101 answer."""
+    """Further headers of the request, or of the 101 response."""
     origins: tuple[str, ...] = attrs.field(default=(), validator=_STRINGS)
-    """Server: origins (``"https://app.example"``) whose pages may connect, besides the host's own; ``"*"``: any.
-    Clients that send no ``Origin``, that is all but browsers, are not concerned."""
+    """Server: origins (``"https://app.example"``) whose pages may connect, besides the host's own; ``"*"`` for any. Clients that send no
+    ``Origin``, which are all but browsers, are not affected."""
     allow: Callable[[UpgradeRequest], Refusal | None] | None = None
-    """Server: called with each request that is right otherwise; ``None`` lets the client in."""
+    """Server: called with each valid request. It returns a `Refusal`, or ``None`` to admit the client."""
     max_handshake: int = attrs.field(default=16_384, validator=[v.instance_of(int), v.ge(1024)])
-    """Bytes of the largest message head that is taken."""
+    """Bytes of the largest HTTP head accepted."""
     handshake_timeout: float = attrs.field(default=10.0, validator=v.gt(0.0))
     """Seconds for the HTTP exchange."""
     backlog: int = attrs.field(default=256, validator=[v.instance_of(int), v.ge(1)])
@@ -110,7 +110,7 @@ class WebSocketConfig:
     keepalive: float | None = attrs.field(default=20.0, validator=_check_seconds)
     """Seconds of silence, while a task waits in `receive`, after which a ping is sent; ``None``: never."""
     keepalive_timeout: float = attrs.field(default=20.0, validator=v.gt(0.0))
-    """Seconds that the peer has then to send anything at all."""
+    """Seconds that the peer then has to send anything."""
     close_timeout: float = attrs.field(default=5.0, validator=v.gt(0.0))
     """Seconds for sending the queue and for the close handshake."""
     tcp: tcp.TcpConfig = attrs.field(factory=tcp.TcpConfig, validator=v.instance_of(tcp.TcpConfig))
