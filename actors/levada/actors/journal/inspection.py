@@ -271,7 +271,7 @@ def _examine(segment: Segment, committed: int) -> Iterator[Finding]:
 
 
 def _cut(octets: int, rows_are_lost: bool) -> str:
-    """Say what is behind the last whole block."""
+    """Describe the bytes behind the last whole block."""
     if rows_are_lost:
         return f"{octets} bytes behind the last whole block, of the lost rows or of a write that was never answered"
     return f"{octets} bytes of a write that was never answered"

@@ -99,7 +99,7 @@ async def _away(journal: JournalAway, m: Wanted) -> AsyncGenerator[tuple[BlockHe
 
 
 def _batch_in(stream: bytes) -> bytes:
-    """Cut the record batch out of an Arrow IPC stream, without reading it."""
+    """Cut the record batch out of an Arrow IPC stream without reading it."""
     reader = pa.ipc.MessageReader.open_stream(stream)
     reader.read_next_message()  # the columns
     batch: bytes = reader.read_next_message().serialize().to_pybytes()
@@ -107,7 +107,7 @@ def _batch_in(stream: bytes) -> bytes:
 
 
 async def require_epoch(journal: Ref[Any] | JournalAway, wanted: str) -> Extent:
-    """Return the extent of a journal; `EpochChanged` if it is not the one that the offsets are of."""
+    """Return the extent of a journal; `EpochChanged` if the offsets belong to another journal."""
     extent: Extent = await journal.ask(GetExtent(), timeout=None)
     if extent.epoch != wanted:
         raise EpochChanged(
