@@ -16,6 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 CORE = ("trio", "attrs", "msgpack")
 TOOLS = ("pytest", "pytest-trio", "pytest-timeout", "hypothesis")
+TESTS_NEED = "cryptography"
+"""What the tests of the actors make certificates with."""
 BRIDGE = ("test_asks_spark", "test_query", "test_sink", "test_source")
 """Tests of Spark itself: each starts a session."""
 
@@ -81,11 +83,19 @@ def test_the_runtime_on_the_oldest_versions(tmp_path: Path) -> None:
 
 
 @pytest.mark.release
+@pytest.mark.timeout(900)
+def test_traces_on_the_oldest_versions(tmp_path: Path) -> None:
+    sdk = f"opentelemetry-sdk=={floors('otel')['opentelemetry-api']}.*"
+    packages = [*oldest(), *oldest("otel"), sdk, TESTS_NEED]
+    run_tests(tmp_path / "venv", sys.executable, *packages, tests=("tests/actors/test_otel.py",))
+
+
+@pytest.mark.release
 @pytest.mark.timeout(3600)
 def test_the_bridge_on_the_oldest_versions(tmp_path: Path) -> None:
     """The newest ones are in constraints.txt, where all other tests run."""
     tests = ("--profile", "ci", *(f"tests/actors/spark/{name}.py" for name in BRIDGE))
-    packages = [*oldest("spark"), *oldest("journal"), *CORE]
+    packages = [*oldest("spark"), *oldest("journal"), *CORE, TESTS_NEED]
     run_tests(tmp_path / "venv", sys.executable, *packages, tests=tests)
 
 
