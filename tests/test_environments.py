@@ -84,10 +84,11 @@ def test_the_runtime_on_the_oldest_versions(tmp_path: Path) -> None:
 
 @pytest.mark.release
 @pytest.mark.timeout(900)
-def test_traces_on_the_oldest_versions(tmp_path: Path) -> None:
+def test_traces_and_metrics_on_the_oldest_versions(tmp_path: Path) -> None:
     sdk = f"opentelemetry-sdk=={floors('otel')['opentelemetry-api']}.*"
-    packages = [*oldest(), *oldest("otel"), sdk, TESTS_NEED]
-    run_tests(tmp_path / "venv", sys.executable, *packages, tests=("tests/actors/test_otel.py",))
+    packages = [*oldest(), *oldest("otel"), *oldest("prometheus"), sdk, TESTS_NEED]
+    tests = ("tests/actors/test_otel.py", "tests/actors/metrics")
+    run_tests(tmp_path / "venv", sys.executable, *packages, tests=tests)
 
 
 @pytest.mark.release
