@@ -188,6 +188,21 @@ async def test_a_node_whose_app_fails_while_it_ends_has_ended(
     assert [line.partition(":")[0] for line in lines] == ["n0 has failed", "n1 has failed", "n1 has failed"]
 
 
+async def test_who_waits_for_a_restart_learns_that_the_node_was_drained(autojump_clock: MockClock) -> None:
+    async with ActorSystem() as system, nodes_here(system, 1) as (nodes, _), nodes.events() as events:
+
+        async def restart_it() -> None:
+            with pytest.raises(NodeLost, match=r"^n0 was drained before its app was ready$"):
+                await nodes.restart("n0")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(restart_it)
+            assert isinstance(await events.receive(), NodeDown)
+            await nodes.drain("n0")
+        await nodes.restart("n0")
+        assert nodes["n0"].state is MemberState.UP
+
+
 async def test_nodes_spawn_on_each_other_and_refs_travel_between_all_members(autojump_clock: MockClock) -> None:
     async with ActorSystem() as system, nodes_here(system, 3) as (nodes, tasks):
         friend, other = await nodes.spawn(Friend, on="n0"), await nodes.spawn(Friend, on="n2")

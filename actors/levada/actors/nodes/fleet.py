@@ -214,6 +214,9 @@ class Fleet(Nodes):
         ref = place.ref
         if ref is None or not ref.is_alive:
             return
+        if not place.begun and place.error is None:
+            place.error = NodeLost(f"{place.name} was drained before its app was ready", node=place.name)
+            self.directory.wake()  # who started it waits until it is up
         if self.directory[place.name].state is MemberState.DOWN:
             await self.supervisor.ask(StopChild(place.name), timeout=None)  # it waits to be started again
             return
