@@ -35,8 +35,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--profile") == "soak":
         return  # its limit is far beyond that
     for item in items:
-        limited = item.get_closest_marker("timeout") or item.get_closest_marker("release")
-        if item.path.is_relative_to(Path(__file__).parent) and limited is None:
+        if item.nodeid.startswith("tests/interop/") and not (
+            item.get_closest_marker("timeout") or item.get_closest_marker("release")
+        ):
             item.add_marker(pytest.mark.timeout(install_timeout(config) + 60))
 
 

@@ -14,6 +14,7 @@ from tests.actors.durable.log_reader import check_rows
 from tests.actors.durable.memory_journal import MemoryJournal, Row
 from tests.actors.durable.purses import Clerk, Errand, Paid, Pay, Purse, Total, app
 from tests.actors.nodes.network import DRIVER, nodes_on_network
+from tests.seeds import seeds
 
 from levada.actors.durable import placement, shards
 from levada.actors.durable.rows import OWNED, Log
@@ -28,7 +29,7 @@ ENTITIES = [f"purse-{number}" for number in range(8)]
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("seed", range(6))
+@seeds(3, 6)
 async def test_whatever_partitions_there_are_owners_never_both_write(
     quic: tuple[QuicConfig, QuicConfig], autojump_clock: MockClock, seed: int, caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,

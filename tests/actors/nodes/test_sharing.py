@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from tests.seeds import seeds
 from trio.testing import MockClock
 
 from levada.actors.nodes import MemberState, Nodes, NodeSettings, nodes_of
@@ -358,7 +359,7 @@ async def test_a_rolling_restart_loses_no_job(autojump_clock: MockClock, routing
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("seed", range(12))
+@seeds(3, 12)
 async def test_jobs_for_workers_on_nodes_are_done_once_or_said_to_be_lost(
     autojump_clock: MockClock, seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -388,7 +389,7 @@ async def test_jobs_for_workers_on_nodes_are_done_once_or_said_to_be_lost(
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("seed", range(25))
+@seeds(6, 25)
 async def test_in_any_trouble_all_members_agree_in_the_end(
     autojump_clock: MockClock, seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -210,7 +210,7 @@ def written(dialect: str, worst: Callable[[ReactiveStreamsCore], None]) -> bytes
     return begin + b"".join(core.data_to_send(0.0))
 
 
-@pytest.mark.parametrize("dialect", ["rsocket", "reactivesocket"])
+@pytest.mark.parametrize("dialect", ["rsocket", pytest.param("reactivesocket", marks=pytest.mark.release)])
 @pytest.mark.parametrize(("worst", "peak", "seconds"), WORST, ids=[case[0].__name__ for case in WORST])
 async def test_what_the_worst_message_costs(
     dialect: str, worst: Callable[[ReactiveStreamsCore], None], peak: int, seconds: float

@@ -11,6 +11,7 @@ import trio
 from aioquic.quic.recovery import QuicPacketSpace
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.seeds import seeds
 from trio.testing import MockClock
 
 from levada.transports.carriers.simnet import SimNet, SimPacket
@@ -75,7 +76,7 @@ async def test_reordering_costs_less_than_a_third(lab: Any, autojump_clock: Mock
 
 @pytest.mark.ci
 @pytest.mark.parametrize("share", [0.01, 0.02, 0.05, 0.1])
-@pytest.mark.parametrize("seed", range(1, 11))
+@seeds(2, 10)
 async def test_reordering_costs_less_than_a_third_whatever_comes_late(
     lab: Any, autojump_clock: MockClock, share: float, seed: int
 ) -> None:
@@ -89,7 +90,7 @@ async def test_loss_of_one_packet_in_twenty(lab: Any, autojump_clock: MockClock)
 
 @pytest.mark.ci
 @pytest.mark.parametrize(("loss", "bar"), [(0.01, 5.5), (0.05, 11.5)])
-@pytest.mark.parametrize("seed", range(1, 9))
+@seeds(2, 8)
 async def test_loss_costs_no_more_than_congestion_control_asks_for(
     lab: Any, autojump_clock: MockClock, loss: float, bar: float, seed: int
 ) -> None:
@@ -97,7 +98,7 @@ async def test_loss_costs_no_more_than_congestion_control_asks_for(
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("seed", range(1, 6))
+@seeds(2, 5)
 async def test_a_bottleneck_that_reorders_is_filled(lab: Any, autojump_clock: MockClock, seed: int) -> None:
     """4 MiB need 3.36 s at this rate; its queue overflows, so that late and lost packets have to be told apart."""
     net = reordering(seed, 0.05, rate=1_250_000, queue=50_000)
