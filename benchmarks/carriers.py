@@ -51,6 +51,7 @@ from levada.transports.quic import QuicConfig, dial, listen
 __all__ = ["run"]
 
 ALPN = "bench"
+ROOT = Path(__file__).parents[1]
 SINK, ECHO, CPU, IDLE = b"s", b"e", b"c", b"i"
 """First byte of a stream: swallow and answer one byte; send back; CPU seconds of the server as text; keep open."""
 ECHO_SIZE = 64
@@ -505,13 +506,13 @@ def compare(workload: Workload, folder: Path) -> tuple[float, float]:
 @contextlib.contextmanager
 def pair(carrier: str, workload: Workload, folder: Path) -> Iterator[Callable[[], str]]:
     """Start a server and a client; the yielded function lets them take a turn and returns their figures."""
-    command = [sys.executable, __file__, "--folder", str(folder), "--carrier", carrier]
+    command = [sys.executable, "-m", "benchmarks.carriers", "--folder", str(folder), "--carrier", carrier]
     pipe = subprocess.PIPE
-    with subprocess.Popen([*command, "--role", "server"], stdout=pipe, text=True) as server:
+    with subprocess.Popen([*command, "--role", "server"], stdout=pipe, text=True, cwd=ROOT) as server:
         assert server.stdout is not None
         port = server.stdout.readline().strip()
         command += ["--role", "client", "--port", port, "--workload", workload.key]
-        with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as client:
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT) as client:
 
             def take_turn() -> str:
                 assert client.stdin is not None
@@ -539,12 +540,22 @@ def seconds_of(carrier: str, workload: Workload, folder: Path, trouble: Trouble 
             subprocess.run(["go", "build", "-o", program, "."], cwd=here / "quicgo", check=True)
         server = [program, "serve", str(folder)]
     else:
-        server = [sys.executable, __file__, "--folder", str(folder), "--carrier", carrier, "--role", "server"]
+        server = [
+            sys.executable,
+            "-m",
+            "benchmarks.carriers",
+            "--folder",
+            str(folder),
+            "--carrier",
+            carrier,
+            "--role",
+            "server",
+        ]
     with contextlib.ExitStack() as stack:
 
         def start(*command: str) -> subprocess.Popen[str]:
             process = stack.enter_context(
-                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
             )
             stack.callback(process.kill)
             return process

@@ -180,7 +180,8 @@ class Multiplexed(Generic[E]):
         self._waiting: tuple[deque[Opening], deque[Opening]] = (deque(), deque())
         self._spares: tuple[deque[carriers.Stream], deque[carriers.Stream]] = (deque(), deque())
         self._opened = [0, 0]
-        self._finished: list[int] = []
+        self.finished: list[int] = []
+        """Streams that are forgotten after the next `write`."""
         self.outputs: dict[type, Callable[[Any], None]] = {}
         """What does each kind of output; the owner fills it in."""
 
@@ -335,7 +336,7 @@ class Multiplexed(Generic[E]):
         self._apply = self._wake = _nothing
         self._crowded = self._begun = self._ended = None
         self.outputs.clear()
-        self._finished.clear()
+        self.finished.clear()
         self.carrier = self.throttle = None
         for collection in (self._streams, self._backlog, self._directions, self._watched, self.ready, self.held):
             collection.clear()
@@ -344,22 +345,18 @@ class Multiplexed(Generic[E]):
             line.clear()
 
     def write(self, outputs: list[Any]) -> None:
-        """Do what the core wants; what it sends goes out together."""
-        if self.carrier is not None and outputs:
-            self.carrier.together(partial(self._do, outputs))
-        if self._finished:
-            for stream_id in self._finished:
-                self.forget(stream_id)
-            self._finished.clear()
-
-    def _do(self, outputs: list[Any]) -> None:
+        """Do what the core wants."""
         do = self.outputs
         for output in outputs:
             do[type(output)](output)
+        if self.finished:
+            for stream_id in self.finished:
+                self.forget(stream_id)
+            self.finished.clear()
 
     def forget_later(self, stream_id: int) -> None:
         """Forget a stream after the next `write`, which may still reset it."""
-        self._finished.append(stream_id)
+        self.finished.append(stream_id)
 
     def open(self, output: Opening) -> None:
         """Open a stream now, or when the peer gives credit for it."""
@@ -621,7 +618,8 @@ class MultiplexedDriver(Driver[C], Generic[C]):
         if streams.ready or streams.stops:
             streams.read()
         outputs = self.outputs()
-        streams.write(outputs)
+        if outputs or streams.finished:
+            streams.carrier.together(partial(streams.write, outputs))
         events = core.take_events()
         if events:
             self.apply(events)
