@@ -6,8 +6,8 @@ Answers leave in the order of the queue, when their rows are on the disk. So an 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import attrs
 import trio
@@ -18,8 +18,9 @@ from levada.framework import Ref
 from .access import Access
 from .errors import ShardLost
 from .rows import Log, Row
+from .turns import Writer
 
-__all__ = ["Commit", "Commits"]
+__all__ = ["Commit", "Commits", "Part"]
 
 MOST_ROWS = 4096
 """Rows of one append, unless one command has more."""
@@ -27,17 +28,33 @@ MOST_OCTETS = 4 << 20
 """About the bytes of one append, unless one command has more."""
 
 
-@attrs.define(eq=False)
-class Commit:
-    """Rows that belong together, and what happens when they are on the disk."""
+class Commit(Protocol):
+    """Rows that belong together, and what happens when they are on the disk: a `Turn`, or a `Part`."""
 
     rows: Sequence[Row]
     octets: int
-    done: Callable[[Commit], None]
-    """Called with this when they are."""
-    turn: Any = None
-    value: Any = None
+    """About the size of the rows."""
+
+    def done(self) -> None:
+        """Do it."""
+        ...
+
+
+@attrs.define(eq=False)
+class Part:
+    """What a handler has recorded before it goes on, or rows of the shard itself."""
+
+    writer: Writer
+    rows: Sequence[Row]
+    octets: int
+    written: trio.Event
+    """Set when they are on the disk."""
     tells: Sequence[tuple[Ref[Any], Any]] = ()
+
+    def done(self) -> None:
+        """Send the messages that waited, and let the handler go on."""
+        self.writer.part_done(self.tells)
+        self.written.set()
 
 
 class Commits:
@@ -87,15 +104,14 @@ class Commits:
                 self._wake = trio.Event()
                 await self._wake.wait()
             await self._let_askers_come()
-            group = self._group()
-            rows = [row for commit in group for row in commit.rows]
+            group, rows = self._group()
             if rows:
                 await self._append(rows)
             for commit in group:
                 self._queue.popleft()
                 self.written += len(commit.rows)
                 self.octets -= commit.octets
-                commit.done(commit)
+                commit.done()
             self._progress.set()
             self._progress = trio.Event()
 
@@ -107,16 +123,17 @@ class Commits:
             for _ in range(3):  # the first wakes them, in the others the shard and the entities have their turns
                 await trio.lowlevel.checkpoint()
 
-    def _group(self) -> list[Commit]:
+    def _group(self) -> tuple[list[Commit], list[Row]]:
         group: list[Commit] = []
-        rows = octets = 0
+        rows: list[Row] = []
+        octets = 0
         for commit in self._queue:
-            rows += len(commit.rows)
             octets += commit.octets
-            if group and (rows > MOST_ROWS or octets > MOST_OCTETS):
+            if group and (len(rows) + len(commit.rows) > MOST_ROWS or octets > MOST_OCTETS):
                 break
             group.append(commit)
-        return group
+            rows += commit.rows
+        return group, rows
 
     async def _append(self, rows: list[Row]) -> None:
         shard = self._access.shard

@@ -88,7 +88,7 @@ class Durable(Actor[M]):
         try:
             kind = type(turn.message)
             result = (self.command_table.get(kind) or find_handler(kind, self.command_table))(self, turn.message)
-            if result is not None and isinstance(result, Awaitable):
+            if hasattr(result, "__await__"):
                 return self._finish_turn(turn, result)
             turn.shard.finished(turn, result)
         except BaseException as error:
@@ -126,10 +126,11 @@ class Durable(Actor[M]):
         """
         live, turn = self._here_turn("record()")
         writer = live.writer
+        kinds = writer.log.kinds
         if turn.waiter is not None:
             BEFORE_ASKS[turn.waiter] = self.commit
         for event in events:
-            kind = writer.log.kinds.get(type(event))
+            kind = kinds.get(type(event))
             if kind is None:
                 raise ConfigurationError(
                     f"{type(self).__name__} records {type(event).__name__}, which shards(events=…) does not name"
@@ -142,15 +143,7 @@ class Durable(Actor[M]):
                 raise
             live.sequence += 1
             live.since += 1
-            row = Row(
-                live,
-                kind.tag,
-                writer.now(),
-                version=kind.version,
-                command=turn.command,
-                places=kind.places,
-                values=values,
-            )
+            row = Row(live, kind.tag, writer.now(), turn.command, kind, values)
             live.recorded.append(row)
             live.octets += row.octets
         if live.octets > MOST_OCTETS:
@@ -251,7 +244,10 @@ class Durable(Actor[M]):
         )
 
     def _here_turn(self, what: str) -> tuple[Live, Turn]:
-        live = self._here_live(what)
+        try:
+            live = self._live
+        except AttributeError:
+            live = self._here_live(what)  # raises
         turn = live.turn
         if turn is None or not turn.running:
             raise ActorError(

@@ -48,7 +48,7 @@ LONGEST_ID = 1000
 _AGAIN = restart("transient", max=1 << 30, within=60.0, backoff=(0.05, 5.0))
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Entity(Generic[M]):
     """One durable actor, whether it is in memory or not. Made by ``shards[id]``; costs nothing to make."""
 
@@ -88,10 +88,10 @@ class Entity(Generic[M]):
         await self.shard.send(self._command(message, command))
 
     def _command(self, message: Any, command: str | None) -> Command:
-        if handler_of(self.cls, type(message)) is None:
+        if type(message) not in self.cls.command_table and handler_of(self.cls, type(message)) is None:
             raise ConfigurationError(f"{self.cls.__name__} has no handler for {type(message).__name__}")
         if command is not None:
-            _check_text("command", command)
+            _checked("command", command)
         return Command(self.id, message, command)
 
 
@@ -115,8 +115,8 @@ class Shards(Generic[M]):
 
     def __getitem__(self, entity: str) -> Entity[M]:
         """Return an entity; its id is text of 1 to 1000 bytes."""
-        _check_text("id of an entity", entity)
-        return Entity(entity, self.cls, self._ways[partition_of(entity, len(self._ways))])
+        octets = _checked("id of an entity", entity)
+        return Entity(entity, self.cls, self._ways[partition_of(octets, len(self._ways))])
 
     async def erase(self, entity: str, *, timeout: float | None = None) -> int:
         """Erase an entity from the files of the journal; return the number of rows. A row with its id stays, and says so.
@@ -142,13 +142,16 @@ class Shards(Generic[M]):
         return ShardStatistics(*(sum(column) for column in zip(*[attrs.astuple(each) for each in found], strict=True)))
 
 
-def _check_text(what: str, text: object) -> None:
-    try:
-        fits = isinstance(text, str) and 1 <= len(text.encode()) <= LONGEST_ID
-    except UnicodeEncodeError:
-        fits = False
-    if not fits:
-        raise ConfigurationError(f"the {what} is text of 1 to {LONGEST_ID} bytes, not {text!r:.60}")
+def _checked(what: str, text: object) -> bytes:
+    """Return a text as bytes."""
+    if isinstance(text, str):
+        try:
+            octets = text.encode()
+        except UnicodeEncodeError:
+            octets = b""
+        if 1 <= len(octets) <= LONGEST_ID:
+            return octets
+    raise ConfigurationError(f"the {what} is text of 1 to {LONGEST_ID} bytes, not {text!r:.60}")
 
 
 @attrs.frozen

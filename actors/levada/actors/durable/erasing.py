@@ -53,11 +53,12 @@ class Erasing:
 
     def __init__(self, shard: _Shard) -> None:
         self._shard = shard
-        self._replies: dict[str, Reply[int]] = {}
+        self.replies: dict[str, Reply[int]] = {}
+        """By entity."""
 
     def refusal(self, entity: str) -> EntityErased | None:
         """Return the error for a command of an entity that is being erased."""
-        if entity in self._replies:
+        if entity in self.replies:
             return EntityErased(f"entity {entity!r:.100} is being erased", entity=entity)
         return None
 
@@ -67,19 +68,19 @@ class Erasing:
         if refusal is not None:
             reply.fail(refusal)
             return
-        if len(self._replies) >= MOST:
+        if len(self.replies) >= MOST:
             what = f"{MOST} entities of this shard are being erased: ask again when some are"
             reply.fail(MailboxFull(what, capacity=MOST, message=Erase(entity)))
             return
-        self._replies[entity] = reply
+        self.replies[entity] = reply
         self._shard.start_task(self._erase, entity, reply)
 
     def give_up(self) -> None:
         """Answer that the shard was lost."""
-        for entity, reply in self._replies.items():
+        for entity, reply in self.replies.items():
             what = f"entity {entity!r:.100} is not erased, or not known to be: call erase() again"
             reply.fail(OutcomeUnknown(what, entity=entity))
-        self._replies.clear()
+        self.replies.clear()
 
     async def _erase(self, entity: str, reply: Reply[int]) -> None:
         shard = self._shard
@@ -103,4 +104,4 @@ class Erasing:
         else:
             reply.send(done.rows)
         shard.forget_entity(entity)
-        del self._replies[entity]
+        del self.replies[entity]

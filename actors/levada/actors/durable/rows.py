@@ -10,7 +10,7 @@ Columns are only ever added at the end, so the columns of a log that is there co
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -110,10 +110,10 @@ def log_columns(events: Any) -> pa.Schema:
 
 
 class Row:
-    """A row that is not on the disk yet. Its time, and the offset of the entity's snapshot, are added when it is written."""
+    """A row that is not on the disk yet. The offset of the entity's snapshot is added when it is written."""
 
     __slots__ = (
-        "body", "command", "data", "kind", "live", "places", "reply", "sequence", "state", "time", "values", "version",
+        "body", "command", "data", "event", "kind", "live", "octets", "reply", "sequence", "state", "time", "values",
     )  # fmt: skip
 
     def __init__(
@@ -121,39 +121,40 @@ class Row:
         live: Live,
         kind: str,
         time: int,
-        *,
-        version: int | None = None,
         command: str | None = None,
-        data: bytes | None = None,
-        places: Sequence[int] = (),
+        event: EventKind | None = None,
         values: Sequence[Any] = (),
+        data: bytes | None = None,
     ) -> None:
         self.live = live
         self.sequence = live.sequence
         self.kind = kind
         self.time = time
         """Microseconds since 1970."""
-        self.version = version
         self.command = command
-        self.data = data
-        self.places = places
-        """Columns of `values`, counted behind `BOOKKEEPING`."""
+        self.event = event
+        """None: a row that is not an event."""
         self.values = values
+        """Of the event, for its columns."""
+        self.data = data
         self.reply: bytes | None = None
         self.body: bytes | None = None
         self.state: Mapping[str, bytes] | None = None
         """Of a snapshot: the fields of the entity."""
-
-    @property
-    def octets(self) -> int:
-        """About the size of the row."""
-        octets = 128 if self.data is None else 128 + len(self.data)
-        for value in self.values:  # a generator expression with isinstance() took a tenth of a whole command
+        octets = 128
+        for value in values:  # a generator expression with isinstance() took a tenth of a whole command
             if type(value) in _SIZED:
                 octets += len(value)
-        for value in self.state.values() if self.state is not None else ():
-            octets += len(value)
-        return octets
+        self.octets = octets
+        """About the size of the row."""
+
+
+def _no_values(_: Any) -> Sequence[Any]:
+    return ()
+
+
+def _values_of(kind: EventKind) -> Callable[[Any], Sequence[Any]]:
+    return kind.columns.row if kind.columns is not None else _no_values
 
 
 @attrs.frozen(eq=False)
@@ -166,16 +167,14 @@ class EventKind:
     columns: Columns[Any] | None
     """None: it has no fields."""
     places: tuple[int, ...]
-    """The columns of its fields, counted behind `BOOKKEEPING`."""
+    """The columns of its fields."""
+    values: Callable[[Any], Sequence[Any]] = attrs.field(init=False, default=attrs.Factory(_values_of, takes_self=True))
+    """Returns the values of an event for its columns; `SchemaMismatch` if one does not fit."""
 
     @property
     def names(self) -> list[str]:
         """Names of its columns."""
         return list(self.columns.schema.names) if self.columns is not None else []
-
-    def values(self, event: Any) -> tuple[Any, ...]:
-        """Return the values of an event for its columns; `SchemaMismatch` if one does not fit."""
-        return self.columns.row(event) if self.columns is not None else ()
 
     def batch(self, columns: Mapping[str, Any]) -> pa.RecordBatch:
         """Put the values of one event into a row; missing ones are null."""
@@ -237,7 +236,7 @@ class Log:
                     fields[field.name] = pa.field(field.name, field.type, nullable=True)
                 owners.setdefault(field.name, cls)
             kinds.append((cls, tag, columns))
-        places = {name: place for place, name in enumerate(fields)}
+        places = {name: place for place, name in enumerate(fields, _HEAD)}
         self.schema: pa.Schema = pa.schema([*BOOKKEEPING, *fields.values()])
         """All columns."""
         self.kinds: dict[type, EventKind] = {
@@ -257,26 +256,45 @@ class Log:
     def batch(self, rows: Sequence[Row], first: int) -> pa.RecordBatch:
         """Put rows into columns; `first` is the offset that the first of them gets."""
         heads = []
-        for offset, row in enumerate(rows, first):
-            live = row.live
+        numbers: dict[EventKind, list[int]] = {}
+        for number, row in enumerate(rows):
+            live, event = row.live, row.event
             snapshot = live.snapshot
-            live.writer.placed(row, offset)
+            if event is not None:
+                version: int | None = event.version
+                try:
+                    numbers[event].append(number)
+                except KeyError:
+                    numbers[event] = [number]
+            else:
+                version = None
+            if event is None or row.body is not None:
+                live.writer.placed(row, first + number)
             heads.append(
                 (
-                    live.entity, row.sequence, row.command, row.time, row.kind, row.version, row.reply, row.body,
+                    live.entity, row.sequence, row.command, row.time, row.kind, version, row.reply, row.body,
                     snapshot, row.data,
                 )
             )  # fmt: skip
-        columns: list[Any] = list(zip(*heads, strict=True))
-        values: list[list[Any]] = [[None] * len(rows) for _ in range(len(self.schema) - _HEAD)]
-        for number, row in enumerate(rows):
-            for place, value in zip(row.places, row.values, strict=True):
-                values[place][number] = value
         count = len(rows)
+        columns: list[Any] = list(zip(*heads, strict=True))
+        columns += [None] * (len(self.schema) - _HEAD)
+        for event, places in numbers.items():
+            by_column = zip(*[rows[place].values for place in places], strict=True)
+            for column, values in zip(event.places, by_column, strict=True):
+                if len(places) == count:
+                    columns[column] = values
+                    continue
+                if columns[column] is None:
+                    columns[column] = [None] * count
+                for place, value in zip(places, values, strict=True):
+                    columns[column][place] = value
         arrays = [
             # Half of the columns have no values in most groups: 1 µs instead of 6.
-            pa.nulls(count, field.type) if column.count(None) == count else pa.array(column, field.type)
-            for column, field in zip([*columns, *values], self.schema, strict=True)
+            pa.nulls(count, field.type)
+            if column is None or column.count(None) == count
+            else pa.array(column, field.type)
+            for column, field in zip(columns, self.schema, strict=True)
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -24,13 +24,13 @@ import trio
 from levada.actors.journal import Appended, CommandReused, JournalError
 from levada.actors.journal.errors import fresh
 from levada.actors.metrics.journal import shard_samples
-from levada.framework import Failed, Killed, Reason, Reply, Sample, handles
+from levada.framework import Failed, Killed, Reason, Ref, Sample, handles
 from levada.framework.embedding import ActorPhase, DescribedActor, adopt, local_ref, release
 from levada.framework.errors import ActorError, ActorStopped, LevadaError
 from levada.framework.message import Asks, reply_type
 
 from .access import Access
-from .commits import Commit, Commits
+from .commits import Commits, Part
 from .entity import handler_of
 from .erasing import Erasing
 from .errors import CommandFailed, DurableError, OutcomeUnknown, ReplayFailed, ShardLost
@@ -99,9 +99,12 @@ class Shard(DescribedActor[Any]):
         """About the bytes of the commands in it."""
         self._room = trio.Event()
         self._held = False
+        self._clock = trio.lowlevel.current_clock()  # `trio.current_time` takes two calls more
         self._replayed = self._repeated = 0
         self.number = self.access.shard
+        self.place = local_ref(self)
         self.log = self.settings.log
+        self._handlers = self.settings.cls.command_table
         self._attempts: dict[str, int] = {}
         self._refusal: JournalError | None = None
         await self._open()
@@ -244,11 +247,15 @@ class Shard(DescribedActor[Any]):
         await self._room.wait()
 
     def _take_command(self, m: Command) -> None:
-        turn = Turn(local_ref(self), self, m, self._reply())
+        try:
+            reply = self.reply_later()
+        except ActorError:  # told, not asked
+            reply = None
+        turn = Turn(self.place, self, m, reply)
         if self._refusal is not None:
             self._refuse(turn, fresh(self._refusal))
             return
-        if handler_of(self.settings.cls, type(m.message)) is None:
+        if type(m.message) not in self._handlers and handler_of(self.settings.cls, type(m.message)) is None:
             name = self.settings.cls.__name__
             self._refuse(turn, ActorError(f"{name} has no handler for {type(m.message).__name__}", actor=self.ref.path))
             return
@@ -259,30 +266,25 @@ class Shard(DescribedActor[Any]):
                 self._refuse(turn, error)
                 return
             turn.body = hashlib.blake2b(octets, digest_size=16).digest()
-            turn.octets = len(octets)
+            turn.message_octets = len(octets)
         else:
-            turn.octets = octets_of(m.message, self.settings.codec)
+            turn.message_octets = octets_of(m.message, self.settings.codec)
         self._begin_turn(turn)
 
     def _begin_turn(self, turn: Turn) -> None:
         self._turns.add(turn)
-        self._octets += turn.octets
+        self._octets += turn.message_octets
         self._dispatch(turn)
 
-    def _reply(self) -> Reply[Any] | None:
-        try:
-            return self.reply_later()
-        except ActorError:  # told, not asked
-            return None
-
     def _dispatch(self, turn: Turn) -> None:
-        refusal = self._erasing.refusal(turn.entity)
-        if refusal is not None:
-            self._refuse(turn, refusal)
-            return
+        if self._erasing.replies:
+            refusal = self._erasing.refusal(turn.entity)
+            if refusal is not None:
+                self._refuse(turn, refusal)
+                return
         live = self._live.get(turn.entity)
         if live is not None:
-            if live.cell.is_alive:
+            if live.cell.phase is not ActorPhase.STOPPED:
                 self._offer(live, turn)
                 return
             self._drop(live)
@@ -313,7 +315,7 @@ class Shard(DescribedActor[Any]):
         # Least recently used first.
         del self._live[live.entity]
         self._live[live.entity] = live
-        live.used = trio.current_time()
+        live.used = self._clock.current_time()
         live.cell.enqueue(turn)
 
     def _is_new(self, live: Live, turn: Turn, command: str) -> bool:
@@ -370,7 +372,7 @@ class Shard(DescribedActor[Any]):
         if not adopt(self, live.actor, name=_name_of(entity)):
             return  # the shard is ending, and gives the commands up
         live.cell = local_ref(live.actor)
-        live.used = trio.current_time()
+        live.used = self._clock.current_time()
         self._live[entity] = live
         for turn in turns:
             self._dispatch(turn)
@@ -400,16 +402,19 @@ class Shard(DescribedActor[Any]):
                 rows.append(Row(live, ANSWER, self.now(), command=turn.command))
             rows[-1].reply, rows[-1].body = reply, turn.body
         turn.settled = True
-        tells = live.tells
+        turn.value, turn.tells = value, live.tells
         if turn.reminder is not None:
             self.reminders.handled.add(turn.reminder.id)
             live.own = [self.reminders.row(self.own, FIRED, self.now(), turn.reminder), *(live.own or ())]
         if rows or live.own:
-            self._put(live, turn, value)
-        elif live.ticket > self._commits.written:
-            self._commits.put(Commit((), 0, self._done, turn, value, tells or ()))
+            turn.rows, turn.octets = self._take_rows(live)
+            live.ticket = self._commits.put(turn)
         else:
-            self._done(Commit((), 0, self._done, turn, value, tells or ()))
+            turn.rows, turn.octets = (), 0
+            if live.ticket > self._commits.written:
+                self._commits.put(turn)
+            else:
+                self.done(turn)
         live.tells = live.turn = None
         if live.waiting:
             self._begin(live, live.waiting.popleft())
@@ -421,35 +426,36 @@ class Shard(DescribedActor[Any]):
         if not live.recorded and not live.own and not live.tells and live.ticket <= self._commits.written:
             return None
         event = trio.Event()
-        self._put(live, None, event)
+        rows, octets = self._take_rows(live)
+        live.ticket = self._commits.put(Part(self, rows, octets, event, live.tells or ()))
         live.tells = None
         return event
 
-    def _put(self, live: Live, turn: Turn | None, value: Any) -> None:
-        """Queue the rows of an entity, and what happens when they are on the disk."""
-        own, rows = live.own or (), live.recorded
-        live.recorded, live.own = [], None
-        if own:
-            self.own.since += len(own)
-            rows = [*own, *rows]
+    def _take_rows(self, live: Live) -> tuple[Sequence[Row], int]:
+        """Take what an entity has recorded, and about its size."""
+        rows = live.recorded
+        live.recorded = []
+        if live.own is not None:
+            self.own.since += len(live.own)
+            rows = [*live.own, *rows]
+            live.own = None
             if self.own.since > max(self.settings.snapshot_every, 2 * len(self.reminders.pending)):
                 self.own.since = 0
                 rows.append(Row(self.own, SNAPSHOT, self.now()))
         if live.since >= self.settings.snapshot_every:
             rows.append(self._snapshot(live))
-        done = self._done if turn is not None else self._part_done
-        live.ticket = self._commits.put(Commit(rows, live.octets, done, turn, value, live.tells or ()))
-        live.octets = 0
+        octets, live.octets = live.octets, 0
+        return rows, octets
 
     def _snapshot(self, live: Live) -> Row:
         live.since = 0
         row = Row(live, SNAPSHOT, self.now())
         row.state = self.settings.snapshots.state(live.actor)
-        live.octets += row.octets
+        live.octets += row.octets + sum(map(len, row.state.values()))
         return row
 
     def placed(self, row: Row, offset: int) -> None:
-        """Note the offset that a row gets; rows come in the order of the log."""
+        """Note the offset of a row that is no event, or has the answer of a command; they come in the order of the log."""
         live = row.live
         if row.body is not None and row.command is not None:
             if live.commands is None:
@@ -465,25 +471,24 @@ class Shard(DescribedActor[Any]):
         elif live is self.own and row.data is not None and row.kind is not OWNED:
             self.reminders.note(row.kind, row.data)
 
-    def _part_done(self, commit: Commit) -> None:
-        self._tell(commit)
-        self._arm()
-        commit.value.set()
-
-    def _done(self, commit: Commit) -> None:
+    def done(self, turn: Turn) -> None:
         """Answer: everything up to the command's last row is on the disk."""
-        turn: Turn = commit.turn
-        if commit.tells:
-            self._tell(commit)
+        if turn.tells:
+            self._tell(turn.tells)
         if turn.command is not None and turn.live is not None and turn.live.underway is not None:
             del turn.live.underway[turn.command]
         if self.reminders.pending or turn.reminder is not None:
             self._attempts.pop(turn.command or "", None)
             self._arm()
-        self._send(turn, commit.value)
+        self._send(turn, turn.value)
 
-    def _tell(self, commit: Commit) -> None:
-        for ref, each in commit.tells:
+    def part_done(self, tells: Sequence[tuple[Ref[Any], Any]]) -> None:
+        """Send the messages that waited for rows in the middle of a handler."""
+        self._tell(tells)
+        self._arm()
+
+    def _tell(self, tells: Sequence[tuple[Ref[Any], Any]]) -> None:
+        for ref, each in tells:
             try:
                 ref.tell(each)
             except LevadaError as error:
@@ -519,7 +524,7 @@ class Shard(DescribedActor[Any]):
     def _settle(self, turn: Turn) -> None:
         if turn in self._turns:
             self._turns.remove(turn)
-            self._octets -= turn.octets
+            self._octets -= turn.message_octets
         if self._held and not (self._turns and self._is_full()):
             self._wake_waiting()
 
@@ -544,7 +549,7 @@ class Shard(DescribedActor[Any]):
         live.waiting = None
         if self._live.get(live.entity) is live:
             self._drop(live)
-        if local_ref(self).phase is ActorPhase.RUNNING:
+        if self.place.phase is ActorPhase.RUNNING:
             for each in waiting or ():
                 self._dispatch(each)
 
@@ -583,7 +588,7 @@ class Shard(DescribedActor[Any]):
 
     def write(self, rows: list[Row], written: trio.Event) -> None:
         """Queue rows; the event is set when they are on the disk."""
-        self._commits.put(Commit(rows, 0, self._part_done, None, written))
+        self._commits.put(Part(self, rows, 0, written))
 
     def forget_entity(self, entity: str) -> None:
         """Forget that an entity could not be read."""
@@ -615,10 +620,10 @@ class Shard(DescribedActor[Any]):
         except LevadaError as error:
             self._again(reminder, error)
             return
-        turn = Turn(local_ref(self), self, command, None)
+        turn = Turn(self.place, self, command, None)
         turn.body = hashlib.blake2b(reminder.message, digest_size=16).digest()
         turn.reminder = reminder
-        turn.octets = len(reminder.message)
+        turn.message_octets = len(reminder.message)
         self._begin_turn(turn)
 
     def _again(self, reminder: Reminder, error: BaseException) -> None:
@@ -643,7 +648,7 @@ class Shard(DescribedActor[Any]):
     @handles
     def sweep(self, _: _Sweep) -> None:
         """Let entities go that had no command for some time."""
-        oldest = trio.current_time() - self.settings.idle
+        oldest = self._clock.current_time() - self.settings.idle
         for live in list(self._live.values()):
             if live.used > oldest:
                 break

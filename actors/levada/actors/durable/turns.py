@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from levada.framework import Reply, message
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Command", "Erase", "Live", "Turn", "Writer"]
 
 
-@message("levada.durable.command", frozen=True)
+@message("levada.durable.command")
 class Command(Asks[Any]):
     """A message to an entity, as its shard takes it. The entity's handler answers."""
 
@@ -61,6 +62,14 @@ class Writer(Protocol):
 
     def finished(self, turn: Turn, value: Any) -> None:
         """Take the answer of a handler. Raises if it cannot be kept; then nothing was queued."""
+        ...
+
+    def done(self, turn: Turn) -> None:
+        """Answer: everything up to the command's last row is on the disk."""
+        ...
+
+    def part_done(self, tells: Sequence[tuple[Ref[Any], Any]]) -> None:
+        """Send the messages that waited for rows in the middle of a handler."""
         ...
 
     def failed(self, turn: Turn, error: BaseException) -> None:
@@ -113,21 +122,21 @@ class Live:
 
 
 class Turn(Ask):
-    """A command on its way through an entity. It is an entry of the entity's mailbox, and fails if the entity ends first."""
+    """A command on its way through an entity. It is an entry of the entity's mailbox, and fails if the entity ends first.
+
+    When its handler has returned it is an entry of the queue of `Commits`, with the answer as its `value`.
+    """
 
     __slots__ = (
-        "also",
-        "body",
-        "command",
-        "entity",
-        "live",
-        "octets",
-        "reminder",
-        "reply",
-        "running",
-        "shard",
+        "also", "body", "command", "entity", "live", "message_octets", "octets", "reminder", "reply", "rows", "running", "shard", "tells",
         "waiter",
-    )
+    )  # fmt: skip
+
+    rows: Sequence[Row]
+    octets: int
+    """About the size of the rows."""
+    tells: Sequence[tuple[Ref[Any], Any]] | None
+    """Messages that go when the rows are on the disk."""
 
     def __init__(self, target: LocalRef, shard: Writer, command: Command, reply: Reply[Any] | None) -> None:
         super().__init__(command.message, target)
@@ -136,8 +145,8 @@ class Turn(Ask):
         self.command = command.command
         self.body: bytes | None = None
         """Hash of the command, if it has an id."""
-        self.octets = 0
-        """About the bytes of the message."""
+        self.message_octets = 0
+        """About the size of the message, which its shard counts until the command is answered."""
         self.reply = reply
         """None: told, not asked."""
         self.also: list[Turn] | None = None
@@ -155,3 +164,7 @@ class Turn(Ask):
         if not self.settled:
             self.settled = True
             self.shard.failed(self, error)
+
+    def done(self) -> None:
+        """Answer."""
+        self.shard.done(self)

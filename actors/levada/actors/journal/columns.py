@@ -102,6 +102,10 @@ class Columns(Generic[M]):
         if not self._fields:
             raise ConfigurationError(f"{cls.__qualname__} has no fields, so there are no columns to put it in")
         self._getters = [attrgetter(field.name) for field in self._fields]
+        names = [field.name for field in self._fields]
+        # At least two names, so that it returns a tuple.
+        self._values: Callable[[M], tuple[Any, ...]] = attrgetter(*names, names[0])
+        self._plain = [field.kind.plain for field in self._fields]
         self._by_name = any(field.by_name for field in self._fields)
         self.schema: pa.Schema = pa.schema(
             [field.column for field in self._fields], metadata={"levada.message": tag_of(cls)}
@@ -137,20 +141,29 @@ class Columns(Generic[M]):
     def row(self, message: M) -> tuple[Any, ...]:
         """Return the values of one message for `pyarrow.array`, in the order of `schema`; they fit.
 
-        Costs 0.3 µs a field if these are plain, a twentieth of a batch of one row.
+        Costs 0.2 µs a field if these are plain, a thirtieth of a batch of one row.
 
         Raises:
             SchemaMismatch: a value does not fit its column; names class and field.
         """
-        values = [getter(message) for getter in self._getters]
+        values = self._values(message)[:-1]
+        for plain, value in zip(self._plain, values):  # noqa: B905 - strict=True costs 0.1 µs
+            kind = type(value)
+            if kind in plain and (
+                kind in _SURE or (kind is int and -(1 << 63) <= value < 1 << 63) or (kind is str and value.isascii())
+            ):
+                continue
+            return self._lowered(list(values))
+        return values
+
+    def _lowered(self, values: list[Any]) -> tuple[Any, ...]:
         for place, value in enumerate(values):
             field = self._fields[place]
             kind = field.kind
             try:
                 if type(value) not in kind.plain:
                     values[place] = value = kind.lowered(value)
-                if not _fits(value):
-                    _array([value], kind.type)
+                _array([value], kind.type)
             except _Misfit as misfit:
                 raise _mismatch(f"{self.message.__qualname__}.{field.name}{misfit.path}: {misfit.detail}") from None
             except _ARROW as error:
@@ -272,14 +285,6 @@ def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
     if isinstance(array, pa.ChunkedArray):
         raise pa.ArrowInvalid(f"{len(values)} rows are more than one batch holds, send fewer at a time")
     return array
-
-
-def _fits(value: Any) -> bool:
-    """Whether Arrow surely takes a value of the right type."""
-    kind = type(value)
-    if kind is int:
-        return bool(-(1 << 63) <= value < 1 << 63)
-    return kind in _SURE or (kind is str and bool(value.isascii()))
 
 
 def _culprit(values: list[Any], kind: pa.DataType, error: Exception) -> tuple[int, str]:
