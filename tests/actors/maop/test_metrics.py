@@ -182,6 +182,19 @@ def test_ma133_content_types_in_labels_are_bounded() -> None:
     assert (metrics.success_count["text/x0"], metrics.success_bytes["other"]) == (2, 136)
 
 
+def test_ma133_codes_in_labels_are_bounded() -> None:
+    """A peer chooses the codes of its Fails."""
+    metrics = Metrics()
+    metrics.response_fail.update({14: 7, 17: 2, **dict.fromkeys(range(1024, 60_000), 1)})
+    labels = {label: number for (name, label), number in values(metrics).items() if name == "maop_response_fail_total"}
+    assert labels == {
+        "CAPACITY_LIMIT": 7,
+        "EXECUTION_ERROR": 2,
+        **{f"UNKNOWN_ERROR({code})": 1 for code in range(1024, 1024 + 64)},
+        "other": 60_000 - 1024 - 64,
+    }
+
+
 def test_a_histogram_knows_its_quantiles() -> None:
     histogram = Histogram()
     assert histogram.quantile(0.99) == 0.0

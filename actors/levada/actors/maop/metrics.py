@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from levada.framework import Distribution, Metric, Sample
-from levada.transports.maop import MaopCore, code_name
+from levada.transports.maop import ErrorCode, MaopCore, code_name
 
 __all__ = ["NAMES", "Histogram", "Metrics"]
 
 MAX_CONTENT_TYPES: Final = 32
 """Distinct content types in labels; all others are ``other``. Source: MA-133."""
+_NAMED: Final = frozenset(ErrorCode)
+MAX_OWN_CODES: Final = 64
+"""Codes of applications in labels, the lowest ones; all others are ``other``."""
 _BOUNDS: Final = tuple(float(f"{m}e{e}") for e in range(-2, 7) for m in (1, 1.5, 2, 3, 5, 7))
 """Upper bounds of buckets, in milliseconds or bytes: 10 µs to 2 hours, or 1 byte to 7 MB. Each is at most half as large again as the last."""
 
@@ -204,16 +207,27 @@ class Metrics:
             yield name, (), value
         # One sample for any number of clients: the fullest stream of all connections.
         yield "maop_control_backlog", ("fullest",), max((core.pool.backlog for core in self._cores), default=0)
-        for code, number in denies.items():
-            yield "denies_total", (code_name(code),), number
-        for code, number in self.response_fail.items():
-            yield "maop_response_fail_total", (code_name(code),), number
-        for code, number in self.fails.items():
-            yield "maop_fail_total", (code_name(code),), number
+        for reason, number in _by_reason(denies):
+            yield "denies_total", (reason,), number
+        for reason, number in _by_reason(self.response_fail):
+            yield "maop_response_fail_total", (reason,), number
+        for reason, number in _by_reason(self.fails):
+            yield "maop_fail_total", (reason,), number
         for kind, octets in self.success_bytes.items():
             yield "maop_success_bytes_total", (kind,), octets
         for msg_id, histogram in self.handler_latency_ms.items():
             yield "handler_latency_ms", (str(msg_id),), histogram
+
+
+def _by_reason(counts: Mapping[int, int]) -> Iterator[tuple[str, int]]:
+    """Name the codes; a peer may choose among 65,536, so only the first of those without a name have labels of their own."""
+    own = sorted(code for code in counts if code not in _NAMED)
+    others = set(own[MAX_OWN_CODES:])
+    for code, number in counts.items():
+        if code not in others:
+            yield code_name(code), number
+    if others:
+        yield "other", sum(counts[code] for code in others)
 
 
 _METRICS: Final = {
