@@ -20,6 +20,7 @@ from levada.framework import (
     ActorFailed,
     ActorSystem,
     Asks,
+    Codec,
     DeadLetter,
     Failed,
     Killed,
@@ -592,6 +593,8 @@ def test_what_makes_no_sense_is_refused_where_it_is_written() -> None:
         Resize(0)
     with pytest.raises(TypeError):
         Resize("4")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Resize cannot travel"):  # a peer that holds the ref of a pool cannot tell it
+        Codec().encode(Resize(4))
 
 
 # ---------------------------------------------------------------- groups

@@ -19,7 +19,6 @@ from ._runtime.tokens import Stop
 from .actor import Actor
 from .links import NORMAL, SHUTDOWN, Reason
 from .mailbox import MailboxPolicy
-from .message import message
 from .ref import Ref
 from .registry import Joined, Left
 from .supervision import Supervision
@@ -29,9 +28,9 @@ __all__ = ["GroupMembers", "PoolChildren", "Resize", "RouterBase"]
 logger = logging.getLogger("levada.framework.router")
 
 
-@message("levada.Resize")
+@attrs.frozen
 class Resize:
-    """Change the number of a pool's routees: in its turn, or at once with `pull`.
+    """Change the number of a pool's routees: in its turn, or at once with `pull`. It does not travel: no peer decides how many actors there are.
 
     New routees take the lowest free places. The ones in the highest places leave: they handle their messages, then stop.
     """
