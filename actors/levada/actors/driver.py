@@ -27,7 +27,7 @@ import trio
 
 from levada.actors.authentication import Authenticator, Credentials, Gatekeeper, Refused
 from levada.actors.metrics.connections import connection_samples
-from levada.framework import Identity, Lost, Normal, Reason, Ref, RemotePeer, Sample, handles
+from levada.framework import FlowWindow, Identity, Lost, Normal, Reason, Ref, RemotePeer, Sample, handles
 from levada.framework.embedding import ActorPhase, ConnectionActor, local_ref, release
 from levada.framework.errors import (
     ActorStopped,
@@ -283,6 +283,17 @@ class Driver(ConnectionActor, Generic[C]):
     def figures(self) -> dict[str, object]:
         """Return the protocol's own figures for `report`, of a connection that has a core."""
         return {}
+
+    def flow(self, queued: int) -> FlowWindow:
+        """Return the protocol's `window`, of a connection that has a core, and a carrier in which so many bytes are queued."""
+        return FlowWindow(None, None, queued, "bytes")
+
+    @property
+    def window(self) -> FlowWindow | None:
+        """What flow control lets pass now; None of a connection that has no carrier."""
+        if self.remote is None or self.phase in _ENDED or (statistics := self.carrier_statistics()) is None:
+            return None
+        return self.flow(statistics.unsent)
 
     async def report(self) -> dict[str, object]:
         """Return who is there, and how much has passed."""

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 
 import trio
 
+from levada.framework import FlowWindow
 from levada.framework.embedding import ActorPhase, local_ref
 from levada.framework.errors import CarrierError, ConfigurationError, ConnectionClosed, StreamWasReset
 from levada.transports import carriers
@@ -572,6 +573,11 @@ class MultiplexedDriver(Driver[C], Generic[C]):
     def carrier_statistics(self) -> carriers.CarrierStatistics | None:
         """Return the counters of the carrier."""
         return None if self.carrier is None else self.carrier.statistics()
+
+    def flow(self, queued: int) -> FlowWindow:
+        """Return what the carrier lets pass on all streams together."""
+        assert self.carrier is not None, "there is no carrier"
+        return FlowWindow(*self.carrier.credit(), queued, "bytes")
 
     def flush_soon(self) -> None:
         """Read and write soon, when the tasks that can run now have run."""

@@ -67,7 +67,7 @@ from .loop import Inbox
 from .mailbox import MailboxPolicy, Overflow, bounded, conflate, unbounded
 from .message import Asks, message
 from .metrics import Distribution, Measured, Metric, Sample
-from .observe import ActorDetail, ActorInfo, ChannelInfo, Histogram
+from .observe import ActorDetail, ActorInfo, ChannelInfo, FlowWindow, Histogram
 from .ref import FromThread, Ref
 from .registry import Groups, Joined, Left, Registry
 from .supervision import (
@@ -119,6 +119,7 @@ __all__ = [
     "EventStream",
     "Exit",
     "Failed",
+    "FlowWindow",
     "FromThread",
     "Groups",
     "HandleMoved",

@@ -81,6 +81,7 @@ from .actor import Actor
 from .errors import ActorError, ConfigurationError
 from .identity import RemotePeer
 from .links import NORMAL, Failed, Reason
+from .observe import FlowWindow
 from .ref import Ref
 from .supervision import RestartPolicy, wants_restart
 
@@ -106,6 +107,7 @@ __all__ = [
     "TracedTell",
     "Tracked",
     "UntracedActor",
+    "UntracedMessage",
     "Work",
     "act_for",
     "adopt",
@@ -138,6 +140,11 @@ class DescribedActor(Actor[M], ABC, Generic[M]):
     def about(self) -> str:
         """A short printable text for `ActorInfo.about`. Called for each snapshot, so it must be quick and must not raise."""
 
+    @property
+    def window(self) -> FlowWindow | None:
+        """`ActorInfo.window`; called as `about` is."""
+        return None
+
     async def report(self) -> Mapping[str, object]:
         """Return its figures for a dashboard: values that JSON has, text printable. Called only while a dashboard shows them.
 
@@ -154,6 +161,12 @@ class UntracedActor(Actor[M], Generic[M]):
     """An actor whose own messages are of no interest in a trace: it keeps up connections, or nodes."""
 
     _is_traced: ClassVar[bool] = False
+
+
+class UntracedMessage:
+    """A mixin of questions of levada's own that are of no interest in a trace, even if their actor is in another system."""
+
+    __slots__ = ()
 
 
 class ConnectionActor(DescribedActor[Any], UntracedActor[Any]):

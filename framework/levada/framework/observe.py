@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Final
+from typing import Final, Literal
 
 import attrs
 
 from .metrics import Distribution
 
-__all__ = ["ActorDetail", "ActorInfo", "ChannelInfo", "ClassFigures", "Histogram"]
+__all__ = ["ActorDetail", "ActorInfo", "ChannelInfo", "ClassFigures", "FlowWindow", "Histogram"]
 
 _BOUNDS: Final = tuple(2.0**power * 1e-6 for power in range(0, 26, 2))
 """Upper bounds of `Histogram.distribution`: every second power of two of a microsecond, up to 17 s."""
@@ -73,6 +73,20 @@ class ClassFigures:
 
 
 @attrs.frozen
+class FlowWindow:
+    """What flow control lets pass on a connection at the moment of the snapshot: `ActorInfo.window`."""
+
+    send: int | None
+    """How much this side may send now; None if the protocol sets no limit."""
+    receive: int | None
+    """How much the peer may send now; None if the protocol sets no limit."""
+    queued: int | None
+    """Bytes that wait in the carrier; None if it does not count them."""
+    unit: Literal["bytes", "payloads", "lines"]
+    """What `send` and `receive` count; a protocol of streams sums up its open streams."""
+
+
+@attrs.frozen
 class ActorInfo:
     """One actor in a snapshot of the tree."""
 
@@ -99,6 +113,8 @@ class ActorInfo:
     """The number of children left out of the snapshot, see `Observer.tree`."""
     about: str = ""
     """Of a connection: who is at its other end. Of a listener: its URL, clients and refusals."""
+    window: FlowWindow | None = None
+    """Of a connection that has a carrier; None of other actors."""
 
 
 @attrs.frozen

@@ -300,7 +300,7 @@ async def test_every_page(page: Page, tmp_path: Path) -> None:
             await page.go(dashboard.login_url())
             await page.until(row("desk"))
             for name, shown in (
-                ("connections", ("rsocket+memory", "listens", "OPEN")),
+                ("connections", ("rsocket+memory", "listens", "OPEN", "0 payloads")),
                 ("channels", ("/desk", "quotes", "Sender", "ordered")),
                 ("journals", ("orders", "billing 3")),
                 ("queries", ()),

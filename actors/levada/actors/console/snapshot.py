@@ -46,6 +46,8 @@ class Row:
     hidden: int
     """Children that the limit left out."""
     about: str = ""
+    window: Mapping[str, Any] | None = None
+    """The fields of a `levada.framework.FlowWindow`."""
 
     @classmethod
     def of(cls, info: ActorInfo, level: int) -> Row:
@@ -64,6 +66,7 @@ class Row:
             waits_for=info.waits_for[:_MOST_WAITS],
             hidden=info.hidden,
             about=info.about,
+            window=None if info.window is None else attrs.asdict(info.window),
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import trio
 
 from levada.actors import authentication
 from levada.actors.driver import Driver, Phase
-from levada.framework import Actor, Identity, Ref
+from levada.framework import Actor, FlowWindow, Identity, Ref
 from levada.framework.embedding import ask_for
 from levada.framework.errors import CarrierError
 from levada.transports.carriers import ByteStream, CarrierStatistics
@@ -83,6 +83,10 @@ class LumberjackDriver(Driver[ReaderCore]):
     def figures(self) -> dict[str, object]:
         """Return the units that the sink has not answered, and whether the reader holds this writer back."""
         return {"units_at_sink": self._open_asks, "held_back": self in self.load.paused}
+
+    def flow(self, queued: int) -> FlowWindow:
+        """Return what is left of the writer's window; acks need none."""
+        return FlowWindow(None, self.core.room, queued, "lines")
 
     async def carry(self) -> None:
         """Read, and work off what came, until the connection is over; close the carrier; count late commits (LJ-26)."""

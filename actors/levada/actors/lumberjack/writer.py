@@ -27,7 +27,7 @@ import trio
 
 from levada.actors.metrics.connections import connection_samples
 from levada.actors.metrics.protocols import writer_samples
-from levada.framework import Actor, ActorSystem, Sample, restart
+from levada.framework import Actor, ActorSystem, FlowWindow, Sample, restart
 from levada.framework.embedding import DescribedActor
 from levada.framework.errors import CarrierError, ConfigurationError, ConnectionClosed
 from levada.framework.tracing import Tracing
@@ -94,7 +94,8 @@ class _Connection(DescribedActor[Any]):
     hub: Hub
     rota: Rota
     ttl: float | None
-    _stream: ByteStream | None = attrs.field(init=False, default=None)
+    _talk: _Talk | None = attrs.field(init=False, default=None)
+    """While there is a carrier."""
     _before: CarrierStatistics | None = attrs.field(init=False, default=None)
     """Of the carriers before that."""
     _connects: int = attrs.field(init=False, default=0)
@@ -106,14 +107,20 @@ class _Connection(DescribedActor[Any]):
         """The reader's URL."""
         return printable(self.rota.current.url)
 
+    @property
+    def window(self) -> FlowWindow | None:
+        """The events that may be sent before an ack; acks need no window."""
+        talk = self._talk
+        return None if talk is None else FlowWindow(talk.core.room, None, talk.stream.unsent, "lines")
+
     def metrics(self) -> Iterable[Sample]:
         """Return the figures of every connection. Each new carrier counts as another connection."""
-        state = "connecting" if self._stream is None else "open"
+        state = "connecting" if self._talk is None else "open"
         return connection_samples(
             "lumberjack",
             "client",
             state,
-            self._before if self._stream is None else self._total(self._stream),
+            self._before if self._talk is None else self._total(self._talk.stream),
             opened=self._connects,
             lost=self._lost,
             failed=self._failed,
@@ -125,14 +132,14 @@ class _Connection(DescribedActor[Any]):
 
     async def report(self) -> dict[str, object]:
         """Return who is there, how much has passed, and how much waits for acks."""
-        stream, queue = self._stream, self.hub.queue
+        talk, queue = self._talk, self.hub.queue
         return {
             "protocol": "lumberjack",
             "side": "client",
-            "phase": "CONNECTING" if stream is None else "OPEN",
+            "phase": "CONNECTING" if talk is None else "OPEN",
             "address": self.about,
             "identity": "",
-            **({} if stream is None else attrs.asdict(stream.statistics())),
+            **({} if talk is None else attrs.asdict(talk.stream.statistics())),
             "unacked": len(queue),
             "events_dropped": queue.dropped,
         }
@@ -153,12 +160,12 @@ class _Connection(DescribedActor[Any]):
                     hub.counters.connects += 1
                     logger.info("connected to %s", target.url, extra=extra)
                     hub.counters.connections += 1
-                    self._stream = stream
+                    talk = self._talk = _Talk(hub, self.rota, stream)
                     self._connects += 1
                     try:
-                        why = await self.talk(stream)
+                        why = await self.talk(talk)
                     finally:
-                        self._before, self._stream = self._total(stream), None
+                        self._before, self._talk = self._total(stream), None
                         hub.counters.connections -= 1
                 if why is None:
                     continue  # its time was over, and everything on it is acked
@@ -180,9 +187,8 @@ class _Connection(DescribedActor[Any]):
             logger.warning("%s: %s; next attempt in %.1f s", target.url, why, pause, extra=extra)
             await trio.sleep(pause)
 
-    async def talk(self, stream: ByteStream) -> str | None:
+    async def talk(self, talk: _Talk) -> str | None:
         """Send windows and take acks until the connection ends; return why, ``None`` if its time to live is over."""
-        talk = _Talk(self.hub, self.rota, stream)
         ttl = self.ttl and self.ttl * self.system.random.uniform(0.8, 1.2)  # LJ-58
         try:
             async with trio.open_nursery() as nursery:

@@ -23,7 +23,7 @@ from levada.actors.driver import Phase
 from levada.actors.metrics.protocols import request_samples, rsocket_samples
 from levada.actors.pool import Pool
 from levada.actors.single import SingleDriver
-from levada.framework import Receiver, Sample, Sender, handles, restart
+from levada.framework import FlowWindow, Receiver, Sample, Sender, handles, restart
 from levada.framework.embedding import ChannelCore
 from levada.framework.errors import ActorStopped, CarrierError
 from levada.framework.tracing import Tracing
@@ -152,6 +152,10 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
             "requests_received": self.requests_received,
             "sessions_resumed": self.resumptions,
         }
+
+    def flow(self, queued: int) -> FlowWindow:
+        """Return what REQUEST_N lets pass on all streams together."""
+        return FlowWindow(*self.core.credits(), queued, "payloads")
 
     def metrics(self) -> Iterable[Sample]:
         """Return also the counts of requests."""

@@ -245,6 +245,7 @@ class Observer:
             children=children,
             hidden=hidden,
             about=self.about(cell),
+            window=actor.window if actor is not None and actor._has_about else None,
         )
 
     def waits(self) -> list[tuple[str, str]]:

@@ -348,6 +348,10 @@ class MemoryConnection:
         """Return how many streams may be opened now: see `Connection.stream_credit`."""
         return self._may_open[unidirectional] if self.error is None else 0
 
+    def credit(self) -> tuple[int, int]:
+        """Return what each side may send now: see `Connection.credit`."""
+        return (self._flow.credit, self._back.credit) if self.error is None else (0, 0)
+
     def _open(self, unidirectional: bool, priority: int) -> MemoryStream | None:
         self._check()
         if not self._may_open[unidirectional]:

@@ -409,6 +409,13 @@ class Connection(Protocol):
         """Return how many more streams the peer allows now; 0 when the connection is over."""
         ...
 
+    def credit(self) -> tuple[int, int]:
+        """Return the bytes that this side may send now, and those that the peer may send, on all streams together.
+
+        The window of a single stream may be smaller. Both are 0 when the connection is over.
+        """
+        ...
+
     async def accept_stream(self) -> Stream:
         """Wait for the next stream that the peer opened; streams come in the order of their first byte."""
         ...

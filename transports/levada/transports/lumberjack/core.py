@@ -183,6 +183,11 @@ class ReaderCore:
         )
 
     @property
+    def room(self) -> int:
+        """Events that the writer may still send in its window before it waits for an ack; 0 while `wants_data` is false."""
+        return self._left if self.wants_data else 0
+
+    @property
     def unacked(self) -> int:
         """Events handed on, or about to be, whose commit has not come."""
         return sum(piece.events for pieces in (self._handed, self._waiting) for piece in pieces)

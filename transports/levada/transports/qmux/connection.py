@@ -105,6 +105,10 @@ class QmuxConnection(StreamConnection[QmuxStream]):
             datagrams_dropped=self._datagrams_dropped,
         )
 
+    def credit(self) -> tuple[int, int]:
+        """Return what each side may send now: see `Connection.credit`."""
+        return self.core.credit if self._reason is None else (0, 0)
+
     def round_trip(self) -> float:
         """Seconds that the last ping took; 0 before the first."""
         return self.core.round_trip

@@ -103,6 +103,11 @@ class QmuxCore:
         return self._liveness.round_trip
 
     @property
+    def credit(self) -> tuple[int, int]:
+        """Bytes that this side may send now, and those that the peer may send, on all streams together. Source: QX-27."""
+        return self._sender.credit, self._receiver.credit
+
+    @property
     def max_datagram_size(self) -> int:
         """Bytes of the largest datagram that the peer takes; 0 before `Established`, or if it takes none. Source: QX-19.
 

@@ -59,6 +59,11 @@ class Receiver:
             FrameType.STREAMS_BLOCKED_UNI: self._streams_blocked,
         }
 
+    @property
+    def credit(self) -> int:
+        """Bytes that the limit for the connection leaves to the peer. Source: QX-27."""
+        return self._limit - self._received
+
     def record(self, data: bytes, at: int, stop: int) -> None:
         """Process a record.
 

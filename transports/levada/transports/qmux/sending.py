@@ -48,6 +48,11 @@ class Sender:
         self._limit = parameters.max_data
 
     @property
+    def credit(self) -> int:
+        """Bytes that the peer's limit for the connection leaves. Source: QX-27."""
+        return self._limit - self._sent
+
+    @property
     def ready(self) -> bool:
         """Whether a stream can write."""
         if self._sent < self._limit:

@@ -135,6 +135,10 @@ class QuicConnection(StreamConnection[QuicStream]):
             tuned=self.engine.tuned,
         )
 
+    def credit(self) -> tuple[int, int]:
+        """Return what each side may send now: see `Connection.credit`."""
+        return self.engine.credit if not self.is_over else (0, 0)
+
     def round_trip(self) -> float:
         """Smoothed round trip in seconds; 0 if not measured."""
         return self.engine.smoothed_rtt

@@ -182,6 +182,12 @@ class PlainEngine(QuicConnection):
         return self._loss.get_probe_timeout()
 
     @property
+    def credit(self) -> tuple[int, int]:
+        """Bytes that the limits for the connection leave to this side and to the peer."""
+        limit = self._local_max_data
+        return self._remote_max_data - self._remote_max_data_used, limit.value - limit.used
+
+    @property
     def packet_size(self) -> int:
         """Bytes of UDP payload now in use."""
         return self._max_datagram_size
@@ -516,7 +522,7 @@ _PLAIN_NAMES = """
     _datagrams_pending _remote_max_datagram_frame_size _network_paths _events
     _cryptos _spaces _handshake_confirmed _initialize _update_traffic_key _send_probe _handle_crypto_frame
     _handle_stream_frame _handle_retire_connection_id_frame _host_cids _is_client _ping_pending _probe_pending
-    _configuration
+    _configuration _local_max_data _remote_max_data _remote_max_data_used
 """
 _TUNED_NAMES = """
     _streams_queue _streams_blocked_bidi _streams_blocked_uni _streams_blocked_pending _unblock_streams
@@ -524,12 +530,12 @@ _TUNED_NAMES = """
     _handle_reset_stream_frame _handle_stream_frame _handle_datagram_frame _handle_streams_blocked_frame
     _write_streams_blocked_frame _consume_peer_cid _use_reserved_peer_cid _handle_crypto_frame _parse_transport_parameters
     _find_network_path _replenish_connection_ids _host_cids _host_cid_seq _remote_active_connection_id_limit
-    _local_max_data _local_max_streams_bidi _local_max_streams_uni _local_initial_source_connection_id
+    _local_max_streams_bidi _local_max_streams_uni _local_initial_source_connection_id
     _on_connection_limit_delivery _on_max_stream_data_delivery _write_connection_limits _write_stream_limits
     _write_stream_frame _write_reset_stream_frame _write_stop_sending_frame _write_application _write_ack_frame
     _write_new_connection_id_frame _write_ping_frame _write_crypto_frame _flush_builder
     _payload_received _crypto_streams _pacing_at
-    _handshake_done_pending _retire_connection_ids _remote_max_data _remote_max_data_used _close_pending _close_at
+    _handshake_done_pending _retire_connection_ids _close_pending _close_at
     _idle_timeout _loss_at _ack_eliciting_sent_since_receipt _spin_bit _spin_highest_pn _version _ack_delay
     _remote_ack_delay_exponent _remote_preferred_address _remote_max_idle_timeout
     _local_ack_delay_exponent _local_max_stream_data_uni _local_max_stream_data_bidi_remote _logger _configuration

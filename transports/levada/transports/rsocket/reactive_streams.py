@@ -16,7 +16,7 @@ from levada.framework.errors import LocalProtocolError
 from levada.transports.core import BytesInput, Core, MessagesInput
 from levada.transports.rsocket.codes import ErrorCode
 from levada.transports.rsocket.config import MAX_U31, CoreConfig
-from levada.transports.rsocket.events import Event
+from levada.transports.rsocket.events import Event, Interaction
 from levada.transports.rsocket.payload import Payload
 from levada.transports.rsocket.state import ConnectionState
 from levada.transports.rsocket.streams import PendingRequest, Stream, live_ids
@@ -86,6 +86,14 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
         """Return how many payloads may be sent now on this stream; 0 if it is not open for sending."""
         stream = self._streams.get(stream_id)
         return 0 if stream is None else min(stream.credit, MAX_U31)
+
+    def credits(self) -> tuple[int, int]:
+        """Return how many payloads this side may send now, and how many the peer may send, on all streams together.
+
+        The answer of a request-response needs no credit and is left out. Takes as long as there are streams.
+        """
+        streams = [stream for stream in self._streams.values() if stream.kind is not Interaction.REQUEST_RESPONSE]
+        return sum(min(each.credit, MAX_U31) for each in streams), sum(min(each.demand, MAX_U31) for each in streams)
 
     def has_stream(self, stream_id: int) -> bool:
         """Return whether the caller has seen the stream and it is live.

@@ -484,6 +484,21 @@ async def credit_is_counted_down(traits: CarrierTraits, a: Connection, b: Connec
 
 
 @check
+async def bytes_take_credit_of_the_whole_connection(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    x, y = await pair_on(traits, a, b)
+    assert a.credit() == b.credit()[::-1]
+    free, back = a.credit()
+    await x.send_all(bytes(1000))
+    await until(traits, lambda: a.credit() == (free - 1000, back) == b.credit()[::-1])
+    await read(y, 1000)
+    await y.send_all(bytes(10))
+    await read(x, 10)
+    await a.aclose()
+    await b.closed()
+    assert a.credit() == b.credit() == (0, 0)
+
+
+@check
 async def stopped_stream_leaves_the_others_alone(traits: CarrierTraits, a: Connection, b: Connection) -> None:
     x, y = await pair_on(traits, a, b)
     sent = await fill(traits, x)

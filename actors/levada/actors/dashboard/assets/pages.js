@@ -15,7 +15,15 @@ const rest = (row, shown) => row.error ?? Object.entries(report(row))
 
 const phase = (row) => (row.subject === "listener" ? "listens" : text(report(row).phase));
 
-const CONNECTION = ["protocol", "side", "phase", "identity", "address", "octets_sent", "octets_received", "url"];
+const CONNECTION = ["protocol", "side", "phase", "identity", "address", "octets_sent", "octets_received", "unsent", "url"];
+// What flow control lets pass: bytes, or a number with what it counts.
+function passes(row, way) {
+  const window = row.window;
+  if (row.subject === "listener") return "";
+  if (typeof window?.[way] !== "number") return "–";
+  return window.unit === "bytes" || way === "queued" ? octets(window[way]) : `${count(window[way])} ${window.unit}`;
+}
+
 const QUERY = ["name", "batch", "rows", "arrival_rate", "processing_rate", "seconds", "state_rows", "watermark"];
 
 const doing = (row) => [row.handler, row.where, row.waits_for.length ? `waits for ${row.waits_for.join(", ")}` : "", row.about].filter(Boolean).join(" ");
@@ -45,6 +53,9 @@ export const PAGES = {
       column("state", "100px", 90, phase, { state: phase }),
       number("in per s", 84, (row) => octets(row.received)),
       number("out per s", 84, (row) => octets(row.sent)),
+      number("may send", 104, (row) => passes(row, "send"), { title: "what the peer lets this side send now" }),
+      number("may receive", 104, (row) => passes(row, "receive"), { title: "what this side lets the peer send now" }),
+      number("queued", 76, (row) => passes(row, "queued"), { title: "bytes that wait in the carrier" }),
       column("more", "minmax(160px, 3fr)", 160, (row) => rest(row, CONNECTION)),
       column("actor", "minmax(100px, 1fr)", 100, (row) => row.path, { style: "name" }),
     ],
