@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import pytest
@@ -9,6 +10,9 @@ from opentelemetry.trace import SpanKind
 from tests.actors.spans import is_below, recorded
 from trio.testing import MockClock
 
+from levada.actors.console import View
+from levada.actors.console.snapshot import ask_nodes, watch_node
+from levada.actors.metrics.nodes import find_fleet
 from levada.actors.nodes import local_nodes
 from levada.actors.nodes.body import run_node
 from levada.framework import ActorSystem
@@ -26,7 +30,15 @@ async def test_a_trace_goes_through_several_nodes(autojump_clock: MockClock) -> 
             counter, friend = await nodes.spawn(Counter, on="n0"), await nodes.spawn(Friend, on="n1")
             assert await counter.ask(Add(1)) == 1
             assert await friend.ask(Ask(counter)) == 2
-        assert {span.name for span in spans.all() if span.name.startswith(("process Control", "Control"))} == set()
+            assert all(each["snapshot"]["actors"] for each in await ask_nodes(system, 10))
+            fleet = find_fleet(system)
+            assert fleet is not None
+            assert all(each.figures for each in await fleet())
+            assert (
+                await (await watch_node(system, "n0", actions=False, tracebacks=False))({"view": View().to_json()})
+            )["rows"]
+        housekeeping = {"Control", "Watcher", "Look", "Measure", "Watch", "Show"}
+        assert [span.name for span in spans.all() if not housekeeping.isdisjoint(re.split(r"\W", span.name))] == []
     through, friends = spans.one("Ask", SpanKind.CLIENT), spans.one("Friend/Ask", SpanKind.SERVER)
     (_, onwards), (_, counted) = spans.named("Add", SpanKind.CLIENT), spans.named("Counter/Add", SpanKind.SERVER)
     assert is_below(friends, through)

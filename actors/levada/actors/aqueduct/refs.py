@@ -40,6 +40,7 @@ from levada.framework.embedding import (
     ThreadAsk,
     TracedAsk,
     TracedTell,
+    UntracedMessage,
     dead_ref,
     prepare_to_ask,
     stopped_error,
@@ -755,6 +756,8 @@ class _TracedRef(RemoteRef):
         raise self.stopped(message)
 
     async def _put_question(self, question: Ask, timeout: float | None) -> Any:
+        if isinstance(question.message, UntracedMessage):
+            return await super()._put_question(question, timeout)
         with self._tracing.ask(self, "", question.message) as span:
             return await super()._put_question(TracedAsk(question.message, question.target, span.context), timeout)
 

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 import attrs
 
 from levada.framework import Asks, OneshotSender, Reason, Ref, message, schema_fingerprint
+from levada.framework.embedding import UntracedMessage
 from levada.framework.errors import ConfigurationError, LevadaError
 from levada.framework.message import BY_TAG
 
@@ -212,7 +213,7 @@ class Spawn(Asks[Ref[Any]]):
 
 
 @message("levada.node.Look", frozen=True)
-class Look(Asks[str]):
+class Look(Asks[str], UntracedMessage):
     """Take a snapshot of the actors; the answer is `levada.actors.console.Snapshot.to_json` as JSON."""
 
     limit: int
@@ -220,12 +221,12 @@ class Look(Asks[str]):
 
 
 @message("levada.node.Measure", frozen=True)
-class Measure(Asks[str]):
+class Measure(Asks[str], UntracedMessage):
     """Collect metrics; the answer is `levada.actors.metrics.nodes.to_json`."""
 
 
 @message("levada.node.Watch", frozen=True)
-class Watch(Asks[Ref[Any]]):
+class Watch(Asks[Ref[Any]], UntracedMessage):
     """Let a browser see the actors; the answer is an actor that takes `Show`."""
 
     actions: bool
@@ -233,14 +234,14 @@ class Watch(Asks[Ref[Any]]):
 
 
 @message("levada.node.Show", frozen=True)
-class Show(Asks[str]):
+class Show(Asks[str], UntracedMessage):
     """Answer a request of the browser: JSON, see `levada.actors.console.Viewer.answer`."""
 
     request: str
 
 
 @message("levada.node.Reload", frozen=True)
-class Reload(Asks[list[str]]):
+class Reload(Asks[list[str]], UntracedMessage):
     """Let the listeners read their files again; the answer says how it went."""
 
 
