@@ -10,7 +10,7 @@ Columns are only ever added at the end, so the columns of a log that is there co
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -183,17 +183,17 @@ class EventKind:
             [{field.name: columns.get(field.name) for field in fields}], pa.schema(fields)
         )
 
-    def events(self, batch: pa.RecordBatch) -> list[Any]:
-        """Turn rows of this kind into events. A null where none may be is the default: the field is younger than the row."""
+    def events(self, batch: pa.RecordBatch) -> Iterator[Any]:
+        """Turn rows of this kind into events, each when it is taken. A null where none may be is the default: the field is younger than the row."""
         if self.columns is None:
             cls: Any = self.cls
-            return [cls() for _ in range(batch.num_rows)]
+            return (cls() for _ in range(batch.num_rows))
         wanted = self.columns.schema
         arrays = [
             _filled(batch.column(field.name), field) if field.name in batch.schema.names else None for field in wanted
         ]
         there = [array for array in arrays if array is not None]
-        return self.columns.decode(pa.RecordBatch.from_arrays(there, schema=pa.schema(list(wanted)[: len(there)])))
+        return self.columns.messages(pa.RecordBatch.from_arrays(there, schema=pa.schema(list(wanted)[: len(there)])))
 
 
 def _filled(column: pa.Array, field: pa.Field) -> pa.Array:

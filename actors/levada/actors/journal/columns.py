@@ -24,7 +24,7 @@ from __future__ import annotations
 import datetime as dt
 import types
 from collections import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from enum import Enum, Flag
 from operator import attrgetter
@@ -178,6 +178,14 @@ class Columns(Generic[M]):
         Raises:
             SchemaMismatch: the columns differ from this class, or the class refuses the values.
         """
+        messages = self.messages(batch)
+        try:
+            return list(messages)
+        except (TypeError, ValueError) as error:
+            raise _mismatch(f"{self.message.__qualname__} refuses these values: {error}") from error
+
+    def messages(self, batch: pa.RecordBatch) -> Iterator[M]:
+        """Turn rows into messages as `decode` does, each when it is taken; errors of the class come from there as they are."""
         columns = []
         for field, column in zip(self._fields, fit(batch, self.schema).columns, strict=True):
             try:
@@ -186,13 +194,10 @@ class Columns(Generic[M]):
                 raise _mismatch(f"{field.name}: Python has no such value: {error}") from error
             columns.append(values if field.kind.lift is None else list(map(field.kind.lift, values)))
         cls: Any = self.message
-        try:
-            if self._by_name:
-                names = [field.alias for field in self._fields]
-                return [cls(**dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)]
-            return [cls(*row) for row in zip(*columns, strict=True)]
-        except (TypeError, ValueError) as error:
-            raise _mismatch(f"{cls.__qualname__} refuses these values: {error}") from error
+        if self._by_name:
+            names = [field.alias for field in self._fields]
+            return (cls(**dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True))
+        return map(cls, *columns)
 
 
 def columns_of(cls: type[M]) -> Columns[M]:
