@@ -160,9 +160,9 @@ class QmuxConnection(StreamConnection[QmuxStream]):
             send()
         finally:
             self._in_batch = False
-        if self._reason is None and self.core.has_output:
-            self._written_at = perf_counter()
-            self._write()
+            if self._reason is None and self.core.has_output:
+                self._written_at = perf_counter()
+                self._write()
 
     def _accepted(self, stream: QmuxStream) -> None:
         if self._reason is None:
@@ -468,10 +468,8 @@ class QmuxConnection(StreamConnection[QmuxStream]):
                 while True:
                     if self._due:  # the carrier below may take everything at once
                         await trio.lowlevel.checkpoint()
-                    else:
-                        await (
-                            self._work.wait()
-                        )  # until the next pass of the loop, so that all tasks of this one can join
+                    else:  # until the pass of trio's loop after the call, so that all tasks of the call's own pass can join
+                        await self._work.wait()
                     await self._below.flush()
                     self._due = self._joining = False
                     self._written_at = perf_counter()
