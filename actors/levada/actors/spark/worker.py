@@ -68,7 +68,7 @@ PAUSES = 0.05, 1.0
 BLOCK_ROWS, BLOCK_OCTETS = 16_384, 4 << 20
 """Largest size of a block that is sent, unless a single row is larger."""
 HELD_ROWS = 4096
-"""Rows of a log that are given to Spark at once: with the 128 of a usual block they took 1.4 times the CPU time of other rows."""
+"""Rows of a log that are given to Spark at once: about 0.7 of the CPU time of a plain mailbox's rows; block by block it was about 1.3."""
 
 _codec = Codec()
 _lock = threading.Lock()
