@@ -655,9 +655,9 @@ class JournalAndLedger(RuleBasedStateMachine):
 
 
 TestJournalAndLedger = JournalAndLedger.TestCase
-# Each step waits for the disk.
+# Each step waits for the disk, and an example takes half a second of CPU.
 EXAMPLES = settings.get_current_profile_name()
-TestJournalAndLedger.settings = settings(max_examples={"fast": 10, "ci": 40}.get(EXAMPLES, 2_000))
+TestJournalAndLedger.settings = settings(max_examples={"fast": 10, "ci": 20}.get(EXAMPLES, 2_000))
 
 
 @pytest.mark.parametrize("partitions", [1, 8, 64, 500])
