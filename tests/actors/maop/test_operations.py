@@ -388,6 +388,9 @@ async def test_an_actor_class_is_gated_if_it_decides(start: Start) -> None:
         async def before_execute(self, call: Call) -> None:
             raise Refuse(1025, 0.5)
 
+        async def execute(self, call: Call) -> bytes:
+            raise AssertionError("refused operations are not executed")
+
     class Works(OperationActor):
         async def execute(self, call: Call) -> bytes:
             return b"worked"
@@ -422,7 +425,7 @@ async def test_handlers_that_cannot_be_are_refused(start: Start, handlers: Any) 
 async def test_functions_beside_an_actor_are_refused() -> None:
     async def decide(call: Call) -> None: ...
 
-    with pytest.raises(ConfigurationError, match="actor"):
+    with pytest.raises(ConfigurationError, match="an OperationActor has methods of its own"):
         Handler(Account, before_execute=decide)  # type: ignore[arg-type]
 
 
