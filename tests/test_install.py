@@ -67,10 +67,10 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]
 
 def environment(folder: Path, requirement: str) -> Path:
     """Install something alone; return the folder with the programs."""
-    call(sys.executable, "-m", "venv", folder, folder=folder.parent)
+    call(sys.executable, "-m", "venv", "--without-pip", folder, folder=folder.parent)  # our own pip is there already
     programs = folder / "bin"
     constraints = ("-c", ROOT / "constraints.txt")
-    pip = (programs / "python", "-m", "pip", "--disable-pip-version-check")
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", programs / "python")
     call(*pip, "install", "--quiet", *constraints, requirement, folder=folder)
     assert "No broken requirements" in call(*pip, "check", folder=folder)
     return programs
