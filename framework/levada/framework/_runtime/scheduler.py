@@ -428,12 +428,12 @@ class RunQueue:
                         batch.reverse()
                 else:
                     count = len(batch)
-                if count > cell._quantum:
+                if count > 1 and count > cell._quantum:
                     count = cell._quantum
                 table = cell._table
                 actor = cell._actor
                 message = None
-                left: Any = iter(_TIMES[count])
+                left: Any = _ONCE if count == 1 else iter(_TIMES[count])
                 try:
                     for _ in left:
                         try:
@@ -635,6 +635,17 @@ one look at the empty queue: with an even number the last item would always be t
 _MOST_CLASSES: Final = 1000
 """Classes whose ended actors are counted by themselves: there may be no end of classes made at run time."""
 
+
+class _Once(tuple[None]):
+    """What a turn of one message loops over: no iterator is made, 20 of the 850 ns of a hop. Nothing is left once the message is taken."""
+
+    __slots__ = ()
+
+    def __length_hint__(self) -> int:
+        return 0
+
+
+_ONCE: Final = _Once((None,))
 _TIMES: Final = tuple((None,) * count for count in range(MOST_AT_ONCE + 1))
 """Tuples to loop over a number of times; for one iteration, 30 ns less than `itertools.repeat`."""
 
