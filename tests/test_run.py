@@ -242,7 +242,7 @@ def test_says_what_to_install_where_venv_is_missing(
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.ci
+@pytest.mark.release
 def test_a_real_environment_has_pip(root: Path) -> None:
     """The one test that pays for `ensurepip`, about three seconds."""
     load().make_venv(root)

@@ -205,7 +205,7 @@ async def test_tasks_of_spark_ask_nodes(request: pytest.FixtureRequest, tmp_path
     await check_nodes(request.getfixturevalue("spark"), tmp_path / "asks", kill=kill)
 
 
-@pytest.mark.ci
+@pytest.mark.release
 @pytest.mark.timeout(400)
 async def test_the_demo_has_requests_scored_by_actors(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Over the demo's access log, as a batch: all counts are those that are known, and each line was scored once."""

@@ -477,7 +477,7 @@ async def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None
 
 async def test_one_bridge_for_each_folder(tmp_path: Path) -> None:
     async with ActorSystem() as system, serve_bridge(system, tmp_path / "b"):
-        with pytest.raises(ConfigurationError, match="a process listens"):
+        with pytest.raises(ConfigurationError, match="another process already listens"):
             async with serve_bridge(system, tmp_path / "b"):
                 pass
 
