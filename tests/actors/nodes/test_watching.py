@@ -65,9 +65,9 @@ async def test_a_look_at_a_node_ends_when_the_browser_leaves(autojump_clock: Moc
         first, second = Viewer(system), Viewer(system)
         assert len(await found(first, "n0", "Watcher")) == 1
         assert len(await found(second, "n0", "Watcher")) == 2
-        await trio.sleep(SILENCE - 1)
+        await trio.sleep(0.5 * SILENCE)
         assert len(await found(first, "n0", "Watcher")) == 2
-        await trio.sleep(2)
+        await trio.sleep(0.6 * SILENCE)
         assert len(await found(first, "n0", "Watcher")) == 1
         assert "away" in await second.answer(view(node="n0"))
         assert len(await found(second, "n0", "Watcher")) == 2  # it began anew

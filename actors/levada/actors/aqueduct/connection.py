@@ -326,12 +326,15 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
 
     def started(self) -> None:
         """Answer lookups, if there are names to look up, and begin."""
-        self.halves.refs = self.refs = Refs(self.halves, self.system)
+        self._make_refs()
         if self.entrance is not None and self.expose:
             there, self._questions = channel(Lookup, name="lookups")
             self.entrance.send_nowait(Lookups(there))
             self.start_soon(self.names().serve, self._questions)
         super().started()
+
+    def _make_refs(self) -> None:
+        self.halves.refs = self.refs = Refs(self.halves, self.system)
 
     def meet(self, info: CarrierInfo) -> None:
         """Note who is at the other end, also for errors and handlers."""
@@ -395,6 +398,8 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
     def release(self) -> None:
         """Drop all but the state that a `Peer` still reads."""
         self.core.entrypoint = None
+        if not hasattr(self, "refs"):
+            self._make_refs()  # it was ended before it started
         if self.config.fleet is not None and self.refs.node:
             self.config.fleet.disconnected(self.refs.node, self)
         self.halves.release()
