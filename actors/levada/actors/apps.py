@@ -74,12 +74,13 @@ def app_of(found: Any, target: str) -> App:
     if inspect.isasyncgenfunction(found):
         return asynccontextmanager(found)
     other = inspect.iscoroutinefunction(found) or inspect.isgeneratorfunction(found)
-    if not callable(found) or other or (inspect.isclass(found) and not issubclass(found, AbstractAsyncContextManager)):
+    if not callable(found) or other or (inspect.isclass(found) and not hasattr(found, "__aenter__")):
         raise ConfigurationError(f"{target} is no app: {_APP}, not {found!r}")
+    make: Any = found
 
     def begin(system: ActorSystem) -> AbstractAsyncContextManager[Any]:
         try:
-            context = found(system)
+            context = make(system)
         except TypeError as error:
             raise ConfigurationError(f"{target} is no app, as it does not take a system ({error}); {_APP}") from error
         if not isinstance(context, AbstractAsyncContextManager):
