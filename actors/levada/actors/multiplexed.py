@@ -130,8 +130,8 @@ class Multiplexed(Generic[E]):
         stopped_code: tells the core that a stream that was stopped here is over, as if the peer had reset it with this code.
         forget_ended: whether a bidirectional stream is forgotten when both directions have ended, and a unidirectional stream when it
             is reset; otherwise `done` says when.
-        high: number of unsent bytes above which `crowded` is called with the id of a stream that goes on.
-        crowded: see `high`.
+        high_watermark: number of unsent bytes above which `crowded` is called with the id of a stream that goes on.
+        crowded: see `high_watermark`.
         begun: called with the id of each stream that begins.
         ended: called with the id of each stream that is forgotten.
     """
@@ -146,7 +146,7 @@ class Multiplexed(Generic[E]):
         at_once: int,
         stopped_code: int = 0,
         forget_ended: bool = False,
-        high: int = 0,
+        high_watermark: int = 0,
         crowded: Callable[[int], None] | None = None,
         begun: Callable[[int], None] | None = None,
         ended: Callable[[int], None] | None = None,
@@ -169,7 +169,7 @@ class Multiplexed(Generic[E]):
         self._at_once = at_once
         self._stopped_code = stopped_code
         self._forget_ended = forget_ended
-        self._high = high
+        self._high_watermark = high_watermark
         self._crowded = crowded
         self._begun = begun
         self._ended = ended
@@ -441,7 +441,7 @@ class Multiplexed(Generic[E]):
         if not fin:
             if stream_id not in self._watched:
                 self._watch(stream_id, stream)
-            if self._crowded is not None and stream.unsent > self._high:
+            if self._crowded is not None and stream.unsent > self._high_watermark:
                 self._crowded(stream_id)
         elif self._forget_ended and not stream_id & _UNIDIRECTIONAL:
             self._end(stream_id, _SENDING)

@@ -84,7 +84,7 @@ class SingleCarrier(ABC, Generic[S]):
 
     @abstractmethod
     async def wait_for_room(self) -> None:
-        """Wait while more than the carrier's high-water mark is queued; one task at a time. Raises the errors of `receive`."""
+        """Wait while more than the carrier's high watermark is queued; one task at a time. Raises the errors of `receive`."""
 
     async def aclose(self) -> None:
         """Send the queue, within the carrier's own time for it, and close."""
@@ -233,14 +233,14 @@ class SingleDriver(Driver[C]):
     """
 
     reflex: ClassVar[int] = 1 << 20
-    """Bytes above the high-water mark that the core's own answers may fill before the reader waits."""
+    """Bytes above the high watermark that the core's own answers may fill before the reader waits."""
     most_unbegun: ClassVar[int] = 64
     """The most children that have been given work and have not begun; beyond it, the reader waits until they have."""
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         self.carrier: SingleCarrier[Any] | None = None
-        self.high_water = 65_536
+        self.high_watermark = 65_536
         """Bytes queued on the carrier above which producers wait."""
         self.unbegun = 0
         """Children that have been given work and have not begun."""
@@ -319,7 +319,7 @@ class SingleDriver(Driver[C]):
                             await self._feed(carrier, part)
                         # Held while this waits, it would double the cost of a peer that stops in a frame.
                         data = part = b""
-                    if carrier.unsent > self.high_water + self.reflex and (user := self.user(carrier)) is not None:
+                    if carrier.unsent > self.high_watermark + self.reflex and (user := self.user(carrier)) is not None:
                         await user.room()
                         user.read_again()
             except CarrierError as error:
@@ -393,7 +393,7 @@ class SingleDriver(Driver[C]):
     def crowded(self) -> bool:
         """Whether producers have to wait: the carrier has too much queued, or there is none for now."""
         carrier = self.carrier
-        return carrier.unsent > self.high_water if carrier is not None else self.end is None
+        return carrier.unsent > self.high_watermark if carrier is not None else self.end is None
 
     async def room(self) -> None:
         """Wait until the carrier takes more, or the connection has ended."""

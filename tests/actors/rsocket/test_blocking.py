@@ -333,7 +333,7 @@ def test_a_server_that_does_not_read_holds_requests_back() -> None:
     listening = socket.create_server(("127.0.0.1", 0))
     try:
         url = f"rsocket+tcp://127.0.0.1:{listening.getsockname()[1]}"
-        with connect(url, config=ClientConfig(high_water=100_000)) as peer:
+        with connect(url, config=ClientConfig(high_watermark=100_000)) as peer:
             with pytest.raises(RequestTimeout, match="does not read"):
                 while True:
                     peer.fire_and_forget(bytes(100_000), timeout=0.05)
@@ -349,7 +349,7 @@ def test_a_server_that_asks_and_does_not_read_is_not_read_either(tmp_path: Path)
         listening.bind(f"{tmp_path}/desk")
         listening.listen()
         url = f"rsocket+unix://{tmp_path}/desk"
-        with connect(url, config=ClientConfig(high_water=16_384)) as peer, listening.accept()[0] as server:
+        with connect(url, config=ClientConfig(high_watermark=16_384)) as peer, listening.accept()[0] as server:
             server.settimeout(0.5)
             with pytest.raises(TimeoutError):
                 server.sendall(2_000 * (len(question).to_bytes(3) + question))

@@ -40,7 +40,7 @@ def hold(peer: ConnectedPeer) -> Any:
 async def test_waiting_for_room_to_send_a_request(kind: str) -> None:
     """A crowded carrier holds requests back; one that is given up meanwhile was never sent."""
     narrow = ServerConfig(carrier=MemoryConfig(window=1000))
-    async with pair(lambda request: b"", server=narrow, client=ClientConfig(high_water=2000)) as (peer, _, _system):
+    async with pair(lambda request: b"", server=narrow, client=ClientConfig(high_watermark=2000)) as (peer, _, _system):
         await peer.request_response(b"")
         link = hold(peer)
         await peer.fire_and_forget(bytes(200_000))
@@ -68,7 +68,7 @@ async def test_a_responder_that_waits_for_room() -> None:
     async def handler(request: Request) -> bytes:
         return bytes(50_000)
 
-    narrow = ServerConfig(carrier=MemoryConfig(window=1000), high_water=10_000)
+    narrow = ServerConfig(carrier=MemoryConfig(window=1000), high_watermark=10_000)
     async with pair(handler, server=narrow) as (peer, listener, _):
         async with trio.open_nursery() as nursery:
             for _ in range(5):

@@ -124,7 +124,7 @@ async def test_requests_that_cannot_be_sent_leave_no_actor() -> None:
 async def test_metadata_waits_for_room() -> None:
     """A peer that does not read makes pushes wait, as it does requests."""
     async with pair(
-        None, server=ServerConfig(carrier=MemoryConfig(window=1000)), client=ClientConfig(high_water=5000)
+        None, server=ServerConfig(carrier=MemoryConfig(window=1000)), client=ClientConfig(high_watermark=5000)
     ) as (peer, _, _system):
         link = hold(peer)
         pushed = 0

@@ -92,10 +92,10 @@ async def test_a_burst_that_cancels_itself() -> None:
         assert process_time() - began < 5.0  # 13 s and more, if the beginners waited for the producers
 
 
-@pytest.mark.parametrize("high_water", [1, 1 << 20])
-async def test_all_have_their_turn(high_water: int) -> None:
+@pytest.mark.parametrize("high_watermark", [1, 1 << 20])
+async def test_all_have_their_turn(high_watermark: int) -> None:
     """Those who wait for the carrier, and those whose slice is over, go on in the order in which they came."""
-    config = ServerConfig(high_water=high_water)
+    config = ServerConfig(high_watermark=high_watermark)
     async with (
         ActorSystem() as system,
         serve(system, "rsocket+memory://desk", handler, config=config) as listener,

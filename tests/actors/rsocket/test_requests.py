@@ -148,7 +148,7 @@ async def test_a_stream_into_a_mailbox() -> None:
 
 
 async def test_a_full_carrier_holds_producers_back() -> None:
-    """Queued octets stay near the high-water mark although credit is endless."""
+    """Queued octets stay near the high watermark although credit is endless."""
     produced = 0
 
     async def handler(_: Request) -> Any:
@@ -161,7 +161,7 @@ async def test_a_full_carrier_holds_producers_back() -> None:
         return blocks()
 
     narrow = MemoryConfig(window=10_000)
-    async with pair(handler, server=ServerConfig(carrier=narrow, high_water=100_000)) as (peer, listener, _):
+    async with pair(handler, server=ServerConfig(carrier=narrow, high_watermark=100_000)) as (peer, listener, _):
         (await peer.request_stream(b"", window=2**31 - 1)).close()
         await wait_all_tasks_blocked()
         receiver = await peer.request_stream(b"", window=2**31 - 1)

@@ -324,7 +324,7 @@ def test_qx31_streams_do_not_stop_one_another() -> None:
 
 def test_room_is_told_at_the_low_mark() -> None:
     """Once, when the queue falls to it."""
-    wire = Wire(client=True, send_low=20_000)
+    wire = Wire(client=True, low_watermark=20_000)
     stream_id = wire.core.open_stream()
     assert stream_id is not None
     wire.core.send(stream_id, bytes(60_000))

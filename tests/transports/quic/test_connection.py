@@ -308,7 +308,7 @@ def test_configurations_are_checked() -> None:
         {"packet_size": 1_199},
         {"packet_size": 16_385},
         {"max_packet_size": 16_385},
-        {"send_low": 2, "send_high": 1},
+        {"low_watermark": 2, "high_watermark": 1},
         {"secret": b"short"},
         {"idle_timeout": 0},
     ):

@@ -171,7 +171,7 @@ async def test_a_stopped_reader_stops_the_sender_within_the_window(
 
     window, low, high = 65_536, 32_768, 65_536
     async with (
-        lab.connected(stream_window=window, client={"send_high": high, "send_low": low}) as ends,
+        lab.connected(stream_window=window, client={"high_watermark": high, "low_watermark": low}) as ends,
         trio.open_nursery() as nursery,
     ):
         stream = await ends.client.open_stream()

@@ -55,7 +55,7 @@ class Streams(Multiplexed[Event]):
         signals: Callable[[StreamData], None] | None,
     ) -> None:
         super().__init__(
-            core, feed, wake, at_once=AT_ONCE, forget_ended=True, high=CONTROL_HIGH, crowded=self._is_crowded
+            core, feed, wake, at_once=AT_ONCE, forget_ended=True, high_watermark=CONTROL_HIGH, crowded=self._is_crowded
         )
         self._maop = core
         self._tell_crowded: Callable[[int], None] | None = crowded

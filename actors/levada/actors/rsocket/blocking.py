@@ -13,7 +13,7 @@ How it works:
   straight to the socket as much as the kernel takes; the connection's own thread writes the remainder.
 * That thread, one per connection, reads, keeps the core's deadlines (keepalive) and writes the rest. So a connection stays alive
   while its owner computes for minutes, and any number of threads may have any number of requests under way.
-* While more than `ClientConfig.high_water` bytes wait to be sent, a new request waits too, within its timeout. While as many bytes of the
+* While more than `ClientConfig.high_watermark` bytes wait to be sent, a new request waits too, within its timeout. While as many bytes of the
   core's own answers wait, nothing is read: a server that asks and does not read cannot make them pile up.
 * After a fork the child has a copy of the socket but not the thread. In the child every call but `close` is refused, and `close` only
   releases the copy: the parent's connection does not notice.
@@ -376,7 +376,7 @@ class BlockingPeer:
             raise ConnectionLost("the peer is closing the connection and takes no more requests")
 
     def _wait_for_room(self, until: float | None) -> None:
-        while self._end is None and len(self._unsent) > self._config.high_water:
+        while self._end is None and len(self._unsent) > self._config.high_watermark:
             if not self._room.wait(_left(until)):
                 raise RequestTimeout("the server does not read; nothing was sent")
         if self._end is not None:
@@ -410,7 +410,7 @@ class BlockingPeer:
         except OSError as error:
             self._unsent.clear()
             self._apply(self._core.connection_lost(0, str(error), time.monotonic()))
-        if len(self._unsent) <= self._config.high_water // 2:
+        if len(self._unsent) <= self._config.high_watermark // 2:
             self._room.notify_all()
 
     def _wake(self) -> None:
@@ -525,7 +525,7 @@ class BlockingPeer:
                 self._turn(any(key.fileobj is self._awake for key, _ in ready))
 
     def _reading(self) -> bool:
-        return self._end is None and self._answers <= self._config.high_water
+        return self._end is None and self._answers <= self._config.high_watermark
 
     def _turn(self, woken: bool) -> None:
         if woken:

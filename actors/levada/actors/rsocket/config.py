@@ -65,7 +65,7 @@ class _SideConfig:
     """Writes and reads data that is an instance of a message class."""
     window: int = attrs.field(default=32, validator=[*_COUNT, v.le(MAX_U31)])
     """Payloads of a stream or channel that the peer may send ahead of the receiver; half a window is granted at a time."""
-    high_water: int = attrs.field(default=256 * 1024, validator=_COUNT)
+    high_watermark: int = attrs.field(default=256 * 1024, validator=_COUNT)
     """Bytes queued on the carrier above which requests and streams wait before they send more."""
     drain: float = attrs.field(default=5.0, validator=v.ge(0.0))
     """Seconds that open streams have to end when this side closes."""

@@ -101,7 +101,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        self.high_water = self.config.high_water
+        self.high_watermark = self.config.high_watermark
         self.encoding: Encoding
         self.handle = ConnectedPeer(self)
         """What programs get for this connection."""
@@ -338,7 +338,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
             a CANCEL has been sent, or nothing was.
         """
         carrier = self.carrier
-        if carrier is None or carrier.unsent > self.high_water or self.phase not in BEGINNING:
+        if carrier is None or carrier.unsent > self.high_watermark or self.phase not in BEGINNING:
             await self.ready()
         call = self.idle.take(Call)
         try:
@@ -361,7 +361,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
             await trio.lowlevel.checkpoint()
             self._fired = perf_counter()  # the time of other tasks' turns is not a pause of this one
         carrier = self.carrier
-        if carrier is None or carrier.unsent > self.high_water or self.phase not in BEGINNING:
+        if carrier is None or carrier.unsent > self.high_watermark or self.phase not in BEGINNING:
             await self.ready()
         self.core.send_fire_and_forget(payload, trio.current_time())
         now = perf_counter()

@@ -15,8 +15,8 @@ __all__ = ["HandlerSpec", "MaopConfig"]
 MIB: Final = 2**20
 
 
-def _number(default: int, low: int = 1, high: int = 2**62) -> Any:
-    return attrs.field(default=default, validator=[v.instance_of(int), v.ge(low), v.le(high)])
+def _number(default: int, least: int = 1, most: int = 2**62) -> Any:
+    return attrs.field(default=default, validator=[v.instance_of(int), v.ge(least), v.le(most)])
 
 
 def _ids(values: Iterable[int]) -> frozenset[int]:

@@ -38,9 +38,9 @@ class QmuxConfig:
     """Bidirectional streams that the peer may have open at once."""
     max_streams_unidirectional: int = attrs.field(default=128, validator=_streams)
     """Unidirectional streams that the peer may have open at once."""
-    send_high: int = attrs.field(default=256 << 10, validator=_size)
+    high_watermark: int = attrs.field(default=256 << 10, validator=_size)
     """Bytes queued on a stream above which `send_all` waits."""
-    send_low: int = attrs.field(default=128 << 10, validator=[v.instance_of(int), v.ge(0)])
+    low_watermark: int = attrs.field(default=128 << 10, validator=[v.instance_of(int), v.ge(0)])
     """Bytes queued on a stream at which `send_all` continues."""
     max_queued: int = attrs.field(default=8 << 20, validator=_size)
     """Bytes queued on all streams together above which `send_all` waits, except on a stream that has nothing queued."""
@@ -76,5 +76,7 @@ class QmuxConfig:
 
     def __attrs_post_init__(self) -> None:
         """Check the watermarks."""
-        if self.send_low > self.send_high:
-            raise ConfigurationError(f"send_low {self.send_low} is above send_high {self.send_high}")
+        if self.low_watermark > self.high_watermark:
+            raise ConfigurationError(
+                f"low_watermark {self.low_watermark} is above high_watermark {self.high_watermark}"
+            )

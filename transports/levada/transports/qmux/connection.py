@@ -272,12 +272,12 @@ class QmuxConnection(StreamConnection[QmuxStream]):
     def is_full(self, stream_id: int) -> bool:
         """Whether a sender has to wait."""
         unsent = self.core.unsent(stream_id)
-        return unsent > self._config.send_high or (unsent > 0 and self.core.crowded)
+        return unsent > self._config.high_watermark or (unsent > 0 and self.core.crowded)
 
     def has_room(self, stream_id: int) -> bool:
         """Whether a sender that waited may continue."""
         unsent = self.core.unsent(stream_id)
-        return not unsent or (unsent <= self._config.send_low and not self.core.crowded)
+        return not unsent or (unsent <= self._config.low_watermark and not self.core.crowded)
 
     def send(self, stream_id: int, data: Octets, fin: bool) -> None:
         """Queue bytes of a stream, and have them sent."""

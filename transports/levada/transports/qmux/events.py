@@ -69,7 +69,7 @@ class StreamStopped:
 
 @attrs.define
 class StreamRoom:
-    """The queue of a stream has fallen to `QmuxConfig.send_low` or below; to nothing, if all queues are above `QmuxConfig.max_queued`."""
+    """The queue of a stream has fallen to `QmuxConfig.low_watermark` or below; to nothing, if all queues are above `QmuxConfig.max_queued`."""
 
     stream_id: int
     """Number of the stream."""

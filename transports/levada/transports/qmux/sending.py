@@ -159,7 +159,7 @@ class Sender:
         body, fill, largest = records.body, records.fill, records.largest
         before = self._sent
         config = self._streams.config
-        low = config.send_low if self.queued <= config.max_queued else 0
+        low = config.low_watermark if self.queued <= config.max_queued else 0
         while records.written + fill < budget:
             for _, level in self._order:
                 if level:

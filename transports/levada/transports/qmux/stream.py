@@ -15,7 +15,7 @@ __all__ = ["QmuxStream"]
 class QmuxStream(ConnectionStream["QmuxConnection"]):
     """A `levada.transports.carriers.contracts.Stream`, made by `QmuxConnection.open_stream` and `QmuxConnection.accept_stream`.
 
-    `send_all` waits while more than `QmuxConfig.send_high` bytes are queued here, or `QmuxConfig.max_queued` on all streams. The peer may
+    `send_all` waits while more than `QmuxConfig.high_watermark` bytes are queued here, or `QmuxConfig.max_queued` on all streams. The peer may
     send `QmuxConfig.stream_window` bytes beyond what `receive_some` has returned.
 
     An acknowledgement is the answer to a ping that was written after the bytes. The ping is only sent while a task waits for it, so

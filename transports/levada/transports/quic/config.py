@@ -134,9 +134,9 @@ class QuicConfig:
     """Bidirectional streams that a peer may have open at once."""
     max_streams_unidirectional: int = attrs.field(default=128, validator=_count)
     """Unidirectional streams that a peer may have open at once."""
-    send_high: int = attrs.field(default=256 << 10, validator=_size)
+    high_watermark: int = attrs.field(default=256 << 10, validator=_size)
     """Bytes queued on a stream and in no packet yet, above which `send_all` waits."""
-    send_low: int = attrs.field(default=128 << 10, validator=_count)
+    low_watermark: int = attrs.field(default=128 << 10, validator=_count)
     """Bytes queued on a stream at which `send_all` continues."""
     max_unacked: int = attrs.field(default=8 << 20, validator=_size)
     """Bytes queued or sent on all streams of a connection, and not acknowledged, above which `send_all` waits."""
@@ -204,8 +204,10 @@ class QuicConfig:
             raise ConfigurationError(f"packet_size is {size}, wanted {SMALLEST_PACKET} to {LOOPBACK_PACKET}")
         if self.max_packet_size > LOOPBACK_PACKET:
             raise ConfigurationError(f"max_packet_size is {self.max_packet_size}, wanted at most {LOOPBACK_PACKET}")
-        if self.send_low > self.send_high:
-            raise ConfigurationError(f"send_low {self.send_low} is above send_high {self.send_high}")
+        if self.low_watermark > self.high_watermark:
+            raise ConfigurationError(
+                f"low_watermark {self.low_watermark} is above high_watermark {self.high_watermark}"
+            )
         if self.secret is not None and len(self.secret) < 32:
             raise ConfigurationError(f"secret has {len(self.secret)} bytes, wanted at least 32")
         if self.ack_delay > 0.025:

@@ -315,12 +315,12 @@ class QuicConnection(StreamConnection[QuicStream]):
     def is_full(self, stream_id: int) -> bool:
         """Whether a sender has to wait."""
         engine, config = self.engine, self._config
-        return engine.unsent(stream_id) > config.send_high or engine.total_unacked() > config.max_unacked
+        return engine.unsent(stream_id) > config.high_watermark or engine.total_unacked() > config.max_unacked
 
     def has_room(self, stream_id: int) -> bool:
         """Whether a sender that waited may continue."""
         engine, config = self.engine, self._config
-        return engine.unsent(stream_id) <= config.send_low and engine.total_unacked() <= config.max_unacked
+        return engine.unsent(stream_id) <= config.low_watermark and engine.total_unacked() <= config.max_unacked
 
     def receive(self, data: bytes, address: Address, now: float) -> None:
         """Take a packet that was routed here."""

@@ -15,7 +15,7 @@ __all__ = ["QuicStream"]
 class QuicStream(ConnectionStream["QuicConnection"]):
     """A `levada.transports.carriers.contracts.Stream`, made by `QuicConnection.open_stream` and `QuicConnection.accept_stream`.
 
-    `send_all` waits while more than `QuicConfig.send_high` bytes are in no packet yet, and while the connection has more than
+    `send_all` waits while more than `QuicConfig.high_watermark` bytes are in no packet yet, and while the connection has more than
     `QuicConfig.max_unacked` bytes unacknowledged. The peer may send `QuicConfig.stream_window` bytes beyond what `receive_some` has returned.
     """
 

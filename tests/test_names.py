@@ -1,0 +1,34 @@
+"""One name for each meaning: synonyms of a standard name are not defined anywhere in the three packages."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from .test_layout import source_modules
+
+DEFINED = re.compile(r"^ *(?:async )?def (\w+)|(?:^ +|[(,] ?)(\w+): |\"--([a-z-]+)\"", re.MULTILINE)
+"""Functions and methods, annotated parameters and fields, and the options of commands."""
+
+BANNED = {
+    r"high_water|send_high|high": "high_watermark",
+    r"low_water|send_low|low": "low_watermark",
+}
+"""Patterns of whole names, and the name that stands for their meaning."""
+
+
+@pytest.fixture(scope="module")
+def defined() -> dict[str, set[str]]:
+    """Every name that is defined, and the modules that define it."""
+    found: dict[str, set[str]] = {}
+    for module, file in source_modules().items():
+        for names in DEFINED.findall(file.read_text(encoding="utf-8")):
+            found.setdefault("".join(names).replace("-", "_"), set()).add(module)
+    return found
+
+
+@pytest.mark.parametrize("banned", BANNED)
+def test_a_meaning_has_one_name(defined: dict[str, set[str]], banned: str) -> None:
+    used = {name: sorted(modules) for name, modules in defined.items() if re.fullmatch(banned, name)}
+    assert used == {}, f"the name is {BANNED[banned]}"
