@@ -85,8 +85,7 @@ class Shard(DescribedActor[Any]):
     settings: Settings
     access: Access
 
-    async def started(self) -> None:
-        """Take the partition, and start the task that writes."""
+    def __attrs_post_init__(self) -> None:
         self._live: dict[str, Live] = {}
         self._loading: dict[str, list[Turn]] = {}
         self._ended: dict[str, Live] = {}
@@ -99,14 +98,19 @@ class Shard(DescribedActor[Any]):
         """About the bytes of the commands in it."""
         self._room = trio.Event()
         self._held = False
-        self._clock = trio.lowlevel.current_clock()  # `trio.current_time` takes two calls more
         self._replayed = self._repeated = 0
         self.number = self.access.shard
-        self.place = local_ref(self)
         self.log = self.settings.log
         self._handlers = self.settings.cls.command_table
         self._attempts: dict[str, int] = {}
-        self._refusal: JournalError | None = None
+        self._refusal: JournalError | None = JournalError("it is being opened")
+        """Why it takes no commands; None: it owns its partition."""
+        self._commits = Commits(self.access, self.log, 0)
+
+    async def started(self) -> None:
+        """Take the partition, and start the task that writes."""
+        self._clock = trio.lowlevel.current_clock()  # `trio.current_time` takes two calls more
+        self.place = local_ref(self)
         await self._open()
 
     async def _open(self) -> None:
@@ -121,7 +125,6 @@ class Shard(DescribedActor[Any]):
                 if str(error) != str(self._refusal):
                     logger.error("%s cannot be opened: %s", self.ref.path, error, extra={"event": "shard_refused"})
                 self._refusal = error
-                self._commits = Commits(self.access, self.log, 0)
                 self.timers.once("again", LAST_DELAY, _Again())
                 return
             except ShardLost as error:
@@ -174,17 +177,15 @@ class Shard(DescribedActor[Any]):
 
     async def stopping(self, reason: Reason) -> None:
         """Write the rows of finished handlers; the other commands fail."""
-        if hasattr(self, "_commits"):
-            try:
-                if not isinstance(reason, Failed | Killed):  # else nobody writes any more
-                    await self._commits.drain()
-            finally:
-                self._give_up()
+        try:
+            if not isinstance(reason, Failed | Killed):  # else nobody writes any more
+                await self._commits.drain()
+        finally:
+            self._give_up()
 
     def restarting(self, error: BaseException | None, message: Any) -> None:
         """Fail the commands under way."""
-        if hasattr(self, "_turns"):
-            self._give_up()
+        self._give_up()
 
     def _give_up(self, refusal: BaseException | None = None) -> None:
         for turn in self._turns:
@@ -205,13 +206,13 @@ class Shard(DescribedActor[Any]):
     @property
     def about(self) -> str:
         """How many entities live, and how many commands are under way."""
-        if not hasattr(self, "_turns"):
+        if self._refusal is not None:
             return "opening"
         return f"{len(self._live)} live, {len(self._turns)} under way"
 
     def metrics(self) -> Iterable[Sample]:
         """Return the counts, once it owns its partition."""
-        if not hasattr(self, "_commits"):
+        if self._refusal is not None:
             return ()
         return shard_samples(self.settings.cls.__name__, self._counts())
 

@@ -169,6 +169,23 @@ class Journal(
     reopen_every: float | None = attrs.field(default=None, kw_only=True)
     clock: Callable[[], float] = attrs.field(default=time.time, kw_only=True)
 
+    def __attrs_post_init__(self) -> None:
+        self._refusal: JournalError | None = JournalError("it is being opened", path=self.about)
+        """Why it cannot answer; None: it is open."""
+        self._waiting: deque[Job] = deque()
+        self._urgent: deque[Job] = deque()
+        self._octets = 0
+        self._full: JournalFull | None = None
+        """Why appends wait."""
+        self._warned = False
+        self._refused = self._appended = 0
+        self._watchers: list[tuple[AwaitRows, Reply[Extent]]] = []
+        self._wake = trio.Event()
+        self._progress = trio.Event()
+        self._writing = trio.CapacityLimiter(1)
+        self._reading = trio.CapacityLimiter(READERS)
+        self._erasing = trio.Lock()
+
     @property
     def about(self) -> str:
         """The directory."""
@@ -180,7 +197,7 @@ class Journal(
 
     def metrics(self) -> Iterable[Sample]:
         """Return the counts and sizes, once it is open."""
-        if not hasattr(self, "_store"):
+        if self._refusal is not None:
             return ()
         return journal_samples(
             self._label,
@@ -196,12 +213,10 @@ class Journal(
         """Return the sizes, and how many rows each group is behind.
 
         Raises:
-            JournalError: the journal is not open yet.
+            JournalError: the journal is not open.
         """
         if self._refusal is not None:
             raise fresh(self._refusal)
-        if not hasattr(self, "_store"):
-            raise JournalError("it is being opened", path=self.about)
         extent, sizes = self._store.extent(), self._store.statistics()
         groups = await self.ref.ask(GetGroups(), timeout=None)
         return {
@@ -218,7 +233,6 @@ class Journal(
 
     async def started(self) -> None:
         """Open the journal and start the task that writes."""
-        self._refusal: JournalError | None = None
         if self.reopen_every is None:
             await self._open()
         else:
@@ -230,14 +244,13 @@ class Journal(
         except (JournalError, OSError) as error:
             known = self._refusal
             self._refusal = error if isinstance(error, JournalError) else refused(error, Path(self.directory))
-            if known is None or str(known) != str(self._refusal):
+            if str(known) != str(self._refusal):
                 logger.error(
                     "%s; it is tried again every %g s", self._refusal, every, extra={"event": "journal_refused"}
                 )
             self.become(_Refusing)
             self.timers.once("reopen", every, _Reopen())
         else:
-            self._refusal = None
             self.become(None)
 
     async def reopen(self) -> None:
@@ -257,28 +270,16 @@ class Journal(
     async def _open(self) -> None:
         columns: Columns[Any] | None = columns_of(self.columns) if isinstance(self.columns, type) else None
         schema = columns.schema if columns is not None else self.columns
-        self._waiting: deque[Job] = deque()
-        self._urgent: deque[Job] = deque()
-        self._octets = 0
-        self._full: JournalFull | None = None
-        """Why appends wait."""
-        self._warned = False
-        self._refused = self._appended = 0
-        self._watchers: list[tuple[AwaitRows, Reply[Extent]]] = []
-        self._wake = trio.Event()
-        self._progress = trio.Event()
-        self._writing = trio.CapacityLimiter(1)
-        self._reading = trio.CapacityLimiter(READERS)
-        self._erasing = trio.Lock()
         opening = functools.partial(Store.open, self.directory, schema, self.config, clock=self.clock)
         self._store = await self.enter(_opened(opening, self._writing))
         self._appends = Appends(self._store, columns)
+        self._refusal = None
         self.start_soon(self._write)
         self.timers.every("clean", self.clean_every, _Clean())
 
     async def stopping(self, reason: Reason) -> None:
         """Write all pending appends, as far as there is room."""
-        if hasattr(self, "_store") and not isinstance(reason, Failed | Killed):
+        if not isinstance(reason, Failed | Killed):
             while self._urgent or (self._waiting and not self._full):
                 await self._progress.wait()
 
