@@ -47,7 +47,7 @@ class MemoryStream:
 
     @property
     def info(self) -> CarrierInfo:
-        """Flow control of the connection."""
+        """The two ends of the connection."""
         return self._connection.info
 
     @property
@@ -396,7 +396,8 @@ class MemoryConnection:
 
     def on_stream(self, tell: Callable[[], None]) -> None:
         """Call back when there is a stream to accept: see `Connection.on_stream`."""
-        self._tell_stream = tell
+        if self.error is None:
+            self._tell_stream = tell
         if self._appeared:
             tell()
 

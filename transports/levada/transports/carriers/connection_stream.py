@@ -9,6 +9,7 @@ The rules of this file:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -83,7 +84,7 @@ class StreamOwner(Protocol):
 C = TypeVar("C", bound=StreamOwner)
 
 
-class ConnectionStream(Generic[C]):
+class ConnectionStream(ABC, Generic[C]):
     """A `levada.transports.carriers.contracts.Stream` of a connection that queues its bytes and bounds the peer's.
 
     `send_all` waits while the connection says that the stream is full. A subclass knows what the peer has acknowledged, and has the
@@ -171,9 +172,9 @@ class ConnectionStream(Generic[C]):
         return self._connection.unsent(self.stream_id)
 
     @property
+    @abstractmethod
     def unacked(self) -> int:
         """Bytes queued or sent that the peer has not acknowledged."""
-        raise NotImplementedError
 
     def statistics(self) -> CarrierStatistics:
         """Return the counters as they are now; the connection's own counters count packets."""
@@ -245,6 +246,7 @@ class ConnectionStream(Generic[C]):
         if not self._can_send:
             raise LocalProtocolError(f"stream {self.stream_id} is the peer's, there is nothing to reset: stop it")
         if not self._settled and self._send_error is None:
+            self._tell_stopped = None
             self._send_error = ConnectionClosed(
                 f"sending on stream {self.stream_id} was given up here with code {code}"
             )
@@ -264,9 +266,10 @@ class ConnectionStream(Generic[C]):
         """Have `tell` called with the code when the peer stops this side's sending; `Stream.on_stopped` says more."""
         if not self._can_send:
             raise LocalProtocolError(f"stream {self.stream_id} is only received on")
-        self._tell_stopped = tell
         if isinstance(self._send_error, StreamWasStopped):
             tell(self._send_error.code)
+        elif self._send_error is None and not self._settled and not self._connection.is_over:
+            self._tell_stopped = tell
 
     async def acked(self) -> bool:
         """Wait until the peer has everything, including the end; false if the stream was reset or stopped."""
@@ -339,8 +342,9 @@ class ConnectionStream(Generic[C]):
         """Have `tell` called when there is something to take; `Stream.on_readable` says more."""
         if not self._can_receive:
             raise LocalProtocolError(f"stream {self.stream_id} is only sent on")
-        self._tell_readable = tell
-        if self._chunks or self._end or self._receive_error is not None or self._connection.is_over:
+        over = self._end or self._receive_error is not None or self._connection.is_over
+        self._tell_readable = None if over else tell
+        if over or self._chunks:
             tell()
 
     def _take_some(self, max_bytes: int | None) -> bytes:
@@ -378,7 +382,7 @@ class ConnectionStream(Generic[C]):
             if not self._end and not self._connection.is_over:
                 self._connection.stop(self.stream_id, code)
             self._drop_with_credit()
-            self._wake_reader()
+            self._receiving_is_over()
 
     async def aclose(self) -> None:
         """Finish sending and stop receiving; queued data is sent while the connection lives."""
@@ -427,7 +431,9 @@ class ConnectionStream(Generic[C]):
         self._received += len(data)
         if end:
             self._end = True
-        self._wake_reader()
+            self._receiving_is_over()
+        else:
+            self._wake_reader()
 
     def outlive(self, ended: C) -> None:
         """Outlive the connection, which is over for good; `ended` tells how."""
@@ -447,7 +453,7 @@ class ConnectionStream(Generic[C]):
         if self._receive_error is None:
             self._receive_error = StreamWasReset(f"the peer gave stream {self.stream_id} up with code {code}", code)
             self._drop()
-        self._wake_reader()
+        self._receiving_is_over()
 
     def stop_arrived(self, code: int) -> None:
         """Note that the peer wants no more; the connection has reset the stream with the same code."""
@@ -455,18 +461,21 @@ class ConnectionStream(Generic[C]):
             self._stop_code = code
             if self._send_error is None and not self._settled:
                 self._send_error = StreamWasStopped(f"the peer stopped stream {self.stream_id} with code {code}", code)
-                if self._tell_stopped is not None:
-                    self._tell_stopped(code)
+                tell, self._tell_stopped = self._tell_stopped, None
+                if tell is not None:
+                    tell(code)
         self.wake_sending()
 
     def sending_settled(self) -> None:
         """Note that the peer has acknowledged the end, or the reset."""
         self._settled = True
+        self._tell_stopped = None
         self.wake_sending()
 
     def connection_ended(self) -> None:
         """Wake all waiting tasks, which find out why it ended."""
-        self._wake_reader()
+        self._tell_stopped = None
+        self._receiving_is_over()
         self.wake_sending()
 
     def wake_room(self) -> None:
@@ -536,6 +545,11 @@ class ConnectionStream(Generic[C]):
             trio.lowlevel.reschedule(task)
         if self._tell_readable is not None:
             self._tell_readable()
+
+    def _receiving_is_over(self) -> None:
+        """Wake the reader for the last time. A callback that stayed might refer to the stream: only the collector would free the two."""
+        self._wake_reader()
+        self._tell_readable = None
 
     def _give_up_reading(self, _: Any) -> trio.lowlevel.Abort:
         self._reader = None

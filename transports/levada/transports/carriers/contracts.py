@@ -430,8 +430,8 @@ class Connection(Protocol):
     def on_stream(self, tell: Callable[[], None]) -> None:
         """Have `tell` called when `accept_stream_nowait` has a stream, instead of waiting in `accept_stream`.
 
-        It is called in the task that moves the bytes, so it must be quick and must not raise. It is called at once if streams are waiting,
-        and never after the end. A later call of `on_stream` replaces it.
+        It is called in the task that moves the bytes, so it must be quick and must not raise. It is called at once if streams are waiting.
+        A later call of `on_stream` replaces it, and the end of the connection releases it.
         """
         ...
 

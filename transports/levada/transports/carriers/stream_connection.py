@@ -7,6 +7,7 @@ moves the bytes.
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, Self, TypeVar
@@ -22,7 +23,7 @@ __all__ = ["StreamConnection"]
 S = TypeVar("S", bound=ConnectionStream[Any])
 
 
-class StreamConnection(Generic[S]):
+class StreamConnection(ABC, Generic[S]):
     """The base of `QuicConnection` and `QmuxConnection`.
 
     Args:
@@ -89,17 +90,18 @@ class StreamConnection(Generic[S]):
 
     def on_stream(self, tell: Callable[[], None]) -> None:
         """Have `tell` called when there is a stream to accept; `Connection.on_stream` says more."""
-        self._tell_stream = tell
+        if self._reason is None:  # none comes after the end, and the callback may refer to the connection
+            self._tell_stream = tell
         if self._waiting:
             tell()
 
+    @abstractmethod
     def together(self, send: Callable[[], None]) -> None:
         """Call `send`, and write what it sends together; `Connection.together` says more."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _accepted(self, stream: S) -> None:
-        """Grant the peer credit for the stream that the application has accepted."""
-        raise NotImplementedError
+        """Grant the peer credit for a stream that the application has accepted."""
 
     async def receive_datagram(self) -> Datagram:
         """Wait for a datagram. While no task receives, the oldest are dropped and counted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Awaitable, Callable
 
 import trio
@@ -111,6 +112,49 @@ async def close_of_the_connection_fails_new_calls_on_streams(
     await expect(ConnectionLost, x.receive_some)
     await expect(ConnectionClosed, lambda: y.send_all(b"x"))
     await expect(ConnectionClosed, y.receive_some)
+
+
+class _Told:
+    """A callback whose references can be counted."""
+
+    def __init__(self, references: list[weakref.ref[_Told]]) -> None:
+        references.append(weakref.ref(self))
+
+    def __call__(self, code: int = 0) -> None:
+        """Take the news."""
+
+
+@check
+async def releases_its_callbacks_at_the_end(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+    held: list[weakref.ref[_Told]] = []
+    x, y = await pair_on(traits, a, b)
+    finished, _ = await pair_on(traits, a, b)
+    given_up, _ = await pair_on(traits, a, b)
+    _, stopped = await pair_on(traits, a, b)
+    for end, stream in ((a, x), (b, y)):
+        end.on_stream(_Told(held))
+        stream.on_readable(_Told(held))
+        stream.on_stopped(_Told(held))
+    assert [ref() is None for ref in held] == [False] * 6, "a callback was dropped while it may be called"
+    finished.on_stopped(_Told(held))
+    await finished.send_eof()
+    assert await finished.acked()
+    given_up.on_stopped(_Told(held))
+    given_up.reset(1)
+    stopped.on_readable(_Told(held))
+    stopped.stop(1)
+    assert [ref() is None for ref in held[6:]] == [True] * 3, "a callback stayed that is never called again"
+    a.close()
+    await b.closed()
+    for end, stream in ((a, x), (b, y)):
+        end.on_stream(_Told(held))
+        stream.on_readable(_Told(held))
+        stream.on_stopped(_Told(held))
+    for stream in (finished, given_up, stopped):
+        stream.on_readable(_Told(held))
+        stream.on_stopped(_Told(held))
+    await traits.settle()
+    assert [ref() is None for ref in held] == [True] * 21, "a callback stayed after the end"
 
 
 @check
