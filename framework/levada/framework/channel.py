@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from _thread import get_ident
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, ClassVar, Generic, Literal, NoReturn, Self, TypeVar, overload
@@ -534,7 +535,8 @@ class _ReceivingHalf(_Handle, Generic[T_co]):
         core = self._core
         if core.queue and self._live:
             if core.putters or core.enveloped or core.pending:
-                core.check_thread()
+                if get_ident() != core.thread:
+                    core.check_thread()
                 if core.rest is not None:
                     await core.let_others_run()
                     return await self.receive()

@@ -227,10 +227,8 @@ class Envelope:
     context: object = None
     """Of the code that sent the message, if it came with one; set by `open`."""
 
-    @property
-    def large(self) -> bool:
-        """Whether opening may take long, so that other tasks run for as long before the next one is opened."""
-        return False
+    large: bool = False
+    """Whether opening may take long, so that other tasks run for as long before the next one is opened."""
 
     def open(self) -> Any:
         """Return the message; called once, in the receiving task, which gets any error."""
@@ -442,7 +440,9 @@ class ChannelCore:
             self._admit()
         if self.pending is not None and not self.queue:
             self.end_pending()
-        return self._open(entry) if opened else entry
+        if not opened:
+            return entry
+        return self._open(entry) if entry.large else entry.open()
 
     async def wait_to_take(self) -> Any:
         """Wait for a message; return `ENDED` if the channel ends first."""
