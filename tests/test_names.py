@@ -14,6 +14,7 @@ DEFINED = re.compile(r"^ *(?:async )?def (\w+)|(?:^ +|[(,] ?)(\w+): |\"--([a-z-]
 BANNED = {
     r"high_water|send_high|high": "high_watermark",
     r"low_water|send_low|low": "low_watermark",
+    r"\w+_octets|octets_\w+": "…_bytes or bytes_…",
 }
 """Patterns of whole names, and the name that stands for their meaning."""
 

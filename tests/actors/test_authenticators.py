@@ -45,13 +45,13 @@ async def test_a_file_says_who_has_which_token(tmp_path: Path) -> None:
         # who may come in
         ada sha256={digest("first")} tenant=acme role=reader role=writer   # until June
         ada sha256={digest("second").upper()} tenant=acme
-        'web 1' max_connections=3 octets_per_second=1e6 sha256={digest("third")}\r
+        'web 1' max_connections=3 bytes_per_second=1e6 sha256={digest("third")}\r
         """,
     )
     tokens = BearerTokens(file)
     assert await tokens(bearer("first")) == Identity("ada", tenant="acme", roles={"reader", "writer"})
     assert await tokens(bearer("second")) == Identity("ada", tenant="acme"), "two tokens of one name, at once"
-    limits = Limits(max_connections=3, octets_per_second=1e6)
+    limits = Limits(max_connections=3, bytes_per_second=1e6)
     assert await tokens(bearer("third")) == Identity("web 1", limits=limits)
     assert await tokens(bearer("fourth")) == UNKNOWN
     assert await tokens(bearer(digest("first"))) == UNKNOWN

@@ -333,7 +333,7 @@ async def test_connections_tell_who_is_there_and_how_much_has_passed(autojump_cl
             client, server = found["connection", "client"], found["connection", "server"]
             assert (client["protocol"], client["phase"], client["requests_sent"]) == ("rsocket", "OPEN", 1)
             assert (server["requests_received"], server["identity"]) == (1, "")
-            assert client["octets_sent"] == server["octets_received"] > 1000
+            assert client["bytes_sent"] == server["bytes_received"] > 1000
             assert (await viewer.look(View(page="connections", search="no such")))["rows"] == []
             (found_by_url,) = (await viewer.look(View(page="connections", search="CLIENTS: 1")))["rows"]
             assert found_by_url["subject"] == "listener"

@@ -18,7 +18,7 @@ import trio
 from levada.actors import cli
 from levada.actors.aqueduct import PeerConfig, RawMessage, serve
 from levada.actors.authenticators import BearerTokens
-from levada.actors.cli.protocols.aqueduct import message_octets
+from levada.actors.cli.protocols.aqueduct import message_bytes
 from levada.actors.interop.aqueduct import answer
 from levada.actors.interop.certificates import SelfSigned, make_certificates
 from levada.framework import Actor, ActorSystem, Asks, Codec, Identity, OneshotSender, Sender, handles, message
@@ -273,15 +273,15 @@ def test_a_url_of_an_unknown_carrier_is_refused(capsys: pytest.CaptureFixture[st
 
 def test_octets_are_those_of_the_codec() -> None:
     bid = Price("EURUSD", 1.08)
-    assert message_octets("tests.call.Price", ["EURUSD", 1.08], None) == Codec().encode(bid)
-    follow = message_octets(
+    assert message_bytes("tests.call.Price", ["EURUSD", 1.08], None) == Codec().encode(bid)
+    follow = message_bytes(
         "tests.call.Follow", [{"message": "tests.call.Price", "fields": ["E", 1.0]}, []], AttachmentKind.SENDER
     )
     got: list[tuple[int, AttachmentKind]] = []
     decoded = Codec().decode(follow, Follow, detach=lambda index, kind, _: got.append((index, kind)))
     assert (decoded.first, got) == (Price("E", 1.0), [(0, AttachmentKind.SENDER)])
     with pytest.raises(ConfigurationError):
-        message_octets("t", [sys.maxsize * 4], None)
+        message_bytes("t", [sys.maxsize * 4], None)
 
 
 def test_a_token_opens_the_door(call: Callable[..., tuple[int, str, str]], guarded_url: str, tmp_path: Path) -> None:

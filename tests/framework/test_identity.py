@@ -47,7 +47,7 @@ def test_wrong_types(wrong: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"max_connections": 0}, {"max_operations": 1.5}, {"max_octets": -1}, {"octets_per_second": 0}]
+    "wrong", [{"max_connections": 0}, {"max_operations": 1.5}, {"max_bytes": -1}, {"bytes_per_second": 0}]
 )
 def test_limits_are_positive(wrong: dict[str, Any]) -> None:
     with pytest.raises((TypeError, ValueError)):

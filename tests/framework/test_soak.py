@@ -448,7 +448,7 @@ def test_long_run_in_flat_memory(record_property: Any) -> None:
     record_property("seed", seed)
     record_property("rounds", found["rounds"])
     where = f"seed {seed}, {found['rounds']} rounds, {found['actors']} actors"
-    (cells, blocks, octets), (cells_after, blocks_after, octets_after) = found["first"], found["last"]
+    (cells, blocks, octets), (cells_after, blocks_after, bytes_after) = found["first"], found["last"]
     assert cells_after <= cells, where
     assert blocks_after <= blocks * 1.05, where
-    assert octets_after <= octets * 1.05, where
+    assert bytes_after <= octets * 1.05, where

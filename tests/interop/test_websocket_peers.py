@@ -152,10 +152,10 @@ async def test_their_server_pings(server: str, config: WebSocketConfig) -> None:
 async def test_their_server_answers_our_pings(server: str, config: WebSocketConfig) -> None:
     eager = attrs.evolve(config, keepalive=0.001, keepalive_timeout=5)
     async with dial(f"{server}/echo", eager) as websocket:
-        before = websocket.statistics().octets_received
+        before = websocket.statistics().bytes_received
         async with trio.open_nursery() as nursery:
             nursery.start_soon(websocket.receive)
-            while websocket.statistics().octets_received < before + 3 * 2:  # three empty pongs
+            while websocket.statistics().bytes_received < before + 3 * 2:  # three empty pongs
                 await trio.lowlevel.checkpoint()
             nursery.cancel_scope.cancel()
         await websocket.send(b"fine")

@@ -24,7 +24,7 @@ from .authentication import Authenticate, Credentials, Refused, Reloads
 
 __all__ = ["BearerTokens", "CertificateNames", "UnixUsers", "any_of", "new_token"]
 
-_LIMITS: Final = {"max_connections": int, "max_operations": int, "max_octets": int, "octets_per_second": float}
+_LIMITS: Final = {"max_connections": int, "max_operations": int, "max_bytes": int, "bytes_per_second": float}
 _DIGEST: Final = re.compile(r"[0-9a-fA-F]{64}")
 _LINE: Final = "NAME [tenant=NAME] [role=NAME]... [max_connections=N]... sha256=DIGEST"
 _ANY: Final = re.compile(r"(?s).*")

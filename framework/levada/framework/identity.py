@@ -28,9 +28,9 @@ class Limits:
     """Connections at a time. Every listener keeps this limit; the others are for protocols that say so."""
     max_operations: int | None = _count()
     """Operations at a time."""
-    max_octets: int | None = _count()
+    max_bytes: int | None = _count()
     """Bytes held for operations at a time."""
-    octets_per_second: float | None = attrs.field(default=None, validator=v.optional(v.gt(0.0)))
+    bytes_per_second: float | None = attrs.field(default=None, validator=v.optional(v.gt(0.0)))
     """Bytes received a second."""
 
 

@@ -101,7 +101,7 @@ async def test_aq40_messages_that_nobody_receives_are_bounded_by_their_octets(
 ) -> None:
     """Not only by their number: a channel's queue counts until the program has the message."""
     limit = 100_000
-    async with start(core=AqueductConfig(mailbox_octets=limit, window_octets=10 * limit)) as ends:
+    async with start(core=AqueductConfig(mailbox_bytes=limit, window_bytes=10 * limit)) as ends:
         sender, there = channel(bytes)
         await ends.peer.send(Parcel(receiver=there))
         remote = (await ends.got.receive()).receiver

@@ -461,7 +461,7 @@ async def test_statistics(start: Start, autojump_clock: MockClock) -> None:
         numbers = ends.peer.statistics()
         assert (numbers.messages_sent, numbers.messages_received, numbers.channels, numbers.streams) == (1, 5, 1, 3)
         assert numbers.carrier is not None
-        assert numbers.carrier.octets_sent > 0
+        assert numbers.carrier.bytes_sent > 0
         with pytest.raises(SenderFinished):
             remote.send_nowait(6)
 

@@ -141,6 +141,6 @@ async def test_a_million_refs_sent_around(
     measures = await sent_around(count)
     record_property("measures", [measures[0], measures[-1]])
     print(measures[0], measures[-1])
-    (blocks, octets), (blocks_after, octets_after) = measures[0], measures[-1]
+    (blocks, octets), (blocks_after, bytes_after) = measures[0], measures[-1]
     assert blocks_after <= blocks * 1.02
-    assert octets_after <= octets * 1.05
+    assert bytes_after <= octets * 1.05

@@ -92,7 +92,7 @@ async def test_large_events_hold_the_next_commands_back(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bytes count, too, as soon as a handler has recorded them."""
-    monkeypatch.setattr(shard, "MOST_OCTETS", 1000)
+    monkeypatch.setattr(shard, "MOST_BYTES", 1000)
     gate = Gate()
     async with ActorSystem(ask_timeout=1000.0) as system:
         accounts = await accounts_in(system, gate)
@@ -143,7 +143,7 @@ async def test_a_burst_of_large_commands_is_held_back_before_any_is_handled(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, with_ids: bool
 ) -> None:
     """The bytes of a command count from the moment it is taken: here 1,000 and a few for each, of 5,000."""
-    monkeypatch.setattr(shard, "MOST_OCTETS", 5000)
+    monkeypatch.setattr(shard, "MOST_BYTES", 5000)
     Notebook.gate = gate = Gate()
     HANDLED.clear()
     async with ActorSystem(ask_timeout=1000.0) as system:

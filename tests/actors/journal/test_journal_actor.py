@@ -148,7 +148,7 @@ async def test_many_small_asks_share_a_sync(system: ActorSystem, tmp_path: Path)
     statistics = await journal.ask(GetJournalStatistics())
     assert (statistics.appends, statistics.store.rows_appended) == (300, 300)
     assert statistics.store.syncs == statistics.store.appends < 60
-    assert (statistics.appends_waiting, statistics.octets_waiting, statistics.full) == (0, 0, False)
+    assert (statistics.appends_waiting, statistics.bytes_waiting, statistics.full) == (0, 0, False)
     assert sorted(await numbers(journal)) == list(range(300))
 
 
@@ -501,7 +501,7 @@ async def test_senders_wait_while_too_much_waits_for_the_disk(
         go_on.wait(20)
         real(descriptor)
 
-    journal = system.spawn(partial(Journal, tmp_path, Line, max_octets=3000), mailbox=bounded(4))
+    journal = system.spawn(partial(Journal, tmp_path, Line, max_pending_bytes=3000), mailbox=bounded(4))
     await journal.ask(Append(lines(0)))
     monkeypatch.setattr(os, "fdatasync", slow)
     sent: list[int] = []

@@ -575,7 +575,7 @@ def test_what_was_torn_is_logged_with_its_size(journal: Path, caplog: pytest.Log
     with segments(journal)[-1].open("ab") as file:
         file.write(b"LvB1" + bytes(80))
     with caplog.at_level(logging.WARNING), Store.open(journal, SCHEMA, SMALL) as store:
-        assert store.statistics().octets_cut == 84
+        assert store.statistics().bytes_cut == 84
     assert any(
         "84 bytes were cut off, of a write or a delivery that was interrupted" in text for text in caplog.messages
     )

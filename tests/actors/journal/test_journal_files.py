@@ -86,7 +86,7 @@ def test_rows_come_back_with_their_offsets(tmp_path: Path) -> None:
         assert numbers(store, 0) == [1, 2, 3]
         assert store.append([(0, rows(4))]) == [Appended(0, 3, 1)]
         assert numbers(store, 0) == [1, 2, 3, 4]
-        assert store.statistics().octets_cut == 0
+        assert store.statistics().bytes_cut == 0
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -614,7 +614,7 @@ def test_a_file_that_may_not_grow_leaves_a_consistent_journal(tmp_path: Path) ->
     assert "the disk refuses ([Errno 27] File too large); nothing of this was written" in detail
     with Store.open(tmp_path) as store:
         assert numbers(store) == list(range(12_001))
-        assert store.statistics().octets_cut == 0
+        assert store.statistics().bytes_cut == 0
 
 
 @pytest.mark.parametrize("call", ["pwritev", "fdatasync", "fsync", "rename"])

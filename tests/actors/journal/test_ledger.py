@@ -80,10 +80,10 @@ def test_staged_rows_are_delivered_without_a_copy_of_their_columns(tmp_path: Pat
         stage.append(rows(50))
         assert stage.rows == 51
         assert numbers(store, 1) == []
-        assert store.statistics().octets_staged > 400
+        assert store.statistics().bytes_staged > 400
         assert store.deliver("q", 0, ((1, message) for message in stage.messages())).ranges == {1: (0, 51)}
         assert (store.unstage("q", 0), store.unstage("q", 0)) == (1, 0)
-        assert store.statistics().octets_staged == 0
+        assert store.statistics().bytes_staged == 0
         assert numbers(store, 1) == list(range(51))
         assert list((tmp_path / "staging").iterdir()) == []
 
@@ -93,7 +93,7 @@ def test_staged_rows_outlive_the_store(tmp_path: Path) -> None:
     with Store.open(tmp_path, SCHEMA, CONFIG) as store:
         for batch, attempt in ((0, 1), (1, 2), (2, 3)):
             store.stage("q", batch, 0, attempt).append(rows(batch, batch + 10))
-        size = store.statistics().octets_staged
+        size = store.statistics().bytes_staged
         deliver(store, "q", 2, (0, rows(2, 12)))
     torn = tmp_path / "staging" / f"{2:020d}.segment"
     torn.write_bytes(torn.read_bytes()[:-1])
@@ -102,7 +102,7 @@ def test_staged_rows_outlive_the_store(tmp_path: Path) -> None:
         assert {key: stage.rows for key, stage in store.staged("q", 0).items()} == {(0, 1): 2}
         assert {key: stage.rows for key, stage in store.staged("q", 1).items()} == {(0, 2): 0}
         assert store.staged("q", 2) == {}
-        assert store.statistics().octets_staged == size // 3
+        assert store.statistics().bytes_staged == size // 3
         store.stage("q", 0, 0, 1).append(rows(20))
         store.stage("q", 3, 0, 4).append(rows(3))
         assert {path.name for path in (tmp_path / "staging").iterdir()} == {f"{n:020d}.segment" for n in (1, 2, 3)}
@@ -120,7 +120,7 @@ def test_staged_rows_of_other_columns_or_formats_are_dropped_with_a_warning(
         (tmp_path / "staging" / f"{7:020d}.segment").write_bytes(b"no segment")
     with Store.open(tmp_path, SCHEMA.append(pa.field("more", pa.int64())), CONFIG) as store:
         assert store.staged("q", 0) == {}
-        assert store.statistics().octets_staged == 0
+        assert store.statistics().bytes_staged == 0
     assert list((tmp_path / "staging").iterdir()) == []
     assert [record.message.partition("segment: ")[2] for record in caplog.records] == [
         "batch 0 of q has the columns of before the journal grew",
@@ -251,7 +251,7 @@ def test_a_ledger_that_refuses_decides_when_it_is_opened_again(tmp_path: Path, m
     assert numbers(store, 0) == [1]
     store.close()
     with Store.open(tmp_path, SCHEMA, CONFIG) as store:
-        assert store.statistics().octets_cut > 0
+        assert store.statistics().bytes_cut > 0
         assert not deliver(store, "q", 1, (0, rows(2))).already
         assert numbers(store, 0) == [1, 2]
 
@@ -602,7 +602,7 @@ class JournalAndLedger(RuleBasedStateMachine):
         with path.open("ab") as file:
             file.write(octets)
         self.store = self.open()
-        assert self.store.statistics().octets_cut == len(octets)
+        assert self.store.statistics().bytes_cut == len(octets)
 
     @rule(parts=st.lists(st.tuples(st.integers(0, 1), st.integers(1, 90)), min_size=1, max_size=3))
     def crash_before_the_ledger(self, parts: list[tuple[int, int]]) -> None:

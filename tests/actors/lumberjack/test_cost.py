@@ -131,7 +131,7 @@ async def test_lj47_memory_for_the_worst_messages(message: str, autojump_clock: 
         tracemalloc.stop()
         assert peak - before < 4 * COST + 4 * MIB
         await trio.sleep(10.0)
-        assert (reader.statistics().octets_held, reader.statistics().connections) == (0, 0)
+        assert (reader.statistics().bytes_held, reader.statistics().connections) == (0, 0)
 
 
 @pytest.mark.ci
@@ -173,7 +173,7 @@ async def main() -> None:
     async with ActorSystem() as system, serve(system, "lumberjack://127.0.0.1:0", take) as reader:
         print(reader.url, peak(), flush=True)
         await trio.to_thread.run_sync(sys.stdin.readline)
-        print(peak(), reader.statistics().octets_held, flush=True)
+        print(peak(), reader.statistics().bytes_held, flush=True)
 
 trio.run(main)
 """

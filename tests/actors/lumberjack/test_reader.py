@@ -113,7 +113,7 @@ async def test_units_go_to_the_sink_with_their_origin_and_are_acked(version: int
         assert (first.name, first.whole) == (f"{first.origin.connection}-000001", True)
         numbers = reader.statistics()
         assert (numbers.connections, numbers.units, numbers.events, numbers.acks) == (1, 2, 5, 2)
-        assert numbers.octets_received == len(window(version, 1, 2) + window(version, 1, 2, 3))
+        assert numbers.bytes_received == len(window(version, 1, 2) + window(version, 1, 2, 3))
 
 
 async def test_each_connection_has_its_own_name_and_the_counters_outlive_it(autojump_clock: MockClock) -> None:
@@ -125,7 +125,7 @@ async def test_each_connection_has_its_own_name_and_the_counters_outlive_it(auto
         await trio.sleep(5)
         assert len({unit.origin.connection for unit in kept.units}) == 2
         assert (reader.statistics().connections, reader.statistics().connections_accepted) == (0, 2)
-        assert (reader.statistics().events, reader.statistics().octets_held) == (2, 0)
+        assert (reader.statistics().events, reader.statistics().bytes_held) == (2, 0)
 
 
 @pytest.mark.rule("LJ-25")
@@ -157,7 +157,7 @@ async def test_lj25_a_stopped_sink_stops_the_writer(autojump_clock: MockClock) -
                 sent += 1
         assert len(kept.units) == 2
         assert sent < 200
-        assert reader.statistics().octets_held < 2**20
+        assert reader.statistics().bytes_held < 2**20
         kept.replies[0].send(None)
         await trio.sleep(1)
         assert len(kept.units) == 3
@@ -440,7 +440,7 @@ async def test_a_connection_may_end_at_any_moment(
         with trio.fail_after(100.0):
             ref.stop()
             assert type(await ref.terminated()).__name__ != "Failed"
-    assert (len(load), load.statistics(0.0).octets_held) == (0, 0)
+    assert (len(load), load.statistics(0.0).bytes_held) == (0, 0)
     assert [record.getMessage() for record in caplog.records if record.exc_info] == []
 
 
@@ -480,7 +480,7 @@ async def test_lj42b_the_newest_are_paused_first_and_all_get_through(autojump_cl
                     for sequence in range(1, 31):
                         await stream.send_all(encode_json(2, sequence, big))
                         await trio.sleep(0.1)
-                        assert reader.statistics().octets_held < 400_000 + 12 * 4 * 65_536  # a read of each
+                        assert reader.statistics().bytes_held < 400_000 + 12 * 4 * 65_536  # a read of each
                     assert (await acks(stream, 1))[-1] == 30
                     done.append(number)
 

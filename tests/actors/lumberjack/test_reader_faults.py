@@ -97,7 +97,7 @@ async def test_lj55_every_event_at_least_once_over_a_network_that_fails(
                 break
         await trio.sleep(100.0)
         assert sorted(shipper.acked) == list(range(120))
-        assert (len(load), load.statistics(0.0).octets_held, system.statistics().actors) == (0, 0, 0)
+        assert (len(load), load.statistics(0.0).bytes_held, system.statistics().actors) == (0, 0, 0)
 
 
 class CancelAtStep(trio.abc.Instrument):
@@ -226,11 +226,11 @@ async def test_lj35_lj45_lj46_a_flood_of_bad_peers_leaves_a_good_one_its_turn(
             shipper = Shipper(WriterConfig(window=5, queue=100), 100)
             async with dial("memory://flood") as dialled:
                 await shipper.ship(cast("ByteStream", dialled))
-            sizes.append(reader.statistics().octets_held)
+            sizes.append(reader.statistics().bytes_held)
             nursery.cancel_scope.cancel()
         await trio.sleep(100)
         assert (shipper.acked, stored) == (list(range(100)), list(range(100)))
         assert sizes[0] < 64 * 2**20
         numbers = reader.statistics()
-        assert (numbers.octets_held, numbers.connections) == (0, 0)
+        assert (numbers.bytes_held, numbers.connections) == (0, 0)
         assert numbers.protocol_errors["LJ-40"] == numbers.protocol_errors["LJ-36"] == 3

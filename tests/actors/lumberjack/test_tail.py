@@ -132,7 +132,7 @@ async def test_lines_come_with_their_place(tmp_path: Path, sink: Sink, quick: Mo
         {"line": "", "offset": "9", **base},
         {"line": "last", "offset": "10", **base},
     ]
-    assert (status.lines_read, status.lines_acked, status.octets_acked, status.files) == (4, 4, 14, 0)
+    assert (status.lines_read, status.lines_acked, status.bytes_acked, status.files) == (4, 4, 14, 0)
 
 
 async def test_new_lines_and_new_files_come_while_it_runs(tmp_path: Path, sink: Sink, quick: MockClock) -> None:
@@ -190,7 +190,7 @@ async def test_reading_stops_while_too_much_is_under_way(tmp_path: Path, sink: S
         await trio.sleep(20)
         status = followed.status()
         assert status.lines_read == len(sink.events) <= 100
-        assert (status.lines_acked, status.octets_behind) == (0, log.stat().st_size)
+        assert (status.lines_acked, status.bytes_behind) == (0, log.stat().st_size)
         sink.open.set()
         await until(lambda: len(sink.acked) == 5000)
     assert [event["line"] for event in sink.acked] == [str(number) for number in range(5000)]

@@ -543,7 +543,7 @@ async def test_a_full_spool_makes_senders_wait_or_drops(
     tmp_path: Path, small_reader: Readers, quick: MockClock
 ) -> None:
     async with ActorSystem(**PATIENT) as system:
-        spool = SpoolConfig(folder=tmp_path / "waits", max_octets=500, segment=100)
+        spool = SpoolConfig(folder=tmp_path / "waits", max_bytes=500, segment=100)
         async with connect(system, "lumberjack+memory://small", spool=spool, close_timeout=0.5) as writer:
             sent = 0
             with trio.CancelScope() as scope:
@@ -558,7 +558,7 @@ async def test_a_full_spool_makes_senders_wait_or_drops(
                 await writer.send({"n": sent})
                 assert [event["n"] for event in await reader.has(sent + 1)] == list(range(sent + 1))
                 await writer.flush()
-        spool = SpoolConfig(folder=tmp_path / "drops", max_octets=500, segment=100)
+        spool = SpoolConfig(folder=tmp_path / "drops", max_bytes=500, segment=100)
         config = WriterConfig(drop="newest")
         async with connect(
             system, "lumberjack+memory://small", spool=spool, config=config, close_timeout=0.5

@@ -64,11 +64,11 @@ class Attacker:
     async def read(self) -> None:
         """Wait until the server has read everything, and has nothing more to do."""
         core = self.hostile.core
-        while core.statistic.block_octets + core.statistic.received < self.sent and self.hostile.end is None:
-            before = core.statistic.block_octets
+        while core.statistic.block_bytes + core.statistic.received < self.sent and self.hostile.end is None:
+            before = core.statistic.block_bytes
             for _ in range(100):
                 await trio.lowlevel.checkpoint()
-            if core.statistic.block_octets == before:
+            if core.statistic.block_bytes == before:
                 break
 
 

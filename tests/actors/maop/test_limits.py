@@ -105,7 +105,7 @@ async def test_ma54_a_wait_for_room_that_is_too_long_is_refused(start: Start, au
 @carried.memory_only
 async def test_ma118_the_rate_of_bodies_is_bounded_by_credit(start: Start, autojump_clock: MockClock) -> None:
     """max_block_rate acts by delayed flow-control credit: the sender waits, nothing is refused."""
-    tokens = {b"secret": Identity("c", limits=Limits(octets_per_second=1_000_000.0))}
+    tokens = {b"secret": Identity("c", limits=Limits(bytes_per_second=1_000_000.0))}
     async with start({100: nothing, 101: echo}, server={"authenticate": BearerTokens.of(tokens)}) as ends:
         await ends.peer.message(100, bytes(5_000_000))
         assert trio.current_time() == pytest.approx(5.0, rel=0.1)
@@ -118,17 +118,17 @@ def test_the_limits_of_a_tenant_are_those_of_its_newest_client() -> None:
     """So that limits which were changed in a file of tokens apply without a restart."""
 
     def now() -> tuple[int, int, float | None]:
-        return share.quota.max_operations, share.quota.max_octets, share.rate.octets if share.rate is not None else None
+        return share.quota.max_operations, share.quota.max_bytes, share.rate.octets if share.rate is not None else None
 
     registry = Registry(PeerConfig(core=MaopConfig(max_inflight_ops=7, max_buffer_bytes=77)))
     cores = [MaopCore(client=False, random_bytes=bytes) for _ in range(4)]
     share = registry.enter(Identity("ada", tenant="acme"), cores[0])
     assert now() == (7, 77, None)
-    limits = Limits(max_operations=2, max_octets=20, octets_per_second=200.0)
+    limits = Limits(max_operations=2, max_bytes=20, bytes_per_second=200.0)
     assert registry.enter(Identity("bob", tenant="acme", limits=limits), cores[1]) is share
     assert now() == (2, 20, 200.0)
     rate = share.rate
-    registry.enter(Identity("bob", tenant="acme", limits=Limits(octets_per_second=300.0)), cores[2])
+    registry.enter(Identity("bob", tenant="acme", limits=Limits(bytes_per_second=300.0)), cores[2])
     assert (now(), share.rate) == ((7, 77, 300.0), rate)
     registry.enter(Identity("ada", tenant="acme"), cores[3])
     assert now() == (7, 77, None)

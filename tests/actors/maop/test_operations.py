@@ -448,4 +448,4 @@ async def test_statistics_are_a_snapshot(start: Start) -> None:
         server = ends.caller.statistics()
         assert (server.received, server.done, server.refused, server.failed) == (1, 1, {}, {})
         assert server.carrier is not None
-        assert server.carrier.octets_received > 0
+        assert server.carrier.bytes_received > 0

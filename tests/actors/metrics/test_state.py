@@ -106,7 +106,7 @@ def test_queries_without_a_name_are_one() -> None:
         "seconds": 0.5,
         "watermark": "2026-11-23T05:00:00+00:00",
         "state_rows": 2,
-        "state_octets": 4096,
+        "state_bytes": 4096,
         "late_rows": 1,
     }
     tally = Tally()

@@ -69,7 +69,7 @@ PIECES = [
 MIME_TYPES = [COMPOSITE, ROUTING, MESSAGES, "text/plain", "x", "", "é", "a" * 128, "a" * 200, "a\0", "\x1b[31m"]
 
 
-def any_octets(lot: random.Random) -> bytes:
+def any_bytes(lot: random.Random) -> bytes:
     return b"".join(lot.choice(PIECES) for _ in range(lot.randrange(4))) + lot.randbytes(lot.randrange(6))
 
 
@@ -96,14 +96,14 @@ def any_frame(dialect: str, lot: random.Random) -> bytes:
     """A frame whose header makes some sense, with fields and flags that may not."""
     stream_id = lot.choice([0, 1, 1, 2, 2, 3, 4, 2**31 - 1])
     body = lot.choice([b"", lot.randbytes(4), bytes((0, 0, 0, lot.randrange(4)))]) + lot.choice(
-        [b"", (n := any_octets(lot)) and len(n).to_bytes(3) + n, any_octets(lot)]
+        [b"", (n := any_bytes(lot)) and len(n).to_bytes(3) + n, any_bytes(lot)]
     )
     if dialect == "rsocket":
         kind = lot.choice([*FrameType, 0x00, 0x20])
         frame: bytes = HEADER.pack(stream_id, kind << 10 | lot.getrandbits(10)) + body
         return len(frame).to_bytes(3) + frame
     if lot.randrange(2):
-        metadata = any_octets(lot)
+        metadata = any_bytes(lot)
         body = (4 + len(metadata)).to_bytes(4) + metadata + body
     kind = lot.choice([*OldType, 0x0000, 0x00FF])
     frame = kind.to_bytes(2) + lot.getrandbits(16).to_bytes(2) + stream_id.to_bytes(4) + body
@@ -176,7 +176,7 @@ async def test_any_frames_at_a_server(dialect: str, seed: int) -> None:
         for _ in range(8):
             async with dial("memory://desk") as stream:
                 assert isinstance(stream, ByteStream)
-                payload = Payload(any_octets(lot), lot.choice([None, any_octets(lot)]))
+                payload = Payload(any_bytes(lot), lot.choice([None, any_bytes(lot)]))
                 octets = setup(dialect, lot.choice(MIME_TYPES[:5]), "x", payload, lease=seed % 3 == 0)
                 octets += b"".join(any_frame(dialect, lot) for _ in range(30))
                 try:

@@ -373,7 +373,7 @@ def test_keepalive_goes_on_while_nobody_calls(server: Server) -> None:
     with connect(server.url, config=config) as peer:
         until(lambda: bool(server.listener.peers))
         statistics = server.listener.peers[0].statistics
-        until(lambda: (now := statistics().carrier) is not None and now.octets_received > 200)
+        until(lambda: (now := statistics().carrier) is not None and now.bytes_received > 200)
         assert not peer.closed
 
 

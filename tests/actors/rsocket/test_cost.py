@@ -194,7 +194,7 @@ async def attack(url: str, octets: bytes, honest: ConnectedPeer, listener: Liste
         while len(listener.peers) == 2:
             attacker = listener.peers[1]
             carrier = attacker.statistics().carrier
-            if carrier is not None and carrier.octets_received == len(octets) and not below(attacker).unbegun:
+            if carrier is not None and carrier.bytes_received == len(octets) and not below(attacker).unbegun:
                 break
             await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()
@@ -244,7 +244,7 @@ async def test_what_the_worst_message_costs(
 async def test_sessions_that_are_left_hold_little() -> None:
     """200 clients ask for a session and 1 MB, and go; beside them a session that keeps little goes on. Limits are 1/16 of the defaults."""
     config = attrs.evolve(CORE, resume=True)
-    limits = ServerConfig(core=config, max_sessions=1000 // 16, max_session_octets=(256 << 20) // 16)
+    limits = ServerConfig(core=config, max_sessions=1000 // 16, max_session_bytes=(256 << 20) // 16)
     async with ActorSystem() as system, serve(system, "rsocket+memory://desk", handler, config=limits) as listener:
         async with connect(system, listener.url, config=ClientConfig(core=config)) as honest:
             tracemalloc.start()
@@ -406,7 +406,7 @@ async def test_payloads_of_channels_have_a_bound_in_bytes() -> None:
 
     async with (
         ActorSystem() as system,
-        serve(system, "rsocket+memory://desk", slow, config=ServerConfig(max_request_octets=1 << 20)) as listener,
+        serve(system, "rsocket+memory://desk", slow, config=ServerConfig(max_request_bytes=1 << 20)) as listener,
         connect(system, listener.url) as peer,
         trio.open_nursery() as nursery,
     ):
@@ -425,23 +425,23 @@ async def test_payloads_of_channels_have_a_bound_in_bytes() -> None:
                     pass
                 ends.append("answered")
             except RequestCanceled as error:
-                ends.append("canceled" if "1048576 (max_request_octets)" in str(error) else str(error))
+                ends.append("canceled" if "1048576 (max_request_bytes)" in str(error) else str(error))
 
         nursery.start_soon(send, 5)
         await wait_all_tasks_blocked(0.01)
         serving = below(listener.peers[0])
-        assert serving.request_octets == 500_000
+        assert serving.request_bytes == 500_000
         for _ in range(20):
             nursery.start_soon(send, 31)
         while len(ends) < 20:
             await trio.lowlevel.checkpoint()
-            assert serving.request_octets <= 1 << 20
-        assert (set(ends), serving.request_octets) == ({"canceled"}, 500_000)
+            assert serving.request_bytes <= 1 << 20
+        assert (set(ends), serving.request_bytes) == ({"canceled"}, 500_000)
         await peer.request_response(b"honest")
         go_on.set()
         while len(ends) < 21:
             await trio.lowlevel.checkpoint()
-        assert (ends[-1], taken, serving.request_octets) == ("answered", 500_000, 0)
+        assert (ends[-1], taken, serving.request_bytes) == ("answered", 500_000, 0)
 
 
 def test_fragments_of_one_byte_cost_little() -> None:

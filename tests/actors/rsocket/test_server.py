@@ -474,8 +474,8 @@ async def test_context_variables_of_one_request_are_not_seen_by_the_next() -> No
     ("limits", "size", "handled"),
     [
         ({"max_fire_and_forget": 10}, 0, 10),
-        ({"max_fire_and_forget_octets": 10_000}, 1_000, 10),
-        ({"max_fire_and_forget_octets": 999}, 1_000, 1),
+        ({"max_fire_and_forget_bytes": 10_000}, 1_000, 10),
+        ({"max_fire_and_forget_bytes": 999}, 1_000, 1),
     ],
     ids=["count", "octets", "a single large one"],
 )
@@ -516,7 +516,7 @@ async def test_the_octets_of_requests_in_handlers_have_a_bound() -> None:
         return b""
 
     text = ClientConfig(core=CoreConfig(metadata_mime_type="text/plain"))
-    async with pair(handler, client=text, server=ServerConfig(max_request_octets=100_000)) as (peer, _, _system):
+    async with pair(handler, client=text, server=ServerConfig(max_request_bytes=100_000)) as (peer, _, _system):
         for end in ("cancelled", "answered", "failed"):
             begun.clear()
             gate = trio.Event()

@@ -405,7 +405,7 @@ def test_a_batch_larger_than_a_peer_takes_is_refused_before_it_is_sent(
     actors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = desk(actors)
-    monkeypatch.setattr(asks_module, "MAX_OCTETS", 1000)
+    monkeypatch.setattr(asks_module, "MAX_BYTES", 1000)
     with pytest.raises(ConfigurationError, match=r"at most 1000 .lower spark.sql.execution.arrow.maxRecordsPerBatch"):
         list(ask_batches(there, numbers(200)))
 

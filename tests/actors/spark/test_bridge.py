@@ -250,13 +250,13 @@ async def test_a_batch_that_nobody_delivers_is_dropped_in_time(tmp_path: Path, m
             lines = await bridge.mailbox("lines", Line)
             client = RemoteMailbox(bridge.address, "lines")
             assert await trio.to_thread.run_sync(client.stage, StageHead("q", 0, 0, 1), [batch(1)]) == 1
-            assert (await lines.ref.ask(GetJournalStatistics(), timeout=None)).store.octets_staged > 0
+            assert (await lines.ref.ask(GetJournalStatistics(), timeout=None)).store.bytes_staged > 0
             [staged] = tmp_path.rglob("staging/*")  # noqa: ASYNC240
             os.utime(staged, (0, 0))
             mock_clock.jump(CLEAN_EVERY)
             await wait_all_tasks_blocked()  # the journal was told before it is asked
             await lines.ref.ask(GetGroups(), timeout=None)  # answered behind what was told
-            assert (await lines.ref.ask(GetJournalStatistics(), timeout=None)).store.octets_staged == 0
+            assert (await lines.ref.ask(GetJournalStatistics(), timeout=None)).store.bytes_staged == 0
 
 
 # ---------------------------------------------------------------- groups

@@ -194,9 +194,9 @@ def test_fewer_rows_than_were_staged_are_not_delivered(desk: Desk) -> None:
 
 
 def test_what_is_staged_counts_after_a_new_start(desk: Desk) -> None:
-    before = desk.actors.ask(desk.actors.mailboxes["lines"], GetJournalStatistics()).store.octets_staged
+    before = desk.actors.ask(desk.actors.mailboxes["lines"], GetJournalStatistics()).store.bytes_staged
     desk.restart()
-    after = desk.actors.ask(desk.actors.mailboxes["lines"], GetJournalStatistics()).store.octets_staged
+    after = desk.actors.ask(desk.actors.mailboxes["lines"], GetJournalStatistics()).store.bytes_staged
     assert before == after > 0
 
 

@@ -128,7 +128,7 @@ def test_a_batch_is_seen_when_its_job_commits(spark: SparkSession, actors: Actor
     with pytest.raises(Exception, match="division by zero"):
         write(numbers.mapInArrow(always_failing, "number bigint"), address)
     assert rows(address, "out") == list(range(100))
-    assert actors.ask(out, GetJournalStatistics()).store.octets_staged == 0
+    assert actors.ask(out, GetJournalStatistics()).store.bytes_staged == 0
 
 
 def always_failing(batches: Iterator[Any]) -> Iterator[Any]:

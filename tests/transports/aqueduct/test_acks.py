@@ -294,7 +294,7 @@ def test_aq38_aq39_the_closing_frames(wire: Callable[..., Wire]) -> None:
 @pytest.mark.rule("AQ-40")
 def test_aq40_the_window_by_messages_and_by_octets(wire: Callable[..., Wire]) -> None:
     """A sender has so many messages, or octets, unacked; what is beyond waits for `Writable`."""
-    w = sending(wire, config=AqueductConfig(window=3, window_octets=100))
+    w = sending(wire, config=AqueductConfig(window=3, window_bytes=100))
     for size in (60, 60):
         w.sender.send(bytes(size))
     assert not w.sender.has_room()

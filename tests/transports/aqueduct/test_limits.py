@@ -273,7 +273,7 @@ def test_aq40_all_mailboxes_together_are_bounded(wire: Callable[..., Wire]) -> N
 @pytest.mark.rule("AQ-40")
 def test_aq40_what_is_taken_and_not_read_still_counts(wire: Callable[..., Wire]) -> None:
     """An owner with a queue of its own keeps the window closed until the application has the message."""
-    w = wire(client=False, config=AqueductConfig(mailbox_octets=500))
+    w = wire(client=False, config=AqueductConfig(mailbox_bytes=500))
     stream = w.uni()
     for number in range(6):
         w.give(stream, Message(0, number, (), bytes(200)))

@@ -144,7 +144,7 @@ async def test_window_and_watermark_bound_what_is_under_way(autojump_clock: trio
             sent += 100
     assert sent == 1600  # the window, the watermark and the one write above it
     assert a.statistics().unsent == 600
-    assert a.statistics().octets_sent == 1000
+    assert a.statistics().bytes_sent == 1000
     assert await b.receive_some() == bytes(1000)
 
 
@@ -345,9 +345,9 @@ async def test_stream_statistics_are_its_own() -> None:
     await x.send_all(b"12345")
     y = await b.accept_stream()
     await y.receive_some(3)
-    assert (x.statistics().octets_sent, y.statistics().octets_received, y.statistics().reads) == (5, 3, 1)
+    assert (x.statistics().bytes_sent, y.statistics().bytes_received, y.statistics().reads) == (5, 3, 1)
     other = await a.open_stream(unidirectional=True)
-    assert (other.statistics().octets_sent, other.statistics().octets_received) == (0, 0)
+    assert (other.statistics().bytes_sent, other.statistics().bytes_received) == (0, 0)
 
 
 # ---------------------------------------------------------------- by name

@@ -438,7 +438,7 @@ async def test_openssl_s_server(authority: Authority, dialling: TlsConfig) -> No
         await leaves(process)
 
 
-async def cancelled_as_octets_come(stream: ByteStream, descriptor: int, send: Callable[[], Awaitable[None]]) -> bytes:
+async def cancelled_as_bytes_come(stream: ByteStream, descriptor: int, send: Callable[[], Awaitable[None]]) -> bytes:
     """Receive, and cancel that in the very turn of the scheduler in which octets are there."""
     got = b""
 
@@ -472,7 +472,7 @@ async def test_key_updates_survive_cancelled_receives(serving: TlsConfig, author
             with trio.fail_after(50), closing(server._socket.dup()) as second:
                 for number in range(12):
                     ask = partial(says, process, b"K\n")
-                    assert await cancelled_as_octets_come(server, second.fileno(), ask) == b""
+                    assert await cancelled_as_bytes_come(server, second.fileno(), ask) == b""
                     await server.send_all(b"still there %d?\n" % number)
                     await hears(process, b"still there %d?\n" % number)
             await says(process, b"yes\n")

@@ -172,7 +172,7 @@ async def test_messages_arrive_whole_and_in_order(size: int) -> None:
         assert (await together(send_all, receive_all))[1] == wanted
     assert (client.info.scheme, server.info.scheme) == ("ws", "ws")
     assert client.statistics().unsent == 0
-    assert client.statistics().octets_sent > 5 * size
+    assert client.statistics().bytes_sent > 5 * size
 
 
 @given(

@@ -28,7 +28,7 @@ from levada.transports.carriers.websocket import (
     open_over,
 )
 from levada.transports.carriers.websocket_frames import encode_binary
-from levada.transports.carriers.websocket_handshake import refusal_octets
+from levada.transports.carriers.websocket_handshake import refusal_bytes
 
 QUIET = WebSocketConfig(keepalive=None)
 URL = "ws://desk.example/rsocket"
@@ -380,6 +380,6 @@ def test_settings_that_cannot_work(settings: dict[str, Any]) -> None:
 def test_refusals_are_checked_where_they_are_made() -> None:
     with pytest.raises(ValueError, match="status"):
         Refusal(200)
-    assert refusal_octets(Refusal(599)).startswith(b"HTTP/1.1 599 Refused\r\n")
+    assert refusal_bytes(Refusal(599)).startswith(b"HTTP/1.1 599 Refused\r\n")
     with pytest.raises(ConfigurationError, match="cannot be name and value"):
         Refusal(403, "no", (("X", "a\r\nSet-Cookie: b"),))

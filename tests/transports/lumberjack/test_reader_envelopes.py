@@ -150,10 +150,10 @@ def test_lj35_unpacking_goes_in_steps(desk: Any) -> None:
     payload = encode_envelope(1, bomb(4 * MIB, encode_data(1, 1, {"k": "v" * 1000})))
     core = desk().core
     core.receive_data(encode_window(1, 10**6) + payload, 0.0)
-    steps = [core.octets_unpacked]
+    steps = [core.bytes_unpacked]
     while core.has_work:
         core.work(0.0)
-        steps.append(core.octets_unpacked)
+        steps.append(core.bytes_unpacked)
     assert max(after - before for before, after in itertools.pairwise(steps)) == 64 * 1024
     assert len(steps) >= 60
 
@@ -166,7 +166,7 @@ def test_lj41_unpacking_ends_at_the_limit(desk: Any) -> None:
         reader = desk(max_unpacked=limit)
         reader.feed(packed(1, frame * 10))
         assert reader.refused == refused
-        assert reader.core.octets_unpacked <= limit + 1
+        assert reader.core.bytes_unpacked <= limit + 1
 
 
 def peak_of(reader: Any, payload: bytes, version: int = 1) -> int:

@@ -269,9 +269,9 @@ def test_lj53_the_clock_of_acks() -> None:
     data = ends.send(10.0)
     half = len(data) // 2
     assert ends.core.next_deadline() == 40.0
-    ends.core.octets_taken(half, 20.0)
+    ends.core.bytes_taken(half, 20.0)
     assert ends.core.next_deadline() == 50.0
-    ends.core.octets_taken(half, 30.0)  # of the second window
+    ends.core.bytes_taken(half, 30.0)  # of the second window
     assert ends.core.next_deadline() == 50.0
     ends.hear(0, 45.0)
     ends.hear(1, 60.0)

@@ -106,7 +106,7 @@ def test_ma17_too_much_too_little_and_twice() -> None:
     [
         ({"token": bytes(11)}, MaopConfig(max_token=10)),
         ({"pairs": {"a": "1", "b": "2"}}, MaopConfig(max_pairs=1)),
-        ({"pairs": {"a": "x" * 100}}, MaopConfig(max_pair_octets=64)),
+        ({"pairs": {"a": "x" * 100}}, MaopConfig(max_pair_bytes=64)),
     ],
 )
 def test_ma18_limits_are_checked_by_the_lengths(changes: dict[str, Any], config: MaopConfig) -> None:

@@ -110,7 +110,7 @@ async def test_a_flood_of_frames(lab: Any, autojump_clock: MockClock, kind: str)
         assert len(engine._space.sent_packets) <= len(datagrams)
         assert len(engine._peer_cid_available) <= 8
         assert len(ends.server._datagrams) <= 256
-        assert ends.server.statistics().octets_received < 100_000
+        assert ends.server.statistics().bytes_received < 100_000
 
 
 @pytest.mark.parametrize("downwards", [False, True])

@@ -68,7 +68,7 @@ async def test_a_megabyte_arrives_in_order_both_ways(lab: Any, autojump_clock: M
         assert await read_all(stream) == data
         assert await stream.acked()
         assert (stream.unsent, stream.unacked) == (0, 0)
-        assert stream.statistics().octets_received == len(data)
+        assert stream.statistics().bytes_received == len(data)
 
 
 async def test_max_bytes_is_kept_and_no_octet_is_lost(lab: Any, autojump_clock: MockClock) -> None:
@@ -178,11 +178,11 @@ async def test_a_stopped_reader_stops_the_sender_within_the_window(
         nursery.start_soon(send, stream)
         theirs = await ends.server.accept_stream()
         await trio.sleep(20)
-        assert theirs.statistics().octets_received == window
+        assert theirs.statistics().bytes_received == window
         assert sent <= window + high + 16_384
         assert len(await theirs.receive_some()) == window
         await trio.sleep(20)
-        assert theirs.statistics().octets_received == 2 * window
+        assert theirs.statistics().bytes_received == 2 * window
         nursery.cancel_scope.cancel()
 
 
@@ -197,7 +197,7 @@ async def test_the_connection_window_bounds_all_streams_together(
         received = [await ends.server.accept_stream()]
         while (stream_ := ends.server.accept_stream_nowait()) is not None:
             received.append(stream_)
-        assert sum(stream.statistics().octets_received for stream in received) == 100_000
+        assert sum(stream.statistics().bytes_received for stream in received) == 100_000
         for _ in range(5 - len(received)):
             received.append(await ends.server.accept_stream()) if False else None
         async with trio.open_nursery() as nursery:
@@ -339,7 +339,7 @@ async def test_equal_priorities_share(lab: Any, autojump_clock: MockClock, tuned
         for stream in streams:
             stream.send_nowait(b"x" * 100_000, fin=True)
         await trio.sleep(0.06)
-        sent = [stream.statistics().octets_sent for stream in streams]
+        sent = [stream.statistics().bytes_sent for stream in streams]
         assert max(sent) - min(sent) <= 5_000, sent  # each turn is one packet, or what is left of one
         assert min(sent) > 0
 

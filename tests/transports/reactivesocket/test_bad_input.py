@@ -53,8 +53,8 @@ def feed(core: ReactiveSocketCore, *pieces: bytes) -> list[Any]:
                 core.accept_setup(0.0)
                 events += core.take_events()
         held = core.statistics()
-        assert held.octets_unread <= 4096
-        assert held.octets_gathered <= 5000
+        assert held.bytes_unread <= 4096
+        assert held.bytes_gathered <= 5000
         assert held.peer_streams <= 20
     ends = [event for event in events if isinstance(event, ConnectionEnded)]
     assert ends == events[-1:] if ends else True
@@ -128,9 +128,7 @@ def test_any_frames_in_any_order(role: str, given_frames: list[Frame | bytes], l
     feed(core, *(frame if isinstance(frame, bytes) else frame.encode() for frame in given_frames if frame != b""))
     core.close(0, "", 0.0)
     held = core.statistics()
-    assert (held.streams, held.peer_streams, held.requests_waiting, held.octets_gathered, held.octets_unread) == (
-        0,
-    ) * 5
+    assert (held.streams, held.peer_streams, held.requests_waiting, held.bytes_gathered, held.bytes_unread) == (0,) * 5
 
 
 @pytest.mark.rule("RX-16")
@@ -166,7 +164,7 @@ def test_rx74_fragments_without_end_take_no_room() -> None:
         assert core.receive_data(full, 0.0) == []
     assert tracemalloc.get_traced_memory()[1] < 600_000
     tracemalloc.stop()
-    assert core.statistics().octets_gathered == 0
+    assert core.statistics().bytes_gathered == 0
     assert Frame.decode(b"".join(core.data_to_send(0.0))).numbers == (0x204,)
 
 
@@ -179,7 +177,7 @@ def test_rx4_an_announced_length_allocates_nothing() -> None:
     core.receive_data(bytes.fromhex("7fffffff 000b 4000 00000002 7ffffff3"), 0.0)
     assert tracemalloc.get_traced_memory()[1] < 10_000
     tracemalloc.stop()
-    assert core.statistics().octets_unread == 16
+    assert core.statistics().bytes_unread == 16
 
 
 @pytest.mark.rule("RX-6")
@@ -215,4 +213,4 @@ def test_rx16_rx101_a_hundred_thousand_opens_and_cancels() -> None:
         cancelled += sum(isinstance(event, StreamCancelled) for event in core.receive_data(flood, 0.0))
     assert cancelled == 50_000
     held = core.statistics()
-    assert (held.streams, held.octets_gathered, held.octets_unread, held.octets_unsent) == (0, 0, 0, 0)
+    assert (held.streams, held.bytes_gathered, held.bytes_unread, held.bytes_unsent) == (0, 0, 0, 0)

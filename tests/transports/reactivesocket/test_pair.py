@@ -263,7 +263,7 @@ class Wired(RuleBasedStateMachine):
                 assert stream.halves[responder].got == stream.halves[opener].sent
         for side in SIDES:
             held = self.core(side).statistics()
-            assert (held.octets_gathered, held.octets_unread, held.octets_unsent) == (0, 0, 0)
+            assert (held.bytes_gathered, held.bytes_unread, held.bytes_unsent) == (0, 0, 0)
 
 
 TestWired = Wired.TestCase

@@ -76,7 +76,7 @@ def test_rx3_rx4_wrong_length_closes(by_hand: Any, length: str) -> None:
     server = by_hand("server", ReactiveSocketConfig())
     assert ended(server.gives(length)) == (EndReason.PROTOCOL, 0x101, "RX-4")
     assert [(frame.kind, frame.stream_id, frame.numbers) for frame in server.sent()] == [(FrameType.ERROR, 0, (0x101,))]
-    assert server.core.statistics().octets_unread == 0
+    assert server.core.statistics().bytes_unread == 0
 
 
 @pytest.mark.rule("RX-3")
@@ -422,13 +422,13 @@ def test_rx39_what_comes_behind_setup_waits_in_order_and_in_bounds(by_hand: Any,
     listening.gives(setup_frame())
     fnf = [Frame(FrameType.REQUEST_FNF, id_, data=bytes(20)) for id_ in (2, 4, 6)]
     assert listening.gives(*fnf) == []
-    assert listening.core.statistics().octets_unread == 96
+    assert listening.core.statistics().bytes_unread == 96
     listening.core.accept_setup(0.0)
     assert [event.stream_id for event in listening.core.take_events()] == [2, 4, 6]
     full = by_hand("listening", CoreConfig(max_setup_backlog=95), framed=framed)
     full.gives(setup_frame())
     assert ended(full.gives(*fnf)) == (EndReason.PROTOCOL, 0x101, "RX-39")
-    assert full.core.statistics().octets_unread == 0
+    assert full.core.statistics().bytes_unread == 0
 
 
 @pytest.mark.rule("RX-40")
@@ -811,7 +811,7 @@ def test_rx60_carrier_gone(by_hand: Any) -> None:
         ConnectionEnded(EndReason.LOST, 0, "the carrier ended"),
     ]
     held = client.core.statistics()
-    assert (held.streams, held.requests_waiting, held.octets_unread) == (0, 0, 0)
+    assert (held.streams, held.requests_waiting, held.bytes_unread) == (0, 0, 0)
     calls: list[Callable[[], object]] = [
         lambda: client.core.resume(framed=False, now=0.0),
         lambda: client.core.resume_on(client.core, 0.0),

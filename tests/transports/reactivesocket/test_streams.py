@@ -364,7 +364,7 @@ def test_rx56_a_responder_that_wants_no_more(server: Any) -> None:
     server.core.send_cancel(2)
     server.core.send_cancel(2)
     assert server.sent() == []
-    assert server.core.statistics().octets_gathered == 0
+    assert server.core.statistics().bytes_gathered == 0
     assert server.gives(channel(2, data=b"x"), channel(2, C)) == []
     server.core.send_payload(2, HI, complete=True)
     assert server.sent() == [response(2, C, b"hi")]
@@ -705,7 +705,7 @@ def test_rx73_what_may_come_between_fragments(client: Any, server: Any) -> None:
     ]
     client.gives(response(2, F, b"gone"))
     assert client.gives(error(2, 0x201)) == [StreamFailed(2, 0x201, b"")]
-    assert client.core.statistics().octets_gathered == 0
+    assert client.core.statistics().bytes_gathered == 0
     server.gives(channel(2, 0, 1))
     server.core.send_request_n(2, 5)
     assert server.gives(channel(2, F, data=b"a"), request_n(2, 2), channel(2, data=b"b")) == [
@@ -714,7 +714,7 @@ def test_rx73_what_may_come_between_fragments(client: Any, server: Any) -> None:
     ]
     server.gives(channel(2, F, data=b"gone"))
     assert server.gives(cancel(2)) == [StreamCancelled(2)]
-    assert server.core.statistics().octets_gathered == 0
+    assert server.core.statistics().bytes_gathered == 0
 
 
 @pytest.mark.rule("RX-73")
@@ -725,7 +725,7 @@ def test_rx73_a_request_that_is_not_whole(server: Any) -> None:
     ]
     for ending in (cancel(4), error(4, 0x201)):
         assert server.gives(channel(4, F, 1, data=b"a"), ending) == []
-        assert server.core.statistics().octets_gathered == 0
+        assert server.core.statistics().bytes_gathered == 0
         assert not server.core.has_stream(4)
     server.gives(channel(6, F, 1, data=b"a"))
     assert [type(event).__name__ for event in server.core.connection_lost(0, "", 0.0)] == [
@@ -760,10 +760,10 @@ def test_rx74_rx96_reassembly_is_bounded(by_hand: Any) -> None:
     for stream_id in (6, 8, 10):
         server.gives(channel(stream_id, F, 1, data=bytes(90)))
     assert [frame.stream_id for frame in server.sent()] == [10]
-    assert server.core.statistics().octets_gathered == 180
+    assert server.core.statistics().bytes_gathered == 180
     for side in (client, server):
         side.core.close(0, "", 0.0)
-        assert side.core.statistics().octets_gathered == 0
+        assert side.core.statistics().bytes_gathered == 0
 
 
 @pytest.mark.rule("RX-74")

@@ -20,7 +20,7 @@ Pair = Callable[..., CorePair[RSocketCore]]
 Setup = Callable[..., SetupFrame]
 
 
-def token_octets(size: int) -> bytes:
+def token_bytes(size: int) -> bytes:
     return bytes(range(size))
 
 
@@ -28,7 +28,7 @@ def new_core(*, client: bool, framed: bool = False, sessions: Any = None, **conf
     if config.get("resume") and not client and sessions is None:
         sessions = Sessions[RSocketCore]()
     settings = CoreConfig(**config)
-    return RSocketCore(settings, client=client, framed=framed, now=0.0, random_bytes=token_octets, sessions=sessions)
+    return RSocketCore(settings, client=client, framed=framed, now=0.0, random_bytes=token_bytes, sessions=sessions)
 
 
 @pytest.fixture

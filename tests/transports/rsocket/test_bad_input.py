@@ -41,7 +41,7 @@ MANY = 100_000
 def held(core: RSocketCore) -> int:
     """Everything that a core keeps, in octets or entries."""
     s = core.statistics()
-    return s.streams + s.requests_waiting + s.octets_gathered + s.octets_unread + s.octets_unsent + s.octets_kept
+    return s.streams + s.requests_waiting + s.bytes_gathered + s.bytes_unread + s.bytes_unsent + s.bytes_kept
 
 
 @given(st.binary(max_size=200), st.booleans(), st.booleans())
@@ -49,7 +49,7 @@ def test_any_octets_end_in_events(data: bytes, client: bool, framed: bool) -> No
     core = RSocketCore(CoreConfig(), client=client, framed=framed, now=0.0, random_bytes=bytes)
     events = core.receive_message(data, 0.0) if framed else core.receive_data(data, 0.0)
     assert (core.state is ConnectionState.ENDED) == any(isinstance(event, ConnectionEnded) for event in events)
-    assert core.statistics().octets_unread <= len(data)
+    assert core.statistics().bytes_unread <= len(data)
 
 
 ids = st.integers(0, 6)
@@ -169,7 +169,7 @@ def test_requests_that_are_never_finished_are_bounded(server: Make, feed: Feed, 
     core = server(max_streams=100)
     for sid in range(1, 20_000, 2):
         feed(core, RequestFrame(type=FrameType.REQUEST_FNF, stream_id=sid, payload=Payload(b"x"), follows=True))
-    assert (core.statistics().streams, core.statistics().octets_gathered) == (100, 100)
+    assert (core.statistics().streams, core.statistics().bytes_gathered) == (100, 100)
     assert sent(core) == []
 
 
@@ -179,7 +179,7 @@ def test_fragments_without_end_and_without_octets(server: Make, feed: Feed) -> N
     nothing = PayloadFrame(stream_id=1, payload=Payload(), next=True, follows=True)
     for _ in range(100):
         assert feed(core, *[nothing] * 100) == []
-    assert (held(core), core.statistics().octets_gathered) == (1, 0)
+    assert (held(core), core.statistics().bytes_gathered) == (1, 0)
 
 
 @pytest.mark.parametrize("frame", ["SETUP", "METADATA_PUSH", "REQUEST_RESPONSE"])
@@ -250,7 +250,7 @@ def test_a_flood_of_keepalives_is_answered_octet_by_octet(server: Make, feed: Fe
     ask = KeepaliveFrame(True, 0, bytes(50))
     for _ in range(10):
         feed(core, *[ask] * 100)
-        assert core.statistics().octets_unsent <= 100 * 67, "no more goes out than came in"
+        assert core.statistics().bytes_unsent <= 100 * 67, "no more goes out than came in"
         core.data_to_send(0.0)
     assert held(core) == 0
 

@@ -191,7 +191,7 @@ class Wired(RuleBasedStateMachine):
             self.take("server", of_server)
             if not (of_client or of_server):
                 self.link.collect()
-                wires = (*self.link.octets_in_flight.values(), *self.link.messages_in_flight.values())
+                wires = (*self.link.bytes_in_flight.values(), *self.link.messages_in_flight.values())
                 if not any(wires):
                     return
 
@@ -211,7 +211,7 @@ class Wired(RuleBasedStateMachine):
         for core in (self.link.client, self.server):
             assert core.state in (ConnectionState.OPEN, ConnectionState.OPENING)
             held = core.statistics()
-            assert (held.streams, held.peer_streams, held.octets_gathered, held.octets_unread) == (0, 0, 0, 0)
+            assert (held.streams, held.peer_streams, held.bytes_gathered, held.bytes_unread) == (0, 0, 0, 0)
 
 
 class Cut(Wired):

@@ -107,7 +107,7 @@ def test_rs78_every_kind_of_payload_arrives_whole(pair: Pair, framed: bool, size
     ]
     link.client.send_payload(channel, payload, complete=True)
     assert link.to_server() == [PayloadReceived(channel, payload, True)]
-    assert link.server.statistics().octets_gathered == link.client.statistics().octets_gathered == 0
+    assert link.server.statistics().bytes_gathered == link.client.statistics().bytes_gathered == 0
     assert not link.client.has_stream(whole)
 
 
@@ -194,7 +194,7 @@ def test_rs83_cancel_in_the_middle(server: Make, client: Make, feed: Feed, sent:
     core = server()
     for ending in (CancelFrame(1), ErrorFrame(1, 0x201)):
         assert feed(core, first(1, CHANNEL, b"lots"), ending, part(1, b"more", last=True)) == []
-        assert core.statistics().octets_gathered == core.statistics().streams == 0
+        assert core.statistics().bytes_gathered == core.statistics().streams == 0
     feed(core, RequestFrame(type=CHANNEL, stream_id=3, n=1, payload=Payload()))
     core.send_request_n(3, 1)
     assert feed(core, part(3, b"some"), CancelFrame(3)) == [StreamCancelled(3)]
@@ -204,7 +204,7 @@ def test_rs83_cancel_in_the_middle(server: Make, client: Make, feed: Feed, sent:
     assert feed(peer, part(1, b"half"), CancelFrame(1), part(1, b"rest", last=True)) == [
         StreamFailed(1, ErrorCode.CANCELED, b"canceled by the responder", FailedBy.LOCAL)
     ]
-    assert (sent(peer), peer.statistics().octets_gathered) == ([], 0)
+    assert (sent(peer), peer.statistics().bytes_gathered) == ([], 0)
 
 
 @pytest.mark.rule("RS-69")
@@ -215,7 +215,7 @@ def test_rs69_a_half_gathered_payload_is_dropped_with_its_direction(server: Make
     core.send_request_n(1, 5)
     feed(core, part(1, b"half"))
     core.send_cancel(1)
-    assert core.statistics().octets_gathered == 0
+    assert core.statistics().bytes_gathered == 0
     assert feed(core, part(1, b"rest", last=True)) == []
 
 
@@ -243,7 +243,7 @@ def test_rs85_rs117_endless_fragments(server: Make, client: Make, feed: Feed, se
     assert sent(core) == [ErrorFrame(1, ErrorCode.INVALID, b"the payload is too large")]
     assert feed(core, first(3, FNF), *[part(3, bytes(100))] * 50) == []
     assert sent(core) == []
-    assert core.statistics().octets_gathered == core.statistics().streams == 0
+    assert core.statistics().bytes_gathered == core.statistics().streams == 0
     feed(core, RequestFrame(type=CHANNEL, stream_id=5, n=1, payload=Payload()))
     core.send_request_n(5, 9)
     core.data_to_send(0.0)
@@ -273,11 +273,11 @@ def test_unfinished_payloads_of_a_connection_are_bounded_together(server: Make, 
     core = server(max_payload_size=1000, max_reassembly=5000)
     for sid in range(1, 200, 2):
         feed(core, first(sid, data=bytes(900)))
-        assert core.statistics().octets_gathered <= 5000
-    assert (core.statistics().streams, core.statistics().octets_gathered) == (5, 4500)
+        assert core.statistics().bytes_gathered <= 5000
+    assert (core.statistics().streams, core.statistics().bytes_gathered) == (5, 4500)
     assert len(sent(core)) == 95
     feed(core, *(CancelFrame(sid) for sid in range(1, 200, 2)))
-    assert (core.statistics().streams, core.statistics().octets_gathered) == (0, 0)
+    assert (core.statistics().streams, core.statistics().bytes_gathered) == (0, 0)
 
 
 @pytest.mark.rule("RS-86")
@@ -290,7 +290,7 @@ def test_rs86_the_size_of_fragments(pair: Pair) -> None:
         link.client.send_fire_and_forget(Payload(bytes(55)), 0.0)
         link.client.send_fire_and_forget(Payload(bytes(56)), 0.0)
         link.collect()
-        octets = bytes(link.octets_in_flight["server"])
+        octets = bytes(link.bytes_in_flight["server"])
         sizes = [len(message) for message in link.messages_in_flight["server"]]
         while octets:
             sizes.append(int.from_bytes(octets[:3], "big"))

@@ -256,7 +256,7 @@ def test_rs4_every_cut_of_every_vector_means_the_same(
     for at in range(len(octets)):
         events += made.receive_data(octets[at : at + 1], 0.0)
     assert events == expected
-    assert made.statistics().octets_unread == 0
+    assert made.statistics().bytes_unread == 0
 
 
 @pytest.mark.parametrize("name", VECTORS)

@@ -117,7 +117,7 @@ def sizes_in_flight(link: CorePair[RSocketCore], framed: bool) -> list[int]:
     link.collect()
     if framed:
         return [len(message) for message in link.messages_in_flight["server"]]
-    octets, sizes, at = link.octets_in_flight["server"], [], 0
+    octets, sizes, at = link.bytes_in_flight["server"], [], 0
     while at < len(octets):
         sizes.append(int.from_bytes(octets[at : at + 3], "big"))
         at += 3 + sizes[-1]
@@ -162,7 +162,7 @@ def test_rs86_what_cannot_be_cut_is_refused_where_a_peer_would_drop_it(pair: Pai
             send(b"x" * (room - header + 1))
         send(b"x" * (room - header))
         assert room in sizes_in_flight(link, False)
-        link.octets_in_flight["server"].clear()
+        link.bytes_in_flight["server"].clear()
     with pytest.raises(ConfigurationError):
         pair(setup_payload=Payload(bytes(room)))
 
@@ -177,7 +177,7 @@ def test_rs5_a_wrong_length_is_judged_before_the_frame_is_there(server: Make, se
     [error] = sent(core)
     assert isinstance(error, ErrorFrame)
     assert (error.stream_id, error.code) == (0, ErrorCode.CONNECTION_ERROR)
-    assert core.statistics().octets_unread == 0
+    assert core.statistics().bytes_unread == 0
 
 
 @pytest.mark.rule("RS-5")

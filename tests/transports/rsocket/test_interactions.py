@@ -54,9 +54,7 @@ def item(stream_id: int, data: bytes = b"") -> PayloadFrame:
 
 def nothing_left(link: CorePair[RSocketCore]) -> bool:
     both = (link.client.statistics(), link.server.statistics())
-    return all(
-        (s.streams, s.peer_streams, s.octets_gathered, s.octets_unread, s.octets_unsent) == (0,) * 5 for s in both
-    )
+    return all((s.streams, s.peer_streams, s.bytes_gathered, s.bytes_unread, s.bytes_unsent) == (0,) * 5 for s in both)
 
 
 @pytest.mark.rule("RS-60")

@@ -133,11 +133,11 @@ def test_rs93_a_keepalive_releases_what_the_peer_has(net: Callable[..., Net]) ->
     """Frames that end at or before the position are dropped."""
     made = net()
     made.client.send_request_response(Payload(bytes(94)), 0.0)
-    assert made.client.statistics().octets_kept == 100
+    assert made.client.statistics().bytes_kept == 100
     made.link.settle()
     made.client.send_keepalive()
     made.link.settle()
-    assert made.client.statistics().octets_kept == 0
+    assert made.client.statistics().bytes_kept == 0
 
 
 @pytest.mark.rule("RS-93")
@@ -167,9 +167,9 @@ def test_rs94_the_buffer_is_bounded(net: Callable[..., Net]) -> None:
     made = net(resume_buffer=1000)
     for _ in range(30):
         made.client.send_fire_and_forget(Payload(bytes(94)), 0.0)
-        assert made.client.statistics().octets_kept <= 1000
+        assert made.client.statistics().bytes_kept <= 1000
         made.link.settle()
-    assert made.client.statistics().octets_kept <= 600
+    assert made.client.statistics().bytes_kept <= 600
     for _ in range(11):
         made.client.send_fire_and_forget(Payload(bytes(94)), 0.0)
     made.cut()
@@ -446,7 +446,7 @@ def test_rs103_leases_do_not_carry_over(net: Callable[..., Net]) -> None:
     door, _ = made.dial()
     made.server.resume_on(door, 8.0)
     made.link.collect()
-    octets = bytes(made.link.octets_in_flight["client"])
+    octets = bytes(made.link.bytes_in_flight["client"])
     assert (
         octets
         == bytes.fromhex("00000e")

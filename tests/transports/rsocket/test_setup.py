@@ -281,7 +281,7 @@ def test_rs52_what_waits_is_bounded(core: Make, setup: Setup, framed: bool) -> N
     [end] = events
     assert isinstance(end, ConnectionEnded)
     assert (end.reason, end.code) == (EndReason.REFUSED, ErrorCode.REJECTED_SETUP)
-    assert made.statistics().octets_unread == 0
+    assert made.statistics().bytes_unread == 0
 
 
 @pytest.mark.rule("RS-53")

@@ -151,7 +151,7 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
             "streams": len(self.streams),
             "messages_sent": self.halves.sent,
             "messages_received": self.halves.received,
-            "octets_held": self.core.held,
+            "bytes_held": self.core.held,
         }
 
     def metrics(self) -> Iterable[Sample]:

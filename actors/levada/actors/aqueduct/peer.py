@@ -47,7 +47,7 @@ class ConnectionStatistics:
     """Sent messages that did not arrive, as this side knows."""
     datagrams_dropped: int
     """Datagrams dropped because this side's carrier had no room for them."""
-    octets_held: int
+    bytes_held: int
     """Bytes that have arrived and wait for the program."""
     turns: int
     """How often outputs were taken from the core and passed to the carrier."""
@@ -126,7 +126,7 @@ class Peer(Generic[T]):
             messages_received=halves.received,
             messages_undelivered=halves.undelivered,
             datagrams_dropped=connection.datagrams_dropped,
-            octets_held=core.held,
+            bytes_held=core.held,
             turns=connection.turns,
             carrier=connection.carrier_statistics(),
         )

@@ -15,7 +15,7 @@ from levada.framework.errors import ConfigurationError, ConnectionLost, LevadaEr
 from levada.transports.plugins import resolve
 
 from . import Subparsers
-from .calls import CallFailed, carrier_for, in_time, octets_of, positive, print_octets, refuse
+from .calls import CallFailed, bytes_of, carrier_for, in_time, positive, print_bytes, refuse
 
 __all__ = ["add_parser", "run"]
 
@@ -109,7 +109,7 @@ async def _call(protocol: protocols.Protocol, args: argparse.Namespace) -> None:
     data = args.data or []
     if len(data) > 1:
         raise ConfigurationError(f"{protocol.scheme} takes one --data")
-    payload = octets_of(data[0]) if data else b""
+    payload = bytes_of(data[0]) if data else b""
     connect = resolve(cast("protocols.Connect", protocol.connect))
     async with (
         ActorSystem("call") as system,
@@ -121,7 +121,7 @@ async def _call(protocol: protocols.Protocol, args: argparse.Namespace) -> None:
             raise
         except LevadaError as error:
             raise CallFailed(str(error)) from error
-        print_octets(answer, as_json=args.json)
+        print_bytes(answer, as_json=args.json)
 
 
 def _seconds(text: str) -> float:

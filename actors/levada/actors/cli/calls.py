@@ -22,12 +22,12 @@ from levada.transports.text import printable
 
 __all__ = [
     "CallFailed",
+    "bytes_of",
     "carrier_for",
     "in_time",
     "named",
-    "octets_of",
     "positive",
-    "print_octets",
+    "print_bytes",
     "refuse",
     "shown",
     "token_of",
@@ -84,7 +84,7 @@ def token_of(args: argparse.Namespace) -> bytes | None:
     if args.token_file is None:
         return None
     warn_if_others_can_read(args.token_file, "a secret")
-    token = octets_of(f"@{args.token_file}").rstrip(b"\r\n")
+    token = bytes_of(f"@{args.token_file}").rstrip(b"\r\n")
     if not token:
         raise ConfigurationError(f"--token-file: {args.token_file} is empty")
     return token
@@ -109,7 +109,7 @@ def positive(text: str) -> int:
     return number
 
 
-def octets_of(text: str) -> bytes:
+def bytes_of(text: str) -> bytes:
     """Return the bytes that an argument stands for: its own, a file's, or standard input's.
 
     Raises:
@@ -125,7 +125,7 @@ def octets_of(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def print_octets(octets: bytes, *, as_json: bool = False, **facts: str | None) -> None:
+def print_bytes(octets: bytes, *, as_json: bool = False, **facts: str | None) -> None:
     """Print an answer: text as a line, other bytes as they are; as JSON with the facts that are known."""
     if as_json:
         known = {name: fact for name, fact in facts.items() if fact is not None}

@@ -270,7 +270,7 @@ def _repair(args: argparse.Namespace) -> int:
     with Store.open(path, config=JournalConfig(partitions=partitions, accept_loss=True)) as store:
         statistics = store.statistics()
     print(
-        f"{printable(str(path))}: repaired; {statistics.octets_cut:,} bytes cut off, {statistics.rows_lost:,} rows lost"
+        f"{printable(str(path))}: repaired; {statistics.bytes_cut:,} bytes cut off, {statistics.rows_lost:,} rows lost"
         + (", damaged files are kept as NAME.damaged" if damaged else "")
     )
     return 0

@@ -190,14 +190,14 @@ class _Report:
         left = status.lines_read - status.lines_acked
         if left and not self.json:
             print(f"levada: {left:,} lines are not acknowledged", file=sys.stderr)
-        return bool(left or status.failures or status.octets_behind)
+        return bool(left or status.failures or status.bytes_behind)
 
     def show(self, state: str) -> None:
         status, writer = self.followed.status(), self.writer.statistics()
         if self.json:
             print(json.dumps({"state": state, **_as_json(status), "writer": _as_json(writer)}), flush=True)
             return
-        text = f"{status.lines_acked:,} lines {'spooled' if self.spool else 'acknowledged'}, {status.octets_behind:,} bytes behind"
+        text = f"{status.lines_acked:,} lines {'spooled' if self.spool else 'acknowledged'}, {status.bytes_behind:,} bytes behind"
         if state == "running":
             text += f", {status.files} files open, {writer.connections} connections"
         if self.live:

@@ -109,8 +109,8 @@ class Pace:
     def share(self) -> float:
         """The share of the files that is acknowledged, by bytes: from 0 to 1."""
         found = [tail.status() for tail in self.tails]
-        done = sum(status.octets_acked for status in found)
-        return done / max(1, done + sum(status.octets_behind for status in found))
+        done = sum(status.bytes_acked for status in found)
+        return done / max(1, done + sum(status.bytes_behind for status in found))
 
     async def deliver(self, onward: Deliver, events: list[dict[str, Any]]) -> None:
         """Deliver onward, a tenth of a second's worth at a time.

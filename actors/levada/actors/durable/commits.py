@@ -24,7 +24,7 @@ __all__ = ["Commit", "Commits", "Part"]
 
 MOST_ROWS = 4096
 """Rows of one append, unless one command has more."""
-MOST_OCTETS = 4 << 20
+MOST_BYTES = 4 << 20
 """About the bytes of one append, unless one command has more."""
 
 
@@ -129,7 +129,7 @@ class Commits:
         octets = 0
         for commit in self._queue:
             octets += commit.octets
-            if group and (len(rows) + len(commit.rows) > MOST_ROWS or octets > MOST_OCTETS):
+            if group and (len(rows) + len(commit.rows) > MOST_ROWS or octets > MOST_BYTES):
                 break
             group.append(commit)
             rows += commit.rows

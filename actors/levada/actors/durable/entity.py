@@ -34,7 +34,7 @@ M = TypeVar("M")
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MARK = "__levada_applies__"
-MOST_OCTETS = 8 << 20
+MOST_BYTES = 8 << 20
 """The most bytes that one command may record, approximately."""
 
 
@@ -146,9 +146,9 @@ class Durable(Actor[M]):
             row = Row(live, kind.tag, writer.now(), turn.command, kind, values)
             live.recorded.append(row)
             live.octets += row.octets
-        if live.octets > MOST_OCTETS:
+        if live.octets > MOST_BYTES:
             live.failed = ValueError(
-                f"one command recorded more than {MOST_OCTETS} bytes: commit() between the parts, or record less"
+                f"one command recorded more than {MOST_BYTES} bytes: commit() between the parts, or record less"
             )
             raise live.failed
 

@@ -38,7 +38,7 @@ from .reminders import Reminder, Reminders
 from .replay import load
 from .rows import ANSWER, ERASED, FIRED, FORGOT, OWNED, REMIND, SNAPSHOT, Row
 from .settings import GetShardStatistics, Settings, ShardStatistics
-from .sizes import octets_of
+from .sizes import bytes_of
 from .turns import Command, Erase, Live, Turn
 
 __all__ = ["Leave", "Shard"]
@@ -47,7 +47,7 @@ logger = logging.getLogger("levada.actors.durable")
 
 MOST_UNDER_WAY = 4096
 """Commands that a shard takes before the first of them is answered; more wait in its mailbox."""
-MOST_OCTETS = 64 << 20
+MOST_BYTES = 64 << 20
 """About the bytes of commands under way, and of rows that wait for the disk, before a shard takes the next command."""
 MOST_FAILED = 1000
 """Entities of a shard whose failed replay is remembered; others are read again with each command."""
@@ -241,7 +241,7 @@ class Shard(DescribedActor[Any]):
         self._take_command(m)
 
     def _is_full(self) -> bool:
-        return len(self._turns) >= MOST_UNDER_WAY or self._octets + self._commits.octets >= MOST_OCTETS
+        return len(self._turns) >= MOST_UNDER_WAY or self._octets + self._commits.octets >= MOST_BYTES
 
     async def _until_one_is_settled(self) -> None:
         self._held = True
@@ -267,14 +267,14 @@ class Shard(DescribedActor[Any]):
                 self._refuse(turn, error)
                 return
             turn.body = hashlib.blake2b(octets, digest_size=16).digest()
-            turn.message_octets = len(octets)
+            turn.message_bytes = len(octets)
         else:
-            turn.message_octets = octets_of(m.message, self.settings.codec)
+            turn.message_bytes = bytes_of(m.message, self.settings.codec)
         self._begin_turn(turn)
 
     def _begin_turn(self, turn: Turn) -> None:
         self._turns.add(turn)
-        self._octets += turn.message_octets
+        self._octets += turn.message_bytes
         self._dispatch(turn)
 
     def _dispatch(self, turn: Turn) -> None:
@@ -525,7 +525,7 @@ class Shard(DescribedActor[Any]):
     def _settle(self, turn: Turn) -> None:
         if turn in self._turns:
             self._turns.remove(turn)
-            self._octets -= turn.message_octets
+            self._octets -= turn.message_bytes
         if self._held and not (self._turns and self._is_full()):
             self._wake_waiting()
 
@@ -624,7 +624,7 @@ class Shard(DescribedActor[Any]):
         turn = Turn(self.place, self, command, None)
         turn.body = hashlib.blake2b(reminder.message, digest_size=16).digest()
         turn.reminder = reminder
-        turn.message_octets = len(reminder.message)
+        turn.message_bytes = len(reminder.message)
         self._begin_turn(turn)
 
     def _again(self, reminder: Reminder, error: BaseException) -> None:

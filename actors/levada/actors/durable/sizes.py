@@ -11,7 +11,7 @@ import attrs
 from levada.framework import Codec
 from levada.framework.errors import LevadaError
 
-__all__ = ["octets_of"]
+__all__ = ["bytes_of"]
 
 _PLAIN = frozenset({bool, float, int, NoneType})
 
@@ -21,7 +21,7 @@ def _names(cls: type) -> tuple[str, ...]:
     return tuple(field.name for field in attrs.fields(cls))
 
 
-def octets_of(message: Any, codec: Codec) -> int:
+def bytes_of(message: Any, codec: Codec) -> int:
     """Return about the bytes of a message: of its texts and bytes; of other fields, what they have when they are encoded."""
     octets = 0
     cls: type = type(message)

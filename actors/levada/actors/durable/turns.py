@@ -128,7 +128,7 @@ class Turn(Ask):
     """
 
     __slots__ = (
-        "also", "body", "command", "entity", "live", "message_octets", "octets", "reminder", "reply", "rows", "running", "shard", "tells",
+        "also", "body", "command", "entity", "live", "message_bytes", "octets", "reminder", "reply", "rows", "running", "shard", "tells",
         "waiter",
     )  # fmt: skip
 
@@ -145,7 +145,7 @@ class Turn(Ask):
         self.command = command.command
         self.body: bytes | None = None
         """Hash of the command, if it has an id."""
-        self.message_octets = 0
+        self.message_bytes = 0
         """About the size of the message, which its shard counts until the command is answered."""
         self.reply = reply
         """None: told, not asked."""

@@ -40,7 +40,7 @@ from .errors import JournalError, JournalFull, fresh, refused
 from .extent import Appended, Extent, partition_of
 from .ipc import stream_of
 from .ledger import Delivered, Reach
-from .packing import octets_of
+from .packing import bytes_of
 from .questions import (
     MAX_BLOCK,
     Append,
@@ -80,9 +80,9 @@ logger = logging.getLogger("levada.actors.journal")
 
 GROUP_APPENDS = 4096
 """Most appends that share one sync."""
-GROUP_OCTETS = 32 << 20
+GROUP_BYTES = 32 << 20
 """Most bytes that share one sync, unless one append is larger."""
-ROW_OCTETS = 256
+ROW_BYTES = 256
 """Assumed size of a message before it is in columns."""
 READERS = 4
 """Threads that read at a time."""
@@ -132,7 +132,7 @@ class Journal(
         columns: a message class (see `columns_of`), an Arrow schema, or None for the journal's own, or `Envelope`'s for a new one.
         config: see `JournalConfig`.
         max_waiting: most appends that wait while the journal is full.
-        max_octets: bytes that wait for the disk before the next append is taken; the mailbox fills meanwhile, so give it a bound.
+        max_pending_bytes: bytes that wait for the disk before the next append is taken; the mailbox fills meanwhile, so give it a bound.
         reopen_every: seconds between attempts to open a journal that cannot be opened; until then each question fails with the reason. None:
             the actor fails.
         clean_every: seconds between runs of retention, which also check for room on a full disk and for deleted files.
@@ -164,7 +164,7 @@ class Journal(
     columns: type | pa.Schema | None = None
     config: JournalConfig = attrs.field(factory=JournalConfig, kw_only=True)
     max_waiting: int = attrs.field(default=1024, kw_only=True)
-    max_octets: int = attrs.field(default=64 << 20, kw_only=True)
+    max_pending_bytes: int = attrs.field(default=64 << 20, kw_only=True)
     clean_every: float = attrs.field(default=1.0, kw_only=True)
     reopen_every: float | None = attrs.field(default=None, kw_only=True)
     clock: Callable[[], float] = attrs.field(default=time.time, kw_only=True)
@@ -205,7 +205,7 @@ class Journal(
             appends=self._appended,
             refused=self._refused,
             waiting=len(self._waiting),
-            waiting_octets=self._octets,
+            waiting_bytes=self._octets,
             full=self._full is not None,
         )
 
@@ -287,16 +287,16 @@ class Journal(
     def append(self, m: Append) -> Coroutine[Any, Any, None] | None:
         """Queue rows for the next group."""
         # Not a coroutine function: an ask of an idle journal calls this at once, without a turn of the mailbox.
-        if self._octets >= self.max_octets and not self._full:
+        if self._octets >= self.max_pending_bytes and not self._full:
             return self._append_later(m)
-        self._queue(Job(None, self._reply(), m, _octets_of(m.rows)))
+        self._queue(Job(None, self._reply(), m, _bytes_of(m.rows)))
         return None
 
     async def _append_later(self, m: Append) -> None:
         # Not while it is full: the questions that make room come by the same mailbox.
-        while self._octets >= self.max_octets and not self._full:
+        while self._octets >= self.max_pending_bytes and not self._full:
             await self._progress.wait()
-        self._queue(Job(None, self._reply(), m, _octets_of(m.rows)))
+        self._queue(Job(None, self._reply(), m, _bytes_of(m.rows)))
 
     @handles
     def deliver(self, m: Deliver) -> None:
@@ -328,9 +328,9 @@ class Journal(
     @handles
     async def stage(self, m: StageRows) -> None:
         """Stage rows."""
-        octets = _octets_of(m.rows)
+        octets = _bytes_of(m.rows)
         # A full journal still stages, so this wait ends.
-        while self._urgent and sum(job.octets for job in self._urgent) + octets > self.max_octets:
+        while self._urgent and sum(job.octets for job in self._urgent) + octets > self.max_pending_bytes:
             await self._progress.wait()
         self._do_soon(self._stage, m, octets=octets)
 
@@ -433,7 +433,7 @@ class Journal(
         octets = 0
         for job in islice(self._waiting, GROUP_APPENDS):
             octets += job.octets
-            if job.append is None or (jobs and octets > GROUP_OCTETS):
+            if job.append is None or (jobs and octets > GROUP_BYTES):
                 break
             jobs.append(job)
         wanted = [job for job in jobs if job.reply is None or job.reply.wanted]
@@ -690,7 +690,7 @@ class Journal(
             store=self._store.statistics(),
             appends=self._appended,
             appends_waiting=len(self._waiting),
-            octets_waiting=self._octets,
+            bytes_waiting=self._octets,
             full=self._full is not None,
             appends_refused=self._refused,
             readers_waiting=sum(reply.wanted for _, reply in self._watchers),
@@ -728,10 +728,10 @@ def _behind(extent: Extent, offsets: Mapping[int, int]) -> int:
     return sum(end - max(offsets.get(number, 0), extent.first[number]) for number, end in extent.end.items())
 
 
-def _octets_of(rows: Any) -> int:
+def _bytes_of(rows: Any) -> int:
     if isinstance(rows, pa.RecordBatch):
-        return octets_of(rows, GROUP_OCTETS)
-    return len(rows) if isinstance(rows, bytes) else ROW_OCTETS * len(rows)
+        return bytes_of(rows, GROUP_BYTES)
+    return len(rows) if isinstance(rows, bytes) else ROW_BYTES * len(rows)
 
 
 def _has_rows(extent: Extent, wanted: AwaitRows) -> bool:

@@ -54,7 +54,7 @@ class StoreStatistics:
     appends: int
     """Batches that were appended; `Journal` may join several appends into one batch."""
     rows_appended: int
-    octets_appended: int
+    bytes_appended: int
     """On the disk, headers included."""
     syncs: int
     """Of segments; many appends share one."""
@@ -65,11 +65,11 @@ class StoreStatistics:
     """Size of all segments now."""
     segments: int
     segments_deleted: int
-    octets_cut: int
+    bytes_cut: int
     """Torn or never committed, cut off when the store was opened."""
     rows_lost: int
     """Found missing when the store was opened, and accepted (`JournalConfig.accept_loss`)."""
-    octets_staged: int
+    bytes_staged: int
     """Size of all staged batches now."""
 
 

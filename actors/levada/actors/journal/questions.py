@@ -315,7 +315,7 @@ class JournalStatistics:
     """Appends that succeeded."""
     appends_waiting: int
     """Appends and deliveries that are not answered yet."""
-    octets_waiting: int
+    bytes_waiting: int
     full: bool
     """Whether they wait for room."""
     appends_refused: int

@@ -40,7 +40,7 @@ from .extent import Appended, Extent, StoreStatistics, partition_of
 from .guard import Guard, Undone
 from .keys import Keys, Taken, check_keyed
 from .ledger import Delivered, Erasure, Reach, ledger_errors
-from .packing import octets_of, pack
+from .packing import bytes_of, pack
 from .partitions import Partition
 from .recovery import Recovered, recover
 from .retention import Clock, Retention
@@ -166,7 +166,7 @@ class Store:
         if not batch.num_rows:
             raise JournalError("an append has one row or more", path=str(self.directory))
         conformed, limit = conform(batch, self.schema), self.config.segment_size
-        octets = octets_of(batch, limit)
+        octets = bytes_of(batch, limit)
         if octets > limit:
             raise JournalError(
                 f"an append of {octets} bytes, at most {limit} (segment_bytes): send fewer rows at a time",
@@ -636,16 +636,16 @@ class Store:
         return StoreStatistics(
             appends=self._appends,
             rows_appended=self._rows,
-            octets_appended=self._octets,
+            bytes_appended=self._octets,
             syncs=self._syncs,
             batches_delivered=self._delivered,
             batches_repeated=self._repeated,
             octets=self.size,
             segments=sum(len(partition.segments) for partition in self._partitions),
             segments_deleted=self._deleted,
-            octets_cut=self._cut,
+            bytes_cut=self._cut,
             rows_lost=self._lost,
-            octets_staged=self._staging.octets,
+            bytes_staged=self._staging.octets,
         )
 
     def _partition(self, number: int) -> Partition:

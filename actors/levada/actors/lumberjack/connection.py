@@ -161,7 +161,7 @@ class LumberjackDriver(Driver[ReaderCore]):
             if data is None:
                 self.apply(core.work(now))
             else:
-                self.load.octets_received += len(data)
+                self.load.bytes_received += len(data)
                 self.apply(core.receive_data(data, now))
         finally:
             took = perf_counter() - began

@@ -69,7 +69,7 @@ class SpoolConfig:
 
     folder: str | os.PathLike[str]
     """Made if need be; for one writer at a time."""
-    max_octets: int = attrs.field(default=1 << 30, validator=[v.instance_of(int), v.ge(1)])
+    max_bytes: int = attrs.field(default=1 << 30, validator=[v.instance_of(int), v.ge(1)])
     """Bytes of events that are not acked; once it is reached senders wait, or new events are dropped, see `WriterConfig.drop`."""
     segment: int = attrs.field(default=16 << 20, validator=[v.instance_of(int), v.ge(1)])
     """Bytes after which a new file is begun; space is given back file by file."""
@@ -357,7 +357,7 @@ class DiskSpool:
         self.config = config
         self.hub = hub
         self.pending: list[bytes] = []
-        self.pending_octets = 0
+        self.pending_bytes = 0
         """Of events that are not on the disk yet."""
         self.taken = self.written = 0
         """Events taken, and how many of them are on the disk."""
@@ -369,8 +369,8 @@ class DiskSpool:
     @property
     def full(self) -> bool:
         """Whether senders have to wait: for acks, or for a disk that is slower than they are."""
-        waiting = self.pending_octets
-        return waiting > self.config.segment or self.segments.octets + waiting >= self.config.max_octets
+        waiting = self.pending_bytes
+        return waiting > self.config.segment or self.segments.octets + waiting >= self.config.max_bytes
 
     async def put(self, bodies: list[bytes]) -> None:
         """Take events once there is room; they are synced soon, see `SpoolConfig.sync`."""
@@ -381,7 +381,7 @@ class DiskSpool:
     def _add(self, bodies: list[bytes]) -> None:
         self.pending += bodies
         self.taken += len(bodies)
-        self.pending_octets += sum(map(len, bodies)) + _RECORD.size * len(bodies)
+        self.pending_bytes += sum(map(len, bodies)) + _RECORD.size * len(bodies)
         self.work.set()
 
     def put_nowait(self, body: bytes) -> None:
@@ -452,11 +452,11 @@ class SpoolPump(Actor[Any]):
         async with self.writing:
             if not spool.pending:
                 return
-            bodies, octets = spool.pending[:], spool.pending_octets
+            bodies, octets = spool.pending[:], spool.pending_bytes
             spool.work = trio.Event()
             await self.insist(spool.segments.append, bodies)
             del spool.pending[: len(bodies)]
-            spool.pending_octets -= octets
+            spool.pending_bytes -= octets
             spool.written += len(bodies)
             if spool.pending:
                 spool.work.set()

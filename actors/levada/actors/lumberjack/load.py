@@ -38,8 +38,8 @@ class ReaderStatistics:
     """Units and slices given to the sink."""
     events: int
     """Received, as windows count them."""
-    octets_received: int
-    octets_unpacked: int
+    bytes_received: int
+    bytes_unpacked: int
     acks: int
     keepalives: int
     late_commits: int
@@ -50,7 +50,7 @@ class ReaderStatistics:
     """Handed on, and their connection ended before the ack; they come again."""
     protocol_errors: dict[str, int]
     """Connections closed by the rule that they broke (LJ-46)."""
-    octets_held: int
+    bytes_held: int
     """Bytes, and costs of events, of all connections now."""
     oldest_unacked: float
     """Seconds that the sink has had the oldest unit; 0 if it has none."""
@@ -78,7 +78,7 @@ class Load:
     def __init__(self, config: ReaderConfig) -> None:
         self.config = config
         self.accepted = self.refused = self.sink_failures = self.events_unacked = 0
-        self.octets_received = 0
+        self.bytes_received = 0
         self.late_log_at = -inf  # when the next log line about late commits may come
         self.protocol_errors: Counter[str] = Counter()
         self.turns = Turns()
@@ -169,14 +169,14 @@ class Load:
             connections_accepted=self.accepted,
             connections_refused=self.refused,
             connections_paused=len(self.paused),
-            octets_received=self.octets_received,
+            bytes_received=self.bytes_received,
             sink_failures=self.sink_failures,
             events_unacked=self.events_unacked,
             protocol_errors=dict(self.protocol_errors),
-            octets_held=self._total,
+            bytes_held=self._total,
             oldest_unacked=now - min(asked, default=now),
             **sums,
         )
 
 
-_COUNTERS = ("units", "events", "octets_unpacked", "acks", "keepalives", "late_commits")
+_COUNTERS = ("units", "events", "bytes_unpacked", "acks", "keepalives", "late_commits")

@@ -38,9 +38,9 @@ class Tail:
     def status(self) -> TailStatus:
         """Return the counters as they are now, or as they were at the end."""
         shared = self._shared
-        behind = shared.octets_waiting + sum(max(0, size - entry.offset) for entry, size in shared.sizes.values())
+        behind = shared.bytes_waiting + sum(max(0, size - entry.offset) for entry, size in shared.sizes.values())
         return TailStatus(
-            files=shared.files, waiting=shared.waiting, octets_behind=behind, **attrs.asdict(shared.counters)
+            files=shared.files, waiting=shared.waiting, bytes_behind=behind, **attrs.asdict(shared.counters)
         )
 
     async def finished(self) -> None:

@@ -60,7 +60,7 @@ class TailConfig:
     """Bytes read at a time."""
     max_lines: int = attrs.field(default=8192, validator=_size)
     """Records of one file that are read and not acknowledged."""
-    max_octets: int = attrs.field(default=16 << 20, validator=_size)
+    max_bytes: int = attrs.field(default=16 << 20, validator=_size)
     """Bytes of such records, with 256 for each; a single batch may be larger."""
     drain_timeout: float = attrs.field(default=10.0, validator=v.ge(0))
     """Seconds that lines under way have to be acknowledged at the end."""
@@ -82,8 +82,8 @@ class TailStatus:
     lines_acked: int
     lines_cut: int
     """Lines or records that lost a part, see `TailConfig.max_line` and `max_record`."""
-    octets_acked: int
-    octets_behind: int
+    bytes_acked: int
+    bytes_behind: int
     """Bytes of files that are not acknowledged: of those being read, those that wait for a place, and, at the end, those that were let go."""
     replacements: int
     """Files truncated or written over."""

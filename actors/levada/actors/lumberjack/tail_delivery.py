@@ -36,7 +36,7 @@ class Counters:
     lines_read: int = 0
     lines_acked: int = 0
     lines_cut: int = 0
-    octets_acked: int = 0
+    bytes_acked: int = 0
     replacements: int = 0
     failures: int = 0
     save_errors: int = 0
@@ -54,7 +54,7 @@ class Shared:
     waiting: int = 0
     looked: trio.Event = attrs.field(factory=trio.Event)
     """Set once files have been looked for."""
-    octets_waiting: int = 0
+    bytes_waiting: int = 0
     """In files that wait for a place."""
     crowded: bool = False
     """Whether files wait for a place."""
@@ -125,7 +125,7 @@ class Delivery:
             part = records[first : first + most]
             cost = sum(len(record.text) for record in part) + _LINE_COST * len(part)
             while self._under_way and (
-                self._lines + len(part) > config.max_lines or self._cost + cost > config.max_octets
+                self._lines + len(part) > config.max_lines or self._cost + cost > config.max_bytes
             ):
                 if self.draining:
                     return
@@ -163,7 +163,7 @@ class Delivery:
             self._lines -= first.lines
             self._cost -= first.cost
             counters.lines_acked += first.lines
-            counters.octets_acked += first.end - first.entry.offset
+            counters.bytes_acked += first.end - first.entry.offset
             first.entry.move_to(first.end, first.tail)
             self._shared.registry.dirty = True
         self._wake.set()

@@ -180,7 +180,7 @@ class Scanner(Actor[Drain | Down]):
             raise
         shared.files = len(self.readers)
         shared.waiting = len(missing) - looked_at  # not before the actors are there, see `look_whether_done`
-        shared.octets_waiting = sum(self.behind(key, file) for key, file in missing[looked_at:])
+        shared.bytes_waiting = sum(self.behind(key, file) for key, file in missing[looked_at:])
         now = time.time()
         for entry in registry.entries:
             if (entry.device, entry.inode) in here:

@@ -77,7 +77,7 @@ class WriterStatistics:
     windows_sent: int
     stuck_windows: int
     """Windows that ended five connections with no event acked (LJ-59)."""
-    octets_sent: int
+    bytes_sent: int
     connections: int
     """Connections that are up."""
     connects: int
@@ -246,8 +246,8 @@ class _Talk:
         for at in range(0, len(data), _SLICE):
             part = data[at : at + _SLICE]
             await self.stream.send_all(part)
-            hub.counters.octets_sent += len(part)
-            core.octets_taken(len(part), trio.current_time())
+            hub.counters.bytes_sent += len(part)
+            core.bytes_taken(len(part), trio.current_time())
 
     async def read_acks(self) -> None:
         try:

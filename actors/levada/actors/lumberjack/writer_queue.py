@@ -52,7 +52,7 @@ class Counters:
     events_sent: int = 0
     events_acked: int = 0
     windows_sent: int = 0
-    octets_sent: int = 0
+    bytes_sent: int = 0
     connections: int = 0
     connects: int = 0
     faults: int = 0
@@ -99,7 +99,7 @@ class Hub:
         self.idle = False
         """Whether a connection sleeps until there is an event at all."""
         self._fresh = 0  # events since a connection was woken
-        self._fresh_octets = 0
+        self._fresh_bytes = 0
         self._flushing = 0
 
     async def put(self, bodies: list[bytes], ticket: Ticket | None = None) -> None:
@@ -123,11 +123,11 @@ class Hub:
             dropped.dropped += 1
             self._settle(dropped, 1)
         self._fresh += 1
-        self._fresh_octets += len(body)
+        self._fresh_bytes += len(body)
         # Waking a connection costs as much as ten sends: only for the first event, which starts the clock, and for a whole window.
-        if self.idle or self._fresh >= self.config.window or self._fresh_octets >= self.config.max_bytes:
+        if self.idle or self._fresh >= self.config.window or self._fresh_bytes >= self.config.max_bytes:
             self.idle = False
-            self._fresh = self._fresh_octets = 0
+            self._fresh = self._fresh_bytes = 0
             self.work.unpark_all()
 
     async def deliver(self, bodies: list[bytes]) -> None:

@@ -301,7 +301,7 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
         self.records.say(
             "ended",
             f"{event.code}, drained {drained:.3f} s, {counts.opened} operations begun, {counts.received} received, "
-            f"{counts.done} of them done, {counts.block_octets} bytes",
+            f"{counts.done} of them done, {counts.block_bytes} bytes",
             reason=event.reason,
         )
 

@@ -118,7 +118,7 @@ class Metrics:
         statistic = core.statistic
         return Counter(
             confirms=statistic.approved,
-            octets=statistic.block_octets,
+            octets=statistic.block_bytes,
             aborted=statistic.streams_aborted,
             unacked=statistic.responses_unacked,
             late=core.signals.late,

@@ -70,7 +70,7 @@ class ConnectionStatistics:
     """Operations of the peer that await a decision."""
     handlers: int
     """Operations of the peer that a handler knows."""
-    block_octets: int
+    block_bytes: int
     """Bytes received on data streams."""
     control_backlog: int
     """Signals that wait on the fullest control stream."""
@@ -451,7 +451,7 @@ class Peer:
             waiting_for_streams=sum(map(len, connection.credit.values())),
             pending_approvals=core.gate.pending,
             handlers=len(connection.executions),
-            block_octets=statistic.block_octets,
+            block_bytes=statistic.block_bytes,
             control_backlog=core.pool.backlog,
             late_signals=core.signals.late,
             streams=len(streams),

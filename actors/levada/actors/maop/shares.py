@@ -78,12 +78,12 @@ class Registry:
         """Let a connection use the share of its tenant, whose limits are from now on those of this identity. `Share.leave` ends the use."""
         settings, limits = self._config.core, identity.limits
         operations = limits.max_operations or settings.max_inflight_ops
-        octets = limits.max_octets or settings.max_buffer_bytes
-        rate = limits.octets_per_second or self._config.max_block_rate
+        octets = limits.max_bytes or settings.max_buffer_bytes
+        rate = limits.bytes_per_second or self._config.max_block_rate
         share = self._shares.get(identity.tenant)
         if share is None:
             share = self._shares[identity.tenant] = Share(Quota(operations, octets))
-        share.quota.max_operations, share.quota.max_octets = operations, octets
+        share.quota.max_operations, share.quota.max_bytes = operations, octets
         if rate is None:
             share.rate = None
         elif share.rate is None:

@@ -65,8 +65,8 @@ def connection_samples(
     ]
     if statistics is not None:
         samples += (
-            (SENT, statistics.octets_sent, ends),
-            (RECEIVED, statistics.octets_received, ends),
+            (SENT, statistics.bytes_sent, ends),
+            (RECEIVED, statistics.bytes_received, ends),
             (UNSENT, statistics.unsent, ends),
             (WRITES, statistics.writes, ends),
             (READS, statistics.reads, ends),

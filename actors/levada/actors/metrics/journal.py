@@ -45,23 +45,23 @@ REPEATED = Metric("levada_durable_repeated_commands_total", "counter", "Commands
 
 
 def journal_samples(
-    journal: str, store: StoreStatistics, *, appends: int, refused: int, waiting: int, waiting_octets: int, full: bool
+    journal: str, store: StoreStatistics, *, appends: int, refused: int, waiting: int, waiting_bytes: int, full: bool
 ) -> list[Sample]:
     """Return the samples of an open journal, by the name of its folder."""
     labels = (journal,)
     return [
         (APPENDS, appends, labels),
         (APPENDED_ROWS, store.rows_appended, labels),
-        (APPENDED_BYTES, store.octets_appended, labels),
+        (APPENDED_BYTES, store.bytes_appended, labels),
         (SYNCS, store.syncs, labels),
         (REFUSED, refused, labels),
         (DELIVERED, store.batches_delivered, labels),
         (LOST, store.rows_lost, labels),
         (SIZE, store.octets, labels),
-        (STAGED, store.octets_staged, labels),
+        (STAGED, store.bytes_staged, labels),
         (SEGMENTS, store.segments, labels),
         (WAITING, waiting, labels),
-        (WAITING_BYTES, waiting_octets, labels),
+        (WAITING_BYTES, waiting_bytes, labels),
         (FULL, int(full), labels),
     ]
 

@@ -127,13 +127,13 @@ def reader_samples(listener: str, counts: ReaderStatistics) -> Iterator[Sample]:
     for metric, value in (
         (EVENTS, counts.events),
         (UNITS, counts.units),
-        (UNPACKED, counts.octets_unpacked),
+        (UNPACKED, counts.bytes_unpacked),
         (ACKS, counts.acks),
         (LATE, counts.late_commits),
         (SINK_FAILURES, counts.sink_failures),
         (READER_UNACKED, counts.events_unacked),
         (PAUSED, counts.connections_paused),
-        (READER_HELD, counts.octets_held),
+        (READER_HELD, counts.bytes_held),
         (OLDEST, counts.oldest_unacked),
     ):
         yield metric, value, (listener,)

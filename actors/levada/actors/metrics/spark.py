@@ -50,7 +50,7 @@ def query_samples(report: Mapping[str, Any]) -> list[Sample]:
         (ARRIVING, report["arrival_rate"], labels),
         (PROCESSED, report["processing_rate"], labels),
         (STATE_ROWS, report["state_rows"], labels),
-        (STATE_BYTES, report["state_octets"], labels),
+        (STATE_BYTES, report["state_bytes"], labels),
         (LATE_ROWS, report["late_rows"], labels),
     ]
     if report["watermark"] is not None:
@@ -58,6 +58,6 @@ def query_samples(report: Mapping[str, Any]) -> list[Sample]:
     return samples
 
 
-def bridge_samples(*, mailboxes: int, pending_octets: int, reads: int, refused: int) -> list[Sample]:
+def bridge_samples(*, mailboxes: int, pending_bytes: int, reads: int, refused: int) -> list[Sample]:
     """Return the samples of an open bridge."""
-    return [(MAILBOXES, mailboxes, ()), (PENDING, pending_octets, ()), (READS, reads, ()), (REFUSED, refused, ())]
+    return [(MAILBOXES, mailboxes, ()), (PENDING, pending_bytes, ()), (READS, reads, ()), (REFUSED, refused, ())]

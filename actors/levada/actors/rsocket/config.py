@@ -71,9 +71,9 @@ class _SideConfig:
     """Seconds that open streams have to end when this side closes."""
     max_fire_and_forget: int = attrs.field(default=10_000, validator=_COUNT)
     """Fire-and-forget requests of the peer that may be queued or in their handlers at once; any beyond that are dropped and counted."""
-    max_fire_and_forget_octets: int = attrs.field(default=64 * 1024 * 1024, validator=_COUNT)
+    max_fire_and_forget_bytes: int = attrs.field(default=64 * 1024 * 1024, validator=_COUNT)
     """Bytes of such requests, data and metadata; any beyond that are dropped too, except a request that is alone."""
-    max_request_octets: int = attrs.field(default=64 * 1024 * 1024, validator=_COUNT)
+    max_request_bytes: int = attrs.field(default=64 * 1024 * 1024, validator=_COUNT)
     """Bytes of data and metadata in requests of the peer whose handlers have not ended, and in payloads of channels that wait for their
     handlers. Beyond that, a further request is answered with REJECTED and a channel with a further payload with CANCELED, except when it is
     alone. Up to 4 KiB does not count, since `CoreConfig.max_streams` and `window` bound it, nor do requests without an answer."""
@@ -111,6 +111,6 @@ class ServerConfig(_SideConfig):
     """Clients at once; at that number no more are accepted from the carrier."""
     max_sessions: int = attrs.field(default=1_000, validator=_COUNT)
     """Sessions that can be resumed, including sessions without a carrier; a SETUP that asks for one more is refused."""
-    max_session_octets: int = attrs.field(default=256 * 1024 * 1024, validator=_COUNT)
+    max_session_bytes: int = attrs.field(default=256 * 1024 * 1024, validator=_COUNT)
     """Bytes of sent frames that all these sessions keep, plus 48 for each frame. Beyond this limit the session that keeps the most loses its
     frames, and cannot be resumed unless its peer has received all of them."""

@@ -119,9 +119,9 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         """How often the session was resumed on another carrier."""
         self.fire_and_forget = 0
         """Requests of the peer that are queued or in their handlers."""
-        self.fire_and_forget_octets = 0
+        self.fire_and_forget_bytes = 0
         """Bytes of data and metadata in them."""
-        self.request_octets = 0
+        self.request_bytes = 0
         """Bytes of data and metadata in requests that their handlers hold; small requests do not count."""
         self.fired: deque[Request] = deque()
         """Fire-and-forget requests of the peer that have not begun."""
@@ -214,10 +214,10 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
     def _on_request(self, event: RequestReceived) -> None:
         self.requests_received += 1
         if event.kind is FIRE_AND_FORGET:
-            octets = self.fire_and_forget_octets + event.payload.size
+            octets = self.fire_and_forget_bytes + event.payload.size
             if self.fire_and_forget and (
                 self.fire_and_forget >= self.config.max_fire_and_forget
-                or octets > self.config.max_fire_and_forget_octets
+                or octets > self.config.max_fire_and_forget_bytes
             ):
                 self.dropped += 1
                 return
@@ -226,14 +226,14 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
             )
             self.unbegun += 1
             self.fire_and_forget += 1
-            self.fire_and_forget_octets = octets
+            self.fire_and_forget_bytes = octets
             if not self.firing:
                 self.fire_on()
             return
         data, metadata = event.payload.data, event.payload.metadata
         octets = len(data) if metadata is None else len(data) + len(metadata)
         if octets > SMALL and not self.has_room(octets):
-            text = f"requests of {self.request_octets} bytes are held, at most {self.config.max_request_octets}"
+            text = f"requests of {self.request_bytes} bytes are held, at most {self.config.max_request_bytes}"
             self._reject(event.stream_id, text)
             return
         try:
@@ -244,7 +244,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         self.unbegun += 1
         if octets > SMALL:
             answer.held = octets
-            self.request_octets += octets
+            self.request_bytes += octets
         answer.take(event)
 
     def _reject(self, stream_id: int, text: str) -> None:
@@ -253,11 +253,11 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
 
     def has_room(self, octets: int) -> bool:
         """Whether handlers may hold this many more bytes; a request that is alone may have any size."""
-        return not self.request_octets or self.request_octets + octets <= self.config.max_request_octets
+        return not self.request_bytes or self.request_bytes + octets <= self.config.max_request_bytes
 
     def unhold(self, octets: int) -> None:
         """Note that handlers have released this many bytes."""
-        self.request_octets -= octets
+        self.request_bytes -= octets
 
     def fire_on(self) -> bool:
         """Have an actor take up the queued fire-and-forget requests; return false if no actor is available any more."""
@@ -308,7 +308,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
     def _on_resumed(self, event: SessionResumed) -> None:
         self.resumptions += 1
         self.retime()
-        self.log(logging.INFO, "resumed", "goes on, %d bytes again", event.octets_resent)
+        self.log(logging.INFO, "resumed", "goes on, %d bytes again", event.bytes_resent)
         self.resumed()
         if self.leases:
             self.first_lease()  # RS-103: the last carrier's lease no longer holds

@@ -79,7 +79,7 @@ class Fired(Pooled):
                 pass  # this is an answer, and the requester gets none
             finally:
                 connection.fire_and_forget -= 1
-                connection.fire_and_forget_octets -= request.payload.size
+                connection.fire_and_forget_bytes -= request.payload.size
                 request.close()
             if perf_counter() > until or differs(copy_context()):
                 return

@@ -214,7 +214,7 @@ class ListenerActor(Acceptor[ServerConnection]):
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         make_responder(self.handler)  # so that a mistake is raised here
-        self.sessions: Sessions[RSocketCore] = Sessions(self.config.max_sessions, self.config.max_session_octets)
+        self.sessions: Sessions[RSocketCore] = Sessions(self.config.max_sessions, self.config.max_session_bytes)
         self.owners: dict[object, ServerConnection] = {}
         """The connection of each core whose session can be resumed."""
 

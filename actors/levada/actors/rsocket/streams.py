@@ -54,7 +54,7 @@ __all__ = [
     "BEGIN", "Answer", "Begin", "Call", "Channel", "Items", "Stream", "_Carrying", "before_waiting", "close_source",
 ]  # fmt: skip
 
-FLUSH_ITEMS, FLUSH_OCTETS = 32, 65_536
+FLUSH_ITEMS, FLUSH_BYTES = 32, 65_536
 """Payloads, or bytes of them, after which a stream flushes even though it could go on."""
 
 SMALL = 4096  # bytes of a payload that are not counted: counting takes time, and 4,096 streams with so many hold 16 MiB
@@ -108,12 +108,12 @@ class _Carrying(Protocol):
     idle: Pool
     responder: Responder
     checks_requests: bool
-    request_octets: int
+    request_bytes: int
     unbegun: int
     fired: deque[Request]
     firing: bool
     fire_and_forget: int
-    fire_and_forget_octets: int
+    fire_and_forget_bytes: int
 
     @property
     def crowded(self) -> bool: ...
@@ -352,7 +352,7 @@ class _Producing(Stream):
                 if credit < 1:
                     await self._wait_for_credit()
             octets += len(payload.data)
-            if items >= FLUSH_ITEMS or octets >= FLUSH_OCTETS:
+            if items >= FLUSH_ITEMS or octets >= FLUSH_BYTES:
                 items = octets = 0
                 connection.flush()
                 if connection.crowded or scheduler.slice_over():
@@ -504,18 +504,18 @@ class Answer(_Producing):
             self.connection.flush_soon()
 
     def received(self, payload: Payload, complete: bool) -> None:
-        """Take a further payload of a channel; small ones are not counted, and `max_request_octets` bounds the others."""
+        """Take a further payload of a channel; small ones are not counted, and `max_request_bytes` bounds the others."""
         inbound, octets = self.inbound, payload.size
         if inbound is not None:
             connection = self.connection
             if octets <= SMALL:
                 inbound.put(payload)
             elif connection.has_room(octets):
-                connection.request_octets += octets
+                connection.request_bytes += octets
                 inbound.put(payload, lambda: connection.unhold(octets))
             else:
-                most = connection.config.max_request_octets
-                text = f"requests of {connection.request_octets} bytes are held, at most {most} (max_request_octets)"
+                most = connection.config.max_request_bytes
+                text = f"requests of {connection.request_bytes} bytes are held, at most {most} (max_request_bytes)"
                 self._fail(ErrorCode.CANCELED, text.encode())
                 self._take_no_more()  # the answers were complete before
                 inbound.end(TerminalState.CANCELLED)

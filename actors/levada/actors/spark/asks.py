@@ -71,7 +71,7 @@ TIMEOUT = 30.0
 """Default seconds for an answer."""
 MANY, BATCHES = 256, 8
 """Default number of questions under way: single ones, and batches."""
-MAX_OCTETS = 60 << 20
+MAX_BYTES = 60 << 20
 """Largest batch in bytes: a peer reassembles 64 MiB at most."""
 PAUSES = 0.05, 1.0
 """Seconds before the second try after a lost connection, and the most; each pause is twice the one before."""
@@ -175,7 +175,7 @@ def ask_batches(
 
     Raises:
         ActorFailed: also if the answer is no batch, or has another length.
-        ConfigurationError: also if a batch is larger than `MAX_OCTETS`.
+        ConfigurationError: also if a batch is larger than `MAX_BYTES`.
     """
     return _windowed(_Asking(actor, _Batch(actor), timeout, idempotent=idempotent), batches, window)
 
@@ -356,9 +356,9 @@ class _Batch:
         with pa.ipc.new_stream(sink, question.schema) as writer:
             writer.write_batch(question)
         octets = sink.getvalue()
-        if octets.size > MAX_OCTETS:
+        if octets.size > MAX_BYTES:
             raise ConfigurationError(
-                f"a batch for {self._actor.name} of {octets.size} bytes, at most {MAX_OCTETS} "
+                f"a batch for {self._actor.name} of {octets.size} bytes, at most {MAX_BYTES} "
                 "(lower spark.sql.execution.arrow.maxRecordsPerBatch)"
             )
         return peer.start_request(octets.to_pybytes(), route=self._route, metadata=metadata, timeout=timeout)

@@ -164,7 +164,7 @@ class _Home(Actor[_Clean]):
         pending, reads = self.pending, self.reads
         return bridge_samples(
             mailboxes=len(self.journals),
-            pending_octets=pending.used,
+            pending_bytes=pending.used,
             reads=reads.used,
             refused=pending.refused + reads.refused,
         )

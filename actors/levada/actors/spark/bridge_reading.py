@@ -25,7 +25,7 @@ __all__ = ["JournalAway", "blocks_of", "require_epoch"]
 
 R = TypeVar("R")
 
-READ_OCTETS = 4 << 20
+READ_BYTES = 4 << 20
 """Bytes of blocks taken from the journal at a time, for one stream; a block is at least one."""
 
 
@@ -75,7 +75,7 @@ async def blocks_of(name: str, journal: Ref[Any] | JournalAway, m: Wanted) -> As
 async def _here(journal: Ref[Any], m: Wanted) -> AsyncGenerator[tuple[BlockHead, bytes], None]:
     start, schema = m.start, None
     while start < m.end:
-        blocks: list[Block] = await journal.ask(Read(m.partition, start, m.end, READ_OCTETS), timeout=None)
+        blocks: list[Block] = await journal.ask(Read(m.partition, start, m.end, READ_BYTES), timeout=None)
         if not blocks:
             return
         for block in blocks:
@@ -87,7 +87,7 @@ async def _here(journal: Ref[Any], m: Wanted) -> AsyncGenerator[tuple[BlockHead,
 async def _away(journal: JournalAway, m: Wanted) -> AsyncGenerator[tuple[BlockHead, bytes], None]:
     start, columns = m.start, await journal.ask(GetSchema())
     while start < m.end:
-        rows: Rows = await journal.ask(ReadRows(m.partition, start, m.end, READ_OCTETS))
+        rows: Rows = await journal.ask(ReadRows(m.partition, start, m.end, READ_BYTES))
         first = rows.first if rows.count else m.end
         if first > start:  # these were erased
             yield BlockHead(start, first - start, 0, columns), b""

@@ -22,7 +22,7 @@ __all__ = ["Delivery", "RowKey", "Subscription"]
 
 logger = logging.getLogger("levada.actors.spark")
 
-READ_OCTETS = 4 << 20
+READ_BYTES = 4 << 20
 """Bytes of blocks taken from the journal at a time; a block is at least one."""
 DECODED_ROWS = 512
 """Rows made into messages at a time: 0.5 ms or so in which no other task runs."""
@@ -95,7 +95,7 @@ class Subscription(Actor[Any]):
                 start = offsets.get(partition, 0)
                 while start < end:
                     try:
-                        blocks: list[Block] = await journal.ask(Read(partition, start, end, READ_OCTETS), timeout=None)
+                        blocks: list[Block] = await journal.ask(Read(partition, start, end, READ_BYTES), timeout=None)
                     except OffsetGone as gone:
                         # Retention keeps rows that a group has not read: these were lost, and that was accepted at the opening.
                         logger.error(

@@ -311,7 +311,7 @@ async def listening(
         drain=settings.drain,
         max_connections=settings.max_connections,
         max_fire_and_forget=1,  # no route uses it
-        max_request_octets=settings.max_pending_bytes,
+        max_request_bytes=settings.max_pending_bytes,
         codec=Codec(max_items=settings.max_items),
         core=CoreConfig(
             metadata_mime_type=COMPOSITE,

@@ -132,7 +132,7 @@ class QueryProgress:
     """Of event time; None without one."""
     state_rows: int
     """Rows in the state of all operators."""
-    state_octets: int
+    state_bytes: int
     """Memory of the state."""
     late_rows: int
     """Rows that the watermark dropped in this batch."""
@@ -243,7 +243,7 @@ class Query(DescribedActor[AwaitAvailable | GetProgress]):
             "seconds": progress.seconds,
             "watermark": None if progress.watermark is None else progress.watermark.isoformat(),
             "state_rows": progress.state_rows,
-            "state_octets": progress.state_octets,
+            "state_bytes": progress.state_bytes,
             "late_rows": progress.late_rows,
         }
 
@@ -527,7 +527,7 @@ def _progress(progress: StreamingQueryProgress) -> QueryProgress:
         phases=phases,
         watermark=None if watermark is None else dt.datetime.fromisoformat(watermark),
         state_rows=sum(operator.numRowsTotal for operator in progress.stateOperators),
-        state_octets=sum(operator.memoryUsedBytes for operator in progress.stateOperators),
+        state_bytes=sum(operator.memoryUsedBytes for operator in progress.stateOperators),
         late_rows=sum(operator.numRowsDroppedByWatermark for operator in progress.stateOperators),
     )
 

@@ -65,7 +65,7 @@ PATIENCE = 30.0
 """Seconds to wait for a bridge that is away."""
 PAUSES = 0.05, 1.0
 """Seconds before the next try, and the most; each pause is twice the one before."""
-BLOCK_ROWS, BLOCK_OCTETS = 16_384, 4 << 20
+BLOCK_ROWS, BLOCK_BYTES = 16_384, 4 << 20
 """Largest size of a block that is sent, unless a single row is larger."""
 HELD_ROWS = 4096
 """Rows of a log that are given to Spark at once: about 0.7 of the CPU time of a plain mailbox's rows; block by block it was about 1.3."""
@@ -495,7 +495,7 @@ class _Held:
             self._blocks.append(block)
             self._rows += block.num_rows
             self._octets += block.nbytes
-        if is_last or self._rows >= HELD_ROWS or self._octets >= BLOCK_OCTETS:
+        if is_last or self._rows >= HELD_ROWS or self._octets >= BLOCK_BYTES:
             yield from self._events()
 
     def _events(self) -> Iterator[pa.RecordBatch]:
@@ -511,6 +511,6 @@ def _blocks_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         if not batch.num_rows:
             continue
-        size = max(1, min(BLOCK_ROWS, BLOCK_OCTETS * batch.num_rows // max(1, batch.nbytes)))
+        size = max(1, min(BLOCK_ROWS, BLOCK_BYTES * batch.num_rows // max(1, batch.nbytes)))
         for at in range(0, batch.num_rows, size):
             yield batch.slice(at, size)

@@ -24,7 +24,7 @@ class AqueductConfig:
 
     window: int = _positive(256)
     """Messages that a sender may have unacked on streams. Source: AQ-40."""
-    window_octets: int = _positive(2**20)
+    window_bytes: int = _positive(2**20)
     """Bytes of payload that a sender may have unacked. The last message may exceed it."""
     max_unacked: int = _positive(2**26)
     """Bytes of payload that all senders of a connection may have unacked. Above it, each sender may have one message unacked."""
@@ -32,7 +32,7 @@ class AqueductConfig:
     """Datagrams that a sender may have unsettled. Above it, the caller drops them."""
     mailbox: int = _positive(256)
     """Messages that wait for the application on a channel. Further ones are not processed, which closes the peer's window."""
-    mailbox_octets: int = _positive(2**20)
+    mailbox_bytes: int = _positive(2**20)
     """Bytes of payload that wait for the application on a channel. The last message may exceed it."""
     max_untaken: int = _positive(2**25)
     """Bytes that wait for the application on all channels. Above it, a channel with a waiting message takes no more."""

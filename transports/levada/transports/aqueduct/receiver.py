@@ -88,7 +88,7 @@ class ReceiverHalf:
 
     __slots__ = (
         "_acked", "_acked_ahead", "_ahead", "_arrived", "_count", "_finish", "_frontier", "_next", "_noted", "_pending",
-        "_pending_octets", "_threshold", "acking", "claimed", "control", "core", "id", "known", "mailbox",
+        "_pending_bytes", "_threshold", "acking", "claimed", "control", "core", "id", "known", "mailbox",
         "minted_here", "nack", "reachable", "stalled", "state", "total", "untaken",
     )  # fmt: skip
 
@@ -122,7 +122,7 @@ class ReceiverHalf:
         self._acked = 0
         self._acked_ahead: set[int] | None = None
         self._pending = 0  # processed and not acked
-        self._pending_octets = 0
+        self._pending_bytes = 0
         self._noted = 0  # of the pending messages, after half of the ack delay
         self._threshold = core.config.window // 2 or 1
         self._finish: int | None = None
@@ -216,7 +216,7 @@ class ReceiverHalf:
         # `_full` and `_deliver` in place take 0.7 of the time.
         if (
             len(mailbox) >= config.mailbox
-            or self.untaken >= config.mailbox_octets
+            or self.untaken >= config.mailbox_bytes
             or (core.held >= config.max_untaken and self.untaken)
         ):
             return False
@@ -240,10 +240,10 @@ class ReceiverHalf:
                     f"{len(ahead)} messages of channel {self.id} before number {self._next}", rule="AQ-28"
                 )
         self._pending += 1
-        self._pending_octets += size
+        self._pending_bytes += size
         if not self.acking:
             core.ack_later(self)
-        if self._pending == self._threshold or self._pending_octets > config.window_octets >> 1:
+        if self._pending == self._threshold or self._pending_bytes > config.window_bytes >> 1:
             core.ack_now.append(self)
         if self._finish is not None:
             self.maybe_finish()
@@ -417,7 +417,7 @@ class ReceiverHalf:
         core, config = self.core, self.core.config
         return (
             len(self.mailbox) >= config.mailbox
-            or self.untaken >= config.mailbox_octets
+            or self.untaken >= config.mailbox_bytes
             or (core.held >= config.max_untaken and self.untaken > 0)
         )
 
@@ -445,7 +445,7 @@ class ReceiverHalf:
         if not self._pending:
             return
         assert self.control is not None
-        self._pending = self._pending_octets = 0
+        self._pending = self._pending_bytes = 0
         ahead, acked = self._ahead, self._acked_ahead
         if not ahead and not acked:
             runs = [self._next - self._acked]

@@ -109,7 +109,7 @@ class SenderHalf:
         crowd = core.unacked >= config.max_unacked and len(self._inflight) > 0
         if (
             len(self._inflight) < config.window
-            and self._octets < config.window_octets
+            and self._octets < config.window_bytes
             and not crowd
             and (mode is not Mode.UNRELIABLE or len(self._unreliable or ()) < config.unreliable_window)
         ):
@@ -173,7 +173,7 @@ class SenderHalf:
         if (
             (self.state is not _OPEN and self.state is not _UNATTACHED)
             or len(inflight) >= config.window
-            or self._octets >= config.window_octets
+            or self._octets >= config.window_bytes
             or size > config.max_message
             or (core.unacked >= config.max_unacked and inflight)
             or self.id & ONESHOT

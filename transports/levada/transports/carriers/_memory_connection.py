@@ -440,7 +440,7 @@ class MemoryConnection:
         if self._datagrams_flying >= self.link.config.datagram_queue:
             return False
         self._flow.writes += 1
-        self._flow.octets_sent += len(data)
+        self._flow.bytes_sent += len(data)
         refused = not self._established and self.link.config.early == "refused"
         if refused or self.link.random.random() < self.link.config.datagram_loss:
             return True
@@ -474,7 +474,7 @@ class MemoryConnection:
             await self._receiving_datagram.park()
         datagram = self._datagrams.popleft()
         self._back.reads += 1
-        self._back.octets_received += len(datagram.data)
+        self._back.bytes_received += len(datagram.data)
         return datagram
 
     def close(self, code: int = 0, reason: str = "") -> None:
@@ -532,8 +532,8 @@ class MemoryConnection:
         """Return the counters of all streams and datagrams together."""
         back = self._back
         return CarrierStatistics(
-            octets_sent=self._flow.octets_sent,
-            octets_received=back.octets_received,
+            bytes_sent=self._flow.bytes_sent,
+            bytes_received=back.bytes_received,
             writes=self._flow.writes,
             reads=back.reads,
             unsent=sum(stream.unsent for stream in self._streams.values()),

@@ -186,13 +186,13 @@ class MemoryLink:
 class Flow:
     """What all pipes in one direction of a connection share: credit, whether 0-RTT is going on, totals."""
 
-    __slots__ = ("blocked", "credit", "early", "octets_received", "octets_sent", "reads", "writes")
+    __slots__ = ("blocked", "credit", "early", "bytes_received", "bytes_sent", "reads", "writes")
 
     def __init__(self, credit: int = _UNLIMITED) -> None:
         self.credit = credit
         self.blocked: dict[Pipe, None] = {}  # the first to run out of credit first
         self.early = False
-        self.octets_sent = self.octets_received = self.writes = self.reads = 0
+        self.bytes_sent = self.bytes_received = self.writes = self.reads = 0
 
     def go_on(self) -> None:
         """Let the blocked pipes go on, as there is credit again: lowest priority number first, equal ones in turn."""
@@ -211,7 +211,7 @@ class Pipe:
 
     __slots__ = (
         "_flying", "_progress", "appear", "arrived", "credit", "delivered", "early", "end_sent", "ended", "finished", "flow", "link",
-        "octets_received", "octets_sent", "priority", "reads", "receive_error", "receiver", "receiver_over", "send_error", "sender",
+        "bytes_received", "bytes_sent", "priority", "reads", "receive_error", "receiver", "receiver_over", "send_error", "sender",
         "sender_over", "tell_readable", "tell_stopped", "unsent", "writes",
     )  # fmt: skip
 
@@ -229,7 +229,7 @@ class Pipe:
         self.sender_over: Callable[[], None] = nothing
         self.tell_stopped: Callable[[int], None] | None = None
         self.appear: Callable[[], None] | None = None  # tells the other end of a new stream, before anything else
-        self.octets_sent = self.writes = 0
+        self.bytes_sent = self.writes = 0
         self._flying = 0
         self._progress: trio.Event | None = None
 
@@ -240,7 +240,7 @@ class Pipe:
         self.receiver = Waiter()
         self.receiver_over: Callable[[], None] = nothing
         self.tell_readable: Callable[[], None] = nothing
-        self.octets_received = self.reads = 0
+        self.bytes_received = self.reads = 0
 
     @property
     def unacked(self) -> int:
@@ -323,8 +323,8 @@ class Pipe:
             link.post(self.appear)
             self.appear = None
         self._flying += octets
-        self.octets_sent += octets
-        flow.octets_sent += octets
+        self.bytes_sent += octets
+        flow.bytes_sent += octets
         self.writes += 1
         flow.writes += 1
         self.end_sent = end
@@ -509,8 +509,8 @@ class Pipe:
             assert type(arrived) is bytearray
             data = cut_front(arrived, limit)
         octets = len(data)
-        self.octets_received += octets
-        self.flow.octets_received += octets
+        self.bytes_received += octets
+        self.flow.bytes_received += octets
         self.reads += 1
         self.flow.reads += 1
         if link.direct:
@@ -561,8 +561,8 @@ class Pipe:
 def pipe_statistics(sending: Pipe | None, receiving: Pipe | None) -> CarrierStatistics:
     """Return the counters of the end that sends into the one and receives out of the other."""
     return CarrierStatistics(
-        octets_sent=sending.octets_sent if sending else 0,
-        octets_received=receiving.octets_received if receiving else 0,
+        bytes_sent=sending.bytes_sent if sending else 0,
+        bytes_received=receiving.bytes_received if receiving else 0,
         writes=sending.writes if sending else 0,
         reads=receiving.reads if receiving else 0,
         unsent=len(sending.unsent) if sending else 0,

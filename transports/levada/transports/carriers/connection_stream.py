@@ -180,8 +180,8 @@ class ConnectionStream(ABC, Generic[C]):
         """Return the counters as they are now; the connection's own counters count packets."""
         unsent = self.unsent
         return CarrierStatistics(
-            octets_sent=self._written - unsent,
-            octets_received=self._received,
+            bytes_sent=self._written - unsent,
+            bytes_received=self._received,
             writes=self._writes,
             reads=self._reads,
             unsent=unsent,

@@ -66,8 +66,8 @@ class CarrierInfo:
 class CarrierStatistics:
     """Counters of one connection; plain numbers, a snapshot."""
 
-    octets_sent: int
-    octets_received: int
+    bytes_sent: int
+    bytes_received: int
     writes: int
     """Calls to the operating system (or packets) that carried the bytes sent."""
     reads: int

@@ -189,7 +189,7 @@ class JoinedStream:
         self._was_empty = True  # the kernel's buffer, after the last read
         self._last_straight = 0.0
         self._unyielded = 0  # bytes written straight since this stream let other tasks run
-        self._octets_sent = self._octets_received = self._writes = self._reads = 0
+        self._bytes_sent = self._bytes_received = self._writes = self._reads = 0
         self._leave: Callable[[], None] | None = None
 
     def at_end(self, leave: Callable[[], None]) -> None:
@@ -246,7 +246,7 @@ class JoinedStream:
                     self._check_sending()
                     raise
                 else:
-                    self._octets_sent += count
+                    self._bytes_sent += count
                     self._writes += 1
                     self._unyielded += count
                     if count == len(data):
@@ -264,7 +264,7 @@ class JoinedStream:
             raise again(self._send_error)
 
     def _handed_on(self, count: int) -> None:
-        self._octets_sent += count
+        self._bytes_sent += count
         self._writes += 1
 
     def _start_writer(self) -> None:
@@ -400,7 +400,7 @@ class JoinedStream:
         if self._closed:  # closing had begun: who closes cannot want these bytes
             raise ConnectionClosed("this side closed the stream")
         if data:
-            self._octets_received += len(data)
+            self._bytes_received += len(data)
             self._reads += 1
             return data if isinstance(data, bytes) else bytes(data)
         self._ended = True
@@ -467,8 +467,8 @@ class JoinedStream:
     def statistics(self) -> CarrierStatistics:
         """Return the counters as they are now."""
         return CarrierStatistics(
-            octets_sent=self._octets_sent,
-            octets_received=self._octets_received,
+            bytes_sent=self._bytes_sent,
+            bytes_received=self._bytes_received,
             writes=self._writes,
             reads=self._reads,
             unsent=self.unsent,

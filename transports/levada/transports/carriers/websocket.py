@@ -23,7 +23,7 @@ from levada.transports.carriers.websocket_handshake import (
     HandshakeRefused,
     Head,
     answer,
-    refusal_octets,
+    refusal_bytes,
 )
 from levada.transports.carriers.websocket_stream import WebSocketStream
 
@@ -122,7 +122,7 @@ async def _read_head(stream: ByteStream, limit: int) -> tuple[bytes, bytes]:
 
 async def _refuse(stream: ByteStream, refusal: Refusal) -> None:
     """Answer, and wait a little until the client has closed: closing with its bytes unread could lose the answer."""
-    stream.send_nowait(refusal_octets(refusal))
+    stream.send_nowait(refusal_bytes(refusal))
     with trio.move_on_after(_REFUSED_LINGER):
         try:
             await stream.send_eof()

@@ -18,7 +18,7 @@ from wsproto.utilities import RemoteProtocolError as WsprotoError
 
 from levada.transports.carriers.websocket_config import Refusal, UpgradeRequest, WebSocketConfig
 
-__all__ = ["ClientHandshake", "HandshakeRefused", "Head", "answer", "refusal_octets"]
+__all__ = ["ClientHandshake", "HandshakeRefused", "Head", "answer", "refusal_bytes"]
 
 logger = logging.getLogger("levada.transports.websocket")
 
@@ -147,7 +147,7 @@ def _admit(asked: UpgradeRequest, config: WebSocketConfig, path: str | None) -> 
         raise HandshakeRefused(refusal)
 
 
-def refusal_octets(refusal: Refusal) -> bytes:
+def refusal_bytes(refusal: Refusal) -> bytes:
     """Return the whole HTTP answer, after which the connection closes."""
     body = f"{refusal.detail}\n".encode() if refusal.detail else b""
     try:

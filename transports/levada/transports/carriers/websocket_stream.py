@@ -276,7 +276,7 @@ class WebSocketStream:
             self._queue(self._core.ping())
         self._pinged = self._stream.statistics()
         # A peer that still takes a long queue is alive, although our ping may not have reached it yet.
-        if before is not None and not (before.unsent and self._pinged.octets_sent > before.octets_sent):
+        if before is not None and not (before.unsent and self._pinged.bytes_sent > before.bytes_sent):
             self._end = IdleTimeout(f"no answer to a ping within {self._config.keepalive_timeout} s")
             self._stream.abort()
             self._over.set()

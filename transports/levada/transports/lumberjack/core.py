@@ -93,7 +93,7 @@ class ReaderCore:
         """Units and slices made."""
         self.events = 0
         """Events received, as windows count them."""
-        self.octets_unpacked = 0
+        self.bytes_unpacked = 0
         """What envelopes unpacked to."""
         self.acks = 0
         """A frames sent, keepalives not counted."""
@@ -269,7 +269,7 @@ class ReaderCore:
                     steps -= 1
                     before = self._envelope.unpacked
                     self._envelope.unpack()
-                    self.octets_unpacked += self._envelope.unpacked - before
+                    self.bytes_unpacked += self._envelope.unpacked - before
                 windows -= inner is Stop.WINDOW
                 continue
             stop = self._parser.parse(self._open, self._room(), self._cost_room())

@@ -7,10 +7,10 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NoReturn
 
-__all__ = ["FIELD_COST", "OBJECT_COST", "OCTET_COST", "exact_cost", "parse_json", "structure_cost"]
+__all__ = ["BYTE_COST", "FIELD_COST", "OBJECT_COST", "exact_cost", "parse_json", "structure_cost"]
 
 # LJ-42: what bytes of text, and what stands between values, take in memory at most.
-OCTET_COST: Final = 4  # one character beyond U+FFFF makes all characters of its string four bytes wide
+BYTE_COST: Final = 4  # one character beyond U+FFFF makes all characters of its string four bytes wide
 _VALUE = 72  # for each comma and each bracket that opens
 OBJECT_COST: Final = 256  # the most that one byte brings
 _PAIR = 128
@@ -97,7 +97,7 @@ def structure_cost(octets: bytes) -> int:
 
 def exact_cost(octets: bytes, limit: int) -> int:
     """Return what a JSON text costs, not counting what stands inside its strings; or some number above `limit`, if that is less."""
-    cost = OCTET_COST * len(octets)
+    cost = BYTE_COST * len(octets)
     quotes = 0
     for outside, marks in _outside_strings(octets):
         cost += structure_cost(outside)

@@ -18,9 +18,9 @@ from typing import Any
 from levada.framework.errors import RemoteProtocolError
 from levada.transports.lumberjack.config import ReaderConfig
 from levada.transports.lumberjack.json_text import (
+    BYTE_COST,
     FIELD_COST,
     OBJECT_COST,
-    OCTET_COST,
     exact_cost,
     parse_json,
     structure_cost,
@@ -33,7 +33,7 @@ PAIR_COST = 128
 _LARGE = 64 * 1024  # bytes of a J frame from which on it is a step of its own: at worst 160 ns a byte
 _SMALL = 1024  # bytes of a J frame that is parsed first, and priced then by what it turned out to be
 _FLAT_COST = EVENT_COST + OBJECT_COST
-_SMALL_COST = EVENT_COST + _SMALL * (OBJECT_COST + OCTET_COST)  # whatever they are
+_SMALL_COST = EVENT_COST + _SMALL * (OBJECT_COST + BYTE_COST)  # whatever they are
 _PIECE = 4 * 1024  # bytes; smaller pieces of an unfinished item are joined as they come
 _HEAD = struct.Struct(">2sI")
 _EVENT_HEAD = struct.Struct(">2sII")
@@ -133,11 +133,11 @@ class FrameParser:
     @property
     def held(self) -> int:
         """Bytes and costs kept for an unfinished frame, and what the large event that comes next will take."""
-        pairs = OCTET_COST * self._used + PAIR_COST * len(self._fields)
+        pairs = BYTE_COST * self._used + PAIR_COST * len(self._fields)
         # Items of an array are values already; what their events cost is due when these are made.
         items = (self._item_cost - EVENT_COST) * len(self._items)
         # While a large event is built, its text is there as characters, too.
-        ahead = self._ahead + OCTET_COST * len(self._data) if self._ahead else 0
+        ahead = self._ahead + BYTE_COST * len(self._data) if self._ahead else 0
         return self._tail_size + len(self._data) + pairs + items + ahead
 
     @property
@@ -254,7 +254,7 @@ class FrameParser:
                                 # bytes takes 0.35. CPython from 3.14 on tracks all, and scans.
                                 if not is_tracked(value) and isinstance(value, dict):
                                     out.append(value)
-                                    cost += _FLAT_COST + OCTET_COST * length + FIELD_COST * len(value)
+                                    cost += _FLAT_COST + BYTE_COST * length + FIELD_COST * len(value)
                                     sequence = number
                                     count += 1
                                     at = frame_end
@@ -323,11 +323,11 @@ class FrameParser:
                         if length <= large:
                             fields[key] = str(data[value_at:value_end], "utf-8", "surrogateescape")
                         elif self._ahead is None:
-                            price = OCTET_COST * (value_end - start) + EVENT_COST + PAIR_COST * pairs
+                            price = BYTE_COST * (value_end - start) + EVENT_COST + PAIR_COST * pairs
                             if cost + price > cost_room and (cost or cost_room < max_cost):
                                 stop = Stop.COST
                             else:
-                                self._ahead = OCTET_COST * length
+                                self._ahead = BYTE_COST * length
                                 stop = Stop.LARGE
                             break
                         else:
@@ -339,7 +339,7 @@ class FrameParser:
                     if out is not None:
                         out.append(fields)
                     sequence = number
-                    cost += OCTET_COST * (at - start) + EVENT_COST + PAIR_COST * pairs
+                    cost += BYTE_COST * (at - start) + EVENT_COST + PAIR_COST * pairs
                     count += 1
                     left = -1
                     continue
@@ -415,7 +415,7 @@ class FrameParser:
         # One scan for it and all that follow in `data`, not one for each: 0.35 instead of 0.85 us for an event of 400 bytes.
         if not self._rate:
             rest = self._data[at:]
-            self._rate = OCTET_COST + structure_cost(rest) / len(rest)
+            self._rate = BYTE_COST + structure_cost(rest) / len(rest)
         price = int((end - at) * self._rate)
         limit = self._config.max_cost
         if price > limit:  # there may be a long text in it

@@ -151,7 +151,7 @@ class WriterCore:
         out, self._out = self._out, []
         return out
 
-    def octets_taken(self, count: int, now: float) -> None:
+    def bytes_taken(self, count: int, now: float) -> None:
         """Note that the carrier took `count` more bytes: a slow line is not a dead one (LJ-53)."""
         if self._flights and self._taken < self._flights[0].ends:
             self._clock = now
@@ -297,9 +297,9 @@ class SendQueue:
     def __init__(self, config: WriterConfig) -> None:
         self._config = config
         self._max_events = config.queue * config.window
-        self._max_octets = config.queue * config.max_bytes
+        self._max_bytes = config.queue * config.max_bytes
         self._new: deque[tuple[bytes, Any, float]] = deque()
-        self._new_octets = 0
+        self._new_bytes = 0
         self._again: list[Batch] = []  # by age
         self._next_age = 0
         self._events = 0
@@ -337,20 +337,20 @@ class SendQueue:
             if self._config.drop == "newest" or not self._new:
                 return (token,)
             old, old_token, _ = self._new.popleft()
-            self._new_octets -= len(old) + _HEAD.size
+            self._new_bytes -= len(old) + _HEAD.size
             self._gone(1, len(old) + _HEAD.size)
             dropped = (old_token,)
         self._new.append((body, token, now))
-        self._new_octets += size
+        self._new_bytes += size
         self._events += 1
         self._octets += size
-        self.full = self._events >= self._max_events or self._octets >= self._max_octets
+        self.full = self._events >= self._max_events or self._octets >= self._max_bytes
         return dropped
 
     def _gone(self, events: int, octets: int) -> None:
         self._events -= events
         self._octets -= octets
-        self.full = self._events >= self._max_events or self._octets >= self._max_octets
+        self.full = self._events >= self._max_events or self._octets >= self._max_bytes
 
     def next_batch(self, now: float, room: int, *, flush: bool = False) -> Batch | None:
         """Take what to send next: what came back first, then new events once there are enough or they waited long enough.
@@ -368,7 +368,7 @@ class SendQueue:
         config = self._config
         most = min(room, config.window)
         if not new or not (
-            flush or len(new) >= most or self._new_octets >= config.max_bytes or now >= new[0][2] + config.linger
+            flush or len(new) >= most or self._new_bytes >= config.max_bytes or now >= new[0][2] + config.linger
         ):
             return None
         bodies: list[bytes] = []
@@ -383,7 +383,7 @@ class SendQueue:
             tokens.append(token)
         for _ in bodies:
             new.popleft()
-        self._new_octets -= octets
+        self._new_bytes -= octets
         batch = Batch(bodies, tokens, (self._next_age,))
         self._next_age += 1
         return batch

@@ -162,9 +162,9 @@ def read_authentication(config: MaopConfig) -> Generator[int, bytes, Authenticat
         for what in ("key of a pair", "value of a pair"):
             size = _number((yield 2))
             octets += 2 + size
-            if octets > config.max_pair_octets:
+            if octets > config.max_pair_bytes:
                 raise Fault(
-                    ErrorCode.CONTENT_TOO_LARGE, f"the pairs have more than {config.max_pair_octets} bytes.", "MA-18"
+                    ErrorCode.CONTENT_TOO_LARGE, f"the pairs have more than {config.max_pair_bytes} bytes.", "MA-18"
                 )
             texts.append(_text((yield size), what))
         pairs[texts[0]] = texts[1]  # MA-17: the last value counts.

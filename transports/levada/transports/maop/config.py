@@ -85,7 +85,7 @@ class MaopConfig:
     """Largest token in bytes. Source: MA-18."""
     max_pairs: int = _number(255, 0, 255)
     """Most metadata pairs. Source: MA-18."""
-    max_pair_octets: int = _number(65_536, 0)
+    max_pair_bytes: int = _number(65_536, 0)
     """Bytes of all pairs, including their lengths. Source: MA-18."""
     auth_timeout: float = _seconds(5.0)
     """Time from the end of the handshake to the decision. Source: MA-20."""

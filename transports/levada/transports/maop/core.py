@@ -145,7 +145,7 @@ class MaopCore(Ending):
                 self._drop(stream_id, entry, data, fin)
             else:
                 if type(entry) is Incoming:
-                    self.statistic.block_octets += len(data)
+                    self.statistic.block_bytes += len(data)
                 entry.receive(data, fin, now)
                 if fin and type(self.streams.get(stream_id)) is int:
                     del self.streams[stream_id]

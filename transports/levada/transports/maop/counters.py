@@ -21,7 +21,7 @@ class Statistics:
     """Operations of the peer that passed the gate."""
     done: int = 0
     """Operations of the peer that succeeded."""
-    block_octets: int = 0
+    block_bytes: int = 0
     """Bytes received on data streams."""
     streams_aborted: int = 0
     """Streams that the peer has reset."""

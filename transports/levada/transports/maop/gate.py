@@ -96,7 +96,7 @@ class Gate:
             if not allowed:
                 op.refuse(ErrorCode.POLICY_UNDEFINED_LENGTH, 0, now)
                 return
-        elif length > spec.max_payload or (length > core.quota.max_octets and not spec.streaming):
+        elif length > spec.max_payload or (length > core.quota.max_bytes and not spec.streaming):
             op.refuse(ErrorCode.CONTENT_TOO_LARGE, 0, now)
             return
         if op.is_request and op.response_msg_id not in spec.responses:
@@ -179,7 +179,7 @@ class Gate:
         if core.pool.backlog > core.config.control_ring:
             return False
         quota = core.quota
-        if quota.operations >= quota.max_operations or quota.buffered + self._octets(op) > quota.max_octets:
+        if quota.operations >= quota.max_operations or quota.buffered + self._octets(op) > quota.max_bytes:
             quota.waiting[self.room_came] = None
             return False
         return self._rate is None or self._rate.take(now)

@@ -244,7 +244,7 @@ class Incoming(Received):
         if octets:
             self.reserved += octets
             core.quota.buffered += octets
-            if core.quota.buffered > core.quota.max_octets:
+            if core.quota.buffered > core.quota.max_bytes:
                 # MA-54c
                 raise Fault(ErrorCode.CAPACITY_LIMIT, "no room for the body", "MA-54c")
 
@@ -352,7 +352,7 @@ class Incoming(Received):
             self._respond(b"", now)
         else:
             quota = self._core.quota
-            if quota.buffered + TEST_WINDOW > quota.max_octets:
+            if quota.buffered + TEST_WINDOW > quota.max_bytes:
                 raise Fault(ErrorCode.CAPACITY_LIMIT, "no room for the body", "MA-54c")
             self.reserved = TEST_WINDOW
             quota.buffered += TEST_WINDOW

@@ -80,7 +80,7 @@ class Session(ABC):
             Octets(read_result()) if client else Octets(read_authentication(config))
         )
         self._early: list[tuple[int, bytes | None, bool]] = []
-        self._early_octets = 0
+        self._early_bytes = 0
         self._auth_fin = False
         self._asked = self._answered = False
         self._drain_time = 0.0
@@ -188,8 +188,8 @@ class Session(ABC):
 
     def _hold(self, stream_id: int, data: bytes | None, fin: bool, octets: int) -> None:
         # Each piece costs more than its bytes.
-        self._early_octets += octets + 64
-        if self._early_octets > self.config.max_held_early:
+        self._early_bytes += octets + 64
+        if self._early_bytes > self.config.max_held_early:
             self.fail_connection(ErrorCode.CAPACITY_LIMIT, "too much before the result", "MA-29")
             return
         self._early.append((stream_id, data, fin))

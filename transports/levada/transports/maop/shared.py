@@ -133,11 +133,11 @@ class Quota:
         octets: most bytes of bodies held for the application.
     """
 
-    __slots__ = ("buffered", "max_octets", "max_operations", "operations", "waiting")
+    __slots__ = ("buffered", "max_bytes", "max_operations", "operations", "waiting")
 
     def __init__(self, operations: int, octets: int) -> None:
         self.max_operations = operations
-        self.max_octets = octets
+        self.max_bytes = octets
         self.operations = 0
         """Operations in flight."""
         self.buffered = 0
@@ -147,7 +147,7 @@ class Quota:
 
     def fits(self, octets: int) -> bool:
         """Whether there is room for one more operation with this many bytes."""
-        return self.operations < self.max_operations and self.buffered + octets <= self.max_octets
+        return self.operations < self.max_operations and self.buffered + octets <= self.max_bytes
 
     def freed(self) -> None:
         """Tell the next connection that there may be room."""

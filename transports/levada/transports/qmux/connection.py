@@ -97,8 +97,8 @@ class QmuxConnection(StreamConnection[QmuxStream]):
         """Return the counters as they are now; bytes include the frames' heads, writes and reads are the transport's."""
         below = self._below.statistics()
         return CarrierStatistics(
-            octets_sent=below.octets_sent,
-            octets_received=below.octets_received,
+            bytes_sent=below.bytes_sent,
+            bytes_received=below.bytes_received,
             writes=below.writes,
             reads=below.reads,
             unsent=self.core.queued + below.unsent,

@@ -108,16 +108,16 @@ class QuicConnection(StreamConnection[QuicStream]):
         self._close_packets: list[tuple[bytes, Address]] = []
         self._late_packets = 0
 
-        self._octets_sent = 0
-        self._octets_received = 0
+        self._bytes_sent = 0
+        self._bytes_received = 0
         self._packets_received = 0
         self._packets_sent = 0
 
     def statistics(self) -> CarrierStatistics:
         """Return the counters as they are now; bytes include QUIC's own, writes and reads are packets."""
         return CarrierStatistics(
-            octets_sent=self._octets_sent,
-            octets_received=self._octets_received,
+            bytes_sent=self._bytes_sent,
+            bytes_received=self._bytes_received,
             writes=self._packets_sent,
             reads=self._packets_received,
             unsent=sum(map(self.engine.unsent, self.streams)),
@@ -324,7 +324,7 @@ class QuicConnection(StreamConnection[QuicStream]):
 
     def receive(self, data: bytes, address: Address, now: float) -> None:
         """Take a packet that was routed here."""
-        self._octets_received += len(data)
+        self._bytes_received += len(data)
         self._packets_received += 1
         if self._close_packets:
             # The peer has not seen the close: repeat it, ever more rarely (RFC 9000 section 10.2.1).
@@ -348,7 +348,7 @@ class QuicConnection(StreamConnection[QuicStream]):
             datagrams += engine.probe_path(now)
         self._packets_sent += len(datagrams)
         for data, _ in datagrams:
-            self._octets_sent += len(data)
+            self._bytes_sent += len(data)
         self._lonely = False
         if engine.has_news or self.blocked or self.flushing or self._datagram_writers or self._drained is not None:
             self.settle()

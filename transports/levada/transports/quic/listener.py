@@ -36,7 +36,7 @@ from .tokens import AddressTokens
 __all__ = ["QuicIncoming", "QuicListener"]
 
 _PACKETS_KEPT = 10  # of a client that is not accepted yet: a large hello and early data
-_OCTETS_KEPT = 65_535  # at least the one datagram that introduced it
+_BYTES_KEPT = 65_535  # at least the one datagram that introduced it
 _CLOSE_FRAME = 25
 
 
@@ -83,7 +83,7 @@ class QuicIncoming:
 
     def keep(self, data: bytes) -> None:
         """Keep a packet until it is accepted."""
-        if len(self._packets) < _PACKETS_KEPT and sum(map(len, self._packets)) + len(data) <= _OCTETS_KEPT:
+        if len(self._packets) < _PACKETS_KEPT and sum(map(len, self._packets)) + len(data) <= _BYTES_KEPT:
             self._packets.append(data)
 
     def accept(self) -> QuicConnection:

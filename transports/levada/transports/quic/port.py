@@ -28,7 +28,7 @@ _IP_MTU_DISCOVER: Final = 10
 _IPV6_MTU_DISCOVER: Final = 23
 _PMTUDISC_PROBE: Final = 3  # set "don't fragment", and allow packets as large as this side says
 _GSO_SEGMENTS: Final = 44
-_GSO_OCTETS: Final = 65_000
+_GSO_BYTES: Final = 65_000
 _GSO_PACKET: Final = 1_500  # larger packets gain nothing from being grouped
 _LARGEST: Final = 65_535
 
@@ -189,7 +189,7 @@ class UdpPort:
         while end < limit:
             octets, to = datagrams[end]
             length = len(octets)
-            if to != address or length > size or total + length > _GSO_OCTETS:
+            if to != address or length > size or total + length > _GSO_BYTES:
                 break
             total += length
             end += 1

@@ -96,10 +96,10 @@ class ReactiveSocketCore(ConnectionCore):
             streams=len(self._streams),
             peer_streams=self._peer_streams,
             requests_waiting=len(self._waiting),
-            octets_gathered=self._gathered,
-            octets_unread=len(self._rest),
-            octets_unsent=self._octets_unsent(),
-            octets_kept=0,
+            bytes_gathered=self._gathered,
+            bytes_unread=len(self._rest),
+            bytes_unsent=self._bytes_unsent(),
+            bytes_kept=0,
         )
 
     def _receive(

@@ -104,14 +104,14 @@ def encode(
 
 def encode_setup_fields(version: int, keepalive_ms: int, lifetime_ms: int, metadata_mime: str, data_mime: str) -> bytes:
     """Return the fixed fields of SETUP (section 4.1); RX-32: no NUL behind the MIME types."""
-    metadata_octets, data_octets = metadata_mime.encode("latin-1"), data_mime.encode("latin-1")
+    metadata_bytes, data_bytes = metadata_mime.encode("latin-1"), data_mime.encode("latin-1")
     return b"".join(
         (
             _SETUP.pack(version, keepalive_ms, lifetime_ms),
-            bytes((len(metadata_octets),)),
-            metadata_octets,
-            bytes((len(data_octets),)),
-            data_octets,
+            bytes((len(metadata_bytes),)),
+            metadata_bytes,
+            bytes((len(data_bytes),)),
+            data_bytes,
         )
     )
 

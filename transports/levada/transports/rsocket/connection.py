@@ -121,10 +121,10 @@ class RSocketConnection(ReactiveStreamsCore):
             streams=len(self._streams),
             peer_streams=self._peer_streams,
             requests_waiting=len(self._waiting),
-            octets_gathered=self._gathered,
-            octets_unread=len(self._tail) + self._held_size,
-            octets_unsent=self._octets_unsent(),
-            octets_kept=0 if self._replay is None else self._replay.kept,
+            bytes_gathered=self._gathered,
+            bytes_unread=len(self._tail) + self._held_size,
+            bytes_unsent=self._bytes_unsent(),
+            bytes_kept=0 if self._replay is None else self._replay.kept,
         )
 
     def _move(self, cause: ConnectionInput) -> None:
@@ -153,7 +153,7 @@ class RSocketConnection(ReactiveStreamsCore):
             queue.append(len(octets).to_bytes(3))
         queue.append(octets)
 
-    def _forget_octets(self) -> None:
+    def _forget_bytes(self) -> None:
         """Drop partly read and unsent data of a carrier that is gone."""
         self._control.clear()
         self._out.clear()
@@ -588,7 +588,7 @@ class RSocketConnection(ReactiveStreamsCore):
         if self._state is not ConnectionState.RESUMING:  # RS-98: another attempt has the rest of the time
             self._until = now + self._config.resume_timeout
         self._move(ConnectionInput.LOSE_CARRIER)
-        self._forget_octets()
+        self._forget_bytes()
         self._allowed.replace(0, 0, now)  # RS-103: requests wait for a lease on the next carrier
         events.append(SessionSuspended(self._until, text))
 
@@ -661,7 +661,7 @@ class RSocketConnection(ReactiveStreamsCore):
         frame, replay = carrier._resume_frame, self._replay
         if frame is None or replay is None or carrier._state is not ConnectionState.HANDED_OVER:
             raise LocalProtocolError("that core reported no ResumeReceived", rule="RS-96")
-        self._forget_octets()
+        self._forget_bytes()
         self._framed = carrier._framed
         self._tail, carrier._tail = carrier._tail, self._tail
         self._held_messages, carrier._held_messages = carrier._held_messages, self._held_messages

@@ -155,7 +155,7 @@ class RSocketCore(RSocketConnection):
             self._lost(events, "the peer ended the carrier", now)
         else:
             self._now = self._heard = now  # RS-107: any input shows that the peer is alive
-            self._receive_octets(data, events)
+            self._receive_bytes(data, events)
         if self._state is _DRAINING:
             self._end_if_drained(events)
         return events
@@ -190,7 +190,7 @@ class RSocketCore(RSocketConnection):
         else:
             self._read_message(message, events)
 
-    def _receive_octets(self, data: bytes, events: list[Event]) -> None:
+    def _receive_bytes(self, data: bytes, events: list[Event]) -> None:
         if self._state in _HELD_BACK:
             self._tail += data
             self._bound_backlog(events)

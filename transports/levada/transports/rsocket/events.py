@@ -259,7 +259,7 @@ class ResumeReceived:
 class SessionResumed:
     """The session continues on its new carrier; lost frames are sent again."""
 
-    octets_resent: int
+    bytes_resent: int
 
 
 @attrs.define

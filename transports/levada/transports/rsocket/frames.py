@@ -90,7 +90,7 @@ def payload_at(frame: bytes, at: int, end: int, flags: int) -> Payload:
     return Payload(frame[data:end], frame[start:data])
 
 
-def _payload_octets(payload: Payload) -> bytes:
+def _payload_bytes(payload: Payload) -> bytes:
     if payload.metadata is None:
         return payload.data
     return b"".join((metadata_length(payload.metadata), payload.metadata, payload.data))
@@ -131,7 +131,7 @@ class SetupFrame:
         for mime_type in (self.metadata_mime_type, self.data_mime_type):
             octets = mime_type.encode("utf-8", "surrogateescape")
             parts += (len(octets).to_bytes(1), octets)
-        return b"".join((*parts, _payload_octets(self.payload)))
+        return b"".join((*parts, _payload_bytes(self.payload)))
 
 
 @attrs.frozen
@@ -183,7 +183,7 @@ class RequestFrame:
         """Return the frame's bytes."""
         flags = _flag(self.payload) | (FOLLOWS if self.follows else 0) | (COMPLETE if self.complete else 0)
         n = b"" if self.n is None else U32.pack(self.n)
-        return b"".join((_header(self.type, flags, self.stream_id), n, _payload_octets(self.payload)))
+        return b"".join((_header(self.type, flags, self.stream_id), n, _payload_bytes(self.payload)))
 
 
 @attrs.frozen
@@ -223,7 +223,7 @@ class PayloadFrame:
         """Return the frame's bytes."""
         flags = _flag(self.payload) | (FOLLOWS if self.follows else 0)
         flags |= (COMPLETE if self.complete else 0) | (NEXT if self.next else 0)
-        return _header(FrameType.PAYLOAD, flags, self.stream_id) + _payload_octets(self.payload)
+        return _header(FrameType.PAYLOAD, flags, self.stream_id) + _payload_bytes(self.payload)
 
 
 @attrs.frozen

@@ -34,13 +34,13 @@ class CoreStatistics:
     """Live streams that the peer opened."""
     requests_waiting: int
     """Requests of this side that wait for a lease."""
-    octets_gathered: int
+    bytes_gathered: int
     """Bytes of unfinished payloads."""
-    octets_unread: int
+    bytes_unread: int
     """Bytes received but not processed: part of a frame, or frames that wait for `accept_setup`."""
-    octets_unsent: int
+    bytes_unsent: int
     """Bytes queued for `data_to_send`."""
-    octets_kept: int
+    bytes_kept: int
     """Bytes of sent frames kept for a resumption."""
 
 
@@ -107,7 +107,7 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
         """Return the ids of the live streams that the caller has seen, and of those that wait for a lease."""
         return live_ids(self._streams, self._waiting)
 
-    def _octets_unsent(self) -> int:
+    def _bytes_unsent(self) -> int:
         return sum(map(len, self._control)) + sum(map(len, self._out))
 
     def _other_input(self) -> LocalProtocolError:

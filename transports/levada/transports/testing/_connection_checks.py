@@ -100,7 +100,7 @@ async def streams_are_numbered_as_in_quic(traits: CarrierTraits, a: Connection, 
 
 
 @check
-async def stream_appears_with_its_first_octet_end_or_reset(traits: CarrierTraits, a: Connection, b: Connection) -> None:
+async def stream_appears_with_its_first_byte_end_or_reset(traits: CarrierTraits, a: Connection, b: Connection) -> None:
     x = [await a.open_stream() for _ in range(3)]
     await traits.settle()
     assert b.accept_stream_nowait() is None

@@ -223,6 +223,6 @@ async def counts_everything_together(traits: CarrierTraits, a: Connection, b: Co
     await x.flush()
     await read(y, 1000)
     after = a.statistics()
-    assert after.octets_sent - before.octets_sent >= 1000
+    assert after.bytes_sent - before.bytes_sent >= 1000
     assert after.writes > before.writes
-    assert b.statistics().octets_received >= 1000
+    assert b.statistics().bytes_received >= 1000

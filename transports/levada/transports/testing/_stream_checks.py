@@ -35,7 +35,7 @@ from levada.transports.testing.traits import Carrier, CarrierTraits, Factory
 
 
 @check
-async def carries_octets_in_order_both_ways_at_once(traits: CarrierTraits, x: Channel, y: Channel) -> None:
+async def carries_bytes_in_order_both_ways_at_once(traits: CarrierTraits, x: Channel, y: Channel) -> None:
     sizes = random.Random(0).choices([1, 2, 3, 100, 1000, 5000, 20_000], k=60)
     parts = [random.Random(number).randbytes(size) for number, size in enumerate(sizes)]
 
@@ -54,7 +54,7 @@ async def carries_octets_in_order_both_ways_at_once(traits: CarrierTraits, x: Ch
 
 
 @check
-async def takes_any_octets_and_keeps_none_of_the_callers(traits: CarrierTraits, x: Channel, y: Channel) -> None:
+async def takes_any_bytes_and_keeps_none_of_the_callers(traits: CarrierTraits, x: Channel, y: Channel) -> None:
     buffer = bytearray(b"one")
     await x.send_all(buffer)
     buffer[:] = b"???"
@@ -277,8 +277,8 @@ async def counts_what_it_carries(traits: CarrierTraits, x: Channel, y: Channel) 
     await x.flush()
     await read(y, 1000)
     after, after_there = x.statistics(), y.statistics()
-    assert after.octets_sent - before.octets_sent >= 1000
-    assert after_there.octets_received - before_there.octets_received >= 1000
+    assert after.bytes_sent - before.bytes_sent >= 1000
+    assert after_there.bytes_received - before_there.bytes_received >= 1000
     assert after.writes > before.writes
     assert after_there.reads > before_there.reads
 

@@ -25,7 +25,7 @@ class CorePair(Generic[C]):
         self.framed = framed
         self.now = 0.0
         """Handed to the cores; the same for both."""
-        self.octets_in_flight = {"client": bytearray(), "server": bytearray()}
+        self.bytes_in_flight = {"client": bytearray(), "server": bytearray()}
         """Sent and not delivered yet, by the end that they go to; of a framed pair see `messages_in_flight`."""
         self.messages_in_flight: dict[str, list[bytes]] = {"client": [], "server": []}
         self._ignore = ignore
@@ -38,7 +38,7 @@ class CorePair(Generic[C]):
             if self.framed:
                 self.messages_in_flight[to] += data
             else:
-                self.octets_in_flight[to] += b"".join(data)
+                self.bytes_in_flight[to] += b"".join(data)
 
     def to_server(self, size: int | None = None) -> list[Any]:
         """Deliver to the server up to `size` bytes (framed: messages; ``None``: all) and return its events."""
@@ -54,7 +54,7 @@ class CorePair(Generic[C]):
         of_server: list[Any] = []
         while True:
             self.collect()
-            if not any((*self.octets_in_flight.values(), *self.messages_in_flight.values())):
+            if not any((*self.bytes_in_flight.values(), *self.messages_in_flight.values())):
                 return of_client, of_server
             of_server += self.to_server()
             of_client += self.to_client()
@@ -62,7 +62,7 @@ class CorePair(Generic[C]):
     def cut(self) -> None:
         """Lose everything queued and under way, as a broken carrier does."""
         self.collect()
-        for octets in self.octets_in_flight.values():
+        for octets in self.bytes_in_flight.values():
             octets.clear()
         for messages in self.messages_in_flight.values():
             messages.clear()
@@ -77,7 +77,7 @@ class CorePair(Generic[C]):
             for message in taken:
                 events += core.receive_message(message, self.now)
         else:
-            octets = self.octets_in_flight[name]
+            octets = self.bytes_in_flight[name]
             data = bytes(octets[:size])
             del octets[:size]
             if data:

@@ -21,7 +21,7 @@ from levada.actors.aqueduct import serve as serve_aqueduct
 from levada.actors.aqueduct.envelopes import ANSWER, ASK, TELL, read_failure
 from levada.actors.aqueduct.halves import CODEC, Unreadable, give_up
 from levada.actors.authentication import Authenticate
-from levada.actors.cli.calls import CallFailed, carrier_for, in_time, octets_of, print_octets, shown, token_of
+from levada.actors.cli.calls import CallFailed, bytes_of, carrier_for, in_time, print_bytes, shown, token_of
 from levada.actors.explain.values import EXT_ATTACHMENT, EXT_MESSAGE, Tagged, as_json, as_text, read_value
 from levada.framework import Actor, ActorSystem, OneshotReceiver, Receiver, Sender, channel, oneshot
 from levada.framework.codec import AttachmentKind
@@ -29,7 +29,7 @@ from levada.framework.errors import ChannelError, ConfigurationError, DecodeErro
 from levada.framework.message import tag_of
 from levada.transports.text import printable
 
-__all__ = ["REPLY", "add_arguments", "call", "message_octets", "message_type_of", "serve"]
+__all__ = ["REPLY", "add_arguments", "call", "message_bytes", "message_type_of", "serve"]
 
 REPLY = "@reply"
 """Stands among the fields for the sender that answers come on."""
@@ -102,7 +102,7 @@ async def call(args: argparse.Namespace) -> None:
     data = args.data or []
     if len(data) > 1:
         raise ConfigurationError("aqueduct takes one --data")
-    given = octets_of(data[0]) if data else b""
+    given = bytes_of(data[0]) if data else b""
     kind = {"response": AttachmentKind.ONESHOT_SENDER, "stream": AttachmentKind.SENDER}.get(args.kind)
     if args.lookup is not None:
         if args.tag is None or args.kind == "stream":
@@ -110,7 +110,7 @@ async def call(args: argparse.Namespace) -> None:
                 "--lookup needs the --tag of a question, and gives one answer (or none, with --fnf)"
             )
         kind = None
-    payload = given if args.tag is None else message_octets(args.tag, _fields(given), kind)
+    payload = given if args.tag is None else message_bytes(args.tag, _fields(given), kind)
     # A message with a tag is in the codec, and so is its answer.
     config = PeerConfig(carrier=carrier_for(args), headers=() if args.tag is None else (CODEC,))
     async with (
@@ -147,7 +147,7 @@ async def _exchange(peer: Peer[RawMessage], payload: bytes, args: argparse.Names
 
 async def _ask(peer: Peer[RawMessage], payload: bytes, args: argparse.Namespace) -> None:
     """Look an actor up, and ask or tell it, in the format of remote refs (``docs/protocols/aqueduct-refs.md``)."""
-    lookup = message_octets("levada.lookup", [args.lookup], AttachmentKind.ONESHOT_SENDER)
+    lookup = message_bytes("levada.lookup", [args.lookup], AttachmentKind.ONESHOT_SENDER)
     found = await _answer(peer.entry, lookup)
     ref = found.attachments[0] if len(found.attachments) == 1 else None
     if not isinstance(ref, Sender):
@@ -189,10 +189,10 @@ def _print(message: RawMessage, args: argparse.Namespace) -> None:
                 raise CallFailed(f"the server could not read the message: {printable(str(value.fields[0]))}")
             print(json.dumps(as_json(value)) if args.json else shown(as_text(value)), flush=True)
             return
-    print_octets(message.payload, as_json=args.json)
+    print_bytes(message.payload, as_json=args.json)
 
 
-def message_octets(tag: str, fields: Sequence[Any], reply: AttachmentKind | None) -> bytes:
+def message_bytes(tag: str, fields: Sequence[Any], reply: AttachmentKind | None) -> bytes:
     """Write a message as the codec does.
 
     Args:
@@ -204,7 +204,7 @@ def message_octets(tag: str, fields: Sequence[Any], reply: AttachmentKind | None
         ConfigurationError: a field that cannot travel, or the place of an attachment where there is none.
 
     Example:
-        >>> message_octets("docs.Bid", ["EURUSD", 1], None).hex(" ")
+        >>> message_bytes("docs.Bid", ["EURUSD", 1], None).hex(" ")
         'c7 12 02 93 a8 64 6f 63 73 2e 42 69 64 a6 45 55 52 55 53 44 01'
     """
     places = 0

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from levada.actors.cli.calls import CallFailed, carrier_for, in_time, octets_of, print_octets, refuse, shown, token_of
+from levada.actors.cli.calls import CallFailed, bytes_of, carrier_for, in_time, print_bytes, refuse, shown, token_of
 from levada.actors.maop import Body, ErrorCode, OperationFailed, OperationRefused, Peer, PeerConfig, connect
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
@@ -87,7 +87,7 @@ async def _request(peer: Peer, body: Body, args: argparse.Namespace) -> None:
     async with peer.open_request(args.msg_id, body, priority=args.priority, max_response=most, **times) as reply:
         if args.json:
             octets = b"".join([bytes(chunk) async for chunk in reply])
-            print_octets(octets, as_json=True, content_type=reply.content_type)
+            print_bytes(octets, as_json=True, content_type=reply.content_type)
             return
         decoder = codecs.getincrementaldecoder("utf-8")()
         text: str | None = ""  # of the last chunk; None once a chunk was not text
@@ -132,4 +132,4 @@ def _body(args: argparse.Namespace) -> Body:
         path = Path(data[0][1:])
         if path.is_file():
             return path  # sent piece by piece
-    return octets_of(data[0]) if data else b""
+    return bytes_of(data[0]) if data else b""

@@ -12,7 +12,7 @@ import trio
 
 from levada.actors.authentication import Authenticate
 from levada.actors.cli import stdin
-from levada.actors.cli.calls import CallFailed, carrier_for, in_time, named, octets_of, positive, print_octets, token_of
+from levada.actors.cli.calls import CallFailed, bytes_of, carrier_for, in_time, named, positive, print_bytes, token_of
 from levada.actors.rsocket import (
     COMPOSITE,
     ClientConfig,
@@ -77,7 +77,7 @@ async def call(args: argparse.Namespace) -> None:
     """
     metadata_type = args.metadata_type or COMPOSITE
     core = CoreConfig(
-        setup_payload=Payload(b"" if args.setup is None else octets_of(args.setup), _credentials(args, metadata_type)),
+        setup_payload=Payload(b"" if args.setup is None else bytes_of(args.setup), _credentials(args, metadata_type)),
         metadata_mime_type=metadata_type,
         data_mime_type=args.data_type,
     )
@@ -88,7 +88,7 @@ async def call(args: argparse.Namespace) -> None:
     if args.kind == "push" and (args.metadata is None or data):
         raise ConfigurationError("--push needs --metadata, and takes no --data")
     where: dict[str, Any] = {"route": args.route, "metadata": metadata}
-    first = octets_of(data[0]) if data else b""
+    first = bytes_of(data[0]) if data else b""
     print_answer = _print_json if args.json else _print_data
     try:
         async with ActorSystem("call") as system, in_time(connect(system, args.url, config=config), args) as peer:
@@ -98,7 +98,7 @@ async def call(args: argparse.Namespace) -> None:
                 case "fnf":
                     await peer.fire_and_forget(first, **where)
                 case "push":
-                    await peer.metadata_push(octets_of(args.metadata))
+                    await peer.metadata_push(bytes_of(args.metadata))
                 case "stream":
                     await _print_all(await peer.request_stream(first, **where), args.limit, print_answer)
                 case "channel":
@@ -142,7 +142,7 @@ async def _send_all(sender: Sender[Any], source: AsyncIterator[bytes]) -> None:
 
 async def _given(data: list[str]) -> AsyncIterator[bytes]:
     for text in data:
-        yield octets_of(text)
+        yield bytes_of(text)
 
 
 def _metadata(args: argparse.Namespace) -> Any:
@@ -150,7 +150,7 @@ def _metadata(args: argparse.Namespace) -> Any:
         return None
     if args.route is not None:
         raise ConfigurationError("--metadata takes the place of --route: give one or the other")
-    return octets_of(args.metadata)
+    return bytes_of(args.metadata)
 
 
 def _credentials(args: argparse.Namespace, metadata_type: str) -> bytes | None:
@@ -171,7 +171,7 @@ def _credentials(args: argparse.Namespace, metadata_type: str) -> bytes | None:
 
 
 def _print_data(payload: Any) -> None:
-    print_octets(payload.data)
+    print_bytes(payload.data)
 
 
 def _print_json(payload: Any) -> None:

@@ -175,9 +175,9 @@ function enrich(time, page, row) {
     row.rate = per(row.path, time, row.handled);
     waits(row);
     if (row.path !== state.selected) detail.note(time, row);
-  } else if (page === "connections" && row.report?.octets_sent !== undefined) {
-    row.sent = per(`${row.path} sent`, time, row.report.octets_sent);
-    row.received = per(`${row.path} received`, time, row.report.octets_received);
+  } else if (page === "connections" && row.report?.bytes_sent !== undefined) {
+    row.sent = per(`${row.path} sent`, time, row.report.bytes_sent);
+    row.received = per(`${row.path} received`, time, row.report.bytes_received);
   } else if (page === "journals" && row.report) row.appended = per(`${row.path} appended`, time, row.report.rows_appended);
 }
 

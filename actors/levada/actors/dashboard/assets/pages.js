@@ -15,7 +15,7 @@ const rest = (row, shown) => row.error ?? Object.entries(report(row))
 
 const phase = (row) => (row.subject === "listener" ? "listens" : text(report(row).phase));
 
-const CONNECTION = ["protocol", "side", "phase", "identity", "address", "octets_sent", "octets_received", "unsent", "url"];
+const CONNECTION = ["protocol", "side", "phase", "identity", "address", "bytes_sent", "bytes_received", "unsent", "url"];
 // What flow control lets pass: bytes, or a number with what it counts.
 function passes(row, way) {
   const window = row.window;
