@@ -163,6 +163,7 @@ class Actor(Generic[M]):
     def stopping(self, reason: Reason) -> Awaitable[None] | None:
         """Run when all children have stopped, before the actor's tasks and contexts are closed; may be async, cannot spawn.
 
+        It also runs if `started` has failed, or has not run because the actor was stopped first.
         Shielded from cancellation for ``stop_timeout`` seconds (a setting of the system).
         """
         return None

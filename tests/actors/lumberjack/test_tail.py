@@ -16,8 +16,12 @@ import trio
 from trio.testing import MockClock
 
 from levada.actors.lumberjack.tail import Tail, TailConfig, tail
-from levada.actors.lumberjack.tail_registry import open_registry
-from levada.framework import ActorSystem
+from levada.actors.lumberjack.tail_delivery import Shared
+from levada.actors.lumberjack.tail_file import OpenFile
+from levada.actors.lumberjack.tail_reader import FileReader
+from levada.actors.lumberjack.tail_registry import FileEntry, FileRegistry, open_registry
+from levada.actors.lumberjack.tail_scanner import Scanner
+from levada.framework import ActorSystem, Shutdown
 from levada.framework.errors import ConfigurationError
 
 CONFIG = TailConfig(host="web-01", drain_timeout=600.0)
@@ -554,6 +558,26 @@ async def test_files_that_are_gone_are_forgotten_in_the_end(tmp_path: Path, sink
         entries.forget_old(now + 8 * 86400)
         assert entries.entries == []
         assert entries.snapshot() is not None
+
+
+async def test_actors_that_are_stopped_before_they_have_started_let_go_of_everything(
+    tmp_path: Path, sink: Sink
+) -> None:
+    path = tmp_path / "a.log"
+    path.write_text("one\n")
+    shared = Shared(CONFIG, FileRegistry(None), sink.deliver)
+    file = OpenFile(str(path))
+    entry = FileEntry(path=str(path), device=file.device, inode=file.inode)
+    async with ActorSystem() as system:
+        for actor in (
+            system.spawn(Scanner, (str(path),), shared, trio.Event()),
+            system.spawn(FileReader, file, entry, shared),
+        ):
+            actor.stop(now=True)
+            assert await actor.terminated() == Shutdown()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        file.head()
+    assert sink.events == []
 
 
 async def test_a_pattern_that_is_none_is_a_mistake() -> None:

@@ -6,7 +6,7 @@ import itertools
 import json
 import struct
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -813,6 +813,33 @@ async def test_certificates_that_cannot_be_used_are_told_to_whoever_connects() -
     with pytest.raises(ConfigurationError, match="cannot use the certificates"):
         async with writing("lumberjack+tls://127.0.0.1:9", hosts=hosts):
             pass
+
+
+async def test_calls_that_wait_when_the_writer_is_closed_fail(autojump_clock: trio.testing.MockClock) -> None:
+    """The waiting tasks are not in the block of the writer, so that leaving it does not cancel them."""
+    outcomes: list[str] = []
+
+    async def call(function: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+        with pytest.raises(ConnectionClosed, match="closed before these events were acked"):
+            await function(*arguments)
+        outcomes.append(function.__name__)
+
+    async with (
+        trio.open_nursery() as nursery,
+        writing("lumberjack+memory://nobody", window=1, queue=1, close_timeout=1) as writer,
+    ):
+        await writer.send({"n": 0})
+        for function, *arguments in (
+            (writer.flush,),
+            (writer.send, {"n": 1}),
+            (writer.deliver, [{"n": 2}, {"n": 3}]),
+        ):
+            nursery.start_soon(call, function, *arguments)
+        await trio.sleep(1)
+        assert outcomes == []
+    assert sorted(outcomes) == ["deliver", "flush", "send"]
+    await call(writer.flush)
+    assert await writer.aclose() == 1
 
 
 async def test_cancelling_a_send_that_waits_takes_nothing(autojump_clock: trio.testing.MockClock) -> None:

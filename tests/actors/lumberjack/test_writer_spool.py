@@ -8,7 +8,7 @@ import shutil
 import struct
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.lumberjack import LumberjackHandler
-from levada.actors.lumberjack.disk_spool import Segments, SpoolConfig, open_segments
+from levada.actors.lumberjack.disk_spool import DiskSpool, Segments, SpoolConfig, SpoolPump, open_segments
 from levada.actors.lumberjack.writer import connect
-from levada.framework import ActorSystem
-from levada.framework.errors import ConfigurationError
+from levada.actors.lumberjack.writer_queue import Hub
+from levada.framework import ActorSystem, Shutdown
+from levada.framework.errors import ConfigurationError, ConnectionClosed
 from levada.transports.lumberjack import WriterConfig
 
 Readers = Callable[..., AbstractAsyncContextManager[Any]]
@@ -465,6 +466,39 @@ async def test_flush_ends_behind_damage_at_the_end(
         assert [event["n"] for event in reader.events] == [0]
     assert [record.__dict__["event"] for record in caplog.records if record.levelname == "ERROR"] == ["spool_damaged"]
     assert not path.exists()
+
+
+async def test_calls_that_wait_when_the_writer_is_closed_fail(tmp_path: Path, quick: MockClock) -> None:
+    """The waiting tasks are not in the block of the writer, so that leaving it does not cancel them."""
+    outcomes: list[str] = []
+
+    async def call(function: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+        with pytest.raises(ConnectionClosed, match="closed before these events were acked"):
+            await function(*arguments)
+        outcomes.append(function.__name__)
+
+    spool = SpoolConfig(folder=tmp_path, max_octets=1)
+    async with (
+        ActorSystem(**PATIENT) as system,
+        trio.open_nursery() as nursery,
+        connect(system, "lumberjack+memory://nobody", spool=spool, close_timeout=0.0) as writer,
+    ):
+        await writer.deliver([{"n": 0}])
+        for function, *arguments in ((writer.flush,), (writer.send, {"n": 1}), (writer.deliver, [{"n": 2}])):
+            nursery.start_soon(call, function, *arguments)
+        await wait_all_tasks_blocked()
+        assert outcomes == []
+    assert sorted(outcomes) == ["deliver", "flush", "send"]
+
+
+async def test_a_pump_that_is_stopped_before_it_has_started_writes_nothing(tmp_path: Path) -> None:
+    config = SpoolConfig(folder=tmp_path)
+    segments = Segments(config, b"J")
+    async with ActorSystem() as system:
+        pump = system.spawn(SpoolPump, DiskSpool(segments, config, Hub(WriterConfig())))
+        pump.stop(now=True)
+        assert await pump.terminated() == Shutdown()
+    segments.close()
 
 
 async def test_flush_waits_for_what_is_being_written(

@@ -62,8 +62,7 @@ class Placement(Actor[PrepareHosts | Subscribe]):
     terms: Terms
     journal: Ref[Any]
 
-    def started(self) -> None:
-        """Begin."""
+    def __attrs_post_init__(self) -> None:
         self._owners = [Owner(shard) for shard in range(self.terms.shards)]
         self._hosts: dict[bytes, Ref[Any]] = {}
         self._starting: dict[bytes, trio.Lock] = {}

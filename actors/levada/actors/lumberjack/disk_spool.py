@@ -375,6 +375,7 @@ class DiskSpool:
     async def put(self, bodies: list[bytes]) -> None:
         """Take events once there is room; they are synced soon, see `SpoolConfig.sync`."""
         while self.full:
+            self.hub.check_open()
             await self.changed.wait()
         self._add(bodies)
 
@@ -403,6 +404,7 @@ class DiskSpool:
         """Wait until all events taken so far are on the disk."""
         taken = self.taken
         while self.written < taken:
+            self.hub.check_open()
             await self.changed.wait()
 
     async def flush(self) -> None:
@@ -411,6 +413,7 @@ class DiskSpool:
         end = self.segments.end
         with self.hub.flushing():
             while self.segments.acked < end:
+                self.hub.check_open()
                 await self.changed.wait()
         await trio.lowlevel.checkpoint()
 
@@ -425,12 +428,14 @@ class SpoolPump(Actor[Any]):
 
     spool: DiskSpool
 
-    def started(self) -> None:
-        """Start the tasks that write, send and note."""
+    def __attrs_post_init__(self) -> None:
         self.under_way: deque[tuple[Place, Ticket]] = deque()
         self.more = trio.Event()
         self.lock = trio.Lock()
         self.writing = trio.Lock()
+
+    def started(self) -> None:
+        """Start the tasks that write, send and note."""
         for task in (self.write, self.send, self.note):
             self.start_soon(task)
 

@@ -44,11 +44,13 @@ class FileReader(Actor[Located | Drain]):
     shared: Shared
     reads: bool = False
 
-    def started(self) -> None:
-        """Start to follow the file from its acknowledged place."""
+    def __attrs_post_init__(self) -> None:
         self.key = (self.file.device, self.file.inode)
         self.delivery = Delivery(self.shared, self.start_soon)
         self.gone = False
+
+    def started(self) -> None:
+        """Start to follow the file from its acknowledged place."""
         self.last_data = trio.current_time()
         self.begin_at(self.entry.offset)
         self.reads = True

@@ -36,8 +36,7 @@ class Scanner(Actor[Drain | Down]):
     """Set when, with `TailConfig.once`, everything has been read and delivered."""
     readers: dict[Key, Ref[Located | Drain]] = attrs.field(init=False, factory=dict)
 
-    def started(self) -> None:
-        """Start to look for files and to save the registry."""
+    def __attrs_post_init__(self) -> None:
         self.done: set[Key] = set()  # files of a single run that are not taken up again
         self.unripe: dict[Key, int] = {}  # sizes of what may be copies under way
         # Files that are not read to their end; renamed to a name without a pattern they must be looked for.
@@ -47,6 +46,9 @@ class Scanner(Actor[Drain | Down]):
         self.freed = trio.Event()
         self.drained: Reply[Any] | None = None
         self.writing = trio.Lock()
+
+    def started(self) -> None:
+        """Start to look for files and to save the registry."""
         self.start_soon(self.look_for_files)
         self.start_soon(self.save)
 

@@ -371,7 +371,8 @@ class Writer:
         up are counted, and it stops waiting for them.
 
         Raises:
-            EventRejected, ConnectionClosed: as `send`; none was taken.
+            EventRejected: as `send`; none was taken.
+            ConnectionClosed: the writer was closed: none was taken, or some of those that were taken are not acked.
             EventsDropped: the policy ``"oldest"`` dropped some to make room for newer events; the others are acked.
 
         Cancellation:
@@ -380,7 +381,11 @@ class Writer:
         await self._intake.deliver([self._encode(event) for event in events])
 
     async def flush(self) -> None:
-        """Wait until all events taken so far are acked. Does not wait for windows to fill."""
+        """Wait until all events taken so far are acked, without waiting for windows to fill.
+
+        Raises:
+            ConnectionClosed: the writer was closed before.
+        """
         await self._intake.flush()
 
     @property
@@ -406,7 +411,7 @@ class Writer:
             Events that are still not acked.
         """
         self._closed = True
-        with trio.move_on_after(timeout):
+        with trio.move_on_after(timeout), contextlib.suppress(ConnectionClosed):
             await self._intake.flush()
         return self.unacked
 
@@ -489,3 +494,6 @@ async def connect(
             actor.stop(now=True)
             with trio.CancelScope(shield=True):
                 await actor.terminated()
+            hub.end()
+            if disk is not None:
+                disk.has_changed()

@@ -18,7 +18,7 @@ from typing import Protocol
 import attrs
 import trio
 
-from levada.framework.errors import ConfigurationError, LevadaError
+from levada.framework.errors import ConfigurationError, ConnectionClosed, LevadaError
 from levada.transports.lumberjack import Batch, EventsAcked, SendQueue, WriterConfig, WriterCore
 
 __all__ = ["Counters", "EventsDropped", "Hub", "Intake", "Ticket"]
@@ -96,6 +96,7 @@ class Hub:
         self._room = trio.lowlevel.ParkingLot()
         self._common = Ticket()
         self._open: set[Ticket] = set()
+        self._ended = False
         self.idle = False
         """Whether a connection sleeps until there is an event at all."""
         self._fresh = 0  # events since a connection was woken
@@ -106,6 +107,7 @@ class Hub:
         """Take events, waiting for room whatever `WriterConfig.drop` says."""
         for body in bodies:
             while self.queue.full:
+                self.check_open()
                 await self._room.park()
             self._put(body, ticket or self._common)
 
@@ -168,9 +170,25 @@ class Hub:
     async def wait_for(self, ticket: Ticket) -> None:
         """Wait until all events of a ticket are acked or given up."""
         if ticket.left:
+            self.check_open()
             if ticket.done is None:
                 ticket.done = trio.Event()
             await ticket.done.wait()
+            if ticket.left:
+                self.check_open()
+
+    def end(self) -> None:
+        """Fail the tasks that still wait for room or for acks: the connections have ended for good."""
+        self._ended = True
+        self._room.unpark_all()
+        for ticket in self._open:
+            if ticket.done is not None:
+                ticket.done.set()
+
+    def check_open(self) -> None:
+        """Raise `ConnectionClosed` after `end`."""
+        if self._ended:
+            raise ConnectionClosed("the writer was closed before these events were acked")
 
     def _settle(self, ticket: Ticket, count: int) -> None:
         ticket.left -= count

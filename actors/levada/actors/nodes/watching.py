@@ -29,7 +29,7 @@ class Watcher(UntracedActor[Show | _Silent]):
 
     actions: bool
     tracebacks: bool
-    _viewer: Viewer = attrs.field(init=False)
+    _viewer: Viewer | None = attrs.field(init=False, default=None)
 
     def started(self) -> None:
         """Begin to record events."""
@@ -38,12 +38,14 @@ class Watcher(UntracedActor[Show | _Silent]):
 
     def stopping(self, reason: Reason) -> None:
         """Record no more."""
-        self._viewer.close()
+        if self._viewer is not None:
+            self._viewer.close()
 
     @handles
     async def show(self, m: Show) -> str:
         """Answer a request."""
         self.timers.once("silence", SILENCE, _Silent())
+        assert self._viewer is not None
         return json.dumps(await self._viewer.answer(json.loads(m.request)))
 
     @handles
