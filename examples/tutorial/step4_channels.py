@@ -48,9 +48,11 @@ class Sensor(Actor[Look]):
 class Station(Actor[Reading | Mean | Follow]):
     thermometers: dict[str, Callable[[], float]]
 
-    def started(self) -> None:
+    def __attrs_post_init__(self) -> None:
         self.latest: dict[str, float] = {}
         self.followers: list[Sender[Reading]] = []
+
+    def started(self) -> None:
         for place, thermometer in self.thermometers.items():
             self.spawn(Sensor, place, thermometer, self.ref, name=place, supervise=restart(max=5, within=10.0))
 

@@ -19,11 +19,10 @@ from levada.actors.driver import Phase
 from levada.actors.metrics.protocols import aqueduct_samples
 from levada.actors.multiplexed import Multiplexed, MultiplexedDriver
 from levada.actors.pool import Pool
-from levada.framework import Lost, Sample
+from levada.framework import ActorSystem, Lost, Sample
 from levada.framework.channel import WINDOW, Receiver, Sender, channel
 from levada.framework.embedding import ChannelCore, Outcome, TerminalState
 from levada.framework.errors import CarrierError, DatagramTooLarge
-from levada.framework.tracing import Tracing
 from levada.transports import carriers
 from levada.transports.aqueduct import (
     AqueductCore,
@@ -81,8 +80,8 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
     client: bool = attrs.field(kw_only=True)
     expose: Expose = attrs.field(default=(), kw_only=True)
     """What the peer may look up."""
-    tracing: Tracing | None = attrs.field(default=None, kw_only=True)
-    """Of this side's system."""
+    home: ActorSystem = attrs.field(kw_only=True)
+    """This side's system: `system`, which an actor has only when it is spawned."""
 
     protocol: ClassVar = "aqueduct"
     last: ClassVar = ConnectionEnded
@@ -111,7 +110,7 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
         self.unwelcome: CarrierError | None = None
         """The error of a connection that ended before the peer greeted."""
         self.datagrams_dropped = 0
-        self.refs: Refs
+        self.halves.refs = self.refs = Refs(self.halves, self.home)
         self.idle = Pool(self, MAX_IDLE)
         self.actors = StreamActors(self)
         self.streams = Multiplexed(
@@ -141,7 +140,7 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
         schema = () if self.config.schema == "off" else schema_header(self.item_type)
         fleet = self.config.fleet
         node = () if fleet is None else (fleet.header,)
-        trace = () if self.tracing is None else (TRACE_GREETING,)
+        trace = () if self.home.tracing is None else (TRACE_GREETING,)
         return (CODEC, WORK_GREETING, ANSWERS_GREETING, *trace, *schema, *node, *self.config.headers)
 
     def figures(self) -> dict[str, object]:
@@ -242,7 +241,7 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
         if reason:
             self.feed(self.core.close(code, reason, trio.current_time()))
         elif TRACE_GREETING in headers:
-            self.halves.tracing = self.tracing
+            self.halves.tracing = self.home.tracing
         return bool(reason)
 
     def _join(self, fleet: FleetRefs, headers: dict[str, bytes]) -> None:
@@ -326,15 +325,11 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
 
     def started(self) -> None:
         """Answer lookups, if there are names to look up, and begin."""
-        self._make_refs()
         if self.entrance is not None and self.expose:
             there, self._questions = channel(Lookup, name="lookups")
             self.entrance.send_nowait(Lookups(there))
             self.start_soon(self.names().serve, self._questions)
         super().started()
-
-    def _make_refs(self) -> None:
-        self.halves.refs = self.refs = Refs(self.halves, self.system)
 
     def meet(self, info: CarrierInfo) -> None:
         """Note who is at the other end, also for errors and handlers."""
@@ -398,8 +393,6 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
     def release(self) -> None:
         """Drop all but the state that a `Peer` still reads."""
         self.core.entrypoint = None
-        if not hasattr(self, "refs"):
-            self._make_refs()  # it was ended before it started
         if self.config.fleet is not None and self.refs.node:
             self.config.fleet.disconnected(self.refs.node, self)
         self.halves.release()

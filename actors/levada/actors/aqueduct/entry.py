@@ -90,9 +90,7 @@ async def connect_over(
     if expose and message_type is RawMessage:
         raise ConfigurationError("a connection of RawMessage has no names to look up")
     item_type = Any if message_type is object else message_type
-    driver = AqueductDriver(
-        opens, config or PeerConfig(), item_type, client=True, expose=expose, tracing=system.tracing
-    )
+    driver = AqueductDriver(opens, config or PeerConfig(), item_type, client=True, expose=expose, home=system)
     async with running(system, driver) as connection:
         yield Peer(connection)
 

@@ -57,11 +57,16 @@ class Calls:
     """Calls an async function for each message of a channel, several at a time."""
 
     def __init__(
-        self, function: Callable[[Any], Awaitable[None]], channel: ChannelCore, connection: ServerConnection
+        self,
+        function: Callable[[Any], Awaitable[None]],
+        channel: ChannelCore,
+        connection: ServerConnection,
+        tasks: trio.Nursery,
     ) -> None:
         self._function = function
         self._channel = channel
         self._connection = connection
+        self._tasks = tasks
         self._running = 0
 
     def pump(self) -> None:
@@ -71,7 +76,7 @@ class Calls:
             self._running += 1
             arrival = channel.take()
             channel.settle(arrival, outcome=Outcome.PROCESSED)  # a running handler takes no room in the window
-            self._connection.handlers.start_soon(self._call, arrival)
+            self._tasks.start_soon(self._call, arrival)
         if channel.pending is not None and not channel.queue and not self._running:
             channel.end_pending()
 
@@ -114,13 +119,15 @@ class ServerConnection(AqueductDriver):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        self.handlers: trio.Nursery
+        self.handlers: trio.Nursery | None = None
+        """None before there is a carrier."""
 
     async def run_on(self, carrier: carriers.Connection) -> None:
         """Run the carrier; handlers still running at its end get `AqueductConfig.drain` seconds."""
-        async with trio.open_nursery() as self.handlers:
+        async with trio.open_nursery() as handlers:
+            self.handlers = handlers
             await super().run_on(carrier)
-            self.handlers.cancel_scope.deadline = trio.current_time() + self.config.core.drain
+            handlers.cancel_scope.deadline = trio.current_time() + self.config.core.drain
 
     def _on_headers(self, event: HeadersReceived) -> None:
         headers = dict(event.headers)
@@ -170,7 +177,8 @@ class ServerConnection(AqueductDriver):
         """Begin to take messages of the entrypoint."""
         handler = self.handler
         if inspect.iscoroutinefunction(handler):
-            self.entry.consume(Calls(handler, self.entry, self).pump)
+            assert self.handlers is not None, "messages come over a carrier"
+            self.entry.consume(Calls(handler, self.entry, self, self.handlers).pump)
             return
         receiver: Receiver[Any] = Receiver(self.entry)
         receiver.to_mailbox(handler if isinstance(handler, Ref) else self.spawn(handler, name="handler"))
@@ -179,7 +187,7 @@ class ServerConnection(AqueductDriver):
         """Close the entrypoint first, and cancel the handlers."""
         self.close_entry()
         self.shut()
-        if self.info is not None:
+        if self.handlers is not None:
             self.handlers.cancel_scope.cancel()
         await super().stopping(reason)
 
@@ -218,7 +226,7 @@ class ListenerActor(Acceptor[ServerConnection]):
             listener=self,
             client=False,
             expose=self.expose,
-            tracing=self.system.tracing,
+            home=self.system,
         )
 
 

@@ -55,6 +55,7 @@ class LumberjackDriver(Driver[ReaderCore]):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
+        self.core = ReaderCore(self.load.config, now=trio.current_time())
         self.end: Finished | None = None
         self._sink: Ref[Unit]
         self._asks: trio.Nursery
@@ -90,7 +91,7 @@ class LumberjackDriver(Driver[ReaderCore]):
 
     async def carry(self) -> None:
         """Read, and work off what came, until the connection is over; close the carrier; count late commits (LJ-26)."""
-        core = self.core = ReaderCore(self.load.config, now=trio.current_time())
+        core = self.core
         self.load.add(self)
         async with trio.open_nursery() as self._asks:
             async with self.stream:

@@ -112,9 +112,9 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
         """Callers that wait for a stream; the key says whether it is for a Request."""
         self.idle = Pool(self, MAX_IDLE)
         """Children without an operation."""
-        self.control: Ref[Any]
-        """The `ControlPool`."""
-        self.streams: Streams
+        self.control: Ref[Any] | None = None
+        """The `ControlPool`, once there is a carrier."""
+        self.streams = Streams(self.core, self.apply, self.flush_soon, self._crowded)
         self.starved = False
         """Whether signals wait for a stream that the peer does not allow yet."""
         self._draining_since = 0.0
@@ -389,12 +389,12 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
             self.records.step("done", operation, octets)
 
     def started(self) -> None:
-        """Create the log and the streams, which need the actor's path, then begin."""
+        """Create the log, which needs the actor's path, then begin."""
         records = self.records = Log(self.core, self.ref.path, reasons=self.config.log_reasons)
         self.core.steps = records.verbose
         self.core.wake = self.flush_soon
-        signals = records.signals if records.verbose else None
-        self.streams = Streams(self.core, self.apply, self.flush_soon, self._crowded, signals)
+        if records.verbose:
+            self.streams.log_signals(records.signals)
         super().started()
 
     async def run_on(self, carrier: carriers.Connection) -> None:
@@ -410,7 +410,7 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
         self._tell_control(Crowded(stream_id))
 
     def _tell_control(self, message: Crowded | Starved | Last) -> None:
-        if not self.ending:  # otherwise the control pool has stopped, or is about to
+        if self.control is not None and not self.ending:  # otherwise the control pool has stopped, or is about to
             self.control.tell(message)
 
     def lost(self, code: int, reason: str) -> None:
@@ -444,6 +444,7 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
         super().shut(code)
 
     def release(self) -> None:
-        """Release the children and the core's operations."""
+        """Release the children, the streams and the core's operations."""
         self.core.let_go()
+        self.streams.clear()
         self.idle.close()

@@ -43,7 +43,6 @@ class Streams(Multiplexed[Event]):
         feed: takes the core's events.
         wake: asks for a turn.
         crowded: called with the id of a control stream whose queue is full.
-        signals: called with all outgoing signals; `None` to skip that.
     """
 
     def __init__(
@@ -52,22 +51,26 @@ class Streams(Multiplexed[Event]):
         feed: Callable[[list[Event]], None],
         wake: Callable[[], None],
         crowded: Callable[[int], None],
-        signals: Callable[[StreamData], None] | None,
     ) -> None:
         super().__init__(
             core, feed, wake, at_once=AT_ONCE, forget_ended=True, high_watermark=CONTROL_HIGH, crowded=self._is_crowded
         )
         self._maop = core
         self._tell_crowded: Callable[[int], None] | None = crowded
-        self._signals = signals
+        self._signals: Callable[[StreamData], None] | None = None
         self.outputs |= {
             CloseConnection: self._close,
             OpenStream: self.open,
             ResetStream: self.reset,
             SetPriority: self._set_priority,
             StopStream: self.stop,
-            StreamData: self.send if signals is None else self._send_and_tell,
+            StreamData: self.send,
         }
+
+    def log_signals(self, signals: Callable[[StreamData], None]) -> None:
+        """Call a function with all outgoing signals."""
+        self._signals = signals
+        self.outputs[StreamData] = self._send_and_tell
 
     def limit(self, rate: Rate | None) -> None:
         """Limit the bytes of bodies, if the identity has a limit."""
