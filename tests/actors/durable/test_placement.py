@@ -121,13 +121,15 @@ async def app(system: ActorSystem) -> AsyncIterator[list[Any]]:
 
 
 @asynccontextmanager
-async def placed(folder: Path, n: int = 2, **settings: Any) -> AsyncIterator[tuple[Shards[Any], Nodes, list[Task]]]:
+async def placed(
+    folder: Path, n: int = 2, cls: type[Durable[Any]] = Placed, **settings: Any
+) -> AsyncIterator[tuple[Shards[Any], Nodes, list[Task]]]:
     async with (
         ActorSystem("driver", shutdown=20.0, ask_timeout=30.0) as system,
         nodes_here(system, n, APP) as (nodes, tasks),
     ):
         accounts = await shards(
-            system, Placed, **{"events": Deposited, "journal": folder, "shards": 8, "nodes": nodes, **settings}
+            system, cls, **{"events": Deposited, "journal": folder, "shards": 8, "nodes": nodes, **settings}
         )
         yield accounts, nodes, tasks
         accounts.ref.stop()

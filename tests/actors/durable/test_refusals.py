@@ -16,14 +16,25 @@ from trio.testing import MockClock
 
 pytest.importorskip("pyarrow")
 
-from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit
+from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Deposited
 from tests.actors.durable.memory_journal import MemoryJournal, Row
 from tests.actors.durable.test_placement import placed
 
-from levada.actors.durable import OutcomeUnknown, Shards, log_columns, log_config, shard, shards
+from levada.actors.durable import (
+    Durable,
+    EntityErased,
+    OutcomeUnknown,
+    Shards,
+    applies,
+    log_columns,
+    log_config,
+    shard,
+    shards,
+)
 from levada.actors.journal import (
     Append,
     Appended,
+    EraseEntity,
     Fenced,
     GetExtent,
     Journal,
@@ -33,7 +44,8 @@ from levada.actors.journal import (
     Store,
 )
 from levada.actors.nodes import nodes_of
-from levada.framework import ActorSystem, Ref, handles
+from levada.framework import ActorSystem, Asks, Ref, handles, message
+from levada.framework.testing import Probe
 
 TIMES: dict[str, Any] = {"ask_timeout": 30.0, "shutdown": 20.0}
 
@@ -150,9 +162,13 @@ async def _locked(folder: Path) -> Store:
 
 
 class Picky(MemoryJournal):
-    """Refuses appends while it is told to."""
+    """Refuses appends while it is told to, and erasure always."""
 
     refusal: Any = None
+
+    @handles
+    def erase(self, _: EraseEntity) -> None:
+        self.reply_later().fail(JournalFull("the disk is full; nothing of this was written", path="/var/log"))
 
     @handles
     async def append(self, m: Append) -> Appended | Fenced:
@@ -190,3 +206,133 @@ async def test_every_command_under_way_gets_the_refusal_and_is_not_done(autojump
         refusal.clear()
         await trio.sleep(shard.LAST_DELAY + 0.1)
         assert [await accounts[f"e{n}"].ask(Deposit(1)) for n in range(10)] == [1] * 10
+
+
+@message("test.durable.halves", frozen=True)
+class Halves(Asks[int]):
+    """Do something and commit it, then deposit one."""
+
+    first: str
+
+
+BETWEEN: dict[str, Any] = {}
+"""What a handler does between its halves, and whom it tells something."""
+
+
+class Halving(Durable[Halves | Deposit | Balance]):
+    balance: int = 0
+
+    @handles
+    async def halve(self, m: Halves) -> int:
+        match m.first:
+            case "event":
+                self.record(Deposited(1))
+            case "reminder":
+                self.remind(1e12, Balance())
+            case "message":
+                self.after_commit(BETWEEN["probe"].ref, "told")
+        await self.commit()
+        BETWEEN["do"]()
+        self.record(Deposited(1))
+        return self.balance
+
+    @handles
+    def deposit(self, m: Deposit) -> int:
+        self.record(Deposited(m.amount))
+        return self.balance
+
+    @handles
+    def look(self, _: Balance) -> int:
+        return self.balance
+
+    @applies
+    def deposited(self, e: Deposited) -> None:
+        self.balance += e.amount
+
+
+@pytest.mark.parametrize(
+    ("first", "balance", "says"),
+    [
+        ("event", 1, OutcomeUnknown),
+        ("reminder", 0, OutcomeUnknown),
+        ("message", 0, OutcomeUnknown),
+        ("", 0, JournalFull),
+    ],
+)
+async def test_a_command_of_which_a_part_is_on_the_disk_is_not_said_to_be_undone(
+    autojump_clock: MockClock, first: str, balance: int, says: type[Exception]
+) -> None:
+    full = JournalFull("the disk is full", path="/var/log")
+    refusal: list[JournalFull] = []
+    outcomes: list[tuple[str, type[Exception], str]] = []
+    async with ActorSystem("test", ask_timeout=1000.0) as system:
+        rows: list[list[Row]] = [[]]
+        journal = system.spawn(Picky, log_columns(Deposited), rows, refusal)
+        accounts = await shards(system, Halving, events=Deposited, journal=journal, shards=1)
+        assert await accounts["bert"].ask(Balance()) == 0
+
+        async def ask(entity: str, question: Any, command: str | None = None) -> None:
+            with pytest.raises((JournalFull, OutcomeUnknown)) as caught:
+                await accounts[entity].ask(question, command=command)
+            outcomes.append((command or "", caught.type, str(caught.value)))
+
+        async with trio.open_nursery() as nursery:
+
+            def go_on() -> None:
+                refusal.append(full)
+                nursery.start_soon(ask, "bert", Deposit(1))
+                nursery.start_soon(ask, "anna", Deposit(1), "behind it")
+
+            BETWEEN.update(do=go_on, probe=Probe(system))
+            for _ in range(2):  # the second while the first is under way
+                nursery.start_soon(ask, "anna", Halves(first), "one")
+        assert sorted(each[:2] for each in outcomes) == [
+            ("", JournalFull),
+            ("behind it", JournalFull),
+            *[("one", says)] * 2,
+        ]
+        if says is OutcomeUnknown:
+            part = "command 'one' of entity 'anna' is done in part, without the rest (/var/log: the disk is full): ask again with the same"
+            assert [part in text for command, _, text in outcomes if command == "one"] == [True, True]
+        refusal.clear()
+        await trio.sleep(shard.LAST_DELAY + 0.1)
+        assert await accounts["anna"].ask(Balance()) == balance
+        BETWEEN["do"] = list
+        assert await accounts["anna"].ask(Halves(first), command="one") == 2 * balance + 1
+        assert BETWEEN["probe"].received == ["told"] * 2 * (first == "message")
+
+
+@pytest.mark.ci
+async def test_a_command_that_is_asked_again_and_refused_may_have_been_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On nodes a command with an id is asked again. The refusal of a later attempt says nothing of the first."""
+    disk = Disk(monkeypatch)
+
+    def fill() -> None:
+        disk.refuses = errno.ENOSPC
+
+    BETWEEN["do"] = fill
+    async with placed(tmp_path / "log", cls=Halving) as (accounts, _, _):
+        with pytest.raises(
+            OutcomeUnknown, match=r"'one' of entity 'anna' is not done, or not known to be: .*log: the disk is full"
+        ):
+            await accounts["anna"].ask(Halves("event"), command="one")
+        with pytest.raises(JournalFull):
+            await accounts["anna"].ask(Deposit(1), command="two")
+        disk.refuses = 0
+        BETWEEN["do"] = list
+        assert await ask_until_it_works(accounts, 3, JournalFull) == 2
+
+
+async def test_an_erasure_that_is_refused_after_its_tombstone_says_so(autojump_clock: MockClock) -> None:
+    async with ActorSystem("test", ask_timeout=1000.0) as system:
+        rows: list[list[Row]] = [[]]
+        journal = system.spawn(Picky, log_columns(EVENTS), rows, None)
+        accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=1)
+        assert await accounts["anna"].ask(Deposit(1)) == 1
+        says = "^/var/log: entity 'anna' takes no commands any more, and rows of it are still in the files: call erase.. again: the disk is full"
+        with pytest.raises(JournalFull, match=says):
+            await accounts.erase("anna")
+        with pytest.raises(EntityErased):
+            await accounts["anna"].ask(Balance())

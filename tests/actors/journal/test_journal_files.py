@@ -670,6 +670,27 @@ def test_a_store_that_cannot_take_back_does_no_more(tmp_path: Path, monkeypatch:
         assert numbers(store)[0] == 1
 
 
+def test_rows_whose_end_cannot_be_noted_are_not_said_to_be_unwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if they begin a segment, after which old ones may go."""
+    store = Store.open(tmp_path, SCHEMA, SMALL)
+    store.append([(0, span(0, 60))])
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, "no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", refuse)  # of the record of ends
+        assert store.append([(0, span(60, 120))]) == [Appended(0, 60, 60)]
+    assert len(segment_files(tmp_path)) == 2
+    with pytest.raises(JournalError, match="open the journal again"):
+        store.append([(0, span(120, 130))])
+    store.close()
+    with Store.open(tmp_path, SCHEMA, SMALL) as store:
+        assert numbers(store) == list(range(120))
+
+
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.pwritev
     monkeypatch.setattr(os, "pwritev", lambda fd, views, at: real(fd, [memoryview(views[0])[:5]], at))

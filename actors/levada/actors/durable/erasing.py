@@ -11,9 +11,10 @@ from typing import Any, Protocol
 
 import trio
 
-from levada.actors.journal import EraseEntity
+from levada.actors.journal import EraseEntity, JournalError
+from levada.actors.journal.errors import fresh
 from levada.framework import Reply
-from levada.framework.errors import LevadaError, MailboxFull
+from levada.framework.errors import MailboxFull
 
 from .access import Access
 from .errors import EntityErased, OutcomeUnknown, ShardLost
@@ -99,8 +100,11 @@ class Erasing:
             done = await shard.access.ask(EraseEntity(entity, partition=shard.number, before=gone.snapshot))
         except ShardLost:
             raise
-        except LevadaError as error:
-            reply.fail(error)
+        except JournalError as error:
+            found = fresh(error)
+            found.detail = f"entity {entity!r:.100} takes no commands any more, and rows of it are still in the files: call erase() again: "
+            found.detail += error.detail
+            reply.fail(found)
         else:
             reply.send(done.rows)
         shard.forget_entity(entity)

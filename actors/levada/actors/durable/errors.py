@@ -36,7 +36,10 @@ class ReplayFailed(DurableError):
 
 @attrs.define(eq=False, slots=False, str=False)
 class OutcomeUnknown(DurableError):
-    """The shard was lost before the command was answered: it is not done, or done and not known. Ask again with the same command id."""
+    """The shard was lost before the command was answered: it is not done, or done and not known. Ask again with the same command id.
+
+    If its handler calls `Durable.commit`, the part before may be done without the rest.
+    """
 
     command: str = ""
     """Its id; empty if it has none."""

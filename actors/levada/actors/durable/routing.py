@@ -13,8 +13,8 @@ from typing import Any, Final, Protocol
 
 import trio
 
-from levada.actors.journal import CommandReused, journal_error
-from levada.framework import Actor, ActorSystem, Normal, Receiver, Ref
+from levada.actors.journal import CommandReused, JournalError, journal_error
+from levada.framework import Actor, ActorSystem, Failed, Normal, Receiver, Ref
 from levada.framework.errors import (
     ActorError,
     ActorStopped,
@@ -203,6 +203,7 @@ class Route:
         )
 
     async def _ask(self, m: Any) -> Any:
+        unknown: LevadaError | None = None  # how a former attempt ended that may have been done
         while True:
             ref = await self._routes.owner(self._shard)
             try:
@@ -210,8 +211,8 @@ class Route:
             except CommandFailed:
                 raise
             except ActorStopped as error:
-                # A shard that ended in order has answered all that it had begun.
-                begun = not isinstance(error.reason, Normal)
+                # A shard that ended in order or failed has answered all that it had begun.
+                begun = not isinstance(error.reason, Normal | Failed)
                 lost: LevadaError = _unknown(m, str(error)) if isinstance(m, Command) else error
                 lost.__cause__ = error
             except (OutcomeUnknown, NoValue) as error:
@@ -219,10 +220,14 @@ class Route:
             except ActorError as error:
                 lost = _as_sent(error, m)
                 if not isinstance(lost, OutcomeUnknown):
+                    if unknown is not None and isinstance(lost, JournalError) and not isinstance(lost, CommandReused):
+                        raise _unknown(m, str(lost)) from unknown  # the refusal is of this attempt only
                     raise lost from error.__cause__
                 begun = True
-            if begun and isinstance(m, Command) and m.command is None:
-                raise lost
+            if begun and isinstance(m, Command):
+                if m.command is None:
+                    raise lost
+                unknown = lost
             await self._news(ref)
 
     async def _news(self, of: Ref[Any]) -> None:

@@ -6,7 +6,7 @@ entity first, with a task of its own. When the handler has returned, `finished` 
 The shard ends if its partition takes no more of its rows: another process has written there, or the journal failed. Then all commands under way
 fail with `OutcomeUnknown`, the entities end, and the supervisor starts the shard again, which reads everything anew. A shard whose own rows cannot
 be read or written refuses all commands with the journal's error, and tries again later; if the journal refuses rows, the commands under way get its
-error too, since none of their rows was written.
+error too, but a command that is partly on the disk fails with `OutcomeUnknown`.
 """
 
 from __future__ import annotations
@@ -188,20 +188,30 @@ class Shard(DescribedActor[Any]):
         self._give_up()
 
     def _give_up(self, refusal: BaseException | None = None) -> None:
+        refused = refusal if isinstance(refusal, JournalError) else None  # of what this refuses nothing is on the disk
+        begun = self._turns if refused is None else self._begun_turns()
         for turn in self._turns:
             if turn.reply is None:
                 continue
-            if isinstance(refusal, JournalError):  # which has written nothing
-                turn.reply.fail(fresh(refusal))
-            else:
-                command = f"command {turn.command!r:.100}" if turn.command is not None else type(turn.message).__name__
-                what = f"{self.ref.path}: {command} of entity {turn.entity!r:.100} is not done, or not known to be"
-                what += ": ask again with the same command id"
-                turn.reply.fail(OutcomeUnknown(what, entity=turn.entity, command=turn.command or ""))
+            if refused is not None and turn not in begun:
+                turn.reply.fail(fresh(refused))
+                continue
+            command = f"command {turn.command!r:.100}" if turn.command is not None else type(turn.message).__name__
+            state = f"is done in part, without the rest ({refused})" if refused else "is not done, or not known to be"
+            what = (
+                f"{self.ref.path}: {command} of entity {turn.entity!r:.100} {state}: ask again with the same command id"
+            )
+            turn.reply.fail(OutcomeUnknown(what, entity=turn.entity, command=turn.command or ""))
         self._turns.clear()
         self._octets = 0
         self._erasing.give_up()
         self._wake_waiting()
+
+    def _begun_turns(self) -> set[Turn]:
+        """Return the commands that are partly on the disk, and their repetitions."""
+        written = self._commits.written
+        begun = (turn for turn in self._turns if turn.part is not None and turn.part <= written)
+        return {each for turn in begun for each in (turn, *(turn.also or ()))}
 
     @property
     def about(self) -> str:
@@ -430,6 +440,8 @@ class Shard(DescribedActor[Any]):
         rows, octets = self._take_rows(live)
         live.ticket = self._commits.put(Part(self, rows, octets, event, live.tells or ()))
         live.tells = None
+        if live.turn is not None and live.turn.part is None:
+            live.turn.part = live.ticket
         return event
 
     def _take_rows(self, live: Live) -> tuple[Sequence[Row], int]:

@@ -128,8 +128,8 @@ class Turn(Ask):
     """
 
     __slots__ = (
-        "also", "body", "command", "entity", "live", "message_bytes", "octets", "reminder", "reply", "rows", "running", "shard", "tells",
-        "waiter",
+        "also", "body", "command", "entity", "live", "message_bytes", "octets", "part", "reminder", "reply", "rows", "running", "shard",
+        "tells", "waiter",
     )  # fmt: skip
 
     rows: Sequence[Row]
@@ -154,6 +154,8 @@ class Turn(Ask):
         self.live: Live | None = None
         self.running = False
         """Whether its handler has begun."""
+        self.part: int | None = None
+        """The place in the shard's queue of the first part that its handler has committed; None if it has committed nothing yet."""
         self.waiter: trio.lowlevel.Task | None = None
         """The task of its handler, if that is async."""
         self.reminder: Reminder | None = None

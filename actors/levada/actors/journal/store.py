@@ -260,7 +260,7 @@ class Store:
         if self._keys:
             self._index(touched)
         self._note(touched)
-        if any(sealed):
+        if any(sealed) and not self.broken:
             try:
                 self.retain()
             except JournalUnwritable as error:
