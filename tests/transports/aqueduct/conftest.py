@@ -16,6 +16,7 @@ from levada.transports.aqueduct import (
     CloseConnection,
     ConnectionEnded,
     DatagramData,
+    Delivery,
     Event,
     Frame,
     OpenStream,
@@ -205,9 +206,10 @@ class Pair:
         client: AqueductConfig | None = None,
         server: AqueductConfig | None = None,
         greet: bool = True,
+        delivery: type[Delivery] = Delivery,
     ) -> None:
-        self.client = Side(AqueductCore(client=True, config=client))
-        self.server = Side(AqueductCore(client=False, config=server))
+        self.client = Side(AqueductCore(client=True, config=client, delivery=delivery))
+        self.server = Side(AqueductCore(client=False, config=server, delivery=delivery))
         self.sides = (self.client, self.server)
         self.now = 0.0
         self.first: bool | None = None

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -28,7 +26,6 @@ from levada.transports.aqueduct import (
     SenderHalf,
     SenderState,
     Settled,
-    receiver,
 )
 
 from .conftest import Pair, Side
@@ -55,9 +52,20 @@ class Sent:
 class Simulation:
     """Two cores, two applications and chance."""
 
-    def __init__(self, rng: random.Random, log: list[Delivery]) -> None:
+    def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.log = log
+        self.log: list[Delivery] = []
+        log = self.log
+
+        class Recorded(Delivery):
+            """Known as soon as it is processed, also if nobody ever takes it."""
+
+            __slots__ = ()
+
+            def __init__(self, *args: Any) -> None:
+                super().__init__(*args)
+                log.append(self)
+
         self.seen = 0
         small = AqueductConfig(
             window=rng.choice((2, 5, 256)),
@@ -66,7 +74,7 @@ class Simulation:
             max_unacked=rng.choice((60, 2**26)),
             max_untaken=rng.choice((60, 2**25)),
         )
-        self.pair = Pair(client=small, server=small)
+        self.pair = Pair(client=small, server=small, delivery=Recorded)
         self.pair.first = rng.choice((None, None, True, False))
         self.sent: dict[int, Sent] = {}
         self.handles: dict[Side, list[Half]] = {side: [] for side in self.pair.sides}
@@ -222,32 +230,14 @@ def serial_of(payload: bytes) -> int:
     return int.from_bytes(payload[:4], "big")
 
 
-@contextmanager
-def recorded() -> Iterator[list[Delivery]]:
-    """Know of each message as soon as it is processed, also if nobody ever takes it."""
-    log: list[Delivery] = []
-
-    class Recorded(Delivery):
-        __slots__ = ()
-
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            log.append(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(receiver, "Delivery", Recorded)
-        yield log
-
-
 def simulate(seed: int, steps: int) -> None:
     """Let chance do anything for a while, then end everything and look."""
     rng = random.Random(seed)
     try:
-        with recorded() as log:
-            simulation = Simulation(rng, log)
-            for _ in range(steps):
-                simulation.step()
-            simulation.wind_up(closing=rng.random() < 0.5)
+        simulation = Simulation(rng)
+        for _ in range(steps):
+            simulation.step()
+        simulation.wind_up(closing=rng.random() < 0.5)
     except BaseException as error:
         error.add_note(f"run {seed}, {steps} steps")
         raise
@@ -274,8 +264,7 @@ class Whatever(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.recording = recorded()
-        self.simulation = Simulation(random.Random(0), self.recording.__enter__())
+        self.simulation = Simulation(random.Random(0))
 
     @rule(chance=st.integers(0, 2**32))
     def anything(self, chance: int) -> None:
@@ -283,10 +272,7 @@ class Whatever(RuleBasedStateMachine):
         self.simulation.step()
 
     def teardown(self) -> None:
-        try:
-            self.simulation.wind_up(closing=self.simulation.rng.random() < 0.5)
-        finally:
-            self.recording.__exit__(None, None, None)
+        self.simulation.wind_up(closing=self.simulation.rng.random() < 0.5)
 
 
 TestI14Whatever = pytest.mark.rule("I-14")(Whatever.TestCase)

@@ -53,7 +53,7 @@ from .config import PeerConfig
 from .entrypoint import EntryOutbound
 from .envelopes import ANSWERS_GREETING, WORK_GREETING
 from .fleet import FleetRefs
-from .halves import CODEC, Halves
+from .halves import CODEC, Arrival, Halves
 from .lookup import Expose, Lookup, Lookups, Names
 from .raw import RawMessage
 from .refs import Refs
@@ -94,7 +94,9 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
         limit = self.config.core.max_message
         codec = self.config.codec
         self.early = self.client and self.config.early
-        self.core = AqueductCore(client=self.client, headers=self.headers(), config=self.config.core, early=self.early)
+        self.core = AqueductCore(
+            client=self.client, headers=self.headers(), config=self.config.core, early=self.early, delivery=Arrival
+        )
         self.halves = Halves(self, attrs.evolve(codec, max_bytes=min(codec.max_bytes, limit)))
         self.entry = ChannelCore(self.item_type, WINDOW, "entrypoint")
         """The client's sends, the server's receives."""

@@ -29,7 +29,7 @@ class EntryInbound(Inbound):
 
     names: Names
 
-    def _take(self) -> Delivery | None:
+    def _take(self) -> Any:
         mailbox = self.half.mailbox
         while mailbox:
             delivery = self.half.take()

@@ -366,24 +366,30 @@ def give_up(handles: Iterable[Any]) -> None:
             pass  # it is in use elsewhere
 
 
-class Arrival(Envelope):
-    """A message from the peer, decoded when it is taken. Source: AQ-33, AQ-34."""
+class Arrival(Delivery, Envelope):
+    """A message from the peer, decoded when it is taken. Source: AQ-33, AQ-34.
 
-    __slots__ = ("context", "delivery", "halves", "handles", "item_type", "large")
+    The `user_data` of its half are the channels of the connection and the annotation of the messages.
+    """
 
-    def __init__(self, halves: Halves, delivery: Delivery, item_type: Any) -> None:
-        self.halves = halves
-        self.delivery = delivery
-        self.item_type = item_type
+    __slots__ = ("context", "handles", "large")
+
+    def __init__(self, half: ReceiverHalf, payload: bytes, attachments: tuple[SenderHalf | ReceiverHalf, ...]) -> None:
+        # Without a call of `Delivery.__init__`, because each message is one.
+        self.half = half
+        self.payload = payload
+        self.attachments = attachments
+        self._octets = 0
         self.handles: tuple[Any, ...] = ()
         """The handles in the message, once it is open."""
         self.context: object = None
-        self.large = len(delivery.payload) > LARGE
+        self.large = len(payload) > LARGE
 
     @property
     def peer(self) -> RemotePeer | None:
         """The peer that sent the message."""
-        return self.halves.remote
+        halves: Halves = self.half.user_data[0]
+        return halves.remote
 
     def open(self) -> Any:
         """Decode the message and attach its handles.
@@ -392,20 +398,21 @@ class Arrival(Envelope):
             DecodeError: the bytes are not a message of this type, or use an attachment wrongly; all attachments are given up.
             ChannelCancelled: the peer could not read the message that the sender was in, and says why.
         """
-        delivery, halves = self.delivery, self.halves
+        halves: Halves
+        halves, item_type = self.half.user_data
         if halves.tracing is not None:
-            self.context = halves.read_stamp(delivery)
-        if self.item_type is RawMessage:
-            self.handles = tuple(_handle(halves, half, _kind(half), RawMessage) for half in delivery.attachments)
+            self.context = halves.read_stamp(self)
+        if item_type is RawMessage:
+            self.handles = tuple(_handle(halves, half, _kind(half), RawMessage) for half in self.attachments)
             halves.flush_soon()
-            return RawMessage(delivery.payload, self.handles)
+            return RawMessage(self.payload, self.handles)
         try:
-            if not delivery.attachments:
-                message = halves.codec.decode(delivery.payload, self.item_type, detach=halves.refs.unattached)
+            if not self.attachments:
+                message = halves.codec.decode(self.payload, item_type, detach=halves.refs.unattached)
             else:
-                message, self.handles = open_delivery(halves, delivery, delivery.payload, self.item_type)
+                message, self.handles = open_delivery(halves, self, self.payload, item_type)
         except DecodeError:
-            message = read_unreadable(halves, delivery.payload)
+            message = read_unreadable(halves, self.payload)
             if message is None:
                 raise
         if type(message) is Unreadable:
@@ -415,12 +422,12 @@ class Arrival(Envelope):
 
     def settle(self, outcome: Outcome) -> None:
         """Report the outcome of the message, once."""
-        if self.delivery.release():
-            self.halves.flush_soon()
+        half = self.half
+        if self.release():
+            half.user_data[0].flush_soon()
         if outcome is not _PROCESSED:
-            lost = self.delivery.half.state in (ReceiverState.CANCELLED, ReceiverState.LOST)
-            self.delivery.discard(lost=lost)
-            self.halves.flush_soon()
+            self.discard(lost=half.state in (ReceiverState.CANCELLED, ReceiverState.LOST))
+            half.user_data[0].flush_soon()
 
 
 def open_delivery(
@@ -672,6 +679,7 @@ class Inbound(HalfActor):
 
     def __attrs_post_init__(self) -> None:
         self.halves.inbound[self.half] = self
+        self.half.user_data = (self.halves, self.channel.item_type)
 
     def start(self) -> None:
         """Begin; the message with the half has been sent, or opened."""
@@ -702,12 +710,12 @@ class Inbound(HalfActor):
         while channel.sender.state is _OPEN:
             arrival = self._held
             if arrival is None:
-                delivery = self._take()
-                if delivery is None:
+                arrival = self._take()
+                if arrival is None:
                     break
-                arrival = self._held = Arrival(halves, delivery, channel.item_type)
                 halves.received += 1
-            self._held = None
+            else:
+                self._held = None
             if len(queue) < channel.limit and not channel.takers and channel.consumer is None:
                 queue.append(arrival)  # as `offer` does, without two calls for each message
             elif not channel.offer(arrival, self._room):
@@ -720,7 +728,7 @@ class Inbound(HalfActor):
             else:
                 halves.end(channel, final, discard=False)
 
-    def _take(self) -> Delivery | None:
+    def _take(self) -> Any:  # an `Arrival`, as `AqueductDriver` has the core make them, or None
         """Take a message for the channel out of the half's mailbox, if there is one."""
         return self.half.take(release=False) if self.half.mailbox else None
 

@@ -48,7 +48,7 @@ from .frames import (
 )
 from .ids import ENTRYPOINT, FLOW, MINTER, ONESHOT, SPACES, Attach
 from .links import Links
-from .receiver import ReceiverHalf
+from .receiver import Delivery, ReceiverHalf
 from .sender import SenderHalf
 from .state import CONNECTION, ENDS, PLACES, ConnectionInput, ConnectionState, Place, ReceiverState, SenderState
 from .streams import Stream, Streams
@@ -74,12 +74,20 @@ class AqueductCore:
         headers: a client's connection headers; a server passes its own to `accept`.
         config: windows, limits and delays.
         early: a client that sends 0-RTT data, before the handshake is complete. Source: AQ-21.
+        delivery: what received messages are made of, so that an owner can queue them with its own fields beside them.
     """
 
     def __init__(
-        self, *, client: bool, headers: Headers = (), config: AqueductConfig | None = None, early: bool = False
+        self,
+        *,
+        client: bool,
+        headers: Headers = (),
+        config: AqueductConfig | None = None,
+        early: bool = False,
+        delivery: type[Delivery] = Delivery,
     ) -> None:
         self.client = client
+        self.delivery = delivery
         self.config = config or AqueductConfig()
         self.state = ConnectionState.HANDSHAKE
         self.peer_headers: Headers | None = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .codes import LimitExceeded, ResetCode, violation
 from .events import Ended, Readable
@@ -35,7 +35,7 @@ _MAX_RUNS = 4096
 
 
 class Delivery:
-    """A message for the application; its payload is decoded only then (AQ-33)."""
+    """A message for the application; its payload is decoded only then (AQ-33). An owner may give the core a subclass of it."""
 
     __slots__ = ("_octets", "attachments", "half", "payload")
 
@@ -89,7 +89,7 @@ class ReceiverHalf:
     __slots__ = (
         "_acked", "_acked_ahead", "_ahead", "_arrived", "_count", "_finish", "_frontier", "_next", "_noted", "_pending",
         "_pending_bytes", "_threshold", "acking", "claimed", "control", "core", "id", "known", "mailbox",
-        "minted_here", "nack", "reachable", "stalled", "state", "total", "untaken",
+        "minted_here", "nack", "reachable", "stalled", "state", "total", "untaken", "user_data",
     )  # fmt: skip
 
     def __init__(self, core: AqueductCore, channel: int, *, minted_here: bool) -> None:
@@ -116,6 +116,8 @@ class ReceiverHalf:
         """When the datagrams declared last are settled."""
         self.untaken = 0
         """Bytes that the application has not received."""
+        self.user_data: Any = None
+        """For the owner of the half; the core does not look at it."""
         # Reliable: all below `_next` were processed, and those in `_ahead`; all below `_acked` were acked, and those in `_acked_ahead`.
         self._next = 0
         self._ahead: set[int] | None = None
@@ -220,7 +222,7 @@ class ReceiverHalf:
             or (core.held >= config.max_untaken and self.untaken)
         ):
             return False
-        mailbox.append(Delivery(self, payload, core.receive_attachments(attached) if attached else ()))
+        mailbox.append(core.delivery(self, payload, core.receive_attachments(attached) if attached else ()))
         self.untaken += size
         core.held += size
         if len(mailbox) == 1 and self.known:
@@ -423,11 +425,12 @@ class ReceiverHalf:
 
     def _deliver(self, attached: tuple[int, ...], payload: bytes) -> None:
         mailbox = self.mailbox
-        mailbox.append(Delivery(self, payload, self.core.receive_attachments(attached) if attached else ()))
+        core = self.core
+        mailbox.append(core.delivery(self, payload, core.receive_attachments(attached) if attached else ()))
         self.untaken += len(payload)
-        self.core.held += len(payload)
+        core.held += len(payload)
         if len(mailbox) == 1 and self.known:
-            self.core.emit(Readable(self))
+            core.emit(Readable(self))
 
     def _check_oneshot(self, reliable: int, unreliable: int) -> None:
         """Refuse more than one message, received or declared. Source: AQ-7 (D-3)."""
