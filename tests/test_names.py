@@ -15,6 +15,7 @@ BANNED = {
     r"high_water|send_high|high": "high_watermark",
     r"low_water|send_low|low": "low_watermark",
     r"\w+_octets|octets_\w+": "…_bytes or bytes_…",
+    r"shutdown|grace|(close|shutdown|stop|cancel|drain)_grace": "drain_timeout, or what the time is for, with _timeout",
 }
 """Patterns of whole names, and the name that stands for their meaning."""
 

@@ -71,7 +71,7 @@ class Interop:
     def serve(self, system, carrier, where, tls, args):
         async def same(data):
             return args.word.encode() + b" " + data
-        return serve(system, "echo://" + where, same, carrier=None, drain=1)
+        return serve(system, "echo://" + where, same, carrier=None, drain_timeout=1)
 
 PROTOCOL = Protocol(
     scheme="echo", example="echo://host:port", serve=serve, connect=connect, explain=Captures(), interop=Interop()

@@ -307,7 +307,14 @@ def test_what_is_under_way_has_time_and_is_cut_off_by_a_second_signal(tmp_path: 
     """A request that never ends holds up the end; health says so meanwhile."""
     (tmp_path / "handlers.py").write_text(HANDLERS)
     with serving(
-        tmp_path, "handlers:answer", "--url", "rsocket+tcp://127.0.0.1:0", "--health", "127.0.0.1:0", "--drain", "100"
+        tmp_path,
+        "handlers:answer",
+        "--url",
+        "rsocket+tcp://127.0.0.1:0",
+        "--health",
+        "127.0.0.1:0",
+        "--drain-timeout",
+        "100",
     ) as server:
         probe, url = server.told("HEALTH "), server.told("SERVING ")
         assert called(url, "--data", "x") == (0, "x\n")
@@ -318,7 +325,7 @@ def test_what_is_under_way_has_time_and_is_cut_off_by_a_second_signal(tmp_path: 
                 pass
             assert (state, health(probe)[0]) == ("draining", 503)
             server.signal(signal.SIGTERM)
-            assert server.ends() == (1, "levada: what was under way was cut off (--drain 100)\n")
+            assert server.ends() == (1, "levada: what was under way was cut off (--drain-timeout 100)\n")
             client.communicate(timeout=50)
             assert client.returncode in (1, 2)
 
@@ -328,7 +335,7 @@ def test_what_is_under_way_has_time_and_is_cut_off_by_a_second_signal(tmp_path: 
 def test_a_drain_ends_with_what_was_under_way(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "handlers.py").write_text(HANDLERS)
     urls = ("--url", "rsocket+tcp://127.0.0.1:0", "--url", "reactivesocket+tcp://127.0.0.1:0")
-    with serving(tmp_path, "handlers:answer", *urls, "--drain", "100") as server:
+    with serving(tmp_path, "handlers:answer", *urls, "--drain-timeout", "100") as server:
         url = server.told("SERVING rsocket")
         server.told("SERVING reactivesocket")
         with call(f"rsocket{url}", "--route", "slow") as client:
@@ -343,12 +350,14 @@ def test_a_drain_ends_with_what_was_under_way(tmp_path: Path, number: signal.Sig
 @pytest.mark.ci
 def test_time_is_up(tmp_path: Path) -> None:
     (tmp_path / "handlers.py").write_text(HANDLERS)
-    with serving(tmp_path, "handlers:answer", "--url", "rsocket+tcp://127.0.0.1:0", "--drain", "0.05") as server:
+    with serving(
+        tmp_path, "handlers:answer", "--url", "rsocket+tcp://127.0.0.1:0", "--drain-timeout", "0.05"
+    ) as server:
         url = server.told("SERVING ")
         with call(url, "--route", "slow") as client:
             assert server.line() == "asked"
             server.signal(signal.SIGTERM)
-            assert server.ends() == (1, "levada: what was under way was cut off (--drain 0.05)\n")
+            assert server.ends() == (1, "levada: what was under way was cut off (--drain-timeout 0.05)\n")
             client.communicate(timeout=50)
 
 

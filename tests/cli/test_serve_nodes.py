@@ -211,7 +211,7 @@ def test_a_killed_node_takes_its_own_clients_with_it_and_is_replaced(
 
 
 def test_a_drain_answers_what_was_asked(start: Start) -> None:
-    server = start("handlers:answer", "--url", ANY, "--nodes", "2", "--drain", "100")
+    server = start("handlers:answer", "--url", ANY, "--nodes", "2", "--drain-timeout", "100")
     url = server.told("SERVING ")
     peers = peers_of_both(url)
     everyone = [(pid, peer) for pid, each in peers.items() for peer in each]
@@ -227,20 +227,20 @@ def test_a_drain_answers_what_was_asked(start: Start) -> None:
 
 
 def test_time_is_up(start: Start) -> None:
-    server = start("handlers:answer", "--url", ANY, "--nodes", "2", "--drain", "0.2", "--log", "error")
+    server = start("handlers:answer", "--url", ANY, "--nodes", "2", "--drain-timeout", "0.2", "--log", "error")
     with connect_blocking(server.told("SERVING ")) as peer:
         peer.start_request(b"", route="never")
         node, _, said = server.line().partition(": ")
         assert (node in ("n0", "n1"), said) == (True, "asked")
         server.signal(signal.SIGTERM)
         code, text = server.ends()
-        late = re.fullmatch(r"levada: what was under way on (.*) was cut off \(--drain 0\.2\)\n", text)
+        late = re.fullmatch(r"levada: what was under way on (.*) was cut off \(--drain-timeout 0\.2\)\n", text)
         assert late is not None
         assert (code, node in late[1].split(", ")) == (1, True)  # a busy machine may need longer for the other one, too
 
 
 def test_a_second_signal_ends_all_at_once(start: Start) -> None:
-    options = ("--url", ANY, "--nodes", "2", "--health", "127.0.0.1:0", "--drain", "100")
+    options = ("--url", ANY, "--nodes", "2", "--health", "127.0.0.1:0", "--drain-timeout", "100")
     server = start("handlers:answer", *options)
     probe, url = server.told("HEALTH "), server.told("SERVING ")
     with connect_blocking(url) as peer:
@@ -250,7 +250,7 @@ def test_a_second_signal_ends_all_at_once(start: Start) -> None:
         until(probe, "draining", 0)
         assert health(probe)[0] == 503
         server.signal(signal.SIGTERM)
-        assert server.ends() == (1, "levada: what was under way was cut off (--drain 100)\n")
+        assert server.ends() == (1, "levada: what was under way was cut off (--drain-timeout 100)\n")
 
 
 def test_nodes_restart_one_after_another_while_clients_come(start: Start, capsys: pytest.CaptureFixture[str]) -> None:

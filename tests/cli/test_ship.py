@@ -167,7 +167,7 @@ async def test_a_receiver_whose_output_nobody_reads_ends_and_acks_nothing_more(t
         assert receiver.process.stdout is not None
         await receiver.process.stdout.aclose()
         code, _, err = await levada(
-            "ship", str(log), "--to", receiver.url, "--once", "--timeout", "1", "--drain", "0.1"
+            "ship", str(log), "--to", receiver.url, "--once", "--timeout", "1", "--drain-timeout", "0.1"
         )
         assert code == 1
         assert "2 lines are not acknowledged" in err
@@ -190,7 +190,9 @@ async def test_what_is_left_at_the_end_is_told_and_an_exit_code(tmp_path: Path) 
         process: trio.Process = await nursery.start(
             partial(
                 trio.run_process,
-                command("ship", str(log), "--to", "lumberjack://127.0.0.1:9", "--drain", "0.1", "--interval", "0.05"),
+                command(
+                    "ship", str(log), "--to", "lumberjack://127.0.0.1:9", "--drain-timeout", "0.1", "--interval", "0.05"
+                ),
                 env=ENVIRONMENT,
                 stderr=subprocess.PIPE,
                 check=False,
@@ -210,7 +212,7 @@ async def test_ctrl_c_ends_in_order_and_says_what_is_missing(tmp_path: Path) -> 
     log = tmp_path / "app.log"
     log.write_text("one\ntwo\n")
     process = await trio.lowlevel.open_process(
-        command("ship", str(log), "--to", "lumberjack://127.0.0.1:1", "--drain", "0.2", "--interval", "0.05"),
+        command("ship", str(log), "--to", "lumberjack://127.0.0.1:1", "--drain-timeout", "0.2", "--interval", "0.05"),
         env=ENVIRONMENT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -512,7 +512,7 @@ def test_the_end_of_the_loop_ends_the_system(open_portal: Open) -> None:
 
 def test_a_cancellation_of_the_end_skips_the_phases(open_portal: Open) -> None:
     async def main() -> None:
-        system = ActorSystem(shutdown=1000)
+        system = ActorSystem(shutdown_timeout=1000)
         seen: list[str] = []
         entered, ending = asyncio.Event(), asyncio.Event()
 

@@ -151,7 +151,7 @@ async def test_hangs_at_the_end_of_the_system_it_is_killed_after_its_time(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     start = trio.current_time()
-    async with ActorSystem("hung", shutdown=3.0, stop_timeout=2.0) as system:
+    async with ActorSystem("hung", shutdown_timeout=3.0, stop_timeout=2.0) as system:
         ref = system.spawn(Hangs, name="hangs")
         ref.tell(Do())
         await trio.sleep(1)
@@ -521,7 +521,7 @@ async def test_name_taken_twice_is_refused_and_the_first_keeps_it(system: ActorS
 
 async def test_settings_out_of_range_are_refused() -> None:
     for keywords in (
-        {"shutdown": 0},
+        {"shutdown_timeout": 0},
         {"stop_timeout": -1},
         {"slow_handler": 0},
         {"max_waiting": 0},
@@ -619,7 +619,7 @@ async def test_those_adopted_that_hang_have_one_time_together(
     [
         ("ask_timeout", -1.0, "ask_timeout is None or more than 0 seconds, not -1.0"),
         ("ask_timeout", 0, "ask_timeout is None or more than 0 seconds, not 0"),
-        ("shutdown", 0, "shutdown is more than 0 seconds, not 0"),
+        ("shutdown_timeout", 0, "shutdown_timeout is more than 0 seconds, not 0"),
         ("stop_timeout", math.nan, "stop_timeout is more than 0 seconds, not nan"),
         ("slow_handler", -0.1, "slow_handler is more than 0 seconds, not -0.1"),
         ("blocking_threads", 0, "max_waiting, blocking_threads and thread_inbox are 1 or more"),

@@ -285,7 +285,7 @@ async def test_an_actor_that_stops_starts_nothing_more(system: ActorSystem, use:
 async def test_a_task_that_swallows_its_cancellation_is_waited_for_and_reported(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with ActorSystem(stop_timeout=2.0, shutdown=60) as system:
+    async with ActorSystem(stop_timeout=2.0, shutdown_timeout=60) as system:
         ref = system.spawn(Worker, [], name="stubborn")
 
         async def stubborn() -> None:
@@ -444,7 +444,7 @@ async def test_a_kill_while_entering_gives_the_context_up(system: ActorSystem, a
 
 async def test_a_context_that_does_not_leave_is_cancelled_at_the_deadline(autojump_clock: MockClock) -> None:
     log: Log = []
-    async with ActorSystem(stop_timeout=2.0, shutdown=60) as system:
+    async with ActorSystem(stop_timeout=2.0, shutdown_timeout=60) as system:
         ref = system.spawn(Worker, log)
 
         async def enter(actor: Worker) -> None:

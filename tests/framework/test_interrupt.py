@@ -167,7 +167,7 @@ def run_interrupted(body: Callable[[ActorSystem, list[str]], Awaitable[None]], *
         log.append(phase)
 
     async def main() -> None:
-        async with ActorSystem(shutdown=2.0, stop_timeout=1.0) as system:
+        async with ActorSystem(shutdown_timeout=2.0, stop_timeout=1.0) as system:
             for phase in PHASES:
                 system.at_end(phase, lambda phase=phase: note(phase))  # type: ignore[misc]
             witness = system.spawn(Witness, log)
@@ -354,7 +354,7 @@ def run_traced(at: int) -> tuple[int, int, int, list[bool]]:
 
     async def main() -> None:
         nonlocal told
-        async with ActorSystem(shutdown=2.0, stop_timeout=1.0) as system:
+        async with ActorSystem(shutdown_timeout=2.0, stop_timeout=1.0) as system:
             quick = system.spawn(Tally, handled)
             refs.append(quick)
             slow = system.spawn(Slow, handled, mailbox=bounded(1), supervise=restart())

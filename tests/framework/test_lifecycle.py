@@ -483,7 +483,7 @@ class SlowHooks(Plain):
 
 async def test_a_stopping_hook_may_wait_until_its_deadline(autojump_clock: MockClock) -> None:
     log: Log = []
-    async with ActorSystem(stop_timeout=3.0, shutdown=50.0) as system:
+    async with ActorSystem(stop_timeout=3.0, shutdown_timeout=50.0) as system:
         ref = system.spawn(SlowHooks, log, 2.5)
         ref.stop()
         assert await ref.terminated() == Shutdown()
@@ -495,7 +495,7 @@ async def test_a_stopping_hook_is_cancelled_at_its_deadline(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     log: Log = []
-    async with ActorSystem(stop_timeout=3.0, shutdown=50.0) as system:
+    async with ActorSystem(stop_timeout=3.0, shutdown_timeout=50.0) as system:
         ref = system.spawn(SlowHooks, log, name="slow")
         ref.stop()
         assert await ref.terminated() == Shutdown()

@@ -814,7 +814,10 @@ def test_pull_keeps_its_promise_under_every_schedule() -> None:
         assert len(done) == len(set(done))
         assert set(begun) - set(done) <= begun_by_the_dead
 
-    assert explore(scenario, seeds=range(40), system=functools.partial(ActorSystem, shutdown=100.0)).interleavings == 40
+    assert (
+        explore(scenario, seeds=range(40), system=functools.partial(ActorSystem, shutdown_timeout=100.0)).interleavings
+        == 40
+    )
 
 
 async def test_pull_serves_loops_too(system: ActorSystem, autojump_clock: MockClock) -> None:

@@ -143,7 +143,7 @@ async def test_a_phase_has_a_deadline_and_the_next_one_runs_all_the_same(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     log: Log = []
-    async with ActorSystem("app", shutdown=3.0) as system:
+    async with ActorSystem("app", shutdown_timeout=3.0) as system:
         system.at_end("accept", forever)
 
         async def flush() -> None:
@@ -156,7 +156,7 @@ async def test_a_phase_has_a_deadline_and_the_next_one_runs_all_the_same(
 
 async def test_who_does_not_end_in_time_is_killed_and_what_follows_goes_on(autojump_clock: MockClock) -> None:
     log: Log = []
-    async with ActorSystem(stop_timeout=2.0, shutdown=60.0) as system:
+    async with ActorSystem(stop_timeout=2.0, shutdown_timeout=60.0) as system:
         first = system.spawn(Worker, log, "first")
         stuck = system.spawn(Worker, log, "stuck")
         stuck.tell(Do(forever))
@@ -170,7 +170,7 @@ async def test_who_does_not_end_in_time_is_killed_and_what_follows_goes_on(autoj
 
 async def test_the_drain_deadline_kills_everybody(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
     log: Log = []
-    async with ActorSystem("app", stop_timeout=50.0, shutdown=2.0) as system:
+    async with ActorSystem("app", stop_timeout=50.0, shutdown_timeout=2.0) as system:
         first = system.spawn(Worker, log, "first")
         stuck = system.spawn(Worker, log, "stuck")
         stuck.tell(Do(forever))
@@ -225,7 +225,8 @@ async def test_a_system_is_entered_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"shutdown": 0}, {"stop_timeout": -1}, {"slow_handler": 0}, {"max_waiting": 0}, {"thread_inbox": 0}]
+    "settings",
+    [{"shutdown_timeout": 0}, {"stop_timeout": -1}, {"slow_handler": 0}, {"max_waiting": 0}, {"thread_inbox": 0}],
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
@@ -247,7 +248,7 @@ async def test_what_was_not_handled_at_the_end_is_counted_and_logged_once(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    system = ActorSystem("app", stop_timeout=0.001, shutdown=0.001)
+    system = ActorSystem("app", stop_timeout=0.001, shutdown_timeout=0.001)
     with pytest.raises(ZeroDivisionError):
         async with system:
             stuck = system.spawn(Worker, [])
@@ -455,7 +456,7 @@ async def test_a_deadline_around_the_block_ends_a_body_that_waits(autojump_clock
 async def test_cancellation_during_a_phase_cuts_the_rest_short(autojump_clock: MockClock) -> None:
     log: Log = []
     with trio.move_on_after(1.5) as around:
-        async with ActorSystem(shutdown=60, stop_timeout=60) as system:
+        async with ActorSystem(shutdown_timeout=60, stop_timeout=60) as system:
 
             async def note() -> None:
                 log.append(system.phase)
@@ -555,7 +556,7 @@ def test_a_second_ctrl_c_cuts_the_phases_short() -> None:
     log: Log = []
 
     async def main() -> None:
-        async with ActorSystem(shutdown=60, stop_timeout=60) as system:
+        async with ActorSystem(shutdown_timeout=60, stop_timeout=60) as system:
 
             async def again() -> None:
                 log.append("drain")
@@ -585,7 +586,7 @@ def test_a_second_ctrl_c_in_a_handler_cuts_the_phases_short_too() -> None:
             spin()
 
     async def main() -> None:
-        async with ActorSystem(shutdown=60, stop_timeout=60) as system:
+        async with ActorSystem(shutdown_timeout=60, stop_timeout=60) as system:
 
             async def flush() -> None:
                 log.append("flush")
@@ -635,7 +636,7 @@ async def test_a_tree_10_000_levels_deep_ends_without_recursion(how: str) -> Non
 
 async def test_leaving_with_a_deep_tree() -> None:
     count: list[int] = []
-    async with ActorSystem(stop_timeout=1000.0, shutdown=1000.0) as system:
+    async with ActorSystem(stop_timeout=1000.0, shutdown_timeout=1000.0) as system:
         system.spawn(Level, 10_000, count)
     assert system.statistics().actors == 0
 

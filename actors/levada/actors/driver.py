@@ -184,7 +184,7 @@ class Driver(ConnectionActor, Generic[C]):
         self._credentials: Credentials | None = None
 
     @property
-    def drain_time(self) -> float:
+    def drain_limit(self) -> float:
         """Seconds that open work has when this side closes, if the core does not end the drain itself."""
         return math.inf
 
@@ -519,7 +519,7 @@ class Driver(ConnectionActor, Generic[C]):
                 self.apply(self.begin_drain(trio.current_time()))
                 self.flush()
                 self.retime()
-                with trio.move_on_after(self.drain_time):
+                with trio.move_on_after(self.drain_limit):
                     await self._gone.wait()
         finally:
             self.shut()

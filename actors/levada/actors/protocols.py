@@ -56,7 +56,7 @@ class Serve(Contract):
         handler: Any,
         *,
         carrier: Any,
-        drain: float,
+        drain_timeout: float,
         authenticate: Authenticate | None,
     ) -> AbstractAsyncContextManager[Served]:
         """Serve until the block is left.
@@ -66,7 +66,7 @@ class Serve(Contract):
             url: the user's URL.
             handler: an async function or an actor class.
             carrier: settings of the URL's carrier; ``None`` means the defaults.
-            drain: seconds that open work has to end when the block is left.
+            drain_timeout: seconds that open work has to end when the block is left.
             authenticate: decides which clients are admitted; ``None`` admits all.
         """
         ...

@@ -104,7 +104,7 @@ class ActorSystem:
     Args:
         name: for logs.
         ask_timeout: the default timeout of `Ref.ask` in seconds; ``None``: no limit.
-        shutdown: seconds for each phase.
+        shutdown_timeout: seconds for each phase.
         stop_timeout: seconds that an actor has for its hooks, and a stopping child before it is killed.
         slow_handler: seconds without a yield after which a handler is reported (a log line and `SlowHandler`).
         max_waiting: how many handlers may wait at a time, each costs a trio task (about 5 kB); one more fails.
@@ -123,7 +123,7 @@ class ActorSystem:
         name: str = "levada",
         *,
         ask_timeout: float | None = 5.0,
-        shutdown: float = 5.0,
+        shutdown_timeout: float = 5.0,
         stop_timeout: float = 5.0,
         slow_handler: float = 0.1,
         max_waiting: int = 100_000,
@@ -134,7 +134,11 @@ class ActorSystem:
         tracing: Tracing | None = None,
         _clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        for setting, value in (("shutdown", shutdown), ("stop_timeout", stop_timeout), ("slow_handler", slow_handler)):
+        for setting, value in (
+            ("shutdown_timeout", shutdown_timeout),
+            ("stop_timeout", stop_timeout),
+            ("slow_handler", slow_handler),
+        ):
             if not value > 0:
                 raise ConfigurationError(f"{setting} is more than 0 seconds, not {value!r}")
         if ask_timeout is not None and not ask_timeout > 0:
@@ -166,7 +170,7 @@ class ActorSystem:
         self._plain = not strict and tracing is None
         """Whether the cell of an unbounded mailbox is nothing but a `Cell`."""
         self._thread_inbox = thread_inbox
-        self.shutdown = shutdown
+        self.shutdown_timeout = shutdown_timeout
         """Seconds for each phase of the end, until it begins."""
         self._clock = _clock
         self._dead_letters = DeadLetters(self.events)
@@ -286,7 +290,7 @@ class ActorSystem:
         for phase in PHASES:
             self._phase = phase
             logger.debug("%s: %s", self.name, phase, extra={"event": "phase"})
-            with trio.move_on_after(self.shutdown) as scope:
+            with trio.move_on_after(self.shutdown_timeout) as scope:
                 async with trio.open_nursery() as nursery:
                     for function in list(self._phase_calls[phase].values()):
                         nursery.start_soon(self._call_in_phase, phase, function)
@@ -295,7 +299,7 @@ class ActorSystem:
                         await self._root_gone.wait()
             if scope.cancelled_caught:
                 what = "%s: %s took longer than %g s"
-                logger.warning(what, self.name, phase, self.shutdown, extra={"event": "phase_late"})
+                logger.warning(what, self.name, phase, self.shutdown_timeout, extra={"event": "phase_late"})
 
     async def _call_in_phase(self, phase: Phase, function: Callable[[], Awaitable[object]]) -> None:
         try:

@@ -116,7 +116,7 @@ async def exchange(config: PeerConfig, steps: int = 0) -> bool:
 
 @pytest.mark.handler_fails
 async def test_cancelled_at_every_step(autojump_clock: MockClock) -> None:
-    config = PeerConfig(core=AqueductConfig(drain=0.5))
+    config = PeerConfig(core=AqueductConfig(drain_timeout=0.5))
     steps = 1
     while not await exchange(config, steps):
         steps += 1
@@ -130,7 +130,7 @@ async def test_cut_off_at_every_call_of_the_carrier(autojump_clock: MockClock) -
     while True:
         call += 1
         carrier = MemoryConfig(shape="connection", cut_at_call=call, handshake_timeout=1.0)
-        if await exchange(PeerConfig(carrier=carrier, core=AqueductConfig(drain=0.5))):
+        if await exchange(PeerConfig(carrier=carrier, core=AqueductConfig(drain_timeout=0.5))):
             break
     assert call > 20
 
@@ -139,7 +139,7 @@ async def test_cut_off_at_every_call_of_the_carrier(autojump_clock: MockClock) -
 async def test_cut_off_after_some_octets(latency: float, autojump_clock: MockClock) -> None:
     for octets in range(1, 400, 7):
         carrier = MemoryConfig(shape="connection", cut_after=octets, latency=latency)
-        assert not await exchange(PeerConfig(carrier=carrier, core=AqueductConfig(drain=0.5))) or octets > 300
+        assert not await exchange(PeerConfig(carrier=carrier, core=AqueductConfig(drain_timeout=0.5))) or octets > 300
 
 
 async def test_a_cancelled_send_keeps_its_handles(start: Start, autojump_clock: MockClock) -> None:
@@ -168,13 +168,13 @@ async def test_a_cancelled_send_keeps_its_handles(start: Start, autojump_clock: 
 
 async def test_leaving_may_be_cancelled(start: Start, autojump_clock: MockClock) -> None:
     """Cancelled while it waits for open channels, the end is at once."""
-    async with start(core=AqueductConfig(drain=100.0)) as ends:
+    async with start(core=AqueductConfig(drain_timeout=100.0)) as ends:
         sender, receiver = channel(int)
         theirs: Any = None
         began = trio.current_time()
         with trio.move_on_after(1):
             async with connect(
-                ends.system, ends.listener.url, Parcel, config=PeerConfig(core=AqueductConfig(drain=100.0))
+                ends.system, ends.listener.url, Parcel, config=PeerConfig(core=AqueductConfig(drain_timeout=100.0))
             ) as peer:
                 await peer.send(Parcel(sender=sender))
                 theirs = (await ends.got.receive()).sender

@@ -219,11 +219,11 @@ async def test_leaving_the_block_lets_everything_arrive(start: Start, autojump_c
 async def test_a_channel_that_nobody_ends_holds_up_for_the_drain_time_only(
     start: Start, autojump_clock: MockClock
 ) -> None:
-    async with start(core=AqueductConfig(drain=3.0)) as ends:
+    async with start(core=AqueductConfig(drain_timeout=3.0)) as ends:
         began = trio.current_time()
         sender, receiver = channel(int)
         async with connect(
-            ends.system, ends.listener.url, Parcel, config=PeerConfig(core=AqueductConfig(drain=3.0))
+            ends.system, ends.listener.url, Parcel, config=PeerConfig(core=AqueductConfig(drain_timeout=3.0))
         ) as peer:
             await peer.send(Parcel(sender=sender))
             got = await ends.got.receive()

@@ -135,7 +135,7 @@ async def test_the_same_comes_over_rsocket_and_over_aqueduct() -> None:
 async def test_a_channel_for_no_mailbox_is_cancelled_and_one_that_is_closed_is_let_go(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    desk, config = Desk(), aqueduct.PeerConfig(core=aqueduct.AqueductConfig(drain=1000.0))
+    desk, config = Desk(), aqueduct.PeerConfig(core=aqueduct.AqueductConfig(drain_timeout=1000.0))
     async with (
         ActorSystem() as system,
         aqueduct.serve(system, "aqueduct+memory://desk", desk.send, message_type=Follow, config=config) as publisher,

@@ -24,7 +24,7 @@ from levada.framework.errors import ActorStopped, ConfigurationError
 
 @asynccontextmanager
 async def accounts_in(folder: Path, **settings: Any) -> AsyncIterator[Shards[Any]]:
-    async with ActorSystem("test", seed=0, shutdown=20.0, ask_timeout=60.0) as system:
+    async with ActorSystem("test", seed=0, shutdown_timeout=20.0, ask_timeout=60.0) as system:
         cls = settings.pop("cls", Account)
         yield await shards(system, cls, **{"events": EVENTS, "journal": folder, "shards": 2, **settings})
 

@@ -133,7 +133,10 @@ steps = st.one_of(
 async def live(folder: Path, plan: list[Any], model: Model, numbers: Any) -> None:
     """Follow a plan in as many lives of the system as it says."""
     while plan:
-        async with ActorSystem("test", ask_timeout=1000.0, shutdown=1000.0) as system, trio.open_nursery() as nursery:
+        async with (
+            ActorSystem("test", ask_timeout=1000.0, shutdown_timeout=1000.0) as system,
+            trio.open_nursery() as nursery,
+        ):
             books = await shards(system, Book, journal=folder, **SETTINGS)
             while plan:
                 match plan.pop(0):
@@ -149,7 +152,7 @@ async def live(folder: Path, plan: list[Any], model: Model, numbers: Any) -> Non
                     case _:
                         nursery.cancel_scope.cancel()
                         break
-    async with ActorSystem("test", ask_timeout=1000.0, shutdown=1000.0) as system:
+    async with ActorSystem("test", ask_timeout=1000.0, shutdown_timeout=1000.0) as system:
         await model.check(await shards(system, Book, journal=folder, **SETTINGS))
     model.check_log(folder)
 
@@ -181,7 +184,7 @@ def test_whatever_is_killed_each_command_is_done_once(plan: list[Any]) -> None:
 
 
 async def three_each(folder: Path, model: Model) -> None:
-    async with ActorSystem("test", ask_timeout=1000.0, shutdown=1000.0) as system:
+    async with ActorSystem("test", ask_timeout=1000.0, shutdown_timeout=1000.0) as system:
         books = await shards(system, Book, journal=folder, **SETTINGS)
         numbers = itertools.count()
         async with trio.open_nursery() as nursery:
@@ -193,7 +196,7 @@ async def three_each(folder: Path, model: Model) -> None:
 
 
 async def afterwards(folder: Path, model: Model) -> None:
-    async with ActorSystem("test", ask_timeout=1000.0, shutdown=1000.0) as system:
+    async with ActorSystem("test", ask_timeout=1000.0, shutdown_timeout=1000.0) as system:
         books = await shards(system, Book, journal=folder, **SETTINGS)
         await model.check(books)
         for entity, asked in model.asked.items():

@@ -27,7 +27,7 @@ NAMES = ["anna", "bert", "cleo"]
 DEPOSITS = 12
 SMALL = attrs.evolve(log_config(1), segment_bytes=8192, block_bytes=2048)
 """For some sealed segments."""
-TIMES: dict[str, Any] = {"ask_timeout": 60.0, "shutdown": 20.0}
+TIMES: dict[str, Any] = {"ask_timeout": 60.0, "shutdown_timeout": 20.0}
 
 
 async def live_first(folder: Path) -> None:

@@ -20,7 +20,7 @@ from levada.framework import Actor, ActorSystem, Asks, Ref, handles, message
 from levada.framework.errors import ActorError, ActorStopped
 from levada.framework.testing import Probe
 
-TIMES: dict[str, Any] = {"ask_timeout": 60.0, "shutdown": 20.0}
+TIMES: dict[str, Any] = {"ask_timeout": 60.0, "shutdown_timeout": 20.0}
 
 
 class Slow(Journal):

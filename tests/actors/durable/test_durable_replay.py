@@ -18,7 +18,7 @@ from levada.framework import ActorSystem, Asks, handles, message
 from levada.framework.errors import ConfigurationError
 from levada.framework.message import BY_TAG
 
-TIMES: dict[str, Any] = {"ask_timeout": 60.0, "shutdown": 20.0}
+TIMES: dict[str, Any] = {"ask_timeout": 60.0, "shutdown_timeout": 20.0}
 
 
 @message("test.durable.add")

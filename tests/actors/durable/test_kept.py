@@ -22,7 +22,7 @@ from levada.actors.nodes import nodes_of
 from levada.framework import ActorSystem, Ref
 from levada.framework.errors import ActorStopped, ConfigurationError
 
-TIMES: dict[str, Any] = {"ask_timeout": 30.0, "shutdown": 20.0}
+TIMES: dict[str, Any] = {"ask_timeout": 30.0, "shutdown_timeout": 20.0}
 KEPT: dict[str, Any] = {"events": EVENTS, "shards": 2, "keeper": True}
 
 

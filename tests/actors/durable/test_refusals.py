@@ -47,7 +47,7 @@ from levada.actors.nodes import nodes_of
 from levada.framework import ActorSystem, Asks, Ref, handles, message
 from levada.framework.testing import Probe
 
-TIMES: dict[str, Any] = {"ask_timeout": 30.0, "shutdown": 20.0}
+TIMES: dict[str, Any] = {"ask_timeout": 30.0, "shutdown_timeout": 20.0}
 
 
 @pytest.fixture(autouse=True)

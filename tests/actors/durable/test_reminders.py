@@ -104,7 +104,7 @@ def world(mock_clock: trio.testing.MockClock) -> World:
 
 @asynccontextmanager
 async def clocks_in(folder: Path, world: World, **settings: Any) -> AsyncIterator[Shards[Any]]:
-    async with ActorSystem("test", ask_timeout=1e6, shutdown=1e6) as system:
+    async with ActorSystem("test", ask_timeout=1e6, shutdown_timeout=1e6) as system:
         yield await shards(system, Clock, events=Rang, journal=folder, shards=1, clock=world, **settings)
 
 

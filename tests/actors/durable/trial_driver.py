@@ -24,7 +24,7 @@ SETTINGS = NodeSettings(
     start_timeout=START,
     hang_timeout=3.0,
     silence=30.0,
-    grace=5.0,
+    drain_timeout=5.0,
     restart=restart(max=10_000, within=1.0, backoff=(0.0, 0.0)),
 )
 
@@ -117,7 +117,7 @@ class Trial:
 
 async def main(folder: str, count: int) -> None:
     async with (
-        ActorSystem("driver", shutdown=20.0, ask_timeout=30.0) as system,
+        ActorSystem("driver", shutdown_timeout=20.0, ask_timeout=30.0) as system,
         local_nodes(system, len(NODES), APP, names=NODES, settings=SETTINGS) as nodes,
     ):
         purses = await shards(

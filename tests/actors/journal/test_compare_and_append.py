@@ -50,7 +50,7 @@ def lines(*numbers: int) -> list[Line]:
 
 @pytest.fixture
 async def system() -> AsyncIterator[ActorSystem]:
-    async with ActorSystem("test", seed=0, shutdown=5.0, ask_timeout=None) as system:
+    async with ActorSystem("test", seed=0, shutdown_timeout=5.0, ask_timeout=None) as system:
         yield system
 
 

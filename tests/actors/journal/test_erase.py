@@ -355,7 +355,7 @@ def test_random_erasures(tmp_path: Path, seed: int) -> None:
 
 @pytest.fixture
 async def system() -> AsyncIterator[ActorSystem]:
-    async with ActorSystem("test", seed=0, shutdown=5.0, ask_timeout=None) as system:
+    async with ActorSystem("test", seed=0, shutdown_timeout=5.0, ask_timeout=None) as system:
         yield system
 
 

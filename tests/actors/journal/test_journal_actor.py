@@ -68,7 +68,7 @@ def lines(*numbers: int) -> list[Line]:
 
 @pytest.fixture
 async def system() -> AsyncIterator[ActorSystem]:
-    async with ActorSystem("test", seed=0, shutdown=5.0) as system:
+    async with ActorSystem("test", seed=0, shutdown_timeout=5.0) as system:
         yield system
 
 
@@ -357,7 +357,7 @@ async def test_two_actors_cannot_keep_the_same_journal(system: ActorSystem, tmp_
 
 
 async def test_what_was_asked_for_is_written_when_it_stops(tmp_path: Path) -> None:
-    async with ActorSystem("test", shutdown=5.0) as system:
+    async with ActorSystem("test", shutdown_timeout=5.0) as system:
         journal = spawn(system, tmp_path)
         for n in range(50):
             await journal.send(Append(lines(n)))
@@ -376,7 +376,7 @@ async def test_a_ledger_that_refuses_starts_the_actor_anew(tmp_path: Path, monke
             raise failures.pop()
 
     monkeypatch.setattr(Ledger, "deliver", refuse)
-    async with ActorSystem("test", shutdown=5.0) as system:
+    async with ActorSystem("test", shutdown_timeout=5.0) as system:
         journal = system.spawn(partial(Journal, tmp_path, Line), supervise=restart())
         await journal.ask(StageRows("q", 0, 0, 0, lines(1, 2)))
         with pytest.raises(JournalError, match="was cut short, open the journal again"):
@@ -397,7 +397,7 @@ async def test_killed_in_a_write_it_waits_for_the_disk_and_lets_go(
         go_on.wait(20)
         real(descriptor)
 
-    async with ActorSystem("test", shutdown=5.0) as system:
+    async with ActorSystem("test", shutdown_timeout=5.0) as system:
         journal = spawn(system, tmp_path)
         await journal.ask(Append(lines(1)))
         monkeypatch.setattr(os, "fdatasync", slow)
@@ -481,7 +481,7 @@ async def test_an_append_given_up_before_its_turn_is_not_written(
 
 
 async def test_cancelled_while_it_opens_it_lets_go(tmp_path: Path) -> None:
-    async with ActorSystem("test", shutdown=5.0) as system:
+    async with ActorSystem("test", shutdown_timeout=5.0) as system:
         journal = spawn(system, tmp_path)
         await wait_all_tasks_blocked(0.001)
         journal.kill()

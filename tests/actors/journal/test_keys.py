@@ -314,7 +314,7 @@ def test_an_index_of_another_segment_or_journal_is_not_believed(tmp_path: Path) 
 
 @pytest.fixture
 async def system() -> AsyncIterator[ActorSystem]:
-    async with ActorSystem("test", seed=0, shutdown=5.0, ask_timeout=None) as system:
+    async with ActorSystem("test", seed=0, shutdown_timeout=5.0, ask_timeout=None) as system:
         yield system
 
 

@@ -66,7 +66,7 @@ class Kept:
 async def desk(
     sink: Sink | None = None, *, patient: bool = False, carrier: MemoryConfig | None = None, **settings: Any
 ) -> AsyncIterator[tuple[Reader, Kept]]:
-    async with ActorSystem(shutdown=30.0) as system:
+    async with ActorSystem(shutdown_timeout=30.0) as system:
         kept = Kept(system, patient=patient)
         async with serve(
             system, "lumberjack+memory://logs", sink or kept.ref, config=ReaderConfig(**settings), carrier=carrier
@@ -394,7 +394,7 @@ async def test_connections_of_a_system_that_ends_have_their_time_together(autoju
             await self.enter(serve(self.system, "lumberjack+memory://logs", kept[0].ref))
 
     async with trio.open_nursery() as nursery:
-        async with ActorSystem(shutdown=60.0) as system:
+        async with ActorSystem(shutdown_timeout=60.0) as system:
             system.spawn(Edge)
             await wait_all_tasks_blocked()
             streams = [await nursery.start(hold) for _ in range(5)]

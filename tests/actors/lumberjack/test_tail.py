@@ -26,7 +26,7 @@ from levada.framework.errors import ConfigurationError
 
 CONFIG = TailConfig(host="web-01", drain_timeout=600.0)
 # The registry is written at the end; on the quick clock the 5 s that an actor has for that would be a twentieth of a second.
-PATIENT: dict[str, Any] = {"shutdown": 600.0, "stop_timeout": 600.0}
+PATIENT: dict[str, Any] = {"shutdown_timeout": 600.0, "stop_timeout": 600.0}
 
 
 class Sink:

@@ -429,7 +429,7 @@ def quick() -> MockClock:
 
 
 # What is under way goes to the disk at the end; on the quick clock the 5 s that an actor has for that would be a tenth of a second.
-PATIENT: dict[str, Any] = {"shutdown": 600.0, "stop_timeout": 600.0}
+PATIENT: dict[str, Any] = {"shutdown_timeout": 600.0, "stop_timeout": 600.0}
 
 
 async def test_events_survive_the_writer_and_the_absence_of_the_reader(
@@ -477,7 +477,7 @@ async def test_calls_that_wait_when_the_writer_is_closed_fail(tmp_path: Path, qu
             await function(*arguments)
         outcomes.append(function.__name__)
 
-    spool = SpoolConfig(folder=tmp_path, max_octets=1)
+    spool = SpoolConfig(folder=tmp_path, max_bytes=1)
     async with (
         ActorSystem(**PATIENT) as system,
         trio.open_nursery() as nursery,

@@ -36,7 +36,9 @@ async def test_ma92_what_runs_when_a_listener_ends_may_finish(tmp_path: Path) ->
         await trio.sleep_forever()
         return b""
 
-    server = PeerConfig(carrier=QuicConfig(certificate=made.certificate, key=made.key), core=MaopConfig(drain=2.0))
+    server = PeerConfig(
+        carrier=QuicConfig(certificate=made.certificate, key=made.key), core=MaopConfig(drain_timeout=2.0)
+    )
     client = PeerConfig(carrier=QuicConfig(ca=made.ca))
 
     async with ActorSystem() as system, trio.open_nursery() as nursery:

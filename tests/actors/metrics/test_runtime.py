@@ -229,7 +229,7 @@ async def test_without_time_figures_are_of_an_earlier_scrape(monkeypatch: pytest
 @pytest.mark.ci
 async def test_a_scrape_of_many_actors_holds_up_nobody() -> None:
     """Others run every few milliseconds, as with the console."""
-    async with ActorSystem(shutdown=60.0) as system:
+    async with ActorSystem(shutdown_timeout=60.0) as system:
         for _ in range(100_000):
             system.spawn(Idler)
         await wait_all_tasks_blocked()

@@ -19,7 +19,7 @@ from levada.framework.errors import ConnectionLost
 from levada.transports.carriers import unix
 from levada.transports.qmux import dial_over, listen_over
 
-SETTINGS = NodeSettings(start_timeout=5.0, grace=2.0)
+SETTINGS = NodeSettings(start_timeout=5.0, drain_timeout=2.0)
 
 
 class Task:

@@ -34,7 +34,7 @@ DRIVER = "driver"
 HELLO, MEMBERS, BEATS = 4000, 5000, 3000  # ports
 SETTINGS = NodeSettings(
     start_timeout=60.0,
-    grace=2.0,
+    drain_timeout=2.0,
     silence=SILENCE,
     hang_timeout=SILENCE + MARGIN,
     restart=restart("permanent", max=1000, backoff=(0.5, 0.5)),

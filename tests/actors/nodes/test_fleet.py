@@ -182,7 +182,7 @@ async def test_a_node_whose_app_fails_while_it_ends_has_ended(
             assert nodes["n0"].state is MemberState.DOWN
             await nodes.restart("n1")
             assert nodes["n1"].state is MemberState.UP
-        assert trio.current_time() - begin < SETTINGS.grace
+        assert trio.current_time() - begin < SETTINGS.drain_timeout
         assert [task.run.id for task in tasks] == ["n0#0", "n1#0", "n1#1"]
     lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [line.partition(":")[0] for line in lines] == ["n0 has failed", "n1 has failed", "n1 has failed"]

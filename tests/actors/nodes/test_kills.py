@@ -25,7 +25,7 @@ SOON = 10.0  # seconds; what is measured here must hold on a busy machine
 STARTED = 60.0  # seconds for a node to start, which takes most of a second of CPU
 PART = 30
 SETTINGS = NodeSettings(
-    hang_timeout=HANG, silence=30.0, grace=5.0, restart=restart(max=1000, within=1.0, backoff=(0.0, 0.0))
+    hang_timeout=HANG, silence=30.0, drain_timeout=5.0, restart=restart(max=1000, within=1.0, backoff=(0.0, 0.0))
 )
 
 
@@ -110,7 +110,7 @@ async def campaign(chance: random.Random, strikes: int, folder: Path) -> None:
     """Strike nodes again and again under load; then look at what was handled, and at what is left."""
     marker = uuid.uuid4().hex
     settings = NodeSettings(
-        hang_timeout=HANG, silence=30.0, grace=5.0, env={"LEVADA_TEST": marker}, restart=SETTINGS.restart
+        hang_timeout=HANG, silence=30.0, drain_timeout=5.0, env={"LEVADA_TEST": marker}, restart=SETTINGS.restart
     )  # fmt: skip
     times: dict[str, list[float]] = {}
     async with ActorSystem() as system, trio.open_nursery() as nursery:
@@ -132,7 +132,7 @@ async def campaign(chance: random.Random, strikes: int, folder: Path) -> None:
 
 async def kill_driver(chance: random.Random) -> None:
     """Kill or stop a driver at any moment; nothing of it is left soon."""
-    async with driver(silence=1.0, grace=0.5) as d:
+    async with driver(silence=1.0, drain_timeout=0.5) as d:
         if chance.random() < 0.5:
             await d.ready()
         await trio.sleep(chance.random())

@@ -32,7 +32,7 @@ async def moody(system: ActorSystem) -> AsyncIterator[None]:
             nursery.start_soon(_breaks)
         yield
     if mood == "slow late":
-        await trio.sleep(SETTINGS.grace / 2)
+        await trio.sleep(SETTINGS.drain_timeout / 2)
     if mood == "never ends":
         await trio.sleep_forever()
     if mood == "fails late":
@@ -69,7 +69,7 @@ async def _disturb(nodes: Nodes, tasks: list[Task], lot: random.Random) -> None:
 async def test_leaving_ends_whatever_the_nodes_do(seed: int, autojump_clock: MockClock) -> None:
     lot = random.Random(seed)
     LOT.seed(seed)
-    bound = SETTINGS.grace + SETTINGS.kill_after + 5.0  # a node that waits to be restarted waits up to 5 s
+    bound = SETTINGS.drain_timeout + SETTINGS.kill_after + 5.0  # a node that waits to be restarted waits up to 5 s
     tasks: list[Task] = []
     with trio.CancelScope() as whole:
         whole.deadline = trio.current_time() + 300

@@ -63,7 +63,7 @@ async def test_nodes_end_at_once_when_their_driver_is_killed(monkeypatch: pytest
 
 @pytest.mark.parametrize("app", ["stubborn", "deaf"])
 async def test_an_app_that_does_not_end_cannot_outlive_its_driver(app: str) -> None:
-    async with driver(app, grace=0.5, nodes=1) as d:
+    async with driver(app, drain_timeout=0.5, nodes=1) as d:
         (pid,) = await d.ready()
         os.kill(d.pid, signal.SIGKILL)
         assert await gone(pid, 5.0)
@@ -71,7 +71,7 @@ async def test_an_app_that_does_not_end_cannot_outlive_its_driver(app: str) -> N
 
 @pytest.mark.parametrize("app", ["stubborn", "deaf"])
 async def test_an_app_that_does_not_end_is_killed_when_it_drains(app: str) -> None:
-    async with driver(app, grace=0.5, kill_after=0.3, nodes=1) as d:
+    async with driver(app, drain_timeout=0.5, kill_after=0.3, nodes=1) as d:
         (pid,) = await d.ready()
         assert d.process.stdin is not None
         await d.process.stdin.aclose()
@@ -113,7 +113,7 @@ async def test_a_hang_is_found_by_the_heartbeat() -> None:
 
 
 async def test_a_blocked_event_loop_is_no_hang() -> None:
-    async with driver("deaf", hang_timeout=1.0, nodes=1, grace=0.1, kill_after=0.1) as d:
+    async with driver("deaf", hang_timeout=1.0, nodes=1, drain_timeout=0.1, kill_after=0.1) as d:
         (pid,) = await d.ready()
         with trio.move_on_after(3):
             await d.line()

@@ -63,7 +63,7 @@ class Fleet:
 @asynccontextmanager
 async def fleet(n: int = 2, **settings: Any) -> AsyncIterator[Fleet]:
     policy = restart("permanent", max=1000, backoff=(0.5, 0.5))
-    settings = {"start_timeout": 5.0, "grace": 2.0, "restart": policy, **settings}
+    settings = {"start_timeout": 5.0, "drain_timeout": 2.0, "restart": policy, **settings}
     async with (
         ActorSystem("driver") as system,
         nodes_here(system, n, APP, settings=NodeSettings(**settings)) as (nodes, tasks),

@@ -83,8 +83,8 @@ async def test_no_end_makes_a_dead_letter(carrier: str, end: str) -> None:
             with trio.CancelScope() as scope:
                 async with (
                     trio.open_nursery() as nursery,
-                    serve(system, f"rsocket+{carrier}", handler, config=ServerConfig(drain=0)) as listener,
-                    connect(system, listener.url, config=ClientConfig(drain=0)) as peer,
+                    serve(system, f"rsocket+{carrier}", handler, config=ServerConfig(drain_timeout=0)) as listener,
+                    connect(system, listener.url, config=ClientConfig(drain_timeout=0)) as peer,
                 ):
                     for kind in (b"stream", b"channel", b"slow", b"echo", b"stream"):
                         nursery.start_soon(use, peer, kind)

@@ -213,7 +213,7 @@ async def test_handlers_that_never_end_hold_the_end_up_once(
     async def handler(_: Request) -> None:
         await trio.sleep_forever()
 
-    async with ActorSystem(shutdown=math.inf) as system, AsyncExitStack() as connections:
+    async with ActorSystem(shutdown_timeout=math.inf) as system, AsyncExitStack() as connections:
         async with serve(system, "rsocket+memory://desk", handler) as listener:
             peers = [await connections.enter_async_context(connect(system, listener.url)) for _ in range(3)]
             for peer in peers:
@@ -241,7 +241,7 @@ async def test_answers_that_take_their_time_to_end_take_it_together(autojump_clo
                 await trio.sleep(4)
 
     async with (
-        ActorSystem(shutdown=math.inf) as system,
+        ActorSystem(shutdown_timeout=math.inf) as system,
         serve(system, "rsocket+memory://desk", handler) as listener,
         trio.open_nursery() as nursery,
         connect(system, listener.url) as peer,

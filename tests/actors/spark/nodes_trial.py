@@ -186,7 +186,7 @@ async def main(master: str, count: int, cores: int, settings: dict[str, str], st
         single = importlib.import_module("single")  # shipped
         async with ActorSystem("driver") as system, trio.open_nursery() as nursery:
             load = single.Load(system, pause=0.02)
-            how = NodeSettings(start_timeout=LIMIT, silence=4.0, grace=5.0)
+            how = NodeSettings(start_timeout=LIMIT, silence=4.0, drain_timeout=5.0)
             async with spark_nodes(system, spark, count, "node_app:app", settings=how, cores=cores or None) as nodes:
                 trial = Trial(spark, nodes)
                 for member in nodes.members:

@@ -322,7 +322,7 @@ def test_a_bridge_that_starts_anew_between_two_batches_is_asked_again_if_idempot
 
 
 def test_a_question_that_may_have_been_handled_is_not_asked_again_unless_idempotent(make_actors: Any) -> None:
-    actors = make_actors(config=BridgeConfig(drain=0.0))
+    actors = make_actors(config=BridgeConfig(drain_timeout=0.0))
     seen: list[int] = []
     there, _ = expose(actors, "slow", partial(Slow, gate=actors.bridge_gone, seen=seen))
     with pytest.raises(ConnectionLost, match="the bridge was lost while slow was asked, which may have handled"):
@@ -331,7 +331,7 @@ def test_a_question_that_may_have_been_handled_is_not_asked_again_unless_idempot
 
 
 def test_all_that_were_under_way_are_asked_again_if_idempotent(make_actors: Any) -> None:
-    actors = make_actors(config=BridgeConfig(drain=0.0))
+    actors = make_actors(config=BridgeConfig(drain_timeout=0.0))
     seen: list[int] = []
     there, _ = expose(actors, "slow", partial(Slow, gate=actors.bridge_gone, seen=seen))
 

@@ -496,7 +496,7 @@ async def test_tls_needs_both_a_url_and_certificates(tmp_path: Path) -> None:
 
 
 def test_a_reader_goes_on_where_it_was_when_the_bridge_starts_again(make_actors: Callable[..., Actors]) -> None:
-    actors = make_actors(config=BridgeConfig(drain=0.0))
+    actors = make_actors(config=BridgeConfig(drain_timeout=0.0))
     config = JournalConfig(block_rows=1, block_bytes=256, segment_bytes=1 << 20)
     made = actors.mailbox("lines", Line, config=config)
     actors.do(lambda: made.append([Line(n) for n in range(50)]))

@@ -72,7 +72,7 @@ class Desk:
 
 @pytest.fixture
 def desk(make_actors: Callable[..., Actors]) -> Desk:
-    return Desk(make_actors(config=BridgeConfig(drain=0.0)))
+    return Desk(make_actors(config=BridgeConfig(drain_timeout=0.0)))
 
 
 USES: dict[str, Callable[[Desk], object]] = {

@@ -17,7 +17,7 @@ from levada.transports.aqueduct.frames import VERSION, ConnectionControl
 
 from .conftest import Pair, Wire, state_of
 
-DRAIN = AqueductConfig(drain=4.0)
+DRAIN = AqueductConfig(drain_timeout=4.0)
 
 
 def test_a_client_ends_when_everything_has_arrived(pair: Callable[..., Pair]) -> None:
@@ -30,7 +30,7 @@ def test_a_client_ends_when_everything_has_arrived(pair: Callable[..., Pair]) ->
     assert p.receiver.take().payload == b"last"
     assert (p.sender.state, state_of(p.receiver)) == (SenderState.FINISHED, ReceiverState.FINISHED)
     assert p.client.events[-1] == ConnectionEnded(0, "", closed_here=True)
-    assert p.client.closed == CloseConnection(0, "", drain=4.0)
+    assert p.client.closed == CloseConnection(0, "", drain_timeout=4.0)
     assert p.client.core.next_deadline() is None
 
 
@@ -60,7 +60,7 @@ def test_a_channel_ends_while_the_connection_drains(pair: Callable[..., Pair]) -
     assert answers.take().payload == b"answer"  # type: ignore[union-attr]
     assert state_of(answers) is ReceiverState.FINISHED
     assert p.client.closed is not None
-    assert 2.5 < p.client.closed.drain < 3.0
+    assert 2.5 < p.client.closed.drain_timeout < 3.0
 
 
 def test_a_server_closes_the_entrypoint(pair: Callable[..., Pair]) -> None:
@@ -70,7 +70,7 @@ def test_a_server_closes_the_entrypoint(pair: Callable[..., Pair]) -> None:
     p.server.events += p.server.core.drain(p.now)
     p.wait(0.1)
     assert (state_of(p.receiver), state_of(p.sender)) == (ReceiverState.CLOSED, SenderState.RECEIVER_CLOSED)
-    assert p.server.closed == CloseConnection(0, "", drain=4.0)
+    assert p.server.closed == CloseConnection(0, "", drain_timeout=4.0)
 
 
 def test_who_waits_for_room_sends_on(pair: Callable[..., Pair]) -> None:
@@ -122,7 +122,7 @@ def test_a_drain_before_the_peer_has_greeted(wire: Callable[..., Wire]) -> None:
     s.core.accept()
     assert state_of(s.receiver) is ReceiverState.CLOSED
     s.flush()
-    assert s.closed == CloseConnection(0, "", drain=5.0)
+    assert s.closed == CloseConnection(0, "", drain_timeout=5.0)
 
 
 def test_a_drain_after_the_end_does_nothing(wire: Callable[..., Wire]) -> None:

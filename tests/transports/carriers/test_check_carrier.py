@@ -279,7 +279,7 @@ class LimitsNoStreams(Wrapped):
 
 
 class ClosesWithoutDraining(Wrapped):
-    async def aclose(self, code: int = 0, reason: str = "", *, drain: float = 5.0) -> None:
+    async def aclose(self, code: int = 0, reason: str = "", *, drain_timeout: float = 5.0) -> None:
         self.sound.close(code, reason)
         await trio.lowlevel.checkpoint()
 

@@ -320,7 +320,7 @@ def test_lj28_whole_events_of_a_broken_connection_are_handed_on_without_ack(how:
 
 @pytest.mark.rule("LJ-28")
 def test_lj28_our_end_drops_the_open_unit_and_waits_a_moment_for_the_sink(desk: Any) -> None:
-    """LJ-28: running commits have `shutdown_grace`; what gets committed is acked, the rest comes again."""
+    """LJ-28: running commits have `drain_timeout`; what gets committed is acked, the rest comes again."""
     reader = desk(commits=False)
     reader.feed(encode_window(1, 1) + frames(1, 1, 2, 3, 4))
     assert not reader.core.wants_data

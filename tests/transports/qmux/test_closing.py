@@ -161,7 +161,7 @@ def test_a_drain_with_nothing_open_asks_the_peer_once() -> None:
 
 
 def test_a_drain_takes_no_longer_than_the_settings_allow() -> None:
-    wire = Wire(client=True, drain=2.0)
+    wire = Wire(client=True, drain_timeout=2.0)
     assert wire.core.open_stream() == 0
     assert wire.core.drain(1.0) == []
     assert wire.core.next_deadline() == 3.0

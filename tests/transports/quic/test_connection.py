@@ -149,7 +149,7 @@ async def test_aclose_gives_up_after_the_drain_time(lab: Any, autojump_clock: Mo
         net.partition("client", "server")
         (await ends.client.open_stream()).send_nowait(b"x", fin=True)
         start = trio.current_time()
-        await ends.client.aclose(drain=2.0)
+        await ends.client.aclose(drain_timeout=2.0)
         assert trio.current_time() - start == pytest.approx(2.0)
 
 

@@ -348,7 +348,7 @@ async def test_a_cancelled_aclose_closes_with_octets_queued(lab: Any, autojump_c
         (await ends.client.open_stream()).send_nowait(b"x" * 100_000, fin=True)
         start = trio.current_time()
         with trio.move_on_after(0.5) as scope:
-            await ends.client.aclose(9, drain=60)
+            await ends.client.aclose(9, drain_timeout=60)
         assert scope.cancelled_caught
         assert trio.current_time() - start == pytest.approx(0.5)
         assert (await ends.client.closed()).code == 9

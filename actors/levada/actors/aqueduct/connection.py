@@ -311,9 +311,9 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
         carrier = self.carrier
         if carrier is None:
             return
-        if output.drain:
+        if output.drain_timeout:
             # The bytes that ended the channels are still on their way to the peer.
-            self.start_task(partial(carrier.aclose, output.code, output.reason, drain=output.drain))
+            self.start_task(partial(carrier.aclose, output.code, output.reason, drain_timeout=output.drain_timeout))
         else:
             carrier.close(output.code, output.reason)
 
@@ -365,7 +365,7 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
         return error
 
     async def aclose(self) -> None:
-        """Finish the entrypoint, let open channels end within `AqueductConfig.drain` seconds, then close.
+        """Finish the entrypoint, let open channels end within `AqueductConfig.drain_timeout` seconds, then close.
 
         Cancellation:
             closed at once.

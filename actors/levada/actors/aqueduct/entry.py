@@ -38,7 +38,7 @@ def connect(
 ) -> AbstractAsyncContextManager[Peer[T]]:
     """Connect to a server; entering the block means that the server has admitted this client (with `PeerConfig.early`, it does not wait).
 
-    Leaving the block finishes the entrypoint, lets open channels end for `AqueductConfig.drain` seconds, then closes; after an exception
+    Leaving the block finishes the entrypoint, lets open channels end for `AqueductConfig.drain_timeout` seconds, then closes; after an exception
     or a cancellation it closes at once. Within an actor: ``await self.enter(connect(self.system, …))``.
 
     Args:
@@ -108,7 +108,7 @@ def serve(
 ) -> AbstractAsyncContextManager[Listener]:
     """Serve clients; entering the block means bound and listening, and `Listener.url` holds the real port.
 
-    Leaving the block accepts no more clients, closes the entrypoints, lets open channels end for `AqueductConfig.drain` seconds, then
+    Leaving the block accepts no more clients, closes the entrypoints, lets open channels end for `AqueductConfig.drain_timeout` seconds, then
     closes; after an exception or a cancellation it closes at once.
 
     Args:

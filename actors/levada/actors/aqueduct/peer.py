@@ -192,7 +192,7 @@ class Peer(Generic[T]):
             raise self._connection.unwelcome
 
     async def aclose(self) -> None:
-        """Finish the entrypoint, wait up to `AqueductConfig.drain` seconds until open channels have ended, then close.
+        """Finish the entrypoint, wait up to `AqueductConfig.drain_timeout` seconds until open channels have ended, then close.
 
         Cancellation:
             closed at once.

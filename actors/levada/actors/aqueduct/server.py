@@ -123,11 +123,11 @@ class ServerConnection(AqueductDriver):
         """None before there is a carrier."""
 
     async def run_on(self, carrier: carriers.Connection) -> None:
-        """Run the carrier; handlers still running at its end get `AqueductConfig.drain` seconds."""
+        """Run the carrier; handlers still running at its end get `AqueductConfig.drain_timeout` seconds."""
         async with trio.open_nursery() as handlers:
             self.handlers = handlers
             await super().run_on(carrier)
-            handlers.cancel_scope.deadline = trio.current_time() + self.config.core.drain
+            handlers.cancel_scope.deadline = trio.current_time() + self.config.core.drain_timeout
 
     def _on_headers(self, event: HeadersReceived) -> None:
         headers = dict(event.headers)
@@ -233,7 +233,7 @@ class ListenerActor(Acceptor[ServerConnection]):
 class Listener(ListenerHandle[ListenerActor]):
     """The listener that `serve` returns: its URL, and the connected clients.
 
-    Closing it closes the entrypoints at once, and the connections when open channels have ended or after `AqueductConfig.drain` seconds.
+    Closing it closes the entrypoints at once, and the connections when open channels have ended or after `AqueductConfig.drain_timeout` seconds.
     """
 
     @property

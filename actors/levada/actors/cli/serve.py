@@ -95,7 +95,11 @@ def add_parser(subparsers: Subparsers) -> None:
         "printed as 'HEALTH <url>'; metrics for Prometheus at /metrics, with --nodes of all nodes",
     )
     parser.add_argument(
-        "--drain", type=_seconds, default=10.0, metavar="S", help="seconds for open work at the end (default: 10)"
+        "--drain-timeout",
+        type=_seconds,
+        default=10.0,
+        metavar="S",
+        help="seconds for open work at the end (default: 10)",
     )
     parser.add_argument(
         "--trace",
@@ -171,9 +175,9 @@ def _handler_app(found: Any, args: argparse.Namespace) -> App:
     async def app(system: ActorSystem) -> AsyncIterator[list[protocols.Served]]:
         async with AsyncExitStack() as stack:
             # More time than they will get: `_Run` cuts off late work, and says so.
-            drain = args.drain + 5.0
+            drain_timeout = args.drain_timeout + 5.0
             yield [
-                await stack.enter_async_context(_serve(system, url, found, tls, drain, authenticate))
+                await stack.enter_async_context(_serve(system, url, found, tls, drain_timeout, authenticate))
                 for url in args.url
             ]
 
@@ -184,7 +188,7 @@ def node_app(args: argparse.Namespace) -> tuple[str, dict[str, str]]:
     """Return the app that a node runs, by its name, and its environment, which says what the app of a handler serves."""
     if not args.url:
         return args.target, {}
-    known = {name: getattr(args, name) for name in ("target", "url", "drain")}
+    known = {name: getattr(args, name) for name in ("target", "url", "drain_timeout")}
     files = {name: getattr(args, name) for name in ("cert", "key", "client_ca", "tokens")}
     paths = {name: None if file is None else str(file) for name, file in files.items()}
     return f"{handler.__module__}:{handler.__name__}", {_ARGUMENTS: json.dumps({**known, **paths})}
@@ -215,14 +219,16 @@ def _serve(
     url: str,
     handler: Any,
     tls: TlsConfig | None,
-    drain: float,
+    drain_timeout: float,
     authenticate: Authenticate | None,
 ) -> AbstractAsyncContextManager[Any]:
     """Serve a handler at a URL of any protocol."""
     protocol, carrier = protocols.of_url(url)
     settings = protocols.carrier_settings(carrier, tls)
     assert protocol.serve is not None
-    return resolve(protocol.serve)(system, url, handler, carrier=settings, drain=drain, authenticate=authenticate)
+    return resolve(protocol.serve)(
+        system, url, handler, carrier=settings, drain_timeout=drain_timeout, authenticate=authenticate
+    )
 
 
 def _authenticator(args: argparse.Namespace) -> Authenticate | None:
@@ -279,12 +285,17 @@ class _Run:
                     await self._serve()
                 nursery.cancel_scope.cancel()
         if self._patience.cancelled_caught:
-            print(f"levada: what was under way was cut off (--drain {self._args.drain:g})", file=sys.stderr)
+            print(
+                f"levada: what was under way was cut off (--drain-timeout {self._args.drain_timeout:g})",
+                file=sys.stderr,
+            )
             return 1
         return 130 if self._first == signal.SIGINT else 0
 
     async def _serve(self) -> None:
-        async with ActorSystem("serve", shutdown=self._args.drain, tracing=tracing(self._args)) as self._system:
+        async with ActorSystem(
+            "serve", shutdown_timeout=self._args.drain_timeout, tracing=tracing(self._args)
+        ) as self._system:
             self._scrapes = Scrapes(Metrics(self._system))
             async with self._app(self._system) as listeners:
                 self._listeners = listed(listeners)
@@ -302,7 +313,7 @@ class _Run:
             elif not self._first:
                 self._first = number
                 self._end.set()
-                self._patience.deadline = trio.current_time() + self._args.drain
+                self._patience.deadline = trio.current_time() + self._args.drain_timeout
             else:
                 self._patience.cancel()
 

@@ -41,7 +41,7 @@ _RESTART: Final = restart("transient", max=1000, within=300.0, backoff=(0.2, 30.
 _LOOK_EVERY: Final = 1.0  # seconds
 _SUMS: Final[tuple[str, ...]] = ("actors", "failures", "restarts", "dead_letters")
 _KILL: Final = 5.0
-"""Seconds after ``--drain`` in which nodes that have not ended are killed."""
+"""Seconds after ``--drain-timeout`` in which nodes that have not ended are killed."""
 
 State = Literal["starting", "serving", "draining"]
 
@@ -52,7 +52,7 @@ class Driver:
     def __init__(self, args: argparse.Namespace) -> None:
         self._app, env = node_app(args)
         self._args = args
-        self._settings = NodeSettings(grace=args.drain, restart=_RESTART, env=env)
+        self._settings = NodeSettings(drain_timeout=args.drain_timeout, restart=_RESTART, env=env)
         self._state: State = "starting"
         self._urls: Sequence[str] = ()
         self._fleet: Fleet | None = None
@@ -85,7 +85,10 @@ class Driver:
                 nursery.cancel_scope.cancel()
         if self._patience.cancelled_caught or self._undrained:
             where = "" if self._patience.cancelled_caught else f" on {', '.join(sorted(self._undrained))}"
-            print(f"levada: what was under way{where} was cut off (--drain {self._args.drain:g})", file=sys.stderr)
+            print(
+                f"levada: what was under way{where} was cut off (--drain-timeout {self._args.drain_timeout:g})",
+                file=sys.stderr,
+            )
             return 1
         return 130 if self._first == signal.SIGINT else 0
 
@@ -130,7 +133,7 @@ class Driver:
                 elif not self._first:
                     self._first = number
                     self._end.set()
-                    self._patience.deadline = trio.current_time() + self._args.drain + _KILL
+                    self._patience.deadline = trio.current_time() + self._args.drain_timeout + _KILL
                 else:
                     self._patience.cancel()
 

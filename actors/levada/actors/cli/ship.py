@@ -91,7 +91,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--timeout", type=_seconds, metavar="S", help="with --once, give up after S seconds")
     parser.add_argument(
-        "--drain",
+        "--drain-timeout",
         type=_seconds,
         default=5.0,
         metavar="S",
@@ -111,7 +111,11 @@ def run(args: argparse.Namespace) -> int:
 
 async def _ship(args: argparse.Namespace) -> int:
     follow = TailConfig(
-        once=args.once, start=args.start, multiline=args.multiline, fields=dict(args.field), drain_timeout=args.drain
+        once=args.once,
+        start=args.start,
+        multiline=args.multiline,
+        fields=dict(args.field),
+        drain_timeout=args.drain_timeout,
     )
     if args.once and not find_files(args.files, follow.exclude):
         raise ConfigurationError(f"no file to ship: {' '.join(args.files)}")
@@ -122,7 +126,7 @@ async def _ship(args: argparse.Namespace) -> int:
     config = WriterConfig(version=1 if args.v1 else 2, compression=args.compression, window=args.window)
     spool = None if args.spool is None else SpoolConfig(folder=args.spool)
     # Without a spool all that is left when the files are let go has had its time.
-    patience = 0.0 if spool is None else args.drain
+    patience = 0.0 if spool is None else args.drain_timeout
     report: _Report | None = None
     stop = _Stop(args.timeout if args.once else None)
     async with trio.open_nursery() as nursery:

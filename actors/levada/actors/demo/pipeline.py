@@ -203,7 +203,7 @@ async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
 
             # One for both sides; the client checks for the name in the certificate, wherever the server listens.
             carrier = QuicConfig(certificate=pems.certificate, key=pems.key, ca=pems.ca, server_name="localhost")
-        channels = aqueduct.PeerConfig(carrier=carrier, core=aqueduct.AqueductConfig(drain=DRAIN))
+        channels = aqueduct.PeerConfig(carrier=carrier, core=aqueduct.AqueductConfig(drain_timeout=DRAIN))
         # From the files to Spark.
         logs: Mailbox[LogLine] = await bridge.mailbox("logs", LogLine, config=waiting_lines(settings.batch_rows))
         for query in QUERIES:

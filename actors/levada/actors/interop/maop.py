@@ -168,7 +168,7 @@ def serve(
         PeerConfig().core,
         proceed_coalesce=args.proceed_coalesce / 1000,
         control_batch_max=args.control_batch_max,
-        drain=1.0,
+        drain_timeout=1.0,
     )
     config = PeerConfig(core=core, carrier=carrier_settings(carrier_of(carrier), tls), max_attempts=None)
     return serve_maop(system, f"maop+{carrier}://{where}", HANDLERS, authenticate=authenticate, config=config)

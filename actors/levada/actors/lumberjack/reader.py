@@ -131,7 +131,7 @@ async def serve(
     """Receive logs: the sink is asked to take each unit of events, and the unit is acked after the answer.
 
     Versions 1 and 2 are served on one port.  Entering the block means bound and listening; leaving it stops accepting and
-    reading, gives units at the sink `ReaderConfig.shutdown_grace`, acks the units that got committed, and closes.  Writers send
+    reading, gives units at the sink `ReaderConfig.drain_timeout`, acks the units that got committed, and closes.  Writers send
     unacked events again.
 
     Args:

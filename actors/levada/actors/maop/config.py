@@ -53,7 +53,7 @@ class PeerConfig:
     has other times. `CarrierInfo.scheme` says which carrier it is."""
     codec: Codec = attrs.field(factory=Codec, validator=v.instance_of(Codec))
     """Writes and reads message classes."""
-    cancel_grace: float = attrs.field(default=5.0, validator=v.ge(0.0))
+    cancel_timeout: float = attrs.field(default=5.0, validator=v.ge(0.0))
     """Seconds that a handler's ``on_cancel`` may take."""
     max_running: int = attrs.field(default=1024, validator=_COUNT)
     """Handlers that run at once, over all connections; further operations wait for their turn. Source: MA-117."""

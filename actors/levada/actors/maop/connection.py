@@ -419,15 +419,15 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
         self.shared.metrics.remove(self.core)
 
     @property
-    def drain_time(self) -> float:
+    def drain_limit(self) -> float:
         """Seconds that open operations, and then the last signals, have to finish."""
         core = self.config.core
-        return core.drain + 3 * core.flush_timeout
+        return core.drain_timeout + 3 * core.flush_timeout
 
     def begin_drain(self, now: float) -> list[Event]:
         """Ask the peer for the end, with a reason, if the session is open."""
         if self.core.state in (ConnectionState.OPEN, ConnectionState.DRAINING):
-            return self.core.request_disconnect(self.config.core.drain, self.farewell, now)
+            return self.core.request_disconnect(self.config.core.drain_timeout, self.farewell, now)
         return self.core.drain(now)
 
     async def aclose(self, reason: str = "") -> None:

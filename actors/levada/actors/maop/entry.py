@@ -49,7 +49,7 @@ def connect(
 ) -> AbstractAsyncContextManager[Peer]:
     """Connect to a server; entering the block means that the server has admitted this client.
 
-    Leaving it stops new operations, lets running ones of both sides end for `MaopConfig.drain` seconds, then disconnects; after an
+    Leaving it stops new operations, lets running ones of both sides end for `MaopConfig.drain_timeout` seconds, then disconnects; after an
     exception or a cancellation it closes at once. Within an actor: ``await self.enter(connect(self.system, …))``.
 
     Args:
@@ -126,7 +126,7 @@ def serve(
 ) -> AbstractAsyncContextManager[Listener]:
     """Serve clients; entering the block means bound and listening, and `Listener.url` holds the real port.
 
-    Leaving it accepts no more clients, asks all clients to end, lets running operations end for `MaopConfig.drain` seconds, then
+    Leaving it accepts no more clients, asks all clients to end, lets running operations end for `MaopConfig.drain_timeout` seconds, then
     disconnects; after an exception or a cancellation it closes at once. Within an actor: ``await self.enter(serve(self.system, …))``.
 
     Args:

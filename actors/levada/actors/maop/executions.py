@@ -248,7 +248,7 @@ class Execution(Pooled):
 
     async def _undo(self) -> None:
         self.busy = False
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + self.connection.config.cancel_grace):
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + self.connection.config.cancel_timeout):
             try:
                 if self.code is not None:
                     await self.code.undo(self.call, self.reason)

@@ -460,7 +460,7 @@ class Peer:
         )
 
     async def aclose(self, reason: str = "") -> None:
-        """Stop new operations of both sides, let running ones end within `MaopConfig.drain` seconds, then disconnect.
+        """Stop new operations of both sides, let running ones end within `MaopConfig.drain_timeout` seconds, then disconnect.
 
         Operations left after that fail with CANCELLED and the reason ``SHUTDOWN``. A second call does no harm. Source: MA-89 to MA-93.
 

@@ -54,7 +54,7 @@ class _Process:
         self._tracing = tracing
         self._connection = connection
         self._shared = shared
-        self._grace = 1.0
+        self._drain_timeout = 1.0
         self._lost = ""
         self._folder = ""
         self._life = trio.CancelScope()
@@ -64,7 +64,7 @@ class _Process:
     def _driver_lost(self, reason: str) -> None:
         """End without draining; called in the heart's thread."""
         self._lost = reason
-        exit_within(self._grace)
+        exit_within(self._drain_timeout)
         if self._folder and self._heart.is_alone:  # of the fleet's sockets, which nobody else can remove
             shutil.rmtree(self._folder, ignore_errors=True)
         if self._token is not None:
@@ -74,7 +74,7 @@ class _Process:
                 pass
 
     def _settle(self, welcome: Welcome) -> None:
-        self._grace = welcome.grace
+        self._drain_timeout = welcome.drain_timeout
         self._folder = os.path.dirname(unquote(urlsplit(welcome.listen).path))
         self._heart.settle(welcome.beat, welcome.silence)
         sys.path[:] = welcome.path

@@ -123,7 +123,7 @@ async def run_node(
         nonlocal gone
         await peer.terminated()
         gone = True
-        lost(node.grace)
+        lost(node.drain_timeout)
         life.cancel()
 
     with trio.CancelScope() as life:
@@ -158,7 +158,7 @@ class _Body:
         self._peer = peer
         self._end = end
         self._settle = settle
-        self.grace = 1.0
+        self.drain_timeout = 1.0
 
     async def run(self) -> NodeLost | None:
         """Run the app until the end; return what went wrong."""
@@ -185,8 +185,8 @@ class _Body:
             raise ConnectionLost("the driver has not answered") from error
         if isinstance(welcome, Refused):
             return NodeLost(f"refused by the driver: {welcome.text}")
-        system.name, system.shutdown = welcome.name, welcome.grace
-        self.grace = welcome.grace
+        system.name, system.shutdown_timeout = welcome.name, welcome.drain_timeout
+        self.drain_timeout = welcome.drain_timeout
         side.welcomed(welcome)
         try:
             self._settle(welcome)
@@ -203,7 +203,7 @@ class _Body:
                 await self._end.wait()
                 # Before any actor ends, so that the driver knows why they do.
                 await welcome.node.ask(Leaving(), timeout=None)
-                await side.leave(self.grace)
+                await side.leave(self.drain_timeout)
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
             # An error of levada says what to do; any other one is the app's, and needs its traceback.

@@ -104,7 +104,7 @@ class Welcome:
     path: list[str]
     """The driver's ``sys.path``."""
     log_level: int
-    grace: float
+    drain_timeout: float
     silence: float
     beat: float
     nice: int

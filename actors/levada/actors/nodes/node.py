@@ -3,7 +3,7 @@
 * The actor's process is a context that it enters. However the actor ends or restarts, the process is gone before the next one starts.
 * A start ends the actor as `Normal` if the node was told to drain, and fails it with `NodeLost` otherwise; then the supervisor decides.
   Until its app was ready for the first time, a node is not restarted: the caller that wanted it gets the error.
-* A process that has lost its connection is killed `NodeSettings.grace` seconds later, if it has not ended by then.
+* A process that has lost its connection is killed `NodeSettings.drain_timeout` seconds later, if it has not ended by then.
 """
 
 from __future__ import annotations
@@ -326,7 +326,7 @@ class Node(UntracedActor[Any]):
             app=place.app,
             path=[str(entry) for entry in sys.path],
             log_level=logging.getLogger().getEffectiveLevel(),
-            grace=settings.grace,
+            drain_timeout=settings.drain_timeout,
             silence=settings.silence,
             beat=settings.beat,
             nice=settings.nice,
@@ -378,7 +378,7 @@ class Node(UntracedActor[Any]):
         """The process has begun to drain, perhaps by a signal that was not the driver's."""
         if self._is_mine() and self.state is not MemberState.DRAINING:
             self._change(MemberState.DRAINING)
-            self.timers.once("terminate", self.settings.grace, _Terminate())
+            self.timers.once("terminate", self.settings.drain_timeout, _Terminate())
 
     @handles
     def drain(self, m: DrainNode) -> None:
@@ -397,13 +397,13 @@ class Node(UntracedActor[Any]):
             return
         if control.is_alive:  # else the process is about to end
             control.tell(Drain())
-        self.timers.once("terminate", self.settings.grace, _Terminate())
+        self.timers.once("terminate", self.settings.drain_timeout, _Terminate())
 
     @handles
     def terminate(self, m: _Terminate) -> None:
         """The node does not end in order."""
         if self.process is not None:
-            late = f"has not ended within {self.settings.grace:g} s (NodeSettings.grace)"
+            late = f"has not ended within {self.settings.drain_timeout:g} s (NodeSettings.drain_timeout)"
             self.cut_off = Failed(NodeLost(f"{self.place.name} {late}", node=self.place.name))
             logger.warning("%s %s: SIGTERM", self.place.name, late)
             self.process.terminate()
@@ -431,7 +431,7 @@ class Node(UntracedActor[Any]):
     def disconnected(self, m: Down) -> None:
         """The connection is over, and the process ends with it."""
         if m.ref == self.place.control and "terminate" not in self.timers:
-            self.timers.once("kill", self.settings.grace, _Kill())
+            self.timers.once("kill", self.settings.drain_timeout, _Kill())
 
     @handles
     async def too_late(self, m: _TooLate) -> None:

@@ -165,8 +165,8 @@ class Nodes(ABC):
     async def before_leaving(self, leave: Callable[[], Awaitable[None]], *, last: bool = False) -> AsyncIterator[None]:
         """While the block lasts: if this node is to end in order, call `leave` first, while its app and its actors still work.
 
-        The driver and the other members know by then that the node is draining. All such functions together have `NodeSettings.grace`
-        seconds, then they are cancelled.
+        The driver and the other members know by then that the node is draining. All such functions together have
+        `NodeSettings.drain_timeout` seconds, then they are cancelled.
 
         Args:
             leave: is called at the same time as others.
@@ -352,7 +352,7 @@ class Nodes(ABC):
 
     @abstractmethod
     async def drain(self, name: str) -> None:
-        """End a node in order: its app ends, open work has `NodeSettings.grace` seconds. It is not started again.
+        """End a node in order: its app ends, open work has `NodeSettings.drain_timeout` seconds. It is not started again.
 
         Raises:
             ConfigurationError: no such node.

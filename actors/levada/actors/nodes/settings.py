@@ -38,7 +38,7 @@ class NodeSettings:
     start_timeout: float = attrs.field(default=60.0, validator=_SECONDS)
     """Seconds from the start of a process until its app is ready. A process that ends before is known at once, so this is for one that
     hangs; on a busy machine Python itself may take half a minute to start."""
-    grace: float = attrs.field(default=10.0, validator=_SECONDS)
+    drain_timeout: float = attrs.field(default=10.0, validator=_SECONDS)
     """Seconds that a node has for open work when it drains; then it gets SIGTERM, and `kill_after` seconds later SIGKILL. A node that
     has lost its driver ends its actors at once, and its process after this time at the latest."""
     kill_after: float = attrs.field(default=2.0, validator=_SECONDS)

@@ -119,7 +119,7 @@ class _Process:
         self.is_alone = False
         """Whether the driver has gone."""
         self._task = task
-        self._grace = 1.0
+        self._drain_timeout = 1.0
         self._life = trio.CancelScope()
         self._token: trio.lowlevel.TrioToken | None = None
         self._heart: Heart | None = None
@@ -210,7 +210,7 @@ class _Process:
 
     def _settle(self, welcome: Welcome) -> None:
         assert self._heart is not None
-        self._grace = welcome.grace
+        self._drain_timeout = welcome.drain_timeout
         self._heart.settle(welcome.beat, welcome.silence)
         try:
             find(welcome.app)
@@ -222,16 +222,16 @@ class _Process:
 
     def _driver_lost(self, reason: str) -> None:
         """End without draining; called in the heart's thread."""
-        self._cut_off(self._grace)
+        self._cut_off(self._drain_timeout)
         if self._token is not None:
             try:
                 self._token.run_sync_soon(self._life.cancel)
             except trio.RunFinishedError:
                 pass
 
-    def _cut_off(self, grace: float) -> None:
+    def _cut_off(self, within: float) -> None:
         self.is_alone = True
-        exit_within(min(grace, LAST))
+        exit_within(min(within, LAST))
 
     async def _obey(self, signals: AsyncIterator[int], end: trio.Event) -> None:
         async for number in signals:

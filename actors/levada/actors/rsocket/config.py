@@ -67,7 +67,7 @@ class _SideConfig:
     """Payloads of a stream or channel that the peer may send ahead of the receiver; half a window is granted at a time."""
     high_watermark: int = attrs.field(default=256 * 1024, validator=_COUNT)
     """Bytes queued on the carrier above which requests and streams wait before they send more."""
-    drain: float = attrs.field(default=5.0, validator=v.ge(0.0))
+    drain_timeout: float = attrs.field(default=5.0, validator=v.ge(0.0))
     """Seconds that open streams have to end when this side closes."""
     max_fire_and_forget: int = attrs.field(default=10_000, validator=_COUNT)
     """Fire-and-forget requests of the peer that may be queued or in their handlers at once; any beyond that are dropped and counted."""

@@ -95,7 +95,7 @@ class BridgeConfig:
     """Values in a message; see `Codec.max_items`."""
     max_staged_age: float = 6 * 3600.0
     """Seconds after which a staged batch is dropped if no task added rows and no driver delivered it: its job was killed."""
-    drain: float = 5.0
+    drain_timeout: float = 5.0
     """Seconds that pending requests get at the end."""
 
 
@@ -308,7 +308,7 @@ async def listening(
 ) -> AsyncIterator[None]:
     """Listen for executors, at a Unix socket and perhaps for other machines; sets `Desk.address`."""
     common = ServerConfig(
-        drain=settings.drain,
+        drain_timeout=settings.drain_timeout,
         max_connections=settings.max_connections,
         max_fire_and_forget=1,  # no route uses it
         max_request_bytes=settings.max_pending_bytes,

@@ -56,7 +56,7 @@ class AqueductConfig:
     """Seconds that the declaration of datagrams may wait for more. Source: AQ-37."""
     nack_delay: float = _seconds(1.0)
     """Shortest time in seconds that a declared datagram has to arrive; two round trips if they are longer. Source: AQ-36."""
-    drain: float = attrs.field(default=5.0, converter=float, validator=v.ge(0.0))
+    drain_timeout: float = attrs.field(default=5.0, converter=float, validator=v.ge(0.0))
     """Seconds that open channels have to end after `AqueductCore.drain`. The last data sent has the rest of this time to arrive."""
-    stop_grace: float = _seconds(10.0)
+    stop_timeout: float = _seconds(10.0)
     """Seconds within which a channel must end after the peer has stopped its message stream. Source: AQ-20a."""

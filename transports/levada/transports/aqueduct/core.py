@@ -267,11 +267,11 @@ class AqueductCore:
         The entrypoint takes nothing more: a client finishes it, a server closes it. If the owner of a client's entrypoint is waiting for room
         there, it has more to send and finishes the entrypoint itself. A drain before both sides have greeted also waits for that. Messages on
         open channels may still bring further channels. When no channel is left, or only those in `background`, the next `data_to_send` ends
-        the connection; after `AqueductConfig.drain` seconds it ends in any case.
+        the connection; after `AqueductConfig.drain_timeout` seconds it ends in any case.
         """
         if self.state is not ConnectionState.CLOSED and self._timers.end_at is None:
             self._now = now
-            self._timers.end_at = now + self.config.drain
+            self._timers.end_at = now + self.config.drain_timeout
             self._enter_drain()
         return self._finish_turn()
 
@@ -303,7 +303,7 @@ class AqueductCore:
         out = self.streams.flush(most)
         if self.state is ConnectionState.DRAINING and len(out) < most and self._is_idle():
             assert self._timers.end_at is not None
-            self._end(CloseCode.ORDERLY, "", None, tell=True, drain=max(0.0, self._timers.end_at - now))
+            self._end(CloseCode.ORDERLY, "", None, tell=True, drain_timeout=max(0.0, self._timers.end_at - now))
             assert self._close is not None
             out.append(self._close)
             self._close = None
@@ -773,7 +773,7 @@ class AqueductCore:
         self._end(code, f"{error.rule}: {error.detail}", error, tell=True)
 
     def _end(
-        self, code: int, reason: str, error: RemoteProtocolError | None, *, tell: bool, drain: float = 0.0
+        self, code: int, reason: str, error: RemoteProtocolError | None, *, tell: bool, drain_timeout: float = 0.0
     ) -> None:
         """Drop everything. Nothing cascades, and no more is written. Source: AQ-19, section 8."""
         if self.state is ConnectionState.CLOSED:
@@ -796,5 +796,5 @@ class AqueductCore:
         self.crowded.clear()
         self.background.clear()
         if tell:
-            self._close = CloseConnection(code, reason, drain)
+            self._close = CloseConnection(code, reason, drain_timeout)
         self.emit(ConnectionEnded(code, reason, error, closed_here=tell))

@@ -167,7 +167,7 @@ class CloseConnection:
     """A `CloseCode`."""
     reason: str = attrs.field(converter=printable)
     """Text for people; it contains the id of a broken rule."""
-    drain: float = 0.0
+    drain_timeout: float = 0.0
     """Seconds to wait until the peer has everything sent on finished streams; 0 closes at once."""
 
 

@@ -142,7 +142,7 @@ class Timers:
                 due.end = receiver.total
             self._undated.clear()
         if self._unstopped:
-            self._stops += [(now + config.stop_grace, sender) for sender in self._unstopped]
+            self._stops += [(now + config.stop_timeout, sender) for sender in self._unstopped]
             self._unstopped.clear()
 
     def next(self, now: float, round_trip: float) -> float | None:

@@ -488,10 +488,10 @@ class MemoryConnection:
             if peer is not None:
                 self.link.post(peer.end, lost, CloseReason(code, reason, by_peer=True))
 
-    async def aclose(self, code: int = 0, reason: str = "", *, drain: float = 5.0) -> None:
+    async def aclose(self, code: int = 0, reason: str = "", *, drain_timeout: float = 5.0) -> None:
         """Close when finished streams have arrived: see `Connection.aclose`."""
         try:
-            with trio.move_on_after(drain):
+            with trio.move_on_after(drain_timeout):
                 for stream in [stream for stream in self._streams.values() if not stream.drained()]:
                     await stream.settle()
             await trio.lowlevel.checkpoint()
@@ -546,7 +546,7 @@ class MemoryConnection:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.aclose(drain=self.link.config.close_timeout if error is None else 0)
+        await self.aclose(drain_timeout=self.link.config.close_timeout if error is None else 0)
 
 
 def memory_connections(

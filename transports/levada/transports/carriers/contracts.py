@@ -467,8 +467,8 @@ class Connection(Protocol):
         """Tell the peer that the connection is over, now, and drop the queues."""
         ...
 
-    async def aclose(self, code: int = 0, reason: str = "", *, drain: float = 5.0) -> None:
-        """Wait up to `drain` seconds until the peer has received the finished streams, then close."""
+    async def aclose(self, code: int = 0, reason: str = "", *, drain_timeout: float = 5.0) -> None:
+        """Wait up to `drain_timeout` seconds until the peer has received the finished streams, then close."""
         ...
 
     async def closed(self) -> CloseReason:

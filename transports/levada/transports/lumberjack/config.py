@@ -42,9 +42,9 @@ class ReaderConfig:
     """Seconds between acks of 0 while the sink works; version 2 only (LJ-20)."""
     commit_timeout: float | None = attrs.field(default=60.0, validator=_maybe_seconds)
     """Seconds that the sink has for a unit of a version 1 peer, which knows no keepalive; ``None``: no limit (LJ-25a)."""
-    shutdown_grace: float = attrs.field(default=5.0, validator=_seconds)
+    drain_timeout: float = attrs.field(default=5.0, validator=_seconds)
     """Seconds that units at the sink have to be committed, and acked, when the reader ends (LJ-28)."""
-    close_grace: float = attrs.field(default=1.0, validator=_seconds)
+    close_timeout: float = attrs.field(default=1.0, validator=_seconds)
     """Seconds that units before a broken rule have to be committed, and acked, before the connection is closed (LJ-46)."""
 
     idle_timeout: float | None = attrs.field(default=60.0, validator=_maybe_seconds)

@@ -568,15 +568,15 @@ class ReaderCore:
         error.__traceback__ = error.__context__ = None
         self._drop_input()
         self._move(ReaderInput.BROKEN_RULE)
-        self._grace_ends = now + self._config.close_grace
+        self._grace_ends = now + self._config.close_timeout
         self._events.append(Refused(error, head))
 
     def drain(self, now: float) -> list[ReaderEvent]:
-        """End this side: units at the sink may still be committed and acked for `shutdown_grace`; the rest comes again (LJ-28)."""
+        """End this side: units at the sink may still be committed and acked for `drain_timeout`; the rest comes again (LJ-28)."""
         if self.state in (ReaderState.CLOSED, ReaderState.DRAINING):
             return self.take_events()
         if self.state is not ReaderState.REFUSING:
-            self._grace_ends = now + self._config.shutdown_grace
+            self._grace_ends = now + self._config.drain_timeout
         self._move(ReaderInput.DRAIN)
         self._drop_input()
         self._piece_cost -= sum(piece.cost for piece in self._waiting)

@@ -19,7 +19,7 @@ class ReaderState(Enum):
     REFUSING = auto()
     """A rule was broken; units that closed before it have a moment to be committed and acked (LJ-46)."""
     DRAINING = auto()
-    """This side ends; units at the sink have `shutdown_grace` to be committed and acked (LJ-28)."""
+    """This side ends; units at the sink have `drain_timeout` to be committed and acked (LJ-28)."""
     ORPHANED = auto()
     """The carrier is gone; commits of units at the sink are counted, and not acked (LJ-26)."""
     CLOSED = auto()

@@ -171,9 +171,9 @@ class MaopConfig:
     """Longest pause within the body of a Response. Source: MA-69."""
     response_ack_timeout: float = _seconds(1.0)
     """How long a responder remembers a Response for its Done. Source: MA-71."""
-    drain: float = attrs.field(default=5.0, converter=float, validator=v.ge(0.0))
+    drain_timeout: float = attrs.field(default=5.0, converter=float, validator=v.ge(0.0))
     """How long running operations may take when this side disconnects in order. Source: MA-89."""
-    max_drain: float = _seconds(30.0)
+    max_drain_time: float = _seconds(30.0)
     """Cap on the drain time that the peer requests. Source: MA-92."""
     flush_timeout: float = _seconds(0.5)
     """Wait for the acknowledgement of signals before the connection ends. Source: MA-92, MA-93."""

@@ -35,14 +35,14 @@ class Ending(Session):
         """Make a reason fit for the wire."""
 
     def drain(self, now: float) -> list[Event]:
-        """Begin no new work, let open work finish within `MaopConfig.drain` seconds, then end. A second call changes nothing.
+        """Begin no new work, let open work finish within `MaopConfig.drain_timeout` seconds, then end. A second call changes nothing.
 
         A connection that is not open yet has no work and ends at once.
         """
         if self.state < ConnectionState.LINGERING:
             return self.close(0, "", now)
         if self.state is _OPEN or (self.state is _DRAINING and not self._asked):
-            return self.request_disconnect(self.config.drain, "", now)
+            return self.request_disconnect(self.config.drain_timeout, "", now)
         return self.take_events()
 
     def request_disconnect(self, drain_time: float, reason: str, now: float) -> list[Event]:
@@ -129,7 +129,7 @@ class Ending(Session):
 
     def on_disconnect_request(self, drain_time: float, reason: str, now: float) -> None:
         """Process a Disconnect Request. Source: MA-89, MA-90, MA-92."""
-        time = min(drain_time, self.config.max_drain)
+        time = min(drain_time, self.config.max_drain_time)
         if self.state is _DRAINING and self._asked and not self._answered:
             # MA-90 (b): an answer; the shorter time holds. Two simultaneous requests look the same to both sides.
             self._answered = True

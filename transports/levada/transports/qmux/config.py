@@ -56,7 +56,7 @@ class QmuxConfig:
     """Seconds within which the peer's parameters must have come. Source: QX-43."""
     record_timeout: float = attrs.field(default=30.0, validator=_seconds)
     """Seconds within which a record that has begun must be complete. Source: QX-43."""
-    drain: float = attrs.field(default=5.0, validator=[v.instance_of((int, float)), v.ge(0)])
+    drain_timeout: float = attrs.field(default=5.0, validator=[v.instance_of((int, float)), v.ge(0)])
     """Seconds that the peer has to receive everything queued after `QmuxCore.drain`."""
     close_timeout: float = attrs.field(default=3.0, validator=_seconds)
     """Seconds to wait for the peer's end after a close. Source: QX-36 (D-20)."""

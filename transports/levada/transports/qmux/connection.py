@@ -212,8 +212,8 @@ class QmuxConnection(StreamConnection[QmuxStream]):
             self._end(CloseReason(1, said), lambda: ConnectionClosed(said))
             self._reading.cancel()
 
-    async def aclose(self, code: int = 0, reason: str = "", *, drain: float = 5.0) -> None:
-        """Wait up to `drain` seconds until the peer has the data of finished streams, then close.
+    async def aclose(self, code: int = 0, reason: str = "", *, drain_timeout: float = 5.0) -> None:
+        """Wait up to `drain_timeout` seconds until the peer has the data of finished streams, then close.
 
         After that it waits until the transport is closed, for `QmuxConfig.close_timeout` seconds at most.
 
@@ -222,7 +222,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
         """
         try:
             if self._reason is None:
-                with trio.move_on_after(drain):
+                with trio.move_on_after(drain_timeout):
                     await self._drain()
         finally:
             self.close(code, reason)

@@ -234,13 +234,13 @@ class QmuxCore:
         return self.take_events()
 
     def drain(self, now: float) -> list[Event]:
-        """Open no more streams; close with code 0 once the peer has everything queued, after `QmuxConfig.drain` seconds at the latest."""
+        """Open no more streams; close with code 0 once the peer has everything queued, after `QmuxConfig.drain_timeout` seconds at the latest."""
         if self._state is _GREETING:
             return self.close(0, "", now)
         if self._state is _OPEN:
             self._state = _DRAINING
             self._streams.opening = False
-            self._drain_until = now + self.config.drain
+            self._drain_until = now + self.config.drain_timeout
         return self.take_events()
 
     def close(self, code: int, reason: str, now: float) -> list[Event]:

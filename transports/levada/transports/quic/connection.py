@@ -223,14 +223,14 @@ class QuicConnection(StreamConnection[QuicStream]):
         )
         self.mark_dirty()
 
-    async def aclose(self, code: int = 0, reason: str = "", *, drain: float = 5.0) -> None:
-        """Wait up to `drain` seconds until the peer has the data of finished streams, then close.
+    async def aclose(self, code: int = 0, reason: str = "", *, drain_timeout: float = 5.0) -> None:
+        """Wait up to `drain_timeout` seconds until the peer has the data of finished streams, then close.
 
         Cancellation:
             closed at once; data that the peer has not acknowledged may be lost.
         """
         try:
-            with trio.move_on_after(drain):
+            with trio.move_on_after(drain_timeout):
                 while not self.is_over and self._undelivered():
                     if self._drained is None:
                         self._drained = trio.Event()

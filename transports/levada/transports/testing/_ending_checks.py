@@ -173,7 +173,7 @@ async def drains_finished_streams_on_close(traits: CarrierTraits, a: Connection,
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(receive)
-        await a.aclose(1, "done", drain=traits.timeout / 2)
+        await a.aclose(1, "done", drain_timeout=traits.timeout / 2)
     assert got == blocks
     assert await b.closed() == CloseReason(1, "done", by_peer=True)
     assert await a.closed() == CloseReason(1, "done")

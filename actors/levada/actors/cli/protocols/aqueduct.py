@@ -36,10 +36,16 @@ REPLY = "@reply"
 
 
 def serve(
-    system: ActorSystem, url: str, handler: Any, *, carrier: Any, drain: float, authenticate: Authenticate | None
+    system: ActorSystem,
+    url: str,
+    handler: Any,
+    *,
+    carrier: Any,
+    drain_timeout: float,
+    authenticate: Authenticate | None,
 ) -> AbstractAsyncContextManager[Listener]:
     """Serve one handler; its annotation says which messages clients may send."""
-    config = PeerConfig(carrier=carrier, core=AqueductConfig(drain=drain))
+    config = PeerConfig(carrier=carrier, core=AqueductConfig(drain_timeout=drain_timeout))
     return serve_aqueduct(system, url, handler, message_type_of(handler), authenticate=authenticate, config=config)
 
 

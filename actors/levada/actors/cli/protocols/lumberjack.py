@@ -13,7 +13,13 @@ __all__ = ["serve"]
 
 
 def serve(
-    system: ActorSystem, url: str, handler: Any, *, carrier: Any, drain: float, authenticate: Authenticate | None
+    system: ActorSystem,
+    url: str,
+    handler: Any,
+    *,
+    carrier: Any,
+    drain_timeout: float,
+    authenticate: Authenticate | None,
 ) -> AbstractAsyncContextManager[lumberjack.Reader]:
     """Serve one handler."""
     return lumberjack.serve(system, url, handler, carrier=carrier, authenticate=authenticate)

@@ -33,10 +33,16 @@ __all__ = ["add_arguments", "call", "serve"]
 
 
 def serve(
-    system: ActorSystem, url: str, handler: Any, *, carrier: Any, drain: float, authenticate: Authenticate | None
+    system: ActorSystem,
+    url: str,
+    handler: Any,
+    *,
+    carrier: Any,
+    drain_timeout: float,
+    authenticate: Authenticate | None,
 ) -> AbstractAsyncContextManager[Listener]:
     """Serve one handler."""
-    config = ServerConfig(carrier=carrier, drain=drain)
+    config = ServerConfig(carrier=carrier, drain_timeout=drain_timeout)
     return serve_rsocket(system, url, handler, authenticate=authenticate, config=config)
 
 
