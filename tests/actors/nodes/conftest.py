@@ -88,18 +88,19 @@ class InProcess:
     async def start(self, run: Run) -> AsyncIterator[Task]:
         """Start a task; see `levada.actors.nodes.Launcher`."""
         ours, theirs = socket.socketpair()
-        async with trio.open_nursery() as nursery:
-            task = Task(run, theirs, self.body)
-            self.tasks.append(task)
-            nursery.start_soon(task.live)
-            try:
-                await trio.sleep(self.busy)
-                await self.handed.hand(unix.over(ours, run.id))
-                yield task
-            finally:
-                task.kill()
-                with trio.CancelScope(shield=True):
-                    await task.gone.wait()
+        with ours, theirs:
+            async with trio.open_nursery() as nursery:
+                task = Task(run, theirs, self.body)
+                self.tasks.append(task)
+                nursery.start_soon(task.live)
+                try:
+                    await trio.sleep(self.busy)
+                    await self.handed.hand(unix.over(ours, run.id))
+                    yield task
+                finally:
+                    task.kill()
+                    with trio.CancelScope(shield=True):
+                        await task.gone.wait()
 
 
 @asynccontextmanager

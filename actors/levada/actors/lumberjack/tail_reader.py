@@ -42,19 +42,20 @@ class FileReader(Actor[Located | Drain]):
     file: OpenFile
     entry: FileEntry
     shared: Shared
-    reads: bool = False
 
     def __attrs_post_init__(self) -> None:
         self.key = (self.file.device, self.file.inode)
         self.delivery = Delivery(self.shared, self.start_soon)
         self.gone = False
+        self.reads = False
+        """Whether there is a task that closes the file."""
 
     def started(self) -> None:
         """Start to follow the file from its acknowledged place."""
         self.last_data = trio.current_time()
         self.begin_at(self.entry.offset)
-        self.reads = True
         self.start_soon(self.follow)
+        self.reads = True
 
     def stopping(self, reason: Reason) -> None:
         """Take no more lines; those under way are read again by the next actor of the file."""
