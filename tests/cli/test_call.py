@@ -129,7 +129,7 @@ def test_no_answer_in_time_is_exit_code_1(url: str, capsys: pytest.CaptureFixtur
             "no protocol for 'http://localhost:80': expected aqueduct://host:port, rsocket+tcp://host:port",
         ),
         (["rsocket+udp://localhost:80"], "no carrier for 'udp://localhost:80'"),
-        (["rsocket+tcp://localhost:80", "--ca", "x"], "--ca: tcp has no TLS: use +tls, +wss or +quic"),
+        (["rsocket+tcp://localhost:80", "--ca", "x"], "--ca: tcp has no TLS, use +tls, +wss or +quic"),
         (["rsocket+tcp://localhost:80", "--data", "a", "--data", "b"], "only a channel takes more than one --data"),
         (["lumberjack://localhost:80"], "lumberjack:// takes no calls"),
         (
@@ -138,7 +138,7 @@ def test_no_answer_in_time_is_exit_code_1(url: str, capsys: pytest.CaptureFixtur
         ),
         (["rsocket+tcp://localhost:80", "--push"], "--push needs --metadata, and takes no --data"),
         (["rsocket+tcp://localhost:80", "--user", "me"], "--user needs --token-file FILE with the password"),
-        (["rsocket+tcp://localhost:80", "--route", "a", "--metadata", "b"], "--metadata takes the place of --route"),
+        (["rsocket+tcp://localhost:80", "--route", "a", "--metadata", "b"], "give either --metadata or --route"),
         (["rsocket+tcp://localhost:80", "--data", "@/no/such/file"], "cannot read /no/such/file"),
     ],
 )
@@ -208,7 +208,7 @@ def test_interop_ends_by_signals(number: signal.Signals) -> None:
         (["--carrier", "tls"], "--carrier tls needs --cert FILE, or --self-signed DIR to make one"),
         (["--carrier", "unix"], "--carrier unix needs --path SOCKET"),
         (["--key", "k"], "--key needs --cert"),
-        (["--self-signed", "d", "--cert", "c"], "either --self-signed or --cert and --key"),
+        (["--self-signed", "d", "--cert", "c"], "give either --self-signed or --cert and --key"),
         (["--host", "203.0.113.1"], "cannot listen at"),
     ],
 )

@@ -84,7 +84,7 @@ def test_json_holds_so_much_and_no_more(call: Call, tmp_path: Path, monkeypatch:
     code, out, said = call("--id", "101", "--data", f"@{tmp_path / 'octets'}", "--json")
     assert (code, out) == (1, "")
     assert "CONTENT_TOO_LARGE" in said
-    assert "--json holds 1 MiB at most" in said
+    assert "--json collects at most 1 MiB" in said
 
 
 @pytest.mark.ci
@@ -131,10 +131,10 @@ def test_a_wrong_token_is_exit_code_2(call: Call, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ([], "maop needs --id N: the msg_id of the handler"),
+        ([], "maop needs --id N, the msg_id of the handler"),
         (["--id", "101", "--limit", "5"], "--limit is not for maop"),
-        (["--id", "101", "--stream"], "--stream is not for maop: --request or --message"),
-        (["--id", "101", "--request", "--message"], "either --request or --message"),
+        (["--id", "101", "--stream"], "--stream is not for maop: use --request or --message"),
+        (["--id", "101", "--request", "--message"], "give either --request or --message"),
         (["--id", "101", "--data", "a", "--data", "b"], "maop takes one --data"),
         (["--id", "101", "--data", "@/no/such/file"], "cannot read /no/such/file"),
     ],
@@ -153,7 +153,7 @@ def test_numbers_out_of_range_are_mistakes(capsys: pytest.CaptureFixture[str], a
     with pytest.raises(SystemExit) as ended:
         cli.main(["call", "maop://127.0.0.1:9", *arguments])
     assert ended.value.code == 2
-    assert "must be " in capsys.readouterr().err
+    assert "expected a whole number from " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,13 @@ from levada.actors import cli
 from levada.framework.errors import ConfigurationError, ConnectionLost
 
 
+class ErrorOfLines(ConfigurationError):
+    """An error with a text of several lines, as of `levada.actors.spark.query.QueryFailed`."""
+
+    def __str__(self) -> str:
+        return self.detail
+
+
 class CommandModule(ModuleType):
     """A subcommand ``probe`` whose work is the function it is given."""
 
@@ -94,6 +101,7 @@ def test_other_subcommands_are_not_imported(install: Install, monkeypatch: pytes
         (ConnectionLost(), "ConnectionLost"),
         (ExceptionGroup("nursery", [ConnectionLost("refused")]), "refused"),
         (ConnectionLost("the query failed\nbecause of\nmuch"), r"the query failed\nbecause of\nmuch"),
+        (ErrorOfLines("the query failed\nbecause of\nmuch"), "the query failed"),
     ],
 )
 def test_our_errors_are_one_line(
@@ -102,6 +110,30 @@ def test_our_errors_are_one_line(
     install(raiser(error))
     assert cli.main(["probe"]) == 2
     assert capsys.readouterr() == ("", f"levada: {text}\n")
+
+
+@pytest.mark.parametrize("fails_at", ["print", "nursery", "flush"])
+def test_a_reader_of_the_output_that_leaves_is_no_error(
+    fails_at: str, install: Install, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in ``levada explain … | head -1``; the output may still be in Python's buffer when the command has ended."""
+
+    def work(args: argparse.Namespace) -> int:
+        try:
+            print("a line", flush=fails_at != "flush")
+        except BrokenPipeError as error:
+            if fails_at == "nursery":
+                raise ExceptionGroup("nursery", [error]) from None
+            raise
+        return 1
+
+    install(work)
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w", encoding="utf-8") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        assert cli.main(["probe"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), BaseExceptionGroup("nursery", [KeyboardInterrupt()])])

@@ -339,7 +339,7 @@ def test_mistakes(capsys: pytest.CaptureFixture[str], capture: Path) -> None:
     assert capsys.readouterr().err == f"levada: cannot read {capture}: No such file or directory\n"
     capture.write_text("xyz")
     assert cli.main(["explain", "rsocket", "--hex", str(capture)]) == 2
-    assert capsys.readouterr().err.startswith(f"levada: {capture} holds more than hexadecimal digits")
+    assert capsys.readouterr().err.startswith(f"levada: {capture} does not contain hexadecimal digits only")
 
 
 def test_records_of_qmux(capsys: pytest.CaptureFixture[str], capture: Path) -> None:

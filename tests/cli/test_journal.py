@@ -136,7 +136,7 @@ def test_ls_of_the_mailboxes_of_a_bridge(tmp_path: Path, levada: Run) -> None:
     assert code == 0
     assert [Path(json.loads(line)["directory"]).name for line in text.splitlines()] == ["lines", "orders"]
     code, text = levada("show", tmp_path)
-    assert (code, text) == (2, f"levada: {tmp_path} holds 2 journals, name one of them: lines, orders\n")
+    assert (code, text) == (2, f"levada: {tmp_path} has 2 journals, name one of them: lines, orders\n")
 
 
 def test_the_events_of_an_entity(journal: Path, levada: Run) -> None:
@@ -218,8 +218,8 @@ def test_a_copy_of_a_killed_process(journal: Path, tmp_path: Path, levada: Run) 
     assert state(copy) == before
     code, text = levada("repair", copy)
     assert code == 1
-    assert text.splitlines()[1] == f"{copy}: a repair loses 0 rows that were answered for, and goes on behind them."
-    assert text.splitlines()[-1] == f"Nothing was changed. To do it: levada journal repair --yes {copy}"
+    assert text.splitlines()[1] == f"{copy}: a repair would lose 0 acknowledged rows."
+    assert text.splitlines()[-1] == f"Nothing was changed. To repair: levada journal repair --yes {copy}"
     assert state(copy) == before
     assert levada("repair", copy, "--yes")[0] == 0
     assert levada("verify", copy) == (0, f"{copy}: whole, 41 rows in 2 partitions\n")
@@ -230,8 +230,8 @@ def test_a_repair_says_what_it_loses(journal: Path, levada: Run) -> None:
     first = int(path.stem)
     path.unlink()
     code, text = levada("repair", journal)
-    assert (code, f"a repair loses {20 - first} rows that were answered for" in text) == (1, True)
-    assert "Better restore the files" in text
+    assert (code, f"a repair would lose {20 - first} acknowledged rows" in text) == (1, True)
+    assert "It is better to restore the files" in text
     assert not path.exists()
     code, text = levada("repair", journal, "--yes")
     assert (code, f"0 bytes cut off, {20 - first} rows lost, damaged files are kept" in text) == (0, True)
@@ -262,10 +262,10 @@ def test_a_damaged_ledger_is_named(journal: Path, levada: Run) -> None:
 def test_mistakes(tmp_path: Path, levada: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert levada("ls", tmp_path / "nothing") == (
         2,
-        f"levada: {tmp_path / 'nothing'} is no directory: name the folder of a journal, or one that holds journals\n",
+        f"levada: {tmp_path / 'nothing'} is not a directory: name the folder of a journal, or a folder of journals\n",
     )
     code, text = levada("verify", tmp_path)
-    assert (code, "holds no journal" in text) == (2, True)
+    assert (code, "there is no journal in" in text) == (2, True)
     with pytest.raises(SystemExit) as ended:
         cli.main(["journal", "--help"])
     assert ended.value.code == 0

@@ -29,7 +29,7 @@ def test_a_new_project(
     commands = f"{' '.join(['levada new tally', *options])}\n{capsys.readouterr().out}"
     assert f"```\n{commands}```\n" in (ROOT / "README.md").read_text("utf-8")
     assert cli.main(["new", "tally", *options]) == 2
-    assert capsys.readouterr().err == "levada: cannot make the folder tally: File exists\n"
+    assert capsys.readouterr().err == "levada: cannot create tally: File exists\n"
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,8 @@ def test_a_new_project(
         ("class", "lower-case letters"),
         ("trio", "would hide it"),
         ("json", "would hide it"),
+        ("hypothesis", "would hide it"),
+        ("pyspark", "would hide it"),
     ],
 )
 def test_names_that_cannot_be_used(

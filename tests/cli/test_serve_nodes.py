@@ -402,7 +402,7 @@ def test_a_number_of_nodes_that_cannot_be(capsys: pytest.CaptureFixture[str], co
     with pytest.raises(SystemExit) as ended:
         cli.main(["serve", "handlers:answer", f"--nodes={count}"])
     assert ended.value.code == 2
-    assert "wanted 1 to 256, or 'cores'" in capsys.readouterr().err
+    assert "expected 1 to 256, or 'cores', got " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

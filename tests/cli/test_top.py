@@ -163,11 +163,13 @@ def test_no_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--interval", "0"], "wanted 0.1 to 300 seconds, not 0"),
-        (["--interval", "soon"], "wanted a number of seconds, not 'soon'"),
-        (["--depth", "0"], "wanted 1 or more, not 0"),
-        (["--depth", "1.5"], "wanted a whole number, not '1.5'"),
-        (["--limit", "-3"], "wanted 1 or more, not -3"),
+        (["--interval", "0"], "expected 0.1 to 300 seconds, got '0'"),
+        (["--interval", "soon"], "expected 0.1 to 300 seconds, got 'soon'"),
+        (["--interval", "nan"], "expected 0.1 to 300 seconds, got 'nan'"),
+        (["--depth", "0"], "expected a whole number, 1 or more, got '0'"),
+        (["--depth", "1.5"], "expected a whole number, 1 or more, got '1.5'"),
+        (["--limit", "-3"], "expected a whole number, 1 or more, got '-3'"),
+        (["--web", "--port", "99999"], "expected a whole number from 0 to 65535, got '99999'"),
         (["--sort", "colour"], "invalid choice: 'colour'"),
     ],
 )
@@ -176,6 +178,11 @@ def test_wrong_arguments(arguments: list[str], complaint: str, capsys: pytest.Ca
         cli.main(["top", "PATH", *arguments])
     assert exit_.value.code == 2
     assert complaint in capsys.readouterr().err
+
+
+def test_a_key_without_a_certificate(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["top", "PATH", "--web", "--key", "key.pem"]) == 2
+    assert capsys.readouterr() == ("", "levada: --key needs --cert\n")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")

@@ -2,22 +2,24 @@
 
 Each subcommand is a module of this package, named like the subcommand and listed in `COMMANDS`, with two functions:
 
-* ``add_parser(subparsers)`` describes its arguments by ``subparsers.add_parser("name", help=..., description=...)``;
+* ``add_parser(subparsers)`` describes its arguments with ``subparsers.add_parser("name", help=..., description=...)``;
 * ``run(args)`` does the work and returns the exit code.
 
-Only the module of the chosen subcommand is imported; ``levada --help`` imports all of them.
-So a module imports what needs an extra inside `run`, and the help works without that extra.
+Only the module of the chosen subcommand is imported; ``levada --help`` imports all of them. The help must work without extras, so
+`run` imports them, not the module.
 
-Exit codes: 0 for success, 1 if the work was done but found something wrong, 2 for a mistake of the user,
-130 after Ctrl-C, with one line on stderr, also during imports: so nothing large is imported here.
-A `levada.framework.errors.LevadaError` is a mistake of the user or a fact of the outside world: one line on stderr.
-Any other exception is a bug of levada and shows its traceback.
+Exit codes: 0 for success, 1 if the command ran and found something wrong, 2 for a mistake of the user or a peer that cannot be reached,
+130 after Ctrl-C.
+A `levada.framework.errors.LevadaError` prints one line on stderr. So does Ctrl-C, even during imports, so this module imports nothing large.
+If the reader of the output leaves, as ``head`` does, the command ends with code 0.
+Any other exception is a bug, of levada or of the program that it runs, and prints its traceback.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
@@ -34,31 +36,28 @@ class Subparsers(_SubParsersAction):
     """Where the subcommands add their parsers."""
 
     words: tuple[str, ...] = ()
-    """The arguments after the subcommand, unparsed: protocols of other packages are loaded only if they are among them."""
+    """The arguments after the subcommand, unparsed. A protocol of another package is loaded only if its scheme is among them."""
 
 
 COMMANDS: tuple[str, ...] = (
     "demo", "serve", "call", "interop", "explain", "ship", "receive", "new", "bench", "top", "nodes", "journal",
     "token", "completion",
 )  # fmt: skip
-"""Names of the subcommands, which are also their modules' names, in the order of ``levada --help``."""
+"""The subcommands in the order of ``levada --help``. Each name is also the name of a module."""
 
 
 class Command(Protocol):
-    """What the module of a subcommand offers."""
+    """The interface of a subcommand's module."""
 
     def add_parser(self, subparsers: Subparsers) -> None:
-        """Add the subcommand's own parser, named like the module, to `subparsers`."""
+        """Add a parser, named like the module, to `subparsers`."""
         ...
 
     def run(self, args: argparse.Namespace) -> int:
-        """Do the work.
-
-        Returns:
-            The exit code.
+        """Run the subcommand and return the exit code.
 
         Raises:
-            LevadaError: shown as one line on stderr, exit code 2; also from within an exception group.
+            LevadaError: printed as one line on stderr, with exit code 2, even if it is inside an exception group.
         """
         ...
 
@@ -67,34 +66,50 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand.
 
     Args:
-        argv: the arguments after the program's name; ``None`` takes the process's arguments.
+        argv: the arguments after the program's name; ``None`` means those of the process.
 
     Returns:
         The exit code.
 
     Raises:
-        SystemExit: after ``--help`` and ``--version`` (code 0), and for arguments that make no sense (code 2).
+        SystemExit: after ``--help`` and ``--version`` (code 0), and for invalid arguments (code 2).
     """
     try:
-        code = _main(sys.argv[1:] if argv is None else argv)
+        try:
+            code = _main(sys.argv[1:] if argv is None else argv)
+        finally:
+            if sys.stdout is not None:  # the shell's >&-
+                sys.stdout.flush()
     except KeyboardInterrupt:
-        code = 130  # and nothing more is imported
+        code = 130  # without further imports
     except BaseException as error:
-        from levada.framework.errors import LevadaError
-
-        # trio's nurseries wrap what ends them in groups, Ctrl-C and our own errors alike.
-        leaves = list(_leaves(error))
-        if not all(isinstance(leaf, LevadaError | KeyboardInterrupt) for leaf in leaves):
+        reported = _report(error)
+        if reported is None:
             raise
-        for leaf in leaves:
-            if isinstance(leaf, LevadaError):
-                # The first line says what; Spark's errors go on about where.
-                text = str(leaf).strip().partition("\n")[0]
-                print(f"levada: {text or type(leaf).__name__}", file=sys.stderr)
-        code = 130 if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves) else 2
+        code = reported
     if code == 130:
         print("levada: interrupted", file=sys.stderr)
     return code
+
+
+def _report(error: BaseException) -> int | None:
+    """Print one line for each error, and return the exit code; return None for a bug, which has a traceback."""
+    from levada.framework.errors import LevadaError
+
+    # A trio nursery wraps errors, and Ctrl-C, in groups.
+    leaves = list(_leaves(error))
+    if not all(isinstance(leaf, LevadaError | KeyboardInterrupt | BrokenPipeError) for leaf in leaves):
+        return None
+    errors = [leaf for leaf in leaves if isinstance(leaf, LevadaError)]
+    for each in errors:
+        text = str(each).partition("\n")[0]  # the errors of a Spark query have more lines
+        print(f"levada: {text or type(each).__name__}", file=sys.stderr)
+    if any(isinstance(leaf, BrokenPipeError) for leaf in leaves):
+        # The interpreter flushes the output once more when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
+        return 130
+    return 2 if errors else 0
 
 
 def _main(argv: Sequence[str]) -> int:
@@ -112,10 +127,10 @@ def _command(name: str) -> Command:
 
 
 def make_parser(names: Iterable[str] = COMMANDS, words: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """Make the parser of these subcommands.
+    """Make a parser.
 
     Args:
-        names: of the subcommands.
+        names: the subcommands that it knows.
         words: the arguments after the subcommand.
     """
     import importlib.metadata

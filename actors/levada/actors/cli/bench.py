@@ -1,4 +1,4 @@
-"""``levada bench``: measure, beside a limit of the same moment and beside others that do the same work."""
+"""``levada bench``: run a benchmark of the source tree. Rows are ratios to a baseline, or to another library, measured in the same run."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from typing import Any, Protocol, cast
 from levada.framework.errors import ConfigurationError
 
 from . import Subparsers
+from .arguments import positive
 
 __all__ = ["add_parser", "run"]
 
 ROOT = Path(__file__).parents[4]
-"""Of the checkout, if this is one."""
+"""The root of the source tree, if levada runs from one."""
 
 
 class Report(Protocol):
-    """What a benchmark gives back."""
+    """The result of a benchmark."""
 
     @property
     def missed(self) -> list[str]:
@@ -31,11 +32,11 @@ class Report(Protocol):
         ...
 
     def text(self, *, judged: bool) -> str:
-        """Lay it out as a table; without verdicts if it is not `judged`."""
+        """Return a table, with verdicts if it is `judged`."""
         ...
 
     def to_json(self) -> dict[str, Any]:
-        """Turn it into what the `json` module writes."""
+        """Return values that the `json` module writes."""
         ...
 
 
@@ -61,7 +62,7 @@ def add_parser(subparsers: Subparsers) -> None:
         action="store_true",
         help="a hundredth of the work, one round: only shows that it runs, no budget is judged",
     )
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="interleaved rounds (default: 5)")
+    parser.add_argument("--rounds", type=positive, default=5, metavar="N", help="interleaved rounds (default: 5)")
     parser.add_argument("--only", default="", metavar="TEXT", help="only rows whose title contains this")
     parser.add_argument("--json", action="store_true", help="write JSON instead of a table")
 
@@ -73,9 +74,8 @@ def run(args: argparse.Namespace) -> int:
         print(*names, sep="\n")
         return 0
     if args.name not in names:
-        raise ConfigurationError(f"no benchmark {args.name!r}; there are: {', '.join(names)}")
-    if args.rounds < 1:
-        raise ConfigurationError(f"wanted 1 round or more, not {args.rounds}")
+        raise ConfigurationError(f"no benchmark is named {args.name!r}: choose from {', '.join(names)}")
+
     benchmark = cast("Benchmark", importlib.import_module(f"benchmarks.{args.name}"))
     report = benchmark.run(
         rounds=1 if args.quick else args.rounds, quick=args.quick, only=args.only, progress=_tell_progress
@@ -95,10 +95,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def find_benchmarks() -> list[str]:
-    """List the benchmarks of the checkout, and make ``benchmarks`` importable.
+    """Return the names of the benchmarks, and make ``benchmarks`` importable.
 
     Raises:
-        ConfigurationError: this levada does not run from a source tree.
+        ConfigurationError: levada does not run from a source tree.
     """
     folder = ROOT / "benchmarks"
     names = sorted(file.stem for file in folder.glob("[!_]*.py"))
@@ -113,7 +113,7 @@ def find_benchmarks() -> list[str]:
 
 
 def _tell_progress(text: str) -> None:
-    """Show one line, in the place of the line before; nothing without a terminal."""
+    """Replace the line of progress on a terminal; elsewhere do nothing."""
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns - 1
         print(f"\r\x1b[K{text[:width]}", end="", file=sys.stderr, flush=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import cast
@@ -15,13 +14,14 @@ from levada.framework.errors import ConfigurationError, ConnectionLost, LevadaEr
 from levada.transports.plugins import resolve
 
 from . import Subparsers
-from .calls import CallFailed, bytes_of, carrier_for, in_time, positive, print_bytes, refuse
+from .arguments import positive, seconds
+from .calls import CallFailed, bytes_of, carrier_for, in_time, print_bytes, refuse
 
 __all__ = ["add_parser", "run"]
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Describe the arguments: the common ones, and the protocol's if the command names one, else every protocol's."""
+    """Describe the common arguments and those of the URL's protocol; without a URL, those of every protocol."""
     parser = subparsers.add_parser(
         "call",
         help="send a request to a server and print the answers",
@@ -29,11 +29,11 @@ def add_parser(subparsers: Subparsers) -> None:
         "Without --stream, --channel, --fnf or --push it is a request with one answer.",
         epilog=f"URL: {', '.join(protocol.example for protocol in protocols.known() if _calls(protocol))}. "
         "DATA: text, @FILE for the content of a file, - for standard input. "
-        "Exit codes: 0 answered; 1 the answer was an error, or there was none in time; 2 a mistake, or no connection; 130 after Ctrl-C.",
+        "Exit codes: 0 success; 1 the answer was an error, or did not come in time; 2 a mistake, or no connection; 130 after Ctrl-C.",
     )
     parser.add_argument("url", metavar="URL")
     kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument("--reply", dest="kind", action="store_const", const="response", help="one answer: the default")
+    kinds.add_argument("--reply", dest="kind", action="store_const", const="response", help="one answer (default)")
     kinds.add_argument("--stream", dest="kind", action="store_const", const="stream", help="many answers")
     kinds.add_argument(
         "--channel",
@@ -50,7 +50,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--data", action="append", default=None, metavar="DATA", help="data to send (default: nothing)")
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="file with a bearer token")
     parser.add_argument("--limit", type=positive, metavar="N", help="cancel after this many answers")
-    parser.add_argument("--timeout", type=_seconds, metavar="S", help="seconds for connecting and for all answers")
+    parser.add_argument("--timeout", type=seconds, metavar="S", help="seconds for connecting and for all answers")
     parser.add_argument("--ca", type=Path, metavar="FILE", help="authorities to trust instead of the system's (PEM)")
     parser.add_argument("--cert", type=Path, metavar="FILE", help="certificate to show (PEM)")
     parser.add_argument("--key", type=Path, metavar="FILE", help="its key (PEM; default: in the same file)")
@@ -79,7 +79,7 @@ def _named_in(words: tuple[str, ...]) -> protocols.Protocol | None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Call."""
+    """Send the request; return 1 if it failed."""
     protocol, _ = protocols.of_url(args.url)
     if not _calls(protocol):
         raise ConfigurationError(f"{protocol.scheme}:// takes no calls")
@@ -93,14 +93,11 @@ def run(args: argparse.Namespace) -> int:
     except CallFailed as error:
         print(f"levada: {error}", file=sys.stderr)
         return 1
-    except BrokenPipeError:
-        # The reader of our output wants no more of it; the interpreter flushes it once more at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
 async def _call(protocol: protocols.Protocol, args: argparse.Namespace) -> None:
-    """Send a request for a protocol that has no more to say about calls than how to connect."""
+    """Send a request for a protocol that only says how to connect."""
     from levada.framework import ActorSystem
 
     refuse(args, protocol.scheme, "token_file", "limit")
@@ -122,10 +119,3 @@ async def _call(protocol: protocols.Protocol, args: argparse.Namespace) -> None:
         except LevadaError as error:
             raise CallFailed(str(error)) from error
         print_bytes(answer, as_json=args.json)
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not seconds > 0:
-        raise argparse.ArgumentTypeError(f"must be more than 0 seconds, not {text}")
-    return seconds

@@ -1,4 +1,4 @@
-"""What ``levada call`` does alike for every protocol: bytes of arguments, certificates, printing, time, and failure."""
+"""The parts of ``levada call`` that all protocols share: reading arguments and certificates, printing, time limits and failures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ __all__ = [
     "carrier_for",
     "in_time",
     "named",
-    "positive",
     "print_bytes",
     "refuse",
     "shown",
@@ -35,7 +34,7 @@ __all__ = [
 
 
 class CallFailed(LevadaError):
-    """The responder answered with an error, or not in time."""
+    """The answer was an error, or did not come in time."""
 
 
 PeerT = TypeVar("PeerT")
@@ -46,8 +45,8 @@ async def in_time(connecting: AbstractAsyncContextManager[PeerT], args: argparse
     """Connect and work with the peer, within ``--timeout``.
 
     Raises:
-        ConnectionLost: the time was over before there was a connection.
-        CallFailed: the time was over before the work was done.
+        ConnectionLost: the time ran out before there was a connection.
+        CallFailed: the time ran out before the work was done.
     """
     connected = False
     with trio.move_on_after(math.inf if args.timeout is None else args.timeout) as scope:
@@ -61,22 +60,22 @@ async def in_time(connecting: AbstractAsyncContextManager[PeerT], args: argparse
 
 
 def carrier_for(args: argparse.Namespace) -> Any:
-    """Return settings for the URL's carrier with the certificates of the command line; ``None`` for one without TLS.
+    """Return settings for the URL's carrier with the certificates of the command line; ``None`` for a carrier without TLS.
 
     Raises:
-        ConfigurationError: the carrier has no use for them.
+        ConfigurationError: certificates are given, and the carrier has no TLS.
     """
     _, carrier = of_url(args.url)
     given = [f"--{name}" for name in ("ca", "cert", "key", "insecure") if getattr(args, name)]
     if given and carrier not in SECURE:
-        raise ConfigurationError(f"{', '.join(given)}: {carrier} has no TLS: use +tls, +wss or +quic")
+        raise ConfigurationError(f"{', '.join(given)}: {carrier} has no TLS, use +tls, +wss or +quic")
     return carrier_settings(
         carrier, TlsConfig(ca=args.ca, certificate=args.cert, key=args.key, verify=not args.insecure)
     )
 
 
 def token_of(args: argparse.Namespace) -> bytes | None:
-    """Return the token, or the password, in the ``--token-file``; ``None`` if there is none.
+    """Return the token or password in the ``--token-file``; ``None`` without that option.
 
     Raises:
         ConfigurationError: the file cannot be read, or is empty.
@@ -101,19 +100,11 @@ def refuse(args: argparse.Namespace, scheme: str, *names: str) -> None:
             raise ConfigurationError(f"--{name.replace('_', '-')} is not for {scheme}")
 
 
-def positive(text: str) -> int:
-    """Read a whole number above 0, for argparse."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, not {text}")
-    return number
-
-
 def bytes_of(text: str) -> bytes:
-    """Return the bytes that an argument stands for: its own, a file's, or standard input's.
+    """Return the bytes of an argument, of the file that it names (``@FILE``), or of standard input (``-``).
 
     Raises:
-        ConfigurationError: a file that cannot be read.
+        ConfigurationError: the file cannot be read.
     """
     if text == "-":
         return sys.stdin.buffer.read()
@@ -126,7 +117,7 @@ def bytes_of(text: str) -> bytes:
 
 
 def print_bytes(octets: bytes, *, as_json: bool = False, **facts: str | None) -> None:
-    """Print an answer: text as a line, other bytes as they are; as JSON with the facts that are known."""
+    """Print an answer: text as a line, other bytes unchanged; or as a line of JSON, together with the facts that are not None."""
     if as_json:
         known = {name: fact for name, fact in facts.items() if fact is not None}
         print(json.dumps(named("data", octets) | known), flush=True)
@@ -142,7 +133,7 @@ def print_bytes(octets: bytes, *, as_json: bool = False, **facts: str | None) ->
 
 
 def shown(text: str) -> str:
-    """Make a peer's text fit for standard output: a terminal gets escapes in the place of control characters, a file the text itself."""
+    """Return a peer's text for standard output: with control characters escaped if that is a terminal, else unchanged."""
     if not sys.stdout.isatty():
         return text
     return "\n".join(printable(line, 6 * len(line)) for line in text.split("\n"))

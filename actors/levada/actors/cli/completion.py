@@ -1,4 +1,4 @@
-"""``levada completion``: print the script that lets a shell complete levada's commands and options."""
+"""``levada completion``: print the script with which a shell completes levada's commands and options."""
 
 from __future__ import annotations
 

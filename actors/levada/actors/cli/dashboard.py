@@ -1,4 +1,4 @@
-"""``levada top --web``: a program's console as a page for the browser."""
+"""``levada top --web``: serve a program's console as a web page."""
 
 from __future__ import annotations
 
@@ -10,23 +10,27 @@ import trio
 
 from levada.framework.errors import ConfigurationError
 
+from .arguments import port
+
 __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the arguments that go with ``--web``."""
+    """Describe ``--web`` and the arguments that need it."""
     web = parser.add_argument_group("in the browser")
     web.add_argument(
-        "--web", action="store_true", help="serve a dashboard until Ctrl-C, and print the address that logs in"
+        "--web",
+        action="store_true",
+        help="serve a dashboard until Ctrl-C, and print the address that logs a browser in",
     )
     web.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
-    web.add_argument("--port", type=int, default=0, metavar="PORT", help="port to listen at (default: a free one)")
+    web.add_argument("--port", type=port, default=0, metavar="PORT", help="port to listen at (default: a free one)")
     web.add_argument(
         "--name",
         action="append",
         default=[],
         metavar="NAME",
-        help="name of this machine in the browser; may be repeated",
+        help="name of this machine in the browser's address bar; may be repeated",
     )
     web.add_argument("--cert", type=Path, metavar="FILE", help="PEM file with the certificate: serve HTTPS")
     web.add_argument("--key", type=Path, metavar="FILE", help="PEM file with its key (default: in the same file)")
@@ -36,16 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="allow HTTP at an address other than loopback, where others can read it",
     )
     web.add_argument(
-        "--actions", action="store_true", help="stop, kill and restart actors, if the program's console allows it"
+        "--actions", action="store_true", help="let browsers stop, kill and restart actors, if the console allows it"
     )
     web.add_argument(
-        "--tracebacks", action="store_true", help="show texts of errors, if the program's console allows it"
+        "--tracebacks", action="store_true", help="show texts and tracebacks of errors, if the console allows it"
     )
     web.add_argument(
         "--key-file",
         type=Path,
         metavar="FILE",
-        help="file for the cookie key, so that browsers stay logged in when this command restarts",
+        help="file with the cookie key, made if it is missing: browsers stay logged in when this command restarts",
     )
 
 
@@ -54,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
     missing = [name for name in ("h11", "wsproto") if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigurationError(f"levada top --web needs {' and '.join(missing)}: pip install 'levada[dashboard]'")
+    if args.key is not None and args.cert is None:
+        raise ConfigurationError("--key needs --cert")
     trio.run(_serve, args)
     return 0
 
@@ -73,7 +79,5 @@ async def _serve(args: argparse.Namespace) -> None:
         key_file=args.key_file,
     )
     async with serve_console_dashboard(args.path, config) as dashboard:
-        print(
-            f"open {dashboard.login_url()}\nThe address is good for one login; Ctrl-C ends the dashboard.", flush=True
-        )
+        print(f"open {dashboard.login_url()}\nThe address works for one login; Ctrl-C ends the dashboard.", flush=True)
         await trio.sleep_forever()

@@ -1,4 +1,4 @@
-"""``levada demo``: real logs through Lumberjack, actors, Spark, RSocket and Aqueduct, and a result that is known beforehand."""
+"""``levada demo``: ship real logs through Lumberjack, actors, Spark, RSocket and Aqueduct, and check the counts."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ import trio
 from levada.framework.errors import ConfigurationError
 
 from . import Subparsers
+from .arguments import port, positive, real
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,7 +35,7 @@ __all__ = ["add_parser", "run"]
 
 OUTPUT = Path("demo-output")
 TERMINAL_INTERVAL, LOG_INTERVAL = 0.2, 5.0  # seconds between reports
-LAST = 1.0  # seconds to ask the queries once more, when serving ends
+LAST = 1.0  # seconds to ask the queries for their last figures when serving ends
 NEEDED = ("pyspark", "pyarrow", "cryptography")
 
 
@@ -45,7 +46,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="run a log pipeline over Lumberjack, actors, Spark, RSocket and Aqueduct, and check its result",
         description="Ship real logs over Lumberjack with TLS to ingest actors, run streaming queries over them on Spark, "
         "and fetch the results over RSocket and over Aqueduct: counts by status, day and template, errors by hour, guessed passwords, "
-        "hours that stand out. Compare the counts with the known facts about these logs, and write a report in HTML.",
+        "unusual hours. Compare the counts with the known facts about these logs, and write a report in HTML.",
         epilog="Exit codes: 0 all counts are right; 1 a count is wrong; 2 a mistake in the arguments, or Spark or Java is missing; "
         "130 after Ctrl-C; with --serve 0 after SIGTERM.",
     )
@@ -54,27 +55,29 @@ def add_parser(subparsers: Subparsers) -> None:
         nargs="+",
         type=Path,
         metavar="FILE",
-        help="use your own logs instead: Apache access logs, auth logs, log4j, others by line; their counts are not verified",
+        help="ship your own logs instead: Apache access logs, auth logs, log4j, others line by line; their counts are not verified",
     )
-    parser.add_argument("--rate", type=_rate, default=math.inf, metavar="N", help="ship at most N lines a second")
+    parser.add_argument(
+        "--rate", type=real("lines a second"), default=math.inf, metavar="N", help="ship at most N lines a second"
+    )
     parser.add_argument(
         "--lines",
-        type=_number,
+        type=positive,
         metavar="N",
-        help="ship only the first N lines of each log; counts are not verified then",
+        help="ship only the first N lines of each log; their counts are not verified",
     )
     parser.add_argument(
-        "--batch-rows", type=_number, metavar="N", help="lines of a Spark micro-batch, at most (default: 50,000)"
+        "--batch-rows", type=positive, metavar="N", help="most lines in a Spark micro-batch (default: 50,000)"
     )
     parser.add_argument(
         "--nodes",
-        type=_number,
+        type=positive,
         default=0,
         metavar="N",
-        help="read and parse on N nodes, which are processes with their own ports",
+        help="read and parse on N nodes: processes with their own ports",
     )
     parser.add_argument(
-        "--serve", action="store_true", help="then keep running, so that you can ship more files and follow the results"
+        "--serve", action="store_true", help="keep running, so that you can ship more files and follow the results"
     )
     parser.add_argument(
         "--watch", action="store_true", help="serve a dashboard, print its address, and keep running as with --serve"
@@ -83,7 +86,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--ports",
         nargs="+",
-        type=_port,
+        type=port,
         default=[],
         metavar="PORT",
         help="ports of Lumberjack, RSocket and Aqueduct (default: free ones)",
@@ -98,36 +101,38 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the pipeline; 1 if what came out is wrong."""
+    """Run the pipeline; return 1 if a count is wrong."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigurationError(f"levada demo runs on Spark and needs {', '.join(missing)}: pip install 'levada[all]'")
     if len(args.ports) > 3:
         raise ConfigurationError(
-            f"--ports takes three at most: Lumberjack's, RSocket's, Aqueduct's; got {len(args.ports)}"
+            f"--ports takes at most three, for Lumberjack, RSocket and Aqueduct; got {len(args.ports)}"
         )
     args.serve = args.serve or args.watch
     output = args.keep or OUTPUT
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(f"cannot write to {output}: {error.strerror or error}") from error
     with contextlib.ExitStack() as stack:
-        if args.keep is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="levada-demo-")))
-        else:
-            folder = output / "run"
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(mode=0o700)
-        stack.enter_context(_log_to(output / "demo.log"))
-        # Spark has the standard error while it starts; progress goes on meanwhile.
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+            if args.keep is None:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="levada-demo-")))
+            else:
+                folder = output / "run"
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(mode=0o700)
+            stack.enter_context(_log_to(output / "demo.log"))
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot write to {error.filename or output}: {error.strerror or error}"
+            ) from error
+        # Spark takes standard error while it starts; progress is shown on this copy.
         show = stack.enter_context(open(os.dup(sys.stderr.fileno()), "w", encoding=sys.stderr.encoding))
         return trio.run(_run, args, folder, output, show)
 
 
 @contextlib.contextmanager
 def _log_to(path: Path) -> Iterator[None]:
-    """Keep logs off the terminal; py4j logs a lot when Java ends."""
+    """Keep warnings off the terminal: py4j logs many when Java ends."""
     handler = logging.FileHandler(path, "w", "utf-8")
     handler.setLevel(logging.WARNING)
     logging.getLogger().addHandler(handler)
@@ -226,7 +231,7 @@ class _Stop:
 
 
 class _Progress:
-    """Says how far it is: bars on a terminal if rich is there, else a line for each phase and every few seconds."""
+    """Shows progress: bars on a terminal if rich is installed, else a line for each phase and every few seconds."""
 
     def __init__(self, demo: Pipeline, out: TextIO, start: float) -> None:
         self._demo = demo
@@ -244,7 +249,7 @@ class _Progress:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     async def show(self) -> None:
-        """Show it until `end`."""
+        """Show progress until `end` is called."""
         try:
             with self._scope:
                 if self._out.isatty() and importlib.util.find_spec("rich") is not None:
@@ -255,7 +260,7 @@ class _Progress:
             self._gone.set()
 
     async def end(self) -> None:
-        """Take it off the screen."""
+        """Clear the bars."""
         self._scope.cancel()
         await self._gone.wait()
         self._console = None
@@ -280,7 +285,7 @@ class _Progress:
             TextColumn("{task.fields[count]:>8}"),
             TimeElapsedColumn(),
         )
-        # Nothing of rich's own runs beside trio: refreshed here.
+        # Refreshed below: rich would use a thread of its own.
         self._console = Console(file=self._out)
         with Progress(*columns, console=self._console, auto_refresh=False, transient=True) as progress:
             phase = progress.add_task(self._demo.phase, total=None, count="")
@@ -293,11 +298,11 @@ class _Progress:
                 await trio.sleep(TERMINAL_INTERVAL)
 
     def _counts(self) -> Iterator[tuple[str, int, int | None]]:
-        """Return the count, and the total if it is known."""
+        """Yield each name with its count, and the total if it is known."""
         demo = self._demo
         shipped = demo.pace.shipped
         share = demo.pace.share
-        # The number of records is known by the share of the bytes; when all are shipped it is exact.
+        # Estimated from the share of the bytes; exact when all are shipped.
         total = shipped if demo.shipped.is_set() else round(shipped / share) if share else None
         yield "records shipped", shipped, total
         yield "records counted", sum(demo.results.count(source, "records") for source in demo.sources), total
@@ -316,7 +321,7 @@ def _tell(
     wrong: Sequence[str] | None,
     differ: Sequence[str],
 ) -> None:
-    """Print the result, and its mistakes."""
+    """Print the result, and what is wrong with it."""
     if args.json:
         verified = None if wrong is None else not (wrong or differ)
         facts = {
@@ -337,7 +342,7 @@ def _tell(
     if not differ and not args.json:
         print(f"the same {sum(demo.by_channel.taken.values()):,} results came over Aqueduct")
         if wrong == []:
-            print("verified: all counts are those that are known for these logs")
+            print("verified: all counts match the known facts about these logs")
     sys.stdout.flush()
 
 
@@ -413,7 +418,7 @@ def _summary(demo: Pipeline, seconds: float) -> Iterator[str]:
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = ()) -> Iterator[str]:
-    """Lay out a table: the first column and the columns in `left` to the left, others to the right."""
+    """Yield the lines of a table. The first column and the columns in `left` are aligned left, the others right."""
     lines = [list(headings), *map(list, rows)]
     widths = [max(len(line[at]) for line in lines) for at in range(len(headings))]
     for line in lines:
@@ -435,24 +440,3 @@ def _invitation(demo: Pipeline) -> str:
         f"  levada ship {to} --ca {demo.ca} FILE\n"
         f"  levada call {demo.door_url} --stream --route counts    # or rates, attacks, anomalies{channels}"
     )
-
-
-def _rate(text: str) -> float:
-    rate = float(text)
-    if not rate > 0:
-        raise argparse.ArgumentTypeError(f"must be more than 0 lines a second, not {text}")
-    return rate
-
-
-def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65535:
-        raise argparse.ArgumentTypeError(f"not a port: {text}")
-    return port
-
-
-def _number(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, not {text}")
-    return number

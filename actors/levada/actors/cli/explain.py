@@ -1,4 +1,4 @@
-"""``levada explain``: print what the bytes of a capture mean."""
+"""``levada explain``: print the frames in a capture."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def add_parser(subparsers: Subparsers) -> None:
     """Describe the arguments."""
     parser = subparsers.add_parser(
         "explain",
-        help="print what the bytes of a capture mean",
+        help="print the frames in a capture",
         description="Print the frames in a capture: the bytes of one direction of a connection, from its beginning or from the start of "
         "a frame, as Wireshark's 'Follow stream' saves them ('raw').",
-        epilog="Exit codes: 0 the capture is well-formed; 1 a part of it is not; 2 a mistake.",
+        epilog="Exit codes: 0 the capture is well-formed; 1 part of it is not; 2 a mistake.",
     )
     choices = parser.add_subparsers(title="protocols", dest="protocol", metavar="PROTOCOL", required=True)
     for protocol in protocols.known(subparsers.words[:1]):
@@ -34,13 +34,13 @@ def add_parser(subparsers: Subparsers) -> None:
         own = choices.add_parser(protocol.scheme, help=explain.HELP)
         own.set_defaults(explain=explain)
         own.add_argument("file", metavar="FILE", help="the capture; - for standard input")
-        own.add_argument("--hex", action="store_true", help="the file holds hexadecimal digits and white space")
+        own.add_argument("--hex", action="store_true", help="the file contains hexadecimal digits and white space")
         own.add_argument("--json", action="store_true", help="print a line of JSON for each frame")
         explain.add_arguments(own)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a line for each frame."""
+    """Print a line for each frame; return 1 if a frame is malformed."""
     damaged = False
     for line in args.explain.explain(_read(args), args):
         damaged = damaged or line.damaged
@@ -63,4 +63,4 @@ def _read(args: argparse.Namespace) -> bytes:
     try:
         return bytes.fromhex(octets.decode("ascii"))
     except ValueError as error:
-        raise ConfigurationError(f"{args.file} holds more than hexadecimal digits: {error}") from error
+        raise ConfigurationError(f"{args.file} does not contain hexadecimal digits only: {error}") from error

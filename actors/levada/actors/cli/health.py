@@ -14,7 +14,7 @@ from levada.actors.metrics.serving import Scrapes
 __all__ = ["Report", "serve_health"]
 
 Report = Callable[[], Awaitable[tuple[bool, Mapping[str, object]]]]
-"""Returns whether all is well, and details, within a second or so."""
+"""Returns whether the program is healthy, and details. It must answer well within the 5 seconds that a request has."""
 
 _STARTING: Final = Response("503 Service Unavailable", "text/plain; charset=utf-8", b"starting\n")
 
@@ -26,15 +26,15 @@ async def serve_health(
     scrapes: Callable[[], Scrapes | None],
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Answer requests until cancelled: for any path but ``/metrics`` with 200 if all is well, else 503, and a JSON object.
+    """Answer requests until cancelled. Every path but ``/metrics`` is a health check: 200 or 503, with the details as a JSON object.
 
-    An answer also shows that the trio loop of this process runs.
+    An answer also shows that the trio loop of this process is running.
 
     Args:
-        host: to listen at.
-        port: 0 takes a free one.
-        report: is called for each request.
-        scrapes: returns what answers requests for ``/metrics``; None as long as there is no system.
+        host: the address to listen at.
+        port: the port; 0 takes a free one.
+        report: called for each health check.
+        scrapes: returns the object that answers ``/metrics``, or None while there is no system.
         task_status: gets the URL.
 
     Raises:

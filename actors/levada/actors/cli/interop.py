@@ -1,4 +1,4 @@
-"""``levada interop``: serve a fixed, documented contract, for other implementations to test against."""
+"""``levada interop``: serve a fixed, documented contract that other implementations can test against."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from levada.transports.carriers import TlsConfig
 from levada.transports.plugins import resolve
 
 from . import Subparsers, stdin
+from .arguments import port
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -28,8 +29,8 @@ def add_parser(subparsers: Subparsers) -> None:
     """Describe the arguments."""
     parser = subparsers.add_parser(
         "interop",
-        help="serve a fixed contract for other implementations to test against",
-        description="Serve the contract of a protocol (its page in the documentation lists it) and print "
+        help="serve a fixed contract that other implementations can test against",
+        description="Serve the contract of a protocol, which the documentation of the command line lists, and print "
         "'LISTENING <host> <port> <carrier>' when ready.",
         epilog="SIGINT, SIGTERM or, with --until-stdin-closes, the end of standard input ends it with exit code 0.",
     )
@@ -41,7 +42,7 @@ def add_parser(subparsers: Subparsers) -> None:
         own = choices.add_parser(protocol.scheme, help=f"over {', '.join(contract.CARRIERS)}")
         own.set_defaults(contract=contract)
         own.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
-        own.add_argument("--port", type=_port, default=0, help="0, the default, takes a free one")
+        own.add_argument("--port", type=port, default=0, help="port to listen at (default: a free one)")
         own.add_argument(
             "--carrier",
             choices=contract.CARRIERS,
@@ -63,7 +64,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until told to end."""
+    """Serve until a signal, or the end of standard input."""
     tls = _certificate(args)
     if args.carrier in protocols.SECURE and tls is None:
         raise ConfigurationError(f"--carrier {args.carrier} needs --cert FILE, or --self-signed DIR to make one")
@@ -106,7 +107,7 @@ async def _stdin_closed() -> None:
 def _certificate(args: argparse.Namespace) -> TlsConfig | None:
     if args.self_signed is not None:
         if args.cert is not None or args.key is not None:
-            raise ConfigurationError("either --self-signed or --cert and --key")
+            raise ConfigurationError("give either --self-signed or --cert and --key")
         from levada.actors.interop.certificates import make_certificates
 
         made = make_certificates(args.self_signed)
@@ -114,10 +115,3 @@ def _certificate(args: argparse.Namespace) -> TlsConfig | None:
     if args.key is not None and args.cert is None:
         raise ConfigurationError("--key needs --cert")
     return None if args.cert is None else TlsConfig(certificate=args.cert, key=args.key)
-
-
-def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65535:
-        raise argparse.ArgumentTypeError(f"not a port: {text}")
-    return port

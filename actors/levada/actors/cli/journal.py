@@ -1,4 +1,4 @@
-"""``levada journal``: look at a journal on the disk, verify it, and repair it."""
+"""``levada journal``: inspect, verify and repair a journal on disk."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from levada.framework.errors import ConfigurationError
 from levada.transports.text import printable
 
 from . import Subparsers
+from .arguments import positive, whole
 
 if TYPE_CHECKING:
     from levada.actors.journal.inspection import Finding, Inspection
@@ -29,7 +30,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "journal",
         help="show, verify and repair a journal on disk",
         description="Inspect a journal that no process has open, or a copy, even one from another machine. Only `repair --yes` writes.",
-        epilog="Exit codes: 0 all is well; 1 something is damaged or was never answered; 2 a mistake, or a process has the journal open.",
+        epilog="Exit codes: 0 the journal is whole; 1 there is damage, or a write that was never answered; "
+        "2 a mistake, or a process has the journal open.",
     )
     commands = parser.add_subparsers(title="commands", dest="what", metavar="WHAT", required=True)
 
@@ -43,28 +45,28 @@ def add_parser(subparsers: Subparsers) -> None:
     ls.add_argument(
         "--entities", metavar="COLUMN", help="count the rows of each value of this column; reads everything"
     )
-    ls.add_argument("--limit", type=int, default=1000, metavar="N", help="list at most N entities (default: 1000)")
+    ls.add_argument("--limit", type=positive, default=1000, metavar="N", help="list at most N entities (default: 1000)")
     ls.add_argument("--json", action="store_true", help="print a line of JSON for each journal")
     show = command("show", _show, "print rows as lines of JSON")
     show.add_argument(
-        "--partition", type=int, metavar="N", help="only this partition (default: all, one after another)"
+        "--partition", type=whole(0), metavar="N", help="only this partition (default: all, one after another)"
     )
-    show.add_argument("--start", type=int, metavar="OFFSET", help="begin at this offset (default: the oldest row)")
-    show.add_argument("--limit", type=int, metavar="N", help="print at most N rows")
-    show.add_argument("--entity", metavar="NAME", help="only rows of this entity, from all partitions")
+    show.add_argument("--start", type=whole(0), metavar="OFFSET", help="begin at this offset (default: the oldest row)")
+    show.add_argument("--limit", type=positive, metavar="N", help="print at most N rows")
+    show.add_argument("--entity", metavar="NAME", help="only rows of this entity")
     show.add_argument(
         "--column", default="entity", metavar="COLUMN", help="the column of entity names (default: entity)"
     )
     verify = command("verify", _verify, "check every byte, and write nothing")
     verify.add_argument("--json", action="store_true", help="print a line of JSON for each finding")
     repair = command("repair", _repair, "cut off torn writes and continue without lost rows")
-    repair.add_argument("--yes", action="store_true", help="do it; without --yes it only prints what it would do")
+    repair.add_argument("--yes", action="store_true", help="repair the journal; without --yes only print the losses")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the chosen subcommand."""
     try:
-        import levada.actors.journal as _  # noqa: F401 - only to say what is missing
+        import levada.actors.journal as _  # noqa: F401 - its error names the missing package
     except ModuleNotFoundError as missing:
         raise ConfigurationError(str(missing)) from missing
     code: int = args.function(args)
@@ -75,7 +77,7 @@ def _directory(args: argparse.Namespace) -> Path:
     directory = Path(args.directory)
     if not directory.is_dir():
         raise ConfigurationError(
-            f"{args.directory} is no directory: name the folder of a journal, or one that holds journals"
+            f"{args.directory} is not a directory: name the folder of a journal, or a folder of journals"
         )
     return directory
 
@@ -86,7 +88,7 @@ def _journals(args: argparse.Namespace) -> list[Path]:
     found = journals_in(_directory(args))
     if not found:
         raise ConfigurationError(
-            f"{args.directory} holds no journal: there is no ledger.sqlite in it or right below it: name the folder of a journal"
+            f"there is no journal in {args.directory}: name a folder that has a ledger.sqlite, or the folder above it"
         )
     return found
 
@@ -95,7 +97,7 @@ def _journal(args: argparse.Namespace) -> Path:
     found = _journals(args)
     if len(found) > 1:
         names = ", ".join(path.name for path in found[:5])
-        raise ConfigurationError(f"{args.directory} holds {len(found)} journals, name one of them: {names}")
+        raise ConfigurationError(f"{args.directory} has {len(found)} journals, name one of them: {names}")
     return found[0]
 
 
@@ -152,7 +154,7 @@ def _print_summary(found: Inspection, entities: dict[str, int] | None, others: i
         places = ", ".join(f"{number}: {at:,}" for number, at in sorted(offsets.items()))
         print(f"  group     {printable(name)}: {behind:,} rows behind, at {places}")
     if found.staged:
-        print(f"  staged    {found.staged} parts of batches that are not delivered yet")
+        print(f"  staged    {found.staged} parts of batches that were not delivered")
     for name, rows in sorted((entities or {}).items(), key=lambda each: (-each[1], each[0])):
         print(f"  entity    {printable(name)}: {rows:,} rows")
     if others:
@@ -208,7 +210,7 @@ def _rows(found: Inspection, args: argparse.Namespace) -> Iterator[dict[str, Any
 
 
 def _plain(value: object) -> Any:
-    """Return a value that JSON has no form for as text: bytes in base64 unless they are UTF-8, times in ISO 8601, durations in seconds."""
+    """Return a value that JSON can write: bytes as text, or in base64 if they are not UTF-8; times in ISO 8601; durations in seconds."""
     if isinstance(value, bytes):
         try:
             return value.decode()
@@ -255,17 +257,17 @@ def _repair(args: argparse.Namespace) -> int:
         findings, partitions = found.findings, len(found.partitions)
     if not findings:
         print(
-            f"{printable(str(path))}: nothing to repair (damage inside older segments, which verify finds, needs a copy)"
+            f"{printable(str(path))}: nothing to repair (restore older segments from a copy if verify finds damage in them)"
         )
         return 0
     lost = sum(each.rows for each in findings)
     _print_findings(findings)
     damaged = any(each.kind == "damage" for each in findings)
     if not args.yes:
-        print(f"{printable(str(path))}: a repair loses {lost:,} rows that were answered for, and goes on behind them.")
+        print(f"{printable(str(path))}: a repair would lose {lost:,} acknowledged rows.")
         if damaged:
-            print("Better restore the files from a copy that was made while the journal was closed.")
-        print(f"Nothing was changed. To do it: levada journal repair --yes {printable(str(path))}")
+            print("It is better to restore the files from a copy that was made while the journal was closed.")
+        print(f"Nothing was changed. To repair: levada journal repair --yes {printable(str(path))}")
         return 1
     with Store.open(path, config=JournalConfig(partitions=partitions, accept_loss=True)) as store:
         statistics = store.statistics()

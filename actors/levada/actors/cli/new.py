@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import keyword
 import re
-import sys
 from importlib.metadata import version
 from pathlib import Path
 from string import Template
@@ -36,7 +36,7 @@ DOOR = f"rsocket+tcp://{HOST}:7000"
 
 @message
 class Total(Asks[int]):
-    """How many lines have come?"""
+    """How many lines have arrived?"""
 
 
 class Lines(Actor[lumberjack.Unit | Total]):
@@ -44,7 +44,7 @@ class Lines(Actor[lumberjack.Unit | Total]):
 
     @handles
     def take(self, m: lumberjack.Unit) -> None:
-        # The writer is told that these events are safe when this returns.
+        # When this returns, the writer learns that these events are safe.
         self.total += len(m.events)
 
     @handles
@@ -55,7 +55,7 @@ class Lines(Actor[lumberjack.Unit | Total]):
 async def app(
     system: ActorSystem, logs: str = LOGS, door: str = DOOR
 ) -> AsyncIterator[tuple[lumberjack.Reader, rsocket.Listener]]:
-    """Open what `levada serve $name:app` serves; what stands behind the `yield` is the end."""
+    """The app of `levada serve $name:app`. The code after `yield` runs at the end."""
     lines = system.spawn(Lines, name="lines")
 
     async def answer(request: rsocket.Request) -> bytes:
@@ -108,7 +108,7 @@ dev = ["pytest>=8.2"]
 only-include = ["$name.py"]
 """,
 }
-"""The files of the project. Plain text and not modules, because the name is in all of them."""
+"""The files of the project: templates, because each contains the project's name."""
 
 CONTAINER: Final = {
     "Containerfile": """\
@@ -146,7 +146,7 @@ class Lines(Actor[lumberjack.Unit]):
 
     @handles
     async def take(self, m: lumberjack.Unit) -> None:
-        # When this returns, the lines are on the disk, and the writer is told that they are safe.
+        # When this returns, the lines are on disk, and the writer learns that they are safe.
         texts = [event.get("line") or event.get("message") for event in m.events]
         await self.kept.append([Line(str(text)) for text in texts])
 
@@ -154,14 +154,14 @@ class Lines(Actor[lumberjack.Unit]):
 async def app(
     system: ActorSystem, logs: str = "lumberjack://127.0.0.1:5044", folder: str = "mailboxes"
 ) -> AsyncIterator[lumberjack.Reader]:
-    """Open what `levada serve $name:app` serves; what stands behind the `yield` is the end."""
+    """The app of `levada serve $name:app`. The code after `yield` runs at the end."""
     async with serve_bridge(system, folder) as bridge:
         lines = system.spawn(Lines, await bridge.mailbox("lines", Line), name="lines")
         async with lumberjack.serve(system, logs, lines) as incoming:
             yield incoming
 ''',
     "query.py": '''\
-"""How do the lines begin? Run it while `levada serve $name:app` runs."""
+"""Count the first words of the lines. Run it while `levada serve $name:app` runs."""
 
 from pathlib import Path
 
@@ -209,7 +209,7 @@ def test_lines_are_queried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "|     ERROR|    2|\\n|      INFO|    1|" in capsys.readouterr().out
 ''',
 }
-"""With ``--spark``, in the place of the files of the same name."""
+"""With ``--spark`` these replace the files of the same name."""
 
 NEXT: Final = """\
 cd $folder
@@ -218,10 +218,10 @@ levada serve $name:app
 levada ship FILE --to lumberjack://127.0.0.1:5044    # or Filebeat, with output.logstash
 """
 CALL: Final = """\
-levada call rsocket+tcp://127.0.0.1:7000    # prints how many lines have come
+levada call rsocket+tcp://127.0.0.1:7000    # prints how many lines have arrived
 """
 QUERY: Final = """\
-python query.py    # Spark counts how the lines begin
+python query.py    # Spark counts the first words of the lines
 """
 
 
@@ -241,24 +241,24 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the files.
+    """Create the project.
 
     Raises:
-        ConfigurationError: the name cannot be a module's, or the folder exists already.
+        ConfigurationError: the name cannot be used, the folder exists already, or it cannot be written to.
     """
     name: str = args.name
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
-        raise ConfigurationError(f"a project's name is a module's: lower-case letters, digits and _, not {name!r}")
-    if name in sys.stdlib_module_names or name in ("levada", "trio", "attrs", "attr", "msgpack", "pytest"):
-        raise ConfigurationError(f"a module {name} exists already, and the project would hide it; choose another name")
+        raise ConfigurationError(f"NAME is also a module's name: lower-case letters, digits and _, not {name!r}")
+    if name in ("pytest", "pyspark") or importlib.util.find_spec(name) is not None:
+        raise ConfigurationError(f"a module {name} exists already, and the project would hide it: choose another name")
+    extra = "[spark]" if args.spark else ""
+    values = {"name": name, "folder": name, "version": version("levada"), "extra": extra}
     folder = Path(name)
     try:
         folder.mkdir()
+        for path, text in (FILES | (SPARK_FILES if args.spark else CONTAINER)).items():
+            (folder / Template(path).substitute(values)).write_text(Template(text).substitute(values), "utf-8")
     except OSError as error:
-        raise ConfigurationError(f"cannot make the folder {name}: {error.strerror}") from error
-    extra = "[spark]" if args.spark else ""
-    values = {"name": name, "folder": name, "version": version("levada"), "extra": extra}
-    for path, text in (FILES | (SPARK_FILES if args.spark else CONTAINER)).items():
-        (folder / Template(path).substitute(values)).write_text(Template(text).substitute(values), "utf-8")
+        raise ConfigurationError(f"cannot create {error.filename or name}: {error.strerror}") from error
     print(Template(NEXT + (QUERY if args.spark else CALL)).substitute(values), end="")
     return 0

@@ -1,4 +1,4 @@
-"""``levada nodes``: look at the nodes of a server, and restart them one after another."""
+"""``levada nodes``: show the nodes of a server, and restart them one after another."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "nodes",
         help="show the nodes of a server, and restart them",
         description="Show the nodes of this user's running 'levada serve --nodes', or restart them one after another.",
-        epilog="Exit codes: 0 success; 1 a node does not serve again; 2 a mistake, or no such server.",
+        epilog="Exit codes: 0 success; 1 a node did not restart; 2 a mistake, or no such server.",
     )
     commands = parser.add_subparsers(title="commands", dest="do", metavar="COMMAND", required=True)
     listing = commands.add_parser("ls", help="show the nodes", description="Show the nodes of a server.")
@@ -35,15 +35,15 @@ def add_parser(subparsers: Subparsers) -> None:
     restarting = commands.add_parser(
         "restart",
         help="restart the nodes one after another, with the current code and files",
-        description="Restart the nodes one after another: each one drains, ends, and starts again with the current code; the next one follows "
-        "when it serves. It stops at the first node that does not serve again.",
+        description="Restart the nodes one after another: each drains, ends, and starts again with the current code; the next follows when it "
+        "serves. The command stops at the first node that does not serve again.",
     )
     for each in (listing, restarting):
-        each.add_argument("--pid", type=int, metavar="PID", help="process of the server, if this user has several")
+        each.add_argument("--pid", type=int, metavar="PID", help="process of the server, if you run several")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do it."""
+    """Run the chosen subcommand."""
     path = str(console_of(args.pid))
     return trio.run(_list, path, args.json) if args.do == "ls" else trio.run(_restart, path)
 

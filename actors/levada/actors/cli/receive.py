@@ -54,16 +54,16 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Receive until SIGTERM, Ctrl-C, or until the reader of the output has gone."""
+    """Receive until SIGTERM, Ctrl-C, or until the output is closed."""
     with warnings_on_stderr(), late_ones_dropped(COUNT, RELOAD) as numbers:
         return trio.run(_receive, args, numbers)
 
 
 async def _receive(args: argparse.Namespace, numbers: list[int]) -> int:
     if (args.cert is not None) != args.url.startswith("lumberjack+tls:"):
-        raise ConfigurationError("--cert and a URL with lumberjack+tls:// belong together")
+        raise ConfigurationError("--cert goes with a URL of lumberjack+tls://, which needs it")
     if args.cert is None and (args.key is not None or args.client_ca is not None):
-        raise ConfigurationError("--key and --client-ca need --cert and a URL with lumberjack+tls://")
+        raise ConfigurationError("--key and --client-ca need --cert and a URL of lumberjack+tls://")
     carrier = None
     if args.cert is not None:
         carrier = TlsConfig(
@@ -95,7 +95,7 @@ async def _receive(args: argparse.Namespace, numbers: list[int]) -> int:
 
 
 class _Output(ABC):
-    """Takes units, and counts the events that are safe."""
+    """Takes units, and counts the events that are printed or on disk."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -113,7 +113,7 @@ class _Output(ABC):
 
 
 class _Printer(_Output):
-    """Prints events; an event is safe when it was flushed."""
+    """Prints events; a unit is taken once it is flushed."""
 
     def __init__(self, *, as_json: bool) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class _Printer(_Output):
         data = "".join(map(self._line, unit.events)).encode("utf-8", "surrogateescape")
         async with self._turn:
             try:
-                # In a thread, because the reader of the output may be slow; left behind at the end, so that it cannot delay the end.
+                # In a thread, because the output may be slow. A cancellation abandons it, so it cannot delay the end.
                 await trio.to_thread.run_sync(_write, data, abandon_on_cancel=True)
             except OSError:
                 self.closed.set()
@@ -138,7 +138,7 @@ class _Printer(_Output):
 
 
 class _Spooler(_Output):
-    """Writes each unit to a file; an event is safe when it is on the disk."""
+    """Writes each unit to a file; a unit is taken once it is on disk."""
 
     def __init__(self, system: ActorSystem, folder: str) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class _Spooler(_Output):
             make_private_folder(Path(folder))
         except OSError as error:
             raise ConfigurationError(f"cannot write to {folder}: {error.strerror or error}") from error
-        # While the disk refuses, writers are refused, again and again, and keep what they have.
+        # While the disk refuses writes, every unit is refused, and writers keep their events.
         always = restart("permanent", max=1_000_000, within=3600.0, backoff=(0.1, 5.0))
         self._sink = system.spawn(functools.partial(SpoolSink, Path(folder)), supervise=always)
 
@@ -161,7 +161,7 @@ def _write(data: bytes) -> None:
 
 async def _when_closed(output: _Output, scope: trio.CancelScope) -> None:
     await output.closed.wait()
-    # The interpreter flushes it once more at its end.
+    # The interpreter flushes the output once more when it exits.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     scope.cancel()
 

@@ -1,4 +1,4 @@
-"""``levada serve``: run an app, or one handler at URLs, as a process."""
+"""``levada serve``: run an app, or a handler at URLs, as a process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import contextlib
 import inspect
 import json
 import logging
-import math
 import os
 import signal
 import sys
@@ -31,13 +30,14 @@ from levada.transports.carriers import TlsConfig
 from levada.transports.plugins import resolve
 
 from . import Subparsers
+from .arguments import seconds
 from .health import serve_health
 from .signals import RELOAD, late_ones_dropped
 
 __all__ = ["add_parser", "handler", "node_app", "run", "tracing"]
 
 MOST_NODES = 256
-_ARGUMENTS = "LEVADA_SERVE"  # an environment variable of nodes: URLs and names of files
+_ARGUMENTS = "LEVADA_SERVE"  # an environment variable of nodes: URLs and paths, no secrets
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -45,10 +45,10 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "serve",
         help="run an app as a process that drains, reloads certificates and tokens, and has a health endpoint",
-        description="Import an app and run it in an actor system: an async generator function of the system (or a function that returns an async "
-        "context manager) that yields its listeners. With --url, run a handler instead, an async function or an actor class, which is "
-        "served at these URLs. Prints 'SERVING <url>' for each listener when all are ready.",
-        epilog="SIGTERM and Ctrl-C drain: no new clients, and time for open work; a second one ends the server at once. "
+        description="Import an app and run it in an actor system. An app is an async generator function that takes the system and yields its "
+        "listeners, or a function that returns an async context manager. With --url, serve a handler at these URLs instead: an async "
+        "function or an actor class. Prints 'SERVING <url>' for each listener when all are ready.",
+        epilog="SIGTERM and Ctrl-C drain: no new clients, and time for open work; a second signal ends the server at once. "
         "SIGHUP reads the files of certificates and tokens again. With --nodes these signals go to all nodes; 'levada nodes restart' restarts "
         "them one after another. "
         "Exit codes: 0 after SIGTERM; 1 open work was cut off; 2 a mistake; 130 after Ctrl-C.",
@@ -91,12 +91,12 @@ def add_parser(subparsers: Subparsers) -> None:
         "--health",
         type=_address,
         metavar="HOST:PORT",
-        help="health checks over HTTP: 200 while it serves (with --nodes: while a node does), 503 while it starts and drains; its URL is "
-        "printed as 'HEALTH <url>'; metrics for Prometheus at /metrics, with --nodes of all nodes",
+        help="health checks over HTTP: 200 while the app serves (with --nodes, while a node does), 503 while it starts and drains; the URL "
+        "is printed as 'HEALTH <url>'; metrics for Prometheus at /metrics, with --nodes those of all nodes",
     )
     parser.add_argument(
         "--drain-timeout",
-        type=_seconds,
+        type=seconds,
         default=10.0,
         metavar="S",
         help="seconds for open work at the end (default: 10)",
@@ -104,18 +104,18 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--trace",
         action="store_true",
-        help="record traces with OpenTelemetry, by the global tracer provider, which the module of the app sets up in each process",
+        help="record traces with OpenTelemetry's global tracer provider, which the module of the app sets up in each process",
     )
     parser.add_argument(
         "--log",
         choices=("debug", "info", "warning", "error"),
         default="warning",
-        help="what to tell on stderr (default: warning)",
+        help="least severe log records to print on stderr (default: warning)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until told to end."""
+    """Serve until a signal ends it."""
     found = find(args.target)
     app = _handler_app(found, args) if args.url else _app(found, args)
     with _logs_on_stderr(args.log), late_ones_dropped(RELOAD) as numbers:
@@ -148,7 +148,7 @@ def _app(found: Any, args: argparse.Namespace) -> App:
             raise ConfigurationError(f"--{name.replace('_', '-')} goes with --url; an app has its own settings")
     if inspect.iscoroutinefunction(found) or (inspect.isclass(found) and issubclass(found, Actor)):
         raise ConfigurationError(
-            f"{args.target} is a handler, so it needs --url; an app is an async generator function of the system that yields its listeners"
+            f"{args.target} is a handler, so it needs --url; an app is an async generator function that takes the system and yields its listeners"
         )
     return app_of(found, args.target)
 
@@ -156,10 +156,10 @@ def _app(found: Any, args: argparse.Namespace) -> App:
 def _handler_app(found: Any, args: argparse.Namespace) -> App:
     """Make an app of a handler and its URLs."""
     if _is_app(found):
-        raise ConfigurationError(f"{args.target} is an app, which knows its URLs: leave --url away")
+        raise ConfigurationError(f"{args.target} is an app, which has its own URLs: leave out --url")
     if not callable(found):
         raise ConfigurationError(
-            f"{args.target} is no handler: neither an async function nor an actor class, but {found!r}"
+            f"{args.target} is not a handler: expected an async function or an actor class, got {found!r}"
         )
     if args.self_signed is not None:
         _make_certificate(args)
@@ -174,7 +174,7 @@ def _handler_app(found: Any, args: argparse.Namespace) -> App:
     @asynccontextmanager
     async def app(system: ActorSystem) -> AsyncIterator[list[protocols.Served]]:
         async with AsyncExitStack() as stack:
-            # More time than they will get: `_Run` cuts off late work, and says so.
+            # Longer than --drain-timeout, because `_Run` cuts off late work and reports it.
             drain_timeout = args.drain_timeout + 5.0
             yield [
                 await stack.enter_async_context(_serve(system, url, found, tls, drain_timeout, authenticate))
@@ -185,7 +185,7 @@ def _handler_app(found: Any, args: argparse.Namespace) -> App:
 
 
 def node_app(args: argparse.Namespace) -> tuple[str, dict[str, str]]:
-    """Return the app that a node runs, by its name, and its environment, which says what the app of a handler serves."""
+    """Return the name of the app that a node runs, and the node's environment, which has the arguments of `handler`."""
     if not args.url:
         return args.target, {}
     known = {name: getattr(args, name) for name in ("target", "url", "drain_timeout")}
@@ -195,13 +195,13 @@ def node_app(args: argparse.Namespace) -> tuple[str, dict[str, str]]:
 
 
 def handler(system: ActorSystem) -> AbstractAsyncContextManager[Any]:
-    """The app of a node that serves a handler; see `node_app`."""
+    """The app of a node that serves a handler. Its arguments are in the environment, from `node_app`."""
     args = argparse.Namespace(**json.loads(os.environ[_ARGUMENTS]), self_signed=None)
     return _handler_app(find(args.target), args)(system)
 
 
 def _check(url: str, args: argparse.Namespace, tls: TlsConfig | None) -> None:
-    """Refuse a URL that these arguments cannot serve."""
+    """Raise `ConfigurationError` for a URL that cannot be served with these arguments."""
     protocol, carrier = protocols.of_url(url)
     if protocol.serve is None:
         raise ConfigurationError(f"a single handler cannot serve {protocol.scheme}://: write an app")
@@ -232,16 +232,16 @@ def _serve(
 
 
 def _authenticator(args: argparse.Namespace) -> Authenticate | None:
-    """Make the hook; with both options a client needs a certificate, and its token identifies it."""
+    """Return the hook. With both options a client needs a certificate, and its token identifies it."""
     if args.tokens is not None:
         return BearerTokens(args.tokens)
     return None if args.client_ca is None else CertificateNames()
 
 
 def _make_certificate(args: argparse.Namespace) -> None:
-    """Put a new certificate in the place of ``--self-signed``."""
+    """Make a certificate, and use it as ``--cert`` and ``--key``."""
     if args.cert is not None or args.key is not None:
-        raise ConfigurationError("either --self-signed or --cert and --key")
+        raise ConfigurationError("give either --self-signed or --cert and --key")
     from levada.actors.interop.certificates import make_certificates
 
     made = make_certificates(args.self_signed)
@@ -258,7 +258,7 @@ def _certificate(args: argparse.Namespace) -> TlsConfig | None:
 
 
 class _Run:
-    """One run of an app: it starts, serves, drains."""
+    """One run of an app: start, serve, drain."""
 
     def __init__(self, app: App, args: argparse.Namespace) -> None:
         self._app = app
@@ -269,12 +269,12 @@ class _Run:
         self._listeners: list[protocols.Served] = []
         self._end = trio.Event()
         self._first = 0
-        """The signal that began the end."""
+        """The first signal to end; 0 before it."""
         self._patience = trio.CancelScope()
-        """Around the app; cancelled when it is to end at once."""
+        """Around the app. Its deadline is the end of the drain."""
 
     async def main(self, numbers: list[int]) -> int:
-        """Run it; returns the exit code."""
+        """Run the app; return the exit code."""
         with trio.open_signal_receiver(*numbers) as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._obey, signals)
@@ -285,10 +285,7 @@ class _Run:
                     await self._serve()
                 nursery.cancel_scope.cancel()
         if self._patience.cancelled_caught:
-            print(
-                f"levada: what was under way was cut off (--drain-timeout {self._args.drain_timeout:g})",
-                file=sys.stderr,
-            )
+            print(f"levada: open work was cut off (--drain-timeout {self._args.drain_timeout:g})", file=sys.stderr)
             return 1
         return 130 if self._first == signal.SIGINT else 0
 
@@ -347,7 +344,7 @@ def _logs_on_stderr(level: str) -> Iterator[None]:
 def _address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise argparse.ArgumentTypeError(f"wanted HOST:PORT, not {text!r}")
+        raise argparse.ArgumentTypeError(f"expected HOST:PORT, got {text!r}")
     return host.strip("[]"), int(port)
 
 
@@ -358,15 +355,5 @@ def _cores() -> int:
 def _node_count(text: str) -> int:
     count = _cores() if text == "cores" else int(text) if text.isdecimal() else 0
     if not 1 <= count <= MOST_NODES:
-        raise argparse.ArgumentTypeError(f"wanted 1 to {MOST_NODES}, or 'cores', not {text!r}")
+        raise argparse.ArgumentTypeError(f"expected 1 to {MOST_NODES}, or 'cores', got {text!r}")
     return count
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"must be more than 0 seconds, not {text}")
-    return seconds

@@ -1,6 +1,6 @@
 """``levada serve --nodes``: one app in several processes that share its addresses.
 
-This process serves no client. It binds the addresses, starts the nodes and starts them again, and has the health endpoint and the console.
+This process serves no clients. It binds the addresses, starts and restarts the nodes, and has the health endpoint and the console.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ __all__ = ["Driver", "logs_of_nodes"]
 logger = logging.getLogger("levada.serve")
 
 _RESTART: Final = restart("transient", max=1000, within=300.0, backoff=(0.2, 30.0))
-"""It never gives up: with these waits there are at most 17 starts of a node in 300 s."""
+"""Restarts never stop: with this backoff a node starts at most 17 times in 300 s."""
 _LOOK_EVERY: Final = 1.0  # seconds
 _SUMS: Final[tuple[str, ...]] = ("actors", "failures", "restarts", "dead_letters")
 _KILL: Final = 5.0
-"""Seconds after ``--drain-timeout`` in which nodes that have not ended are killed."""
+"""Seconds after ``--drain-timeout`` for killing the nodes that have not ended."""
 
 State = Literal["starting", "serving", "draining"]
 
 
 class Driver:
-    """One run of an app on nodes: they start, serve, drain."""
+    """One run of an app on nodes: start, serve, drain."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._app, env = node_app(args)
@@ -59,21 +59,21 @@ class Driver:
         self._scrapes: Scrapes | None = None
         self._end = trio.Event()
         self._first = 0
-        """The signal that began the end."""
+        """The first signal to end; 0 before it."""
         self._undrained: list[str] = []
-        """Nodes that did not drain in order, or not in time; the log says why."""
+        """Nodes that did not drain, or not in time; the log says why."""
         self._lost: set[str] = set()
-        """Nodes that ended without an order, until they are up again."""
+        """Nodes that failed, until they are up again."""
         self._restarting = trio.Lock()
         self._looking = trio.Lock()
         self._statistics: dict[tuple[str, int], dict[str, int]] = {}
-        """Of the nodes that answered, by name and number of restarts."""
+        """The statistics of the nodes that answered, by name and number of restarts."""
         self._looked_at = -math.inf
         self._patience = trio.CancelScope()
-        """Around the nodes; cancelled when they are to end at once."""
+        """Around the nodes. Its deadline is the time when they are killed."""
 
     async def main(self, numbers: list[int]) -> int:
-        """Run it; returns the exit code."""
+        """Run the nodes; return the exit code."""
         with trio.open_signal_receiver(*numbers) as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._obey, signals)
@@ -86,8 +86,7 @@ class Driver:
         if self._patience.cancelled_caught or self._undrained:
             where = "" if self._patience.cancelled_caught else f" on {', '.join(sorted(self._undrained))}"
             print(
-                f"levada: what was under way{where} was cut off (--drain-timeout {self._args.drain_timeout:g})",
-                file=sys.stderr,
+                f"levada: open work{where} was cut off (--drain-timeout {self._args.drain_timeout:g})", file=sys.stderr
             )
             return 1
         return 130 if self._first == signal.SIGINT else 0
@@ -108,10 +107,10 @@ class Driver:
                             print(f"SERVING {url}", flush=True)
                     await self._end.wait()
                 self._state = "draining"
-                shared.close()  # else clients would wait for a node that accepts them
+                shared.close()  # otherwise clients would connect, and no node would accept them
 
     def _changed(self, member: Member, reason: Reason | None) -> None:
-        """Tell the log of nodes that come and go."""
+        """Log nodes that come up and go down."""
         if member.state is MemberState.UP:
             level = logging.WARNING if member.name in self._lost else logging.INFO
             logger.log(level, "NODE %s up pid %d", member.name, member.pid)
@@ -128,7 +127,7 @@ class Driver:
             async for number in signals:
                 if number == RELOAD:
                     for member in self._members():
-                        if member.state is MemberState.UP:  # the others read them when they start
+                        if member.state is MemberState.UP:  # the others read their files when they start
                             nursery.start_soon(self._reload, member.name)
                 elif not self._first:
                     self._first = number
@@ -138,7 +137,7 @@ class Driver:
                     self._patience.cancel()
 
     async def _reload(self, name: str) -> None:
-        """Let a node read its files again, and tell the result."""
+        """Make a node read its files again, and print the result."""
         assert self._fleet is not None
         try:
             lines = await reload(self._fleet, name)
@@ -157,7 +156,7 @@ class Driver:
         name = members.get("node")
         async with self._restarting:
             if self._state != "serving":
-                raise ConfigurationError("the server is ending")
+                raise ConfigurationError("the server is starting or ending: no node is restarted")
             try:
                 await self._fleet.restart(str(name))
             except NodeLost as error:
@@ -170,7 +169,7 @@ class Driver:
         return [] if self._fleet is None else self._fleet.members
 
     async def _report(self) -> tuple[bool, Mapping[str, object]]:
-        """Answer a health check: well if a node serves, because it serves for all."""
+        """Answer a health check: healthy while at least one node serves, because it serves all clients."""
         await self._look()
         nodes: list[dict[str, Any]] = []
         sums: dict[str, int] = dict.fromkeys(_SUMS, 0)
@@ -191,7 +190,7 @@ class Driver:
         return state in ("serving", "degraded"), {"state": state, "urls": self._urls, "nodes": nodes, **sums}
 
     async def _look(self) -> None:
-        """Ask the nodes, at most once a second however many health checks come."""
+        """Ask the nodes for their statistics, at most once a second."""
         async with self._looking:
             if self._fleet is not None and trio.current_time() >= self._looked_at + _LOOK_EVERY:
                 self._statistics = {
@@ -214,7 +213,7 @@ def _common_urls(fleet: Fleet) -> list[str]:
         if urls != served[first]:
             raise ConfigurationError(
                 f"{first} serves {', '.join(served[first]) or 'nothing'}, and {name} serves {', '.join(urls) or 'nothing'}: "
-                "an app opens the same listeners in the same order in each node; or give them ports instead of 0"
+                "an app must open the same listeners in the same order on each node; or give them ports instead of 0"
             )
     return served[first]
 
@@ -232,7 +231,7 @@ def _facts(member: Member) -> dict[str, Any]:
 
 @contextmanager
 def logs_of_nodes() -> Iterator[None]:
-    """Print what nodes write to their standard output; the other one goes to the log."""
+    """While the block lasts, print the standard output of nodes; their standard error goes to the log."""
 
     def take(record: logging.LogRecord) -> bool:
         if getattr(record, "stream", "") != "stdout":

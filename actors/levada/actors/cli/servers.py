@@ -1,7 +1,7 @@
 """The consoles of ``levada serve --nodes``: where they are, and how other commands find them.
 
-Each server has a socket named after its process in a folder that only this user can open: ``$XDG_RUNTIME_DIR/levada``, or
-``/tmp/levada-UID`` where that variable is not set.
+Each server has a socket, named after its process, in a folder that only this user can open: ``$XDG_RUNTIME_DIR/levada``, or
+``/tmp/levada-UID`` if that variable is not set.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _SUFFIX = ".console"
 
 
 def _folder() -> Path:
-    """Return the folder, which only this user owns and can open.
+    """Return the folder; make it if it is missing.
 
     Raises:
-        ConfigurationError: something else is there.
+        ConfigurationError: it cannot be made, or other users own it or can open it.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     folder = Path(runtime, "levada") if runtime else Path(tempfile.gettempdir(), f"levada-{os.getuid()}")
@@ -38,7 +38,7 @@ def _folder() -> Path:
 
 
 def own_console() -> Path:
-    """Return the path for the console of this process, and remove what dead servers have left.
+    """Return the path for the console of this process, and remove the sockets of dead servers.
 
     Raises:
         ConfigurationError: the folder cannot be used.
@@ -54,23 +54,23 @@ def console_of(pid: int | None) -> Path:
     """Return the console of a server of this user.
 
     Args:
-        pid: of its process; ``None``: there is only one.
+        pid: the server's process; ``None`` if it is the only server.
 
     Raises:
-        ConfigurationError: there is none, or there are several.
+        ConfigurationError: there is no such server, or `pid` is ``None`` and there are several.
     """
     found = {path.name.removesuffix(_SUFFIX): path for path in sorted(_folder().glob(f"*{_SUFFIX}")) if _answers(path)}
     if pid is not None:
         if str(pid) not in found:
-            raise ConfigurationError(f"process {pid} is no 'levada serve --nodes' of yours; {_those(list(found))}")
+            raise ConfigurationError(f"process {pid} is not a 'levada serve --nodes' of yours; {_servers(list(found))}")
         return found[str(pid)]
     if len(found) != 1:
-        raise ConfigurationError(f"which server? {_those(list(found))}")
+        raise ConfigurationError(_servers(list(found)))
     return next(iter(found.values()))
 
 
-def _those(pids: list[str]) -> str:
-    return f"there is --pid {', '.join(pids)}" if pids else "no 'levada serve --nodes' of yours runs"
+def _servers(pids: list[str]) -> str:
+    return f"choose a server: --pid {' or '.join(pids)}" if pids else "no 'levada serve --nodes' of yours is running"
 
 
 def _answers(path: Path) -> bool:

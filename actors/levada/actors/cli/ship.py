@@ -32,6 +32,7 @@ from levada.transports.carriers import TlsConfig
 from levada.transports.text import printable
 
 from . import Subparsers
+from .arguments import seconds, whole
 
 __all__ = ["add_parser", "run", "warnings_on_stderr"]
 
@@ -40,10 +41,11 @@ def add_parser(subparsers: Subparsers) -> None:
     """Describe the arguments."""
     parser = subparsers.add_parser(
         "ship",
-        help="follow files and send their lines to Logstash, Filebeat's peers or `levada receive`",
+        help="follow files and send their lines to Logstash, `levada receive` or another Lumberjack reader",
         description="Follow files, including rotated, truncated and new ones, and send each line at least once to a reader that speaks Lumberjack. "
         "With --registry, the next run continues after the last acknowledged line.",
-        epilog="Exit codes: 0 all lines acknowledged; 1 not all, or a file could not be read; 2 a mistake in the arguments; 130 after Ctrl-C.",
+        epilog="Exit codes: 0 all lines were acknowledged; 1 not all, or a file could not be read; 2 a mistake in the arguments; "
+        "130 after Ctrl-C.",
     )
     parser.add_argument(
         "files", nargs="+", metavar="FILE", help="a file, or a quoted pattern such as '/var/log/**/*.log'"
@@ -67,7 +69,7 @@ def add_parser(subparsers: Subparsers) -> None:
         dest="start",
         choices=("beginning", "end"),
         default="beginning",
-        help="where to start in existing files if the registry is new (default: beginning)",
+        help="where to start in files that are not in the registry (default: beginning)",
     )
     parser.add_argument("--multiline", metavar="REGEX", help="a line without a match belongs to the event before it")
     parser.add_argument(
@@ -78,7 +80,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--compression", type=int, choices=range(10), default=3, metavar="N", help="0 (none) to 9 (default: 3)"
     )
     parser.add_argument(
-        "--window", type=_number, default=1024, metavar="N", help="events sent before an ack (default: 1024)"
+        "--window", type=whole(1, 100_000), default=1024, metavar="N", help="events sent before an ack (default: 1024)"
     )
     parser.add_argument("--ca", metavar="FILE", help="authorities to trust instead of the system's (PEM)")
     parser.add_argument("--cert", metavar="FILE", help="certificate to show (PEM)")
@@ -89,22 +91,24 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="DIR",
         help="keep lines on disk until they are acknowledged; the registry advances once they are there",
     )
-    parser.add_argument("--timeout", type=_seconds, metavar="S", help="with --once, give up after S seconds")
+    parser.add_argument(
+        "--timeout", type=seconds, metavar="S", help="with --once, give up after S seconds, and --drain"
+    )
     parser.add_argument(
         "--drain-timeout",
-        type=_seconds,
+        type=seconds,
         default=5.0,
         metavar="S",
         help="seconds at the end for unacknowledged lines (default: 5)",
     )
     parser.add_argument(
-        "--interval", type=_seconds, metavar="S", help="seconds between reports (default: 10; on a terminal 0.5)"
+        "--interval", type=seconds, metavar="S", help="seconds between reports (default: 10; on a terminal 0.5)"
     )
     parser.add_argument("--json", action="store_true", help="report as lines of JSON on stdout")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ship until Ctrl-C or SIGTERM, or with ``--once`` until all is done."""
+    """Ship until Ctrl-C or SIGTERM, or with ``--once`` until all lines are acknowledged."""
     with warnings_on_stderr():
         return trio.run(_ship, args)
 
@@ -125,7 +129,7 @@ async def _ship(args: argparse.Namespace) -> int:
     )
     config = WriterConfig(version=1 if args.v1 else 2, compression=args.compression, window=args.window)
     spool = None if args.spool is None else SpoolConfig(folder=args.spool)
-    # Without a spool all that is left when the files are let go has had its time.
+    # Without a spool, `tail` has already waited for acknowledgements when the writer closes.
     patience = 0.0 if spool is None else args.drain_timeout
     report: _Report | None = None
     stop = _Stop(args.timeout if args.once else None)
@@ -150,13 +154,13 @@ async def _ship(args: argparse.Namespace) -> int:
 
 
 class _Stop:
-    """Ends the work on the first signal in an orderly way, on the second one at once."""
+    """Ends the work: in an orderly way on the first signal, at once on the second."""
 
     def __init__(self, timeout: float | None) -> None:
         self.body = trio.CancelScope(deadline=float("inf") if timeout is None else trio.current_time() + timeout)
         self.everything = trio.CancelScope()
         self.running = False
-        """Whether there is anything to end in order; while it still connects there is not."""
+        """Whether lines may be under way. Before that, the first signal ends the work at once."""
         self.interrupted = False
 
     async def watch(self, task_status: trio.TaskStatus[None]) -> None:
@@ -170,7 +174,7 @@ class _Stop:
 
 
 class _Report:
-    """Says how far it is: one line that changes on a terminal, lines elsewhere, or JSON."""
+    """Shows progress: one line that changes on a terminal, lines elsewhere, or JSON."""
 
     def __init__(self, args: argparse.Namespace, followed: Tail, writer: Writer) -> None:
         self.followed = followed
@@ -187,13 +191,13 @@ class _Report:
             self.show("running")
 
     def finish(self) -> bool:
-        """Show how it ended; return whether something is missing."""
+        """Show the final figures; return whether lines are missing."""
         status = self.followed.status()
         self.live = False
         self.show("done")
         left = status.lines_read - status.lines_acked
         if left and not self.json:
-            print(f"levada: {left:,} lines are not acknowledged", file=sys.stderr)
+            print(f"levada: lines that are not acknowledged: {left:,}", file=sys.stderr)
         return bool(left or status.failures or status.bytes_behind)
 
     def show(self, state: str) -> None:
@@ -217,7 +221,7 @@ def _as_json(status: TailStatus | WriterStatistics) -> dict[str, int]:
 
 
 class _OnStderr(logging.Handler):
-    """Warnings of levada, one line each, over what a progress line has left."""
+    """Prints a warning on a line of its own, over the line of progress."""
 
     def emit(self, record: logging.LogRecord) -> None:
         clear = "\r\x1b[K" if sys.stderr.isatty() else ""
@@ -226,7 +230,7 @@ class _OnStderr(logging.Handler):
 
 @contextmanager
 def warnings_on_stderr() -> Iterator[None]:
-    """Show warnings about Lumberjack, and about peers that were turned away, on stderr while the block lasts."""
+    """While the block lasts, print warnings about Lumberjack and about refused peers on stderr."""
     handler = _OnStderr(logging.WARNING)
     ours = [logging.getLogger(name) for name in ("levada.actors.lumberjack", "levada.transports.carriers")]
     for logger in ours:
@@ -241,21 +245,5 @@ def warnings_on_stderr() -> Iterator[None]:
 def _field(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise argparse.ArgumentTypeError(f"wanted KEY=TEXT, not {text!r}")
+        raise argparse.ArgumentTypeError(f"expected KEY=TEXT, got {text!r}")
     return key, value
-
-
-def _number(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 100_000:
-        raise argparse.ArgumentTypeError(f"wanted a number from 1 to 100000, not {text!r}")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < 1e9:
-        raise argparse.ArgumentTypeError(f"wanted a number of seconds above 0, not {text!r}")
-    return seconds

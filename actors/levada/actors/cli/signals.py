@@ -1,4 +1,4 @@
-"""Signals that a long-running program obeys: some end it, others only request something."""
+"""The signals of long-running commands: some end the command, others request something of it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from contextlib import contextmanager
 __all__ = ["COUNT", "ENDS", "RELOAD", "late_ones_dropped"]
 
 ENDS = (signal.SIGINT, signal.SIGTERM)
-# Windows has neither; a signal of number 0 never comes.
+# Windows has neither, and no signal has the number 0.
 COUNT = getattr(signal, "SIGUSR1", 0)
 RELOAD = getattr(signal, "SIGHUP", 0)
 
 
 @contextmanager
 def late_ones_dropped(*wishes: int) -> Iterator[list[int]]:
-    """Around ``trio.run``: give the signals to listen to; a request that comes after the listener has ended is dropped.
+    """Yield the signals to listen for, and drop requests that arrive after the listener has ended. For use around ``trio.run``.
 
-    trio raises again what its receiver did not hand out, and the default of a wish would kill a program that is about to end as it was
-    told to. It may well come behind a SIGTERM that was sent later, as any thread can be the one that gets it.
+    trio raises signals again that its receiver did not hand out, and by default a request (`COUNT`, `RELOAD`) would kill a program that is
+    about to exit with its own code. A request can arrive after a SIGTERM that was sent later, because any thread may receive either.
+
+    Args:
+        wishes: the requests that the program knows; 0 is ignored.
     """
     wanted = [number for number in wishes if number]
     before = [(number, signal.signal(number, _drop)) for number in wanted]
@@ -31,4 +34,4 @@ def late_ones_dropped(*wishes: int) -> Iterator[list[int]]:
 
 
 def _drop(number: int, frame: object) -> None:
-    """Take a signal and do nothing. With ``SIG_IGN`` Python would complain of a signal that comes while handlers change."""
+    """Do nothing. With ``SIG_IGN``, Python would warn about a signal that arrives while handlers change."""

@@ -1,4 +1,4 @@
-"""``levada token``: make a bearer token, and its line for the file of a server."""
+"""``levada token``: make a bearer token, and its line for the server's file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "token",
         help="make a bearer token, and its line for the server's file",
-        description="Bearer tokens for the clients of a server. The server's file holds their SHA-256 digests, not the tokens.",
+        description="Make bearer tokens for the clients of a server. The server's file contains SHA-256 digests, not the tokens.",
     )
     actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
     new = actions.add_parser(
@@ -33,9 +33,9 @@ def add_parser(subparsers: Subparsers) -> None:
         "--tenant",
         default="",
         metavar="NAME",
-        help="tenant whose limits its connections count towards (default: its own)",
+        help="tenant whose limits its connections count towards (default: the client's own)",
     )
-    new.add_argument("--role", action="append", default=[], metavar="NAME", help="a role; may be repeated")
+    new.add_argument("--role", action="append", default=[], metavar="NAME", help="role of the client; may be repeated")
 
 
 def run(args: argparse.Namespace) -> int:

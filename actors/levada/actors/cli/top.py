@@ -17,6 +17,7 @@ from levada.actors.console.view import HEADINGS, NUMBERS, headline
 from levada.framework.errors import ConfigurationError
 
 from . import Subparsers, dashboard
+from .arguments import positive, real
 from .servers import console_of
 
 __all__ = ["add_parser", "run"]
@@ -29,47 +30,45 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "top",
         help="watch the actors of a running program",
-        description="Show the tree of actors of a program that serves a console (levada.actors.console.serve_console), repeatedly "
-        "until Ctrl-C or the key q. On a terminal the screen is redrawn; elsewhere the snapshots follow one another. "
-        "The actors of a program's nodes are shown under their node.",
+        description="Show the actors of a program that serves a console (levada.actors.console.serve_console), repeatedly until Ctrl-C or "
+        "the key q. On a terminal the screen is redrawn; elsewhere snapshots follow one another. "
+        "The actors of nodes are shown below their node.",
     )
     parser.add_argument(
-        "path", metavar="PATH", nargs="?", help="socket of the program's console (default: of 'levada serve --nodes')"
+        "path", metavar="PATH", nargs="?", help="socket of the console (default: the one of 'levada serve --nodes')"
     )
     parser.add_argument("--pid", type=int, help="without PATH: process of 'levada serve --nodes', if you run several")
     parser.add_argument("--once", action="store_true", help="print one snapshot and end")
     parser.add_argument("--json", action="store_true", help="write each snapshot as one line of JSON")
     parser.add_argument(
-        "--interval", type=_seconds, default=1.0, metavar="S", help="seconds between snapshots (default: 1)"
+        "--interval",
+        type=real("seconds", 0.1, 300),
+        default=1.0,
+        metavar="S",
+        help="seconds between snapshots, 0.1 to 300 (default: 1)",
     )
     parser.add_argument("--sort", choices=SORTS, default="tree", help="order of the actors (default: tree)")
-    parser.add_argument("--depth", type=_number, metavar="N", help="levels below the root to show (default: all)")
+    parser.add_argument("--depth", type=positive, metavar="N", help="levels below the root to show (default: all)")
     parser.add_argument(
-        "--limit", type=_number, default=1000, metavar="N", help="fetch at most this many actors (default: 1000)"
+        "--limit", type=positive, default=1000, metavar="N", help="fetch at most this many actors (default: 1000)"
     )
     dashboard.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Watch until Ctrl-C, the end of the program watched (an error, exit code 2), or after the first picture with ``--once``."""
+    """Watch until Ctrl-C or the key q; with ``--once``, print one snapshot. The end of the watched program is an error."""
     if args.path is None:
         args.path = str(console_of(args.pid))
     elif args.pid is not None:
-        raise ConfigurationError("either PATH or --pid")
+        raise ConfigurationError("give either PATH or --pid")
     if args.web:
         return dashboard.run(args)
     # rich belongs to the extra `cli`.
     live = not args.json and not args.once and sys.stdout.isatty() and importlib.util.find_spec("rich") is not None
-    try:
-        if live:
-            _watch_live(args)
-        else:
-            trio.run(_watch, args, _write_json if args.json else _write_text(args))
-    except BrokenPipeError:
-        # The reader of our output wants no more of it, as in `levada top --json PATH | head -1`.
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # the interpreter flushes it once more at its end
+    if live:
+        _watch_live(args)
+    else:
+        trio.run(_watch, args, _write_json if args.json else _write_text(args))
     return 0
 
 
@@ -144,7 +143,7 @@ async def _read_keys(keyboard: int, watching: trio.CancelScope) -> None:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[int | None]:
-    """Read each key of the terminal at once, without an echo; yield None without such a terminal."""
+    """Make keys readable at once, without an echo, and yield the terminal's file descriptor; None if there is no terminal."""
     if sys.platform == "win32" or not sys.stdin.isatty():
         yield None
         return
@@ -158,23 +157,3 @@ def _keys() -> Iterator[int | None]:
         yield keyboard
     finally:
         termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
-
-
-def _seconds(value: str) -> float:
-    try:
-        seconds = float(value)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"wanted a number of seconds, not {value!r}") from None
-    if not 0.1 <= seconds <= 300:
-        raise argparse.ArgumentTypeError(f"wanted 0.1 to 300 seconds, not {value}")
-    return seconds
-
-
-def _number(value: str) -> int:
-    try:
-        number = int(value)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"wanted a whole number, not {value!r}") from None
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"wanted 1 or more, not {value}")
-    return number

@@ -1,4 +1,4 @@
-"""What the command line does for each protocol of levada: the parts that the records of `levada.actors.protocols` name."""
+"""The parts of the command line that belong to one protocol each. The records of `levada.actors.protocols` name them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""``levada call aqueduct://…`` and ``levada serve aqueduct://…``: one message to the entrypoint, and what comes back on a sender that travels in it.
+"""``levada call aqueduct://…`` and ``levada serve --url aqueduct://…``.
 
-The classes of the messages are not here, so a message is its tag and its fields, and what comes is shown the same way
-(`levada.actors.explain.values`). Without a tag the message is bytes as they are, for peers that have no message classes.
+``levada call`` sends one message to the entrypoint, with a sender in it on which the answers come back.
+It does not have the message classes of the server, so a message is given by its tag and its fields, and answers are shown the same way
+(`levada.actors.explain.values`). Without a tag the message is plain bytes, for peers that have no message classes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from levada.transports.text import printable
 __all__ = ["REPLY", "add_arguments", "call", "message_bytes", "message_type_of", "serve"]
 
 REPLY = "@reply"
-"""Stands among the fields for the sender that answers come on."""
+"""Stands among the fields for the sender on which the answers come back."""
 
 
 def serve(
@@ -44,7 +45,7 @@ def serve(
     drain_timeout: float,
     authenticate: Authenticate | None,
 ) -> AbstractAsyncContextManager[Listener]:
-    """Serve one handler; its annotation says which messages clients may send."""
+    """Serve one handler. Its annotation says which messages clients may send."""
     config = PeerConfig(carrier=carrier, core=AqueductConfig(drain_timeout=drain_timeout))
     return serve_aqueduct(system, url, handler, message_type_of(handler), authenticate=authenticate, config=config)
 
@@ -71,7 +72,7 @@ def message_type_of(handler: Any) -> Any:
     if not types:
         raise ConfigurationError(
             f"{handler.__name__} must say which messages clients may send: annotate its parameter, or derive it from Actor[Message]; "
-            "typing.Any is every message class"
+            "typing.Any allows every message class"
         )
     return types[0]
 
@@ -100,11 +101,11 @@ async def call(args: argparse.Namespace) -> None:
 
     Raises:
         CallFailed: it was not delivered, or there was no answer.
-        ConfigurationError: arguments that make no sense.
+        ConfigurationError: the arguments are invalid.
         ConnectionLost: no server answers there.
     """
     if args.kind in ("channel", "push"):
-        raise ConfigurationError(f"--{args.kind} is not for aqueduct: one answer, --stream or --fnf")
+        raise ConfigurationError(f"--{args.kind} is not for aqueduct: use --reply, --stream or --fnf")
     data = args.data or []
     if len(data) > 1:
         raise ConfigurationError("aqueduct takes one --data")
@@ -112,12 +113,10 @@ async def call(args: argparse.Namespace) -> None:
     kind = {"response": AttachmentKind.ONESHOT_SENDER, "stream": AttachmentKind.SENDER}.get(args.kind)
     if args.lookup is not None:
         if args.tag is None or args.kind == "stream":
-            raise ConfigurationError(
-                "--lookup needs the --tag of a question, and gives one answer (or none, with --fnf)"
-            )
+            raise ConfigurationError("--lookup needs --tag, and gets one answer, or none with --fnf")
         kind = None
     payload = given if args.tag is None else message_bytes(args.tag, _fields(given), kind)
-    # A message with a tag is in the codec, and so is its answer.
+    # A message with a tag is written by the codec, and so is its answer.
     config = PeerConfig(carrier=carrier_for(args), headers=() if args.tag is None else (CODEC,))
     async with (
         ActorSystem("call") as system,
@@ -133,7 +132,7 @@ async def _exchange(peer: Peer[RawMessage], payload: bytes, args: argparse.Names
     if args.kind == "fnf":
         receipt = await peer.send(RawMessage(payload), receipt=True)
         if not await receipt:
-            raise CallFailed("the message was not taken")
+            raise CallFailed("the server did not take the message")
         return
     receiver: Receiver[RawMessage] | OneshotReceiver[RawMessage]
     sender, receiver = channel(RawMessage) if args.kind == "stream" else oneshot(RawMessage)
@@ -152,7 +151,7 @@ async def _exchange(peer: Peer[RawMessage], payload: bytes, args: argparse.Names
 
 
 async def _ask(peer: Peer[RawMessage], payload: bytes, args: argparse.Namespace) -> None:
-    """Look an actor up, and ask or tell it, in the format of remote refs (``docs/protocols/aqueduct-refs.md``)."""
+    """Look up an actor, and ask or tell it. Source: ``docs/protocols/aqueduct-refs.md``."""
     lookup = message_bytes("levada.lookup", [args.lookup], AttachmentKind.ONESHOT_SENDER)
     found = await _answer(peer.entry, lookup)
     ref = found.attachments[0] if len(found.attachments) == 1 else None
@@ -162,7 +161,7 @@ async def _ask(peer: Peer[RawMessage], payload: bytes, args: argparse.Namespace)
     with ref:
         if args.kind == "fnf":
             if not await (await ref.send(RawMessage(TELL + payload), receipt=True)):
-                raise CallFailed("the message was not taken")
+                raise CallFailed("the server did not take the message")
             return
         answer = await _answer(ref, ASK + payload)
     if answer.payload.startswith(ANSWER):
@@ -172,7 +171,7 @@ async def _ask(peer: Peer[RawMessage], payload: bytes, args: argparse.Namespace)
     try:
         kind, text, _ = read_failure(answer.payload)
     except DecodeError as error:
-        raise CallFailed(f"the answer is none: {error}") from None
+        raise CallFailed(f"the answer cannot be read: {error}") from None
     raise CallFailed(f"{kind}: {text}")
 
 
@@ -199,15 +198,15 @@ def _print(message: RawMessage, args: argparse.Namespace) -> None:
 
 
 def message_bytes(tag: str, fields: Sequence[Any], reply: AttachmentKind | None) -> bytes:
-    """Write a message as the codec does.
+    """Encode a message as the codec does.
 
     Args:
-        tag: of the class.
-        fields: as of JSON. ``{"message": TAG, "fields": […]}`` is a message, ``{"base64": …}`` bytes, `REPLY` the attachment.
-        reply: what the attachment is; ``None``: there is none.
+        tag: the tag of the message class.
+        fields: values of JSON. ``{"message": TAG, "fields": […]}`` is a message, ``{"base64": …}`` is bytes, `REPLY` is the attachment.
+        reply: the kind of the attachment; ``None`` for a message without one.
 
     Raises:
-        ConfigurationError: a field that cannot travel, or the place of an attachment where there is none.
+        ConfigurationError: a field cannot be encoded, or there is a `REPLY` without an attachment, or more than one.
 
     Example:
         >>> message_bytes("docs.Bid", ["EURUSD", 1], None).hex(" ")
@@ -221,7 +220,9 @@ def message_bytes(tag: str, fields: Sequence[Any], reply: AttachmentKind | None)
             case str() if value == REPLY:
                 places += 1
                 if reply is None or places > 1:
-                    raise ConfigurationError(f'"{REPLY}" has one place among the fields, and none with --fnf')
+                    raise ConfigurationError(
+                        f'"{REPLY}" may stand among the fields once, and not with --fnf or --lookup'
+                    )
                 return msgpack.ExtType(EXT_ATTACHMENT, bytes((reply, 0)))
             case {"message": str(inner), "fields": list(inside), **rest} if not rest:
                 return tagged(inner, plain(inside))
@@ -244,7 +245,7 @@ def message_bytes(tag: str, fields: Sequence[Any], reply: AttachmentKind | None)
     except ConfigurationError:
         raise
     except (ValueError, OverflowError) as error:
-        raise ConfigurationError(f"the fields cannot be written: {error}") from error
+        raise ConfigurationError(f"the fields cannot be encoded: {error}") from error
     return octets
 
 
@@ -252,7 +253,7 @@ def _fields(octets: bytes) -> list[Any]:
     try:
         fields = json.loads(octets or b"[]")
     except ValueError as error:
-        raise ConfigurationError(f"--data is not JSON, as it has to be with --tag: {error}") from error
+        raise ConfigurationError(f"with --tag, --data must be JSON: {error}") from error
     if not isinstance(fields, list):
-        raise ConfigurationError(f"--data with --tag is a JSON array of fields, not {json.dumps(fields)[:40]}")
+        raise ConfigurationError(f"with --tag, --data must be a JSON array of fields, got {json.dumps(fields)[:40]}")
     return fields

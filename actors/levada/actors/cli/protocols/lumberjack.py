@@ -1,4 +1,4 @@
-"""``levada serve lumberjack://…``."""
+"""``levada serve --url lumberjack://…``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``levada call maop://…``: one Request, whose answer is written as it comes, or one Message."""
+"""``levada call maop://…``: one Request, whose answer is printed while it arrives, or one Message."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from levada.actors.cli.arguments import whole
 from levada.actors.cli.calls import CallFailed, bytes_of, carrier_for, in_time, print_bytes, refuse, shown, token_of
 from levada.actors.maop import Body, ErrorCode, OperationFailed, OperationRefused, Peer, PeerConfig, connect
 from levada.framework import ActorSystem
@@ -16,37 +17,24 @@ from levada.framework.errors import ConfigurationError
 
 __all__ = ["add_arguments", "call"]
 
-_MOST_AS_JSON: Final = 16 * 2**20  # bytes of an answer, which is held as a whole
+_MOST_AS_JSON: Final = 16 * 2**20  # bytes of an answer, which --json collects before it prints
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of MAOP."""
     group = parser.add_argument_group(
         "maop",
-        "A Request, whose answer is printed as it comes, or with --message a Message, which has none. --data @FILE is sent as it is read. "
-        "--token-file holds the Bearer token of the connection; without it the client is anonymous (type Basic, no token).",
+        "A Request, whose answer is printed while it arrives, or with --message a Message, which has none. --data @FILE is sent while it is "
+        "read. --token-file has the Bearer token of the connection; without it the client is anonymous (type Basic, no token).",
     )
-    group.add_argument("--id", dest="msg_id", type=_msg_id, metavar="N", help="msg_id of the handler, 1 to 65535")
-    group.add_argument("--request", action="store_true", help="send a Request: the default")
+    group.add_argument(
+        "--id", dest="msg_id", type=whole(1, 65_535), metavar="N", help="msg_id of the handler, 1 to 65535"
+    )
+    group.add_argument("--request", action="store_true", help="send a Request (default)")
     group.add_argument("--message", action="store_true", help="send a Message")
     group.add_argument(
-        "--priority", type=_priority, default=128, metavar="N", help="0, the most urgent, to 255 (default: 128)"
+        "--priority", type=whole(0, 255), default=128, metavar="N", help="0, the most urgent, to 255 (default: 128)"
     )
-
-
-def _msg_id(text: str) -> int:
-    return _between(text, 1, 65_535)
-
-
-def _priority(text: str) -> int:
-    return _between(text, 0, 255)
-
-
-def _between(text: str, least: int, most: int) -> int:
-    number = int(text)
-    if not least <= number <= most:
-        raise argparse.ArgumentTypeError(f"must be {least} to {most}, not {text}")
-    return number
 
 
 async def call(args: argparse.Namespace) -> None:
@@ -54,7 +42,7 @@ async def call(args: argparse.Namespace) -> None:
 
     Raises:
         CallFailed: the peer refused the operation, or it failed.
-        ConfigurationError: arguments that make no sense.
+        ConfigurationError: the arguments are invalid.
         ConnectionLost: no server answers there, or it does not let the client in.
     """
     body = _body(args)
@@ -70,7 +58,7 @@ async def call(args: argparse.Namespace) -> None:
         except OperationFailed as failed:
             hint = ""
             if args.json and not failed.by_peer and failed.code == ErrorCode.CONTENT_TOO_LARGE:
-                hint = f" (--json holds {_MOST_AS_JSON >> 20} MiB at most: leave it out for the bytes as they come)"
+                hint = f" (--json collects at most {_MOST_AS_JSON >> 20} MiB: leave it out to get the bytes as they arrive)"
             raise CallFailed(f"{failed}{hint}") from None
 
 
@@ -81,7 +69,7 @@ async def _message(peer: Peer, body: Body, args: argparse.Namespace) -> None:
 
 
 async def _request(peer: Peer, body: Body, args: argparse.Namespace) -> None:
-    # The whole call has --timeout; without it the peer has the protocol's own five seconds.
+    # --timeout bounds the whole call; without it the peer has the protocol's five seconds.
     times = {} if args.timeout is None else {"timeout": args.timeout}
     most = _MOST_AS_JSON if args.json else None
     async with peer.open_request(args.msg_id, body, priority=args.priority, max_response=most, **times) as reply:
@@ -90,7 +78,7 @@ async def _request(peer: Peer, body: Body, args: argparse.Namespace) -> None:
             print_bytes(octets, as_json=True, content_type=reply.content_type)
             return
         decoder = codecs.getincrementaldecoder("utf-8")()
-        text: str | None = ""  # of the last chunk; None once a chunk was not text
+        text: str | None = ""  # the last chunk; None once a chunk was not text
         total = 0
         async for chunk in reply:
             total += len(chunk)
@@ -101,7 +89,7 @@ async def _request(peer: Peer, body: Body, args: argparse.Namespace) -> None:
             elif text is not None:
                 print(shown(text), end="", flush=True)
         if _text(decoder, text, b"", final=True) is not None:
-            print(flush=True)  # a line, as of other protocols
+            print(flush=True)  # text ends as a line, as with other protocols
         elif sys.stdout.isatty():
             print(f"({total:,} bytes that are not text: redirect the output, or use --json)", flush=True)
 
@@ -109,7 +97,7 @@ async def _request(peer: Peer, body: Body, args: argparse.Namespace) -> None:
 def _text(
     decoder: codecs.IncrementalDecoder, before: str | None, octets: bytes | memoryview, *, final: bool = False
 ) -> str | None:
-    """Decode the next bytes; ``None`` from the first byte that is not text."""
+    """Decode the next bytes. Return ``None`` from the first byte on that is not text."""
     try:
         return None if before is None else decoder.decode(bytes(octets), final)
     except UnicodeDecodeError:
@@ -117,14 +105,14 @@ def _text(
 
 
 def _body(args: argparse.Namespace) -> Body:
-    """Return the body to send, and refuse arguments that MAOP does not have."""
+    """Return the body to send; raise `ConfigurationError` for arguments that MAOP does not have."""
     refuse(args, "maop", "limit")
     if args.kind != "response":
-        raise ConfigurationError(f"--{args.kind} is not for maop: --request or --message")
+        raise ConfigurationError(f"--{args.kind} is not for maop: use --request or --message")
     if args.request and args.message:
-        raise ConfigurationError("either --request or --message")
+        raise ConfigurationError("give either --request or --message")
     if args.msg_id is None:
-        raise ConfigurationError("maop needs --id N: the msg_id of the handler")
+        raise ConfigurationError("maop needs --id N, the msg_id of the handler")
     data = args.data or []
     if len(data) > 1:
         raise ConfigurationError("maop takes one --data")

@@ -1,4 +1,4 @@
-"""``levada call rsocket+tcp://…`` and ``reactivesocket+tcp://…``, and their ``levada serve``."""
+"""``levada call`` and ``levada serve --url`` for ``rsocket+tcp://…`` and ``reactivesocket+tcp://…``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import trio
 
 from levada.actors.authentication import Authenticate
 from levada.actors.cli import stdin
-from levada.actors.cli.calls import CallFailed, bytes_of, carrier_for, in_time, named, positive, print_bytes, token_of
+from levada.actors.cli.arguments import positive
+from levada.actors.cli.calls import CallFailed, bytes_of, carrier_for, in_time, named, print_bytes, token_of
 from levada.actors.rsocket import (
     COMPOSITE,
     ClientConfig,
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "rsocket", "Carriers: rsocket+tcp, +tls, +ws, +wss, +unix, +quic; likewise reactivesocket."
     )
     group.add_argument("--route", help="route of the request")
-    group.add_argument("--metadata", metavar="DATA", help="metadata as bytes, instead of --route")
+    group.add_argument("--metadata", metavar="DATA", help="metadata of the request, instead of --route")
     group.add_argument(
         "--metadata-type",
         metavar="MIME",
@@ -77,8 +78,8 @@ async def call(args: argparse.Namespace) -> None:
     """Send, and print the answers.
 
     Raises:
-        CallFailed: the responder answered with an error, or not in time.
-        ConfigurationError: arguments that make no sense.
+        CallFailed: the answer was an error, or did not come in time.
+        ConfigurationError: the arguments are invalid.
         ConnectionLost: no server answers there.
     """
     metadata_type = args.metadata_type or COMPOSITE
@@ -112,7 +113,7 @@ async def call(args: argparse.Namespace) -> None:
                     try:
                         first = await anext(source)
                     except StopAsyncIteration:
-                        raise ConfigurationError("standard input is empty: a channel needs a payload") from None
+                        raise ConfigurationError("standard input is empty, and --channel needs a payload") from None
                     sender, receiver = await peer.request_channel(first, **where)
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(_send_all, sender, source)
@@ -143,7 +144,7 @@ async def _send_all(sender: Sender[Any], source: AsyncIterator[bytes]) -> None:
             async for payload in source:
                 await sender.send(payload)
         except ReceiverClosed:
-            pass  # the responder wants no more; its answers still come
+            pass  # the responder has cancelled; its answers may still arrive
 
 
 async def _given(data: list[str]) -> AsyncIterator[bytes]:
@@ -155,7 +156,7 @@ def _metadata(args: argparse.Namespace) -> Any:
     if args.metadata is None:
         return None
     if args.route is not None:
-        raise ConfigurationError("--metadata takes the place of --route: give one or the other")
+        raise ConfigurationError("give either --metadata or --route")
     return bytes_of(args.metadata)
 
 
@@ -167,7 +168,7 @@ def _credentials(args: argparse.Namespace, metadata_type: str) -> bytes | None:
             raise ConfigurationError("--user needs --token-file FILE with the password")
         return None
     if metadata_type != COMPOSITE:
-        raise ConfigurationError(f"--token-file: metadata of the type {metadata_type} has no place for a token")
+        raise ConfigurationError(f"--token-file: metadata of type {metadata_type} has no place for a token")
     try:
         secret = token.decode()
     except UnicodeDecodeError:
