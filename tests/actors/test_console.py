@@ -148,7 +148,7 @@ async def test_what_lies_in_the_way(tmp_path: Path) -> None:
     async with ActorSystem() as system, serve_console(system, tmp_path / "c") as path:
         for there, why in (
             (tmp_path / "c", "a program listens there already"),
-            (tmp_path / "file", "there is something that is not a socket"),
+            (tmp_path / "file", "this file is not a socket"),
             (tmp_path / "missing" / "c", "No such file or directory"),
             (tmp_path / ("x" * 120), "AF_UNIX path too long"),
         ):
@@ -209,7 +209,7 @@ async def test_a_program_that_hangs_is_named(tmp_path: Path, autojump_clock: Moc
         listening.bind(str(tmp_path / "c"))
         listening.listen()
         async with connect_console(tmp_path / "c", timeout=5.0) as console:
-            with pytest.raises(IdleTimeout, match="does not answer in 5 s"):
+            with pytest.raises(IdleTimeout, match="did not answer within 5 s"):
                 await console.snapshot()
     assert trio.current_time() == pytest.approx(5.0)
 
@@ -240,14 +240,14 @@ async def still_served(server: Server) -> bool:
     ("request_", "error"),
     [
         (b"top\n", "not a line of JSON: Expecting value: line 1 column 1 (char 0)"),
-        (b"[1]\n", 'wanted a JSON object with the member "levada-console"'),
-        (b"{}\n", 'wanted a JSON object with the member "levada-console"'),
+        (b"[1]\n", 'expected a JSON object with the member "levada-console"'),
+        (b"{}\n", 'expected a JSON object with the member "levada-console"'),
         (
             b'{"levada-console":2}\n',
-            "the other side speaks version 2 of the console's protocol, this levada 1; use the same levada",
+            "the other side speaks version 2 of the console's protocol, expected 1: use the same levada on both sides",
         ),
-        (b'{"levada-console":1,"limit":0}\n', "limit is a number of actors, 1 or more, not 0"),
-        (b'{"levada-console":1,"limit":true}\n', "limit is a number of actors, 1 or more, not True"),
+        (b'{"levada-console":1,"limit":0}\n', "limit must be a whole number, 1 or more, not 0"),
+        (b'{"levada-console":1,"limit":true}\n', "limit must be a whole number, 1 or more, not True"),
         (b"[" * 4000 + b"\n", "not a line of JSON: "),
         (b"\xff\xfe\n", "not a line of JSON: "),
         (b"x" * 70_000, "a line of more than 65536 bytes"),
@@ -278,7 +278,10 @@ async def test_one_too_many_is_told_so(raw: tuple[ActorSystem, Server]) -> None:
     streams = [await server() for _ in range(MOST_CLIENTS)]
     await wait_all_tasks_blocked()
     late = await server()
-    assert json.loads(await LineReader(late, 1000).line() or b"")["error"] == "8 are looking already; try again later"
+    assert (
+        json.loads(await LineReader(late, 1000).line() or b"")["error"]
+        == "8 clients are connected already; try again later"
+    )
     for stream in [*streams, late]:
         await stream.aclose()
     await wait_all_tasks_blocked()
@@ -329,11 +332,11 @@ async def test_clients_that_ask_nothing_give_way_and_are_told_of_once(
     await wait_all_tasks_blocked()
     assert trio.current_time() == begin + PATIENCE
     late = await server()
-    assert b"are looking already" in await late.receive_some()
+    assert b"clients are connected already" in await late.receive_some()
     for stream in [*silent, *newcomers, late]:
         await stream.aclose()
     assert [record.exc_info for record in caplog.records] == [None]
-    assert "turned a process away: it has been silent, and all places are taken" in caplog.text
+    assert "turned a process away: it was silent, and all places were taken" in caplog.text
 
 
 async def test_a_client_that_does_not_read_is_dropped(

@@ -264,13 +264,13 @@ async def test_actions_are_confirmed(autojump_clock: MockClock) -> None:
         with pytest.raises(ConfigurationError, match="was not spawned with supervise=restart"):
             await viewer.act({"confirm": asked["confirm"]})
         for wrong in ({"act": "delete", "path": "/clerk"}, {"act": "stop", "path": "/nobody"}, {"act": "stop"}):
-            with pytest.raises(ConfigurationError, match="no such action, or no such actor now"):
+            with pytest.raises(ConfigurationError, match="there is no such action, or the actor has ended"):
                 await viewer.act(wrong)
 
 
 async def test_nothing_can_be_changed_unless_it_is_allowed(autojump_clock: MockClock) -> None:
     async with viewed(1) as (system, viewer):
-        with pytest.raises(ConfigurationError, match="this dashboard changes nothing"):
+        with pytest.raises(ConfigurationError, match="actions are not allowed"):
             await viewer.act({"act": "stop", "path": "/office0"})
         assert (await viewer.look(View()))["actions"] == []
         assert system.lookup("/office0") is not None
@@ -308,7 +308,9 @@ async def test_views_over_the_socket(tmp_path: Path) -> None:
         async with connect_console(path) as console:
             answer = await console.view(View(open=("/office",), count=2, first=1))
             assert [row["path"] for row in answer["rows"]] == ["/office", "/office/clerk0"]
-            assert (await console.act({"act": "stop", "path": "/nobody"}))["refused"].startswith("no such action")
+            assert (await console.act({"act": "stop", "path": "/nobody"}))["refused"].startswith(
+                "there is no such action"
+            )
             asked = await console.act({"act": "kill", "path": "/office"})
             assert (await console.act({"confirm": asked["confirm"]}))["done"] == "kill /office"
             await office.terminated()

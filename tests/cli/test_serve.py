@@ -325,7 +325,7 @@ def test_what_is_under_way_has_time_and_is_cut_off_by_a_second_signal(tmp_path: 
                 pass
             assert (state, health(probe)[0]) == ("draining", 503)
             server.signal(signal.SIGTERM)
-            assert server.ends() == (1, "levada: what was under way was cut off (--drain-timeout 100)\n")
+            assert server.ends() == (1, "levada: open work was cut off (--drain-timeout 100)\n")
             client.communicate(timeout=50)
             assert client.returncode in (1, 2)
 
@@ -357,7 +357,7 @@ def test_time_is_up(tmp_path: Path) -> None:
         with call(url, "--route", "slow") as client:
             assert server.line() == "asked"
             server.signal(signal.SIGTERM)
-            assert server.ends() == (1, "levada: what was under way was cut off (--drain-timeout 0.05)\n")
+            assert server.ends() == (1, "levada: open work was cut off (--drain-timeout 0.05)\n")
             client.communicate(timeout=50)
 
 
@@ -419,7 +419,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["apps_for_serve:app", "--cert", "c"], "--cert goes with --url; an app has its own settings"),
         (["apps_for_serve:app", "--url", "x://y"], "apps_for_serve:app is an app, which has its own URLs"),
         (["apps_for_serve:managed", "--url", "x://y"], "apps_for_serve:managed is an app, which has its own URLs"),
-        (["apps_for_serve:number", "--url", "x://y"], "apps_for_serve:number is no handler"),
+        (["apps_for_serve:number", "--url", "x://y"], "apps_for_serve:number is not a handler"),
         (["apps_for_serve:handler", "--url", "http://x:1"], "no protocol for 'http://x:1': expected aqueduct://"),
         (["apps_for_serve:handler", "--url", "maop://x:1"], "a single handler cannot serve maop://: write an app"),
         (["apps_for_serve:handler", "--url", "aqueduct+memory://desk"], "handler must say which messages clients may"),

@@ -207,7 +207,7 @@ def test_a_killed_node_takes_its_own_clients_with_it_and_is_replaced(
     server.signal(signal.SIGTERM)
     assert server.ends() == (0, "")
     code, _, said = levada(capsys, "nodes", "ls")
-    assert (code, said) == (2, "levada: which server? no 'levada serve --nodes' of yours runs\n")
+    assert (code, said) == (2, "levada: no 'levada serve --nodes' of yours is running\n")
 
 
 def test_a_drain_answers_what_was_asked(start: Start) -> None:
@@ -234,7 +234,7 @@ def test_time_is_up(start: Start) -> None:
         assert (node in ("n0", "n1"), said) == (True, "asked")
         server.signal(signal.SIGTERM)
         code, text = server.ends()
-        late = re.fullmatch(r"levada: what was under way on (.*) was cut off \(--drain-timeout 0\.2\)\n", text)
+        late = re.fullmatch(r"levada: open work on (.*) was cut off \(--drain-timeout 0\.2\)\n", text)
         assert late is not None
         assert (code, node in late[1].split(", ")) == (1, True)  # a busy machine may need longer for the other one, too
 
@@ -250,7 +250,7 @@ def test_a_second_signal_ends_all_at_once(start: Start) -> None:
         until(probe, "draining", 0)
         assert health(probe)[0] == 503
         server.signal(signal.SIGTERM)
-        assert server.ends() == (1, "levada: what was under way was cut off (--drain-timeout 100)\n")
+        assert server.ends() == (1, "levada: open work was cut off (--drain-timeout 100)\n")
 
 
 def test_nodes_restart_one_after_another_while_clients_come(start: Start, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,14 +54,14 @@ def test_the_folder_is_for_this_user_alone(folder: Path) -> None:
 
 def test_which_server(servers: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert console_of(40) == servers[0]
-    with pytest.raises(ConfigurationError, match=r"which server[?] there is --pid 40, 5"):
+    with pytest.raises(ConfigurationError, match=r"choose a server: --pid 40 or 5"):
         console_of(None)
     with pytest.raises(
-        ConfigurationError, match="process 7 is no 'levada serve --nodes' of yours; there is --pid 40, 5"
+        ConfigurationError, match="process 7 is not a 'levada serve --nodes' of yours; choose a server: --pid 40 or 5"
     ):
         console_of(7)
     assert cli.main(["top", "/somewhere", "--pid", "5"]) == 2
-    assert capsys.readouterr().err == "levada: either PATH or --pid\n"
+    assert capsys.readouterr().err == "levada: give either PATH or --pid\n"
 
 
 def test_a_new_server_clears_away_the_dead_ones(servers: list[Path], folder: Path) -> None:
@@ -70,5 +70,5 @@ def test_a_new_server_clears_away_the_dead_ones(servers: list[Path], folder: Pat
     assert sorted(folder.iterdir()) == servers
     for path in servers:
         path.unlink()
-    with pytest.raises(ConfigurationError, match=r"which server[?] no 'levada serve --nodes' of yours runs"):
+    with pytest.raises(ConfigurationError, match=r"no 'levada serve --nodes' of yours is running"):
         console_of(None)

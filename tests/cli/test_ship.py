@@ -239,7 +239,7 @@ async def test_ctrl_c_ends_in_order_and_says_what_is_missing(tmp_path: Path) -> 
         (["ship", __file__, "--to", "lumberjack://a:1", "--multiline", "["], "not a regular expression"),
         (["ship", __file__, "--to", "lumberjack+tls://a:1", "--ca", "/nowhere.pem"], "cannot use the certificates"),
         (["ship", __file__, "--to", "lumberjack://a:1", "--registry", "/dev/null/x"], "cannot keep a registry"),
-        (["receive", "lumberjack+tls://127.0.0.1:0"], "--cert and a URL with lumberjack+tls:// belong together"),
+        (["receive", "lumberjack+tls://127.0.0.1:0"], "--cert goes with a URL of lumberjack+tls://"),
         (["receive", "lumberjack://127.0.0.1:0", "--client-ca", "ca.pem"], "--key and --client-ca need --cert"),
         (["receive", "lumberjack://127.0.0.1:0", "--key", "key.pem"], "--key and --client-ca need --cert"),
         (["receive", "lumberjack://127.0.0.1:0", "--spool", "/dev/null/x"], "cannot write to /dev/null/x"),

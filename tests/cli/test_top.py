@@ -232,7 +232,7 @@ async def test_in_the_browser(console: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--host", "0.0.0.0"], "a dashboard at 0.0.0.0 needs TLS, or plaintext=True if the network is yours alone"),
+        (["--host", "0.0.0.0"], "a dashboard at 0.0.0.0 needs TLS, or plaintext=True in a network that you trust"),
         (["--host", "0.0.0.0", "--plaintext"], "a dashboard at all addresses needs the names that browsers will use"),
         (["--cert", "/nowhere.pem"], "cannot use the certificates in /nowhere.pem"),
     ],

@@ -171,7 +171,7 @@ async def test_a_view_and_its_changes(autojump_clock: MockClock) -> None:
             assert (await hear(socket))["news"] == []
             # Nobody may do anything.
             await say(socket, act="stop", path="/clerk")
-            assert "this dashboard changes nothing" in (await hear(socket, "answer"))["refused"]
+            assert "actions are not allowed" in (await hear(socket, "answer"))["refused"]
             assert system.events.wants(DeadLetter)
         await trio.sleep(1)  # the closing of the connection takes its time, which is virtual
         assert not system.events.wants(DeadLetter)
@@ -213,7 +213,7 @@ async def test_so_many_browsers_and_no_more(autojump_clock: MockClock) -> None:
             await nursery.start(look)
         answer = await fetch(dashboard, upgrade)
         assert answer.startswith(b"HTTP/1.1 503 ")
-        assert answer.endswith(b"8 browsers are looking already\n")
+        assert answer.endswith(b"8 browsers are connected: close one of them\n")
         nursery.cancel_scope.cancel()
 
 
@@ -244,5 +244,5 @@ async def test_a_program_that_ends_and_starts_again(tmp_path: Path, autojump_clo
                     [],
                 )
                 await say(socket, act="kill", path="/$1")
-                assert "start it with --actions" in (await hear(socket, "answer"))["refused"]
+                assert "with --actions" in (await hear(socket, "answer"))["refused"]
             assert "has ended" in await hear(socket, "gone")

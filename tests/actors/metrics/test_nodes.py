@@ -124,7 +124,7 @@ def test_nodes_of_another_version_take_nothing_with_them() -> None:
     ],
 )
 def test_what_is_no_figures(text: str) -> None:
-    with pytest.raises(DecodeError, match="these are no figures"):
+    with pytest.raises(DecodeError, match="not figures of a node"):
         from_json(text)
 
 

@@ -109,7 +109,7 @@ async def test_a_registry_collects_from_another_thread() -> None:
         registry.register(MetricsCollector(Metrics(system)))
         found = read((await trio.to_thread.run_sync(generate_latest, registry)).decode())
         assert found["levada_actors", "Idler"] == 1
-        with pytest.raises(RuntimeError, match="collected in another thread"):
+        with pytest.raises(RuntimeError, match="cannot be collected in the thread of trio"):
             generate_latest(registry)
 
 

@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand.
 
     Args:
-        argv: the arguments after the program's name; ``None`` means those of the process.
+        argv: the arguments after the program's name; ``None``: the process's own.
 
     Returns:
         The exit code.

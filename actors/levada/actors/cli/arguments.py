@@ -1,4 +1,4 @@
-"""Types of arguments for argparse: numbers within a range. Their errors say what was expected."""
+"""Types of arguments for argparse: numbers within a range. Their errors name the range."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ def whole(least: int, most: int | None = None) -> Callable[[str], int]:
     expected = f"a whole number, {least} or more" if most is None else f"a whole number from {least} to {most}"
 
     def read(text: str) -> int:
+        """Read a whole number."""
         try:
             number = int(text)
         except ValueError:
@@ -36,6 +37,7 @@ def real(unit: str, least: float | None = None, most: float = math.inf) -> Calla
     expected = f"more than 0 {unit}" if least is None else f"{least:g} to {most:g} {unit}"
 
     def read(text: str) -> float:
+        """Read a number."""
         try:
             number = float(text)
         except ValueError:

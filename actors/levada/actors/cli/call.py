@@ -21,7 +21,7 @@ __all__ = ["add_parser", "run"]
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Describe the common arguments and those of the URL's protocol; without a URL, those of every protocol."""
+    """Describe the common arguments and the options of the URL's protocol; without a URL, the options of every protocol."""
     parser = subparsers.add_parser(
         "call",
         help="send a request to a server and print the answers",

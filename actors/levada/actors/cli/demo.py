@@ -321,7 +321,7 @@ def _tell(
     wrong: Sequence[str] | None,
     differ: Sequence[str],
 ) -> None:
-    """Print the result, and what is wrong with it."""
+    """Print the result and its errors."""
     if args.json:
         verified = None if wrong is None else not (wrong or differ)
         facts = {

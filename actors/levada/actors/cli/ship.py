@@ -92,7 +92,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="keep lines on disk until they are acknowledged; the registry advances once they are there",
     )
     parser.add_argument(
-        "--timeout", type=seconds, metavar="S", help="with --once, give up after S seconds, and --drain"
+        "--timeout", type=seconds, metavar="S", help="with --once, give up after S seconds, and --drain-timeout"
     )
     parser.add_argument(
         "--drain-timeout",

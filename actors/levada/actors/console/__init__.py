@@ -1,14 +1,14 @@
 """Snapshots of a running system's actors, as text in the program itself or over a Unix socket for ``levada top``.
 
-The console costs nothing until a client asks.  A snapshot is taken at once, in the system's thread, and costs about 10 µs for each
-actor, so each has a limit.
+The console costs nothing until a client asks.  A snapshot is taken in the system's thread without a pause, at about 10 µs for each actor,
+so the number of actors in it is limited.
 
 In the program::
 
     async with ActorSystem() as system, serve_console(system, "/run/user/1000/desk.console"):
         ...
 
-and beside it: ``levada top /run/user/1000/desk.console``.
+and in a terminal: ``levada top /run/user/1000/desk.console``.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ ANSWER_LIMIT = 64 * 2**20
 
 
 class ConsoleClient:
-    """A connection to the console of a program; made by `connect_console`."""
+    """A connection to the console of a program. Made by `connect_console`."""
 
     def __init__(self, path: str, stream: trio.abc.Stream, timeout: float) -> None:
         self._path = path
@@ -30,15 +30,15 @@ class ConsoleClient:
         self._lines = LineReader(stream, ANSWER_LIMIT)
 
     async def snapshot(self, *, limit: int = 1000) -> Snapshot:
-        """Ask for a snapshot; one call at a time.
+        """Ask for a snapshot. Only one call at a time may be under way.
 
         Args:
-            limit: actors in it at most, see `take_snapshot`.
+            limit: the most actors in it, see `take_snapshot`.
 
         Raises:
             IdleTimeout: no answer in time: something holds up the program.
             ConnectionLost: the program has ended.
-            CarrierError: the program refuses; the text says why.
+            CarrierError: the program refused; the text says why.
             DecodeError: the answer is not a snapshot, or comes from another version of levada.
 
         Cancellation:
@@ -47,27 +47,27 @@ class ConsoleClient:
         return Snapshot.from_json(await self._ask({"limit": limit}, self._timeout))
 
     async def view(self, view: View) -> dict[str, Any]:
-        """Ask for what a dashboard shows, see `Viewer.look`; one call at a time. Errors and cancellation as `snapshot`."""
+        """Ask for the rows in view of a dashboard, see `Viewer.look`. Calls, errors and cancellation are as for `snapshot`."""
         return await self._ask({"view": view.to_json()}, self._timeout)
 
     async def act(self, members: Mapping[str, Any]) -> dict[str, Any]:
-        """Prepare or confirm an action, see `Viewer.act`; ``refused`` in the answer says why not. Errors as `snapshot`."""
+        """Prepare or confirm an action, see `Viewer.act`. The answer has ``refused``, with a reason, if it is refused. Errors as `snapshot`."""
         wanted = {name: members[name] for name in ("act", "path", "confirm", "node") if name in members}
         return await self._ask(wanted, self._timeout)
 
     async def command(self, name: str, *, timeout: float | None = None, **members: object) -> dict[str, Any]:
-        """Request one of the program's commands (`serve_console`); one call at a time.
+        """Request one of the program's commands (`serve_console`). Only one call at a time may be under way.
 
         Args:
-            name: of the command.
-            timeout: seconds for the answer; ``None``: as for snapshots.
-            members: of the request, values that JSON has.
+            name: the name of the command.
+            timeout: seconds for the answer; ``None``: the time-out of the connection.
+            members: further members of the request, values that JSON can write.
 
         Returns:
             The answer.
 
         Raises:
-            IdleTimeout, ConnectionLost, CarrierError, DecodeError: as `snapshot`.
+            IdleTimeout, ConnectionLost, CarrierError, DecodeError: as for `snapshot`.
 
         Cancellation:
             the command may have been carried out; the connection cannot be used again.
@@ -81,7 +81,7 @@ class ConsoleClient:
                 line = await self._lines.line()
         except trio.TooSlowError:
             raise IdleTimeout(
-                f"{self._path} does not answer in {timeout:g} s: a handler may be holding up the whole program"
+                f"{self._path} did not answer within {timeout:g} s: a handler may be holding up the whole program"
             ) from None
         except (OSError, trio.BrokenResourceError):
             line = None
@@ -98,7 +98,7 @@ async def connect_console(path: str | os.PathLike[str], *, timeout: float = 5.0)
     """Connect to a program's console (`serve_console`).
 
     Args:
-        path: of its socket.
+        path: the console's socket.
         timeout: seconds for each answer.
 
     Raises:

@@ -1,7 +1,7 @@
-"""What happens in a system while somebody watches: dead letters, failures, restarts, slow turns.
+"""The events of a system for a client that watches it: dead letters, failures, restarts, slow turns.
 
-The recorder subscribes to the system's events while it lives.  A flood does not cost much: after `MOST_NEWS` events of one class the recorder
-leaves that class alone until the next request, and the system's counters tell the rest.
+The recorder subscribes to the system's events while it lives.  A flood of events costs little: after `MOST_NEWS` events of one class the
+recorder unsubscribes from that class until the next request. The system's counters count them all.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from levada.transports.text import printable
 __all__ = ["KEPT", "MOST_NEWS", "Recorder"]
 
 KEPT: Final = 500
-"""News that wait for the next request; then the oldest is dropped."""
+"""The most events that are kept; then the oldest is dropped."""
 MOST_NEWS: Final = 100
-"""News of one class between two requests."""
+"""The most events of one class between two requests."""
 _EVENTS: Final = (DeadLetter, ActorFailed, ActorRestarted, SlowHandler, Unhandled)
 _LINES: Final = 60
-"""Lines of a traceback, the last ones."""
+"""The most lines of a traceback; the last ones are kept."""
 
 Event = DeadLetter | ActorFailed | ActorRestarted | SlowHandler | Unhandled
 
 
 class Recorder(Actor[Event]):
-    """Keeps the latest events as plain values; messages appear by their class only."""
+    """Keeps the latest events as plain values, with the classes of messages and never their contents."""
 
     tracebacks: bool
-    """Keep the texts and tracebacks of errors too."""
+    """Whether to keep the texts and tracebacks of errors."""
     _count: int = attrs.field(init=False, default=0)
     _news: deque[dict[str, Any]] = attrs.field(init=False, factory=lambda: deque(maxlen=KEPT))
     _left: dict[type, int] = attrs.field(init=False, factory=dict)
@@ -49,14 +49,14 @@ class Recorder(Actor[Event]):
             self.system.events.unsubscribe(event, self.ref)
 
     def renew(self) -> None:
-        """Take events of all classes again; for the next `MOST_NEWS` of each."""
+        """Subscribe to all classes again, for up to `MOST_NEWS` events of each."""
         for event in _EVENTS:
             if self._left.get(event, 0) <= 0:
                 self.system.events.subscribe(event, self.ref)
             self._left[event] = MOST_NEWS
 
     def after(self, number: int) -> tuple[int, list[dict[str, Any]]]:
-        """Return the number of the last one, and those after a number, the oldest first."""
+        """Return the number of the newest event, and the events after `number`, oldest first."""
         return self._count, [each for each in self._news if each["number"] > number]
 
     def _add(self, event: Event, what: str, actor: str, **members: object) -> None:
@@ -70,29 +70,29 @@ class Recorder(Actor[Event]):
 
     @handles
     def dead_letter(self, m: DeadLetter) -> None:
-        """Note a lost message."""
+        """Record a dead letter."""
         self._add(m, "dead letter", m.to.path, message=type(m.message).__name__, why=printable(m.why))
 
     @handles
     def no_handler(self, m: Unhandled) -> None:
-        """Note a message without a handler."""
+        """Record a message without a handler."""
         self._add(m, "unhandled", m.to.path, message=type(m.message).__name__)
 
     @handles
     def failure(self, m: ActorFailed) -> None:
-        """Note a failure."""
+        """Record a failure."""
         told: Mapping[str, object] = {"traceback": _traceback(m.error)} if self.tracebacks else {}
         kind = "" if m.message is None else type(m.message).__name__
         self._add(m, "failure", m.ref.path, message=kind, why=type(m.error).__name__, **told)
 
     @handles
     def restart(self, m: ActorRestarted) -> None:
-        """Note a restart."""
+        """Record a restart."""
         self._add(m, "restart", m.ref.path, why=f"restart {m.restarts}")
 
     @handles
     def slow(self, m: SlowHandler) -> None:
-        """Note a turn that held everything up."""
+        """Record a turn that held up the system."""
         why = f"{m.seconds:.3f} s, messages: {m.count}"
         self._add(m, "slow turn", m.ref.path, message=m.message.__name__, why=why)
 

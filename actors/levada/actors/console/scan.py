@@ -1,4 +1,4 @@
-"""Going through all actors in slices, which never holds up the program: `Walk`, and the search of consoles on top of it, `Scan`."""
+"""Visiting all actors in slices, so that other tasks run between them: `Walk`, and the search of consoles on top of it, `Scan`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from levada.framework.embedding import LocalRef
 __all__ = ["MOST_FOUND", "SLICE", "Scan", "Walk"]
 
 MOST_FOUND: Final = 10_000
-"""Actors that one search finds."""
+"""The most actors that one search finds."""
 SLICE: Final = 0.002
-"""Seconds before other tasks run."""
+"""Seconds of work before other tasks run."""
 _CHECK: Final = 32
-"""Actors between looks at the clock."""
+"""Actors visited between two looks at the clock."""
 _FIRST: Final = 0.05
-"""Seconds of work for one request while the first pass is under way: 100,000 actors take 0.05 to 0.1 s."""
+"""Seconds of work for a request during the first pass: 100,000 actors take 0.05 to 0.1 s."""
 _LATER: Final = 0.004
-"""Seconds for one request afterwards: below 1 % of a core at two requests a second."""
+"""Seconds of work for a request afterwards: below 1 % of a core at two requests a second."""
 
 
 class Walk:
     """One pass over all actors, parents before their children.
 
-    Actors that live from its beginning to its end are visited once, others once or not at all.
+    An actor that lives throughout the pass is visited once, any other actor once or not at all.
 
     Args:
         system: has been entered.
@@ -39,14 +39,14 @@ class Walk:
         self._todo: list[tuple[str, list[LocalRef]]] = [("", list(self._children_of(system.root))[::-1])]
 
     def advance(self, until: float, visit: Callable[[LocalRef, str], object]) -> bool:
-        """Visit actors until `perf_counter` is at a time.
+        """Visit actors until `time.perf_counter` reaches a time.
 
         Args:
             until: that time.
-            visit: gets an actor and the path of its parent (empty: the root); must be quick.
+            visit: called with an actor and the path of its parent, which is empty for the root; must be quick.
 
         Returns:
-            whether all have been visited.
+            Whether all actors have been visited.
         """
         children_of, todo = self._children_of, self._todo
         count = 0
@@ -69,11 +69,11 @@ class Walk:
 
 
 class Scan:
-    """Finds actors by a predicate, and keeps looking: each `advance` goes on where the last one stopped.
+    """Finds actors by a predicate, pass after pass: each `advance` continues where the last one stopped.
 
     Args:
         system: has been entered.
-        matches: gets an actor and its path; must be quick.
+        matches: called with an actor and its path; must be quick.
     """
 
     def __init__(self, system: ActorSystem, matches: Callable[[LocalRef, str], bool]) -> None:
@@ -83,23 +83,23 @@ class Scan:
         self._finding: list[LocalRef] = []
         self._walk: Walk | None = None
         self.complete = False
-        """Whether all actors have been looked at once."""
+        """Whether the first pass is over."""
 
     @property
     def found(self) -> list[LocalRef]:
-        """The living actors found by the last whole pass, or so far by the first one, parents before their children."""
+        """The living actors that the last complete pass found, or the first pass so far, parents before their children."""
         return [cell for cell in (self._found if self.complete else self._finding) if cell.is_alive]
 
     @property
     def full(self) -> bool:
-        """Whether there may be more than it can hold."""
+        """Whether there may be more than `MOST_FOUND`."""
         return max(len(self._found), len(self._finding)) >= MOST_FOUND
 
     async def advance(self) -> None:
-        """Look at further actors; other tasks run every 2 ms.
+        """Visit more actors; other tasks run after every 2 ms of work.
 
         Cancellation:
-            the next call goes on.
+            the next call continues.
         """
         left = _LATER if self.complete else _FIRST
         if self._walk is None:

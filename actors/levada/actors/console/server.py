@@ -1,8 +1,9 @@
 """The server of the console: a Unix socket and the actor that answers on it.
 
-Clients cannot load the system much.  Each has one request under way, gets a limited number of actors, must take the answer in time and
-may not be idle forever.  Their number is limited, and a silent client gives way when all places are taken.  All clients together
-get at most half of the system's time.  A mistake of a client ends its own connection.
+Clients cannot load the system much.  Each has one request under way, gets a limited number of actors, and must take the answer in time.
+Their number is limited; if all places are taken, a new client replaces a client that has been silent for `PATIENCE` seconds, and a client that
+is silent for `IDLE` seconds is disconnected anyway.  Snapshots for all clients together take at most half of the system's time.  An invalid
+request ends the connection that it came on.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ logger = logging.getLogger("levada.actors.console")
 REQUEST_LIMIT = 65_536  # a view with many open actors
 MOST_CLIENTS = 8
 IDLE = 600.0  # seconds; clients ask every few seconds
-PATIENCE = 10.0  # seconds for a client to take its answer, and seconds of silence after which it gives way
+PATIENCE = 10.0  # seconds for a client to take its answer, and of silence after which a new client may replace it
 
 GONE = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 
@@ -46,20 +47,20 @@ Command = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 
 
 class Console(Actor[Any]):
-    """Answers with snapshots of its own system. Started by `serve_console`."""
+    """Answers clients with snapshots of its system. Started by `serve_console`."""
 
     listener: trio.SocketListener
     commands: Mapping[str, Command] = attrs.field(factory=dict)
-    """What clients may request besides snapshots, by name."""
+    """Further requests of clients, by name."""
     actions: bool = False
     """Whether clients may stop, kill and restart actors."""
     tracebacks: bool = False
     """Whether clients see the texts and tracebacks of errors."""
 
     def started(self) -> None:
-        """Begin to accept, in a task of this actor."""
+        """Accept clients, in a task of this actor."""
         self._admission = Admission(f"unix://{self.listener.socket.getsockname()}")
-        self._asked: dict[trio.CancelScope, float] = {}  # when each client asked last, the oldest first
+        self._asked: dict[trio.CancelScope, float] = {}  # when each client last sent a request, the oldest first
         self._looking = trio.Lock()
         self._rest_until = -inf
         self.start_soon(accept_from, self.listener, self._take_in, name="<console>")
@@ -72,7 +73,7 @@ class Console(Actor[Any]):
         self.start_soon(self.serve_client, stream, name="<console client>")
 
     async def serve_client(self, stream: trio.abc.Stream) -> None:
-        """Answer one client until it leaves, idles, gives way or breaks a rule. Never raises because of the client.
+        """Answer one client until it leaves, is replaced or disconnected. Errors of the client are logged, not raised.
 
         Cancellation:
             the connection is closed.
@@ -87,17 +88,17 @@ class Console(Actor[Any]):
                             resources.callback(self._asked.pop, scope, None)
                             why = await self._answer_requests(stream, scope, resources)
                     if scope.cancelled_caught:
-                        why = "it has been silent, and all places are taken"
+                        why = "it was silent, and all places were taken"
                 else:
-                    why = f"{MOST_CLIENTS} are looking already; try again later"
+                    why = f"{MOST_CLIENTS} clients are connected already; try again later"
                     await self._answer(stream, to_line({"error": why}))
         except GONE as error:
-            logger.debug("a client of the console is gone: %r", error, extra={"event": "console_client_gone"})
+            logger.debug("a client of the console has left: %r", error, extra={"event": "console_client_gone"})
         if why is not None:
             self._admission.turn_away("a process", why)
 
     def _has_room(self) -> bool:
-        """Return whether there is a place for one more client, if need be a silent client's."""
+        """Return whether there is a place for a new client; disconnect a silent client if there is no other."""
         if len(self._asked) < MOST_CLIENTS:
             return True
         scope, asked_at = next(iter(self._asked.items()))
@@ -110,7 +111,7 @@ class Console(Actor[Any]):
     async def _answer_requests(
         self, stream: trio.abc.Stream, scope: trio.CancelScope, resources: ExitStack
     ) -> str | None:
-        """Answer a client until it is gone; return the reason if it is turned away."""
+        """Answer a client until it leaves. Return the reason if the server disconnects it."""
         lines = LineReader(stream, REQUEST_LIMIT)
         viewer: Viewer | None = None
         while True:
@@ -136,20 +137,20 @@ class Console(Actor[Any]):
                 await self._answer(stream, to_line({"error": str(error)}))
                 return str(error)
             if not await self._answer(stream, answer):
-                return f"it has not taken its answer within {PATIENCE} s"
+                return f"it did not take its answer within {PATIENCE:g} s"
 
     async def _obey(self, members: Mapping[str, Any]) -> bytes:
-        """Carry out a command."""
+        """Run a command."""
         command = self.commands.get(members["do"]) if isinstance(members["do"], str) else None
         if command is None:
             raise DecodeError(f"this program has no command {members['do']!r}")
         return to_line(await command(members))
 
     async def _look(self, members: Mapping[str, Any]) -> bytes:
-        """Take a snapshot, then rest for as long as it took."""
+        """Take a snapshot. The next one waits for as long as this one took."""
         limit = members.get("limit", MOST_ACTORS)
         if type(limit) is not int or limit < 1:
-            raise DecodeError(f"limit is a number of actors, 1 or more, not {limit!r}")
+            raise DecodeError(f"limit must be a whole number, 1 or more, not {limit!r}")
         async with self._looking:
             await trio.sleep_until(self._rest_until)
             nodes = await ask_nodes(self.system, limit)
@@ -177,23 +178,23 @@ async def serve_console(
 ) -> AsyncIterator[str]:
     """Let ``levada top PATH`` look at `system` while the block lasts.
 
-    Only this user can open the socket (mode 0600).  Clients see names, classes and counts, never a message, and can change nothing
-    but by `commands` and `actions`.  Within an actor: ``await self.enter(serve_console(self.system, path))``.
+    Only this user can open the socket (mode 0600).  Clients see names, classes and counts, never the contents of messages, and can change
+    nothing except through `commands` and `actions`.  In an actor: ``await self.enter(serve_console(self.system, path))``.
 
     Args:
         system: has been entered.
-        path: of the socket; the socket of a dead program is replaced.
-        commands: what a client may request by ``{"do": name}``; each is called with the request and returns the answer, or raises
+        path: where to make the socket. The socket of a dead program is replaced.
+        commands: the functions that clients may call with ``{"do": name}``. A function gets the request and returns the answer, or raises
             `ConfigurationError` for the client.
-        actions: let ``levada top --web --actions`` stop, kill and restart actors.
-        tracebacks: let ``levada top --web`` show the texts and tracebacks of errors; these may quote messages.
+        actions: whether ``levada top --web --actions`` may stop, kill and restart actors.
+        tracebacks: whether ``levada top --web --tracebacks`` may show the texts and tracebacks of errors, which can quote messages.
 
     Yields:
         The path.
 
     Raises:
-        ConfigurationError: a program listens at the path already, another kind of file is there, its folder does not exist or may not be
-            written to, or it is too long for a socket (about 100 octets).
+        ConfigurationError: a program listens at the path already, the path is another kind of file, its folder does not exist or cannot be
+            written to, or the path is too long for a socket (about 100 bytes).
     """
     path = os.fspath(path)
     with _bound(path) as listening:
@@ -224,7 +225,7 @@ def _bound(path: str) -> Iterator[socket.socket]:
         try:
             yield listening
         finally:
-            # Another program may have taken the place meanwhile.
+            # Another program may have replaced the socket meanwhile.
             if Path(path).exists() and os.path.samestat(Path(path).stat(), ours):
                 Path(path).unlink()
 
@@ -233,7 +234,7 @@ def _is_stale(path: str) -> bool:
     """Whether `path` is the socket of a dead program."""
     try:
         if not stat.S_ISSOCK(Path(path).stat().st_mode):
-            raise ConfigurationError(f"cannot serve a console at {path}: there is something that is not a socket")
+            raise ConfigurationError(f"cannot serve a console at {path}: this file is not a socket")
     except FileNotFoundError:
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

@@ -1,4 +1,4 @@
-"""A snapshot of a system, as plain values that can leave the process."""
+"""Snapshots of a system as plain values, which can be sent to another process."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = [
 ]  # fmt: skip
 
 MOST_ACTORS = 10_000
-"""Actors in one snapshot at most: about 100 ms of the system's time and 2 MB of JSON."""
+"""The most actors in one snapshot: about 100 ms of the system's time and 2 MB of JSON."""
 
 _MOST_WAITS = 100
 
 
 @attrs.frozen(kw_only=True)
 class Row:
-    """One actor. Fields that `levada.framework.ActorInfo` has too mean the same."""
+    """One actor. Fields without a description are as in `levada.framework.ActorInfo`."""
 
     level: int
     """0 for the root, 1 for its children, and so on."""
@@ -42,12 +42,12 @@ class Row:
     handler: str | None
     where: str | None
     waits_for: tuple[str, ...]
-    """Paths of the actors that it waits for, at most a hundred."""
+    """Paths of the actors that it waits for, 100 at most."""
     hidden: int
     """Children that the limit left out."""
     about: str = ""
     window: Mapping[str, Any] | None = None
-    """The fields of a `levada.framework.FlowWindow`."""
+    """The fields of a `levada.framework.FlowWindow`; None for an actor without one."""
 
     @classmethod
     def of(cls, info: ActorInfo, level: int) -> Row:
@@ -80,38 +80,41 @@ _COLUMNS = tuple(field.name for field in attrs.fields(Row))
 
 @attrs.frozen(kw_only=True)
 class Snapshot:
-    """One moment of a system."""
+    """A system at one moment."""
 
     system: str
     """Its name."""
     phase: str
     """As `levada.framework.ActorSystem.phase`."""
     pid: int
-    """Of the process."""
+    """The process id."""
     time: float
-    """Seconds on the system's clock; only differences mean something."""
+    """Seconds on trio's clock; only differences are meaningful."""
     statistics: Statistics
     turn_times: tuple[int, ...]
     """Counts of a `levada.framework.Histogram`: seconds per turn of an actor; one turn in 63 is measured."""
     queue_times: tuple[int, ...]
     """Likewise: seconds that an actor waited for its turn."""
     actors: tuple[Row, ...]
-    """The root first, each actor before its children, siblings in order of start."""
+    """All actors: the root first, parents before children, siblings in order of start."""
     nodes: tuple[NodeSnapshot, ...] = ()
-    """Nodes of a driver, as its console asked them."""
+    """The nodes, if the system is a driver and the snapshot came from its console."""
 
     @property
     def waits(self) -> list[tuple[str, str]]:
-        """Pairs of paths: the first actor waits for the second."""
+        """Pairs of paths, where the first actor waits for the second."""
         return [(row.path, target) for row in self.actors for target in row.waits_for]
 
     @property
     def hidden(self) -> int:
-        """Actors that the limit left out, without the actors below them."""
+        """The number of actors that the limit left out, not counting the actors below them."""
         return sum(row.hidden for row in self.actors)
 
     def quantiles(self) -> dict[str, float]:
-        """Return the 50 % and 99 % quantiles of both histograms, in seconds; 0.0 if nothing was measured yet."""
+        """Return the 50 % and 99 % quantiles of both histograms in seconds: ``turn_50``, ``turn_99``, ``queue_50``, ``queue_99``.
+
+        They are 0.0 if nothing was measured yet.
+        """
         result = {}
         for name, counts in (("turn", self.turn_times), ("queue", self.queue_times)):
             histogram = Histogram()
@@ -158,10 +161,10 @@ class NodeSnapshot:
     state: str
     """As `levada.actors.nodes.Member.state`."""
     pid: int | None
-    """Of its process; ``None`` while it has none."""
+    """Its process id; ``None`` while it has no process."""
     host: str
     restarts: int
-    """How often it was started again."""
+    """How often it was restarted."""
     snapshot: Snapshot | None
     error: str = ""
     """Why there is no snapshot."""
@@ -185,43 +188,43 @@ class NodeSnapshot:
 
 def _make(cls: type[Any], value: Mapping[str, Any], **known: Any) -> Any:
     wanted = (field for field in attrs.fields(cls) if field.name not in known)
-    # An older program leaves out the members that came later.
+    # An older program does not send newer members.
     fields = {
         field.name: value[field.name] for field in wanted if field.name in value or field.default is attrs.NOTHING
     }
-    # JSON has lists for tuples.
+    # JSON turns tuples into lists.
     return cls(**{name: tuple(one) if isinstance(one, list) else one for name, one in fields.items()}, **known)
 
 
 AskNodes = Callable[[int], Awaitable[list[dict[str, Any]]]]
-"""Asks the nodes of a driver for snapshots of so many actors; returns what `NodeSnapshot.from_json` takes, within a second or so."""
+"""Asks the nodes of a driver for snapshots, with a limit of actors. Returns values for `NodeSnapshot.from_json` within about a second."""
 
 Watching = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
 """Passes a request to the `Viewer` on a node, and returns its answer."""
 
 WatchNode = Callable[[str, bool, bool], Awaitable[Watching]]
-"""Starts a `Viewer` on the node of this name; the other two are its ``actions`` and ``tracebacks``."""
+"""Starts a `Viewer` on a node. The arguments are the node's name and the viewer's ``actions`` and ``tracebacks``."""
 
 _nodes: WeakKeyDictionary[ActorSystem, tuple[AskNodes, WatchNode]] = WeakKeyDictionary()
 
 
 def nodes_asked_by(system: ActorSystem, ask: AskNodes, watch: WatchNode) -> None:
-    """Let the consoles of a driver's system show its nodes."""
+    """Set the functions with which the consoles of a driver's system show its nodes."""
     _nodes[system] = ask, watch
 
 
 async def ask_nodes(system: ActorSystem, limit: int) -> list[dict[str, Any]]:
-    """Return the snapshots of a system's nodes, as JSON; none of a system without nodes."""
+    """Return the snapshots of a system's nodes as values of JSON; an empty list if the system has no nodes."""
     found = _nodes.get(system)
     return [] if found is None else await found[0](limit)
 
 
 async def watch_node(system: ActorSystem, name: str, *, actions: bool, tracebacks: bool) -> Watching:
-    """Start to look at a node.
+    """Start a `Viewer` on a node.
 
     Raises:
         ConfigurationError: there is no such node.
-        ActorError: it is not up, or does not answer.
+        ActorError: the node is not up, or does not answer.
     """
     found = _nodes.get(system)
     if found is None:
@@ -230,11 +233,11 @@ async def watch_node(system: ActorSystem, name: str, *, actions: bool, traceback
 
 
 def take_snapshot(system: ActorSystem, *, limit: int = MOST_ACTORS) -> Snapshot:
-    """Take a snapshot of a running system, in its own thread.
+    """Take a snapshot of a running system. Call it in the system's thread.
 
     Args:
-        system: entered and not over.
-        limit: actors in the snapshot at most, 1 to `MOST_ACTORS`; actors near the root come first.
+        system: has been entered and has not ended.
+        limit: the most actors in the snapshot, 1 to `MOST_ACTORS`. Actors near the root are preferred.
     """
     rows: list[Row] = []
     stack: list[tuple[int, ActorInfo]] = [(0, system.observe.tree(limit=max(1, min(limit, MOST_ACTORS))))]

@@ -20,30 +20,30 @@ __all__ = ["HEADINGS", "SORTS", "Sort", "headline", "show", "table", "text"]
 
 Sort = Literal["tree", "path", "queue", "age", "handled", "rate", "restarts"]
 SORTS: Final[tuple[Sort, ...]] = get_args(Sort)
-"""Orders of a table: ``tree`` indents children below their parent, ``path`` is alphabetical, and all others put the largest figure first."""
+"""Orders of a table: ``tree`` indents children below their parent, ``path`` is alphabetical, the others put the largest figure first."""
 
 HEADINGS: Final = ("actor", "class", "state", "queue", "oldest", "handled", "per s", "restarts", "in", "about")
 NUMBERS: Final = frozenset({3, 4, 5, 6, 7})
-"""Columns that are set to the right."""
+"""Columns that are aligned right."""
 
 
 def show(
     system: ActorSystem, *, sort: Sort = "tree", depth: int | None = None, limit: int = 1000, file: TextIO | None = None
 ) -> None:
-    """Write the text of ``levada top`` about a system, in its own thread.
+    """Print what ``levada top`` shows of a system. Call it in the system's thread.
 
     Args:
-        system: entered and not over.
-        sort: see `SORTS`.
-        depth: levels below the root that are shown; ``None``: all.
-        limit: actors at most, see `take_snapshot`.
-        file: where to; standard error if ``None``.
+        system: has been entered and has not ended.
+        sort: the order of the actors, see `SORTS`.
+        depth: how many levels below the root are shown; ``None``: all.
+        limit: the most actors, see `take_snapshot`.
+        file: where to print; ``None``: standard error.
     """
     (file or sys.stderr).write(text(take_snapshot(system, limit=limit), sort=sort, depth=depth))
 
 
 def text(snapshot: Snapshot, *, previous: Snapshot | None = None, sort: Sort = "tree", depth: int | None = None) -> str:
-    """Lay out a snapshot for a screen without colours; arguments as for `table`."""
+    """Return a snapshot as text. Arguments as for `table`."""
     rows = [HEADINGS, *table(snapshot, previous=previous, sort=sort, depth=depth)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [*headline(snapshot)]
@@ -57,7 +57,7 @@ def text(snapshot: Snapshot, *, previous: Snapshot | None = None, sort: Sort = "
 
 
 def headline(snapshot: Snapshot) -> list[str]:
-    """Say in two or three lines how the system as a whole is doing."""
+    """Return a summary of the system in two to four lines."""
     counts = snapshot.statistics
     q = {name: duration(seconds) for name, seconds in snapshot.quantiles().items()}
     lines = [
@@ -78,13 +78,13 @@ def headline(snapshot: Snapshot) -> list[str]:
 def table(
     snapshot: Snapshot, *, previous: Snapshot | None = None, sort: Sort = "tree", depth: int | None = None
 ) -> list[tuple[str, ...]]:
-    """Turn a snapshot into rows of text, one cell for each of the headings.
+    """Return a snapshot as rows of text, with a cell for each of `HEADINGS`.
 
     Args:
-        snapshot: the moment.
-        previous: an earlier moment of the same system, for the messages handled per second in between.
-        sort: see `SORTS`.
-        depth: levels below the root that are shown; ``None``: all.
+        snapshot: the snapshot.
+        previous: an earlier snapshot of the same system, for the messages handled per second since then.
+        sort: the order of the actors, see `SORTS`.
+        depth: how many levels below the root are shown; ``None``: all.
     """
     rows = _rows(snapshot, previous)
     before = {node.name: node.snapshot for node in previous.nodes} if previous is not None else {}
@@ -123,7 +123,7 @@ def table(
 
 
 def _rows(snapshot: Snapshot, previous: Snapshot | None, node: str = "") -> list[tuple[Row, float | None]]:
-    """Return the rows of one process and the messages handled per second, if they are known."""
+    """Return the rows of one process, each with the messages handled per second if they are known."""
     rates = _rates(snapshot, previous)
     return [(attrs.evolve(row, path=node + row.path), rates.get(row.path)) for row in snapshot.actors]
 
@@ -168,7 +168,7 @@ def _doing(row: Row) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write seconds for people: ``64 µs``, ``1.2 ms``, ``3.4 s``."""
+    """Format seconds for people: ``64 µs``, ``1.2 ms``, ``3.4 s``."""
     if seconds < 0.001:
         return f"{seconds * 1e6:.0f} µs"
     return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"

@@ -1,10 +1,11 @@
-"""What one client sees of a system: the rows in view; nothing else is computed.
+"""A system as one client sees it: only the rows in view are computed.
 
-A client says what it shows (`View`) and asks again and again; `Viewer.look` answers with that part.  A viewer that is not asked does
-nothing, except that its recorder takes events until `Viewer.close`.
+A client sends its `View` again and again, and `Viewer.look` answers with the rows in it.  Between requests a viewer does nothing, except
+that its recorder takes events until `Viewer.close`.
 
-What it costs: the tree is walked along open actors only, rows are made for the window only, and searches go on from request to request
-(`Scan`).  After an answer that took long the next one waits, so a viewer takes 2 % of a core at most, the first pass of a search aside.
+The cost is small: the tree is walked along open actors only, rows are made for the window only, and a search continues from request to
+request (`Scan`).  After an answer that took long the next one waits, so a viewer uses 2 % of a core at most, except for the first pass of a
+search.
 """
 
 from __future__ import annotations
@@ -33,24 +34,24 @@ __all__ = ["ACTIONS", "MOST_OPEN", "MOST_ROWS", "PAGES", "Page", "View", "Viewer
 
 Page = Literal["actors", "connections", "channels", "journals", "queries", "nodes", "none"]
 PAGES: Final[tuple[Page, ...]] = get_args(Page)
-"""``none`` shows the system as a whole; the others add rows."""
+"""The pages of a dashboard. ``none`` shows only the system as a whole, the others add rows."""
 Action = Literal["stop", "kill", "restart"]
 ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
 
 MOST_ROWS: Final = 200
-"""Rows in view at most."""
+"""The most rows in view."""
 MOST_OPEN: Final = 500
-"""Actors whose children are in view, at most."""
+"""The most actors whose children are in view."""
 _PATH: Final = 1000
-"""Characters of a path, or of a search text."""
+"""The most characters of a path, or of a search text."""
 _SHARE: Final = 0.02
-"""Share of a core for one viewer."""
+"""The largest share of a core for one viewer."""
 _LONGEST: Final = 3.0
-"""Seconds between two answers at most, however long they take."""
+"""The longest pause between two answers in seconds, however long they take."""
 _PATIENCE: Final = 1.0
-"""Seconds for the figures of one actor."""
+"""Seconds for an actor to answer with its figures."""
 _CONFIRM: Final = 60.0
-"""Seconds to confirm an action."""
+"""Seconds in which an action can be confirmed."""
 _EVERY: Final[Mapping[Page, float]] = {
     "queries": 2.0,
     "nodes": 2.0,
@@ -58,18 +59,18 @@ _EVERY: Final[Mapping[Page, float]] = {
     "connections": 1.0,
     "channels": 1.0,
 }
-"""Seconds between answers, where figures cost more than rows."""
+"""Seconds between two answers, for the pages whose figures cost more than rows."""
 
 
 @attrs.frozen(kw_only=True)
 class View:
-    """What a client shows."""
+    """The part of a system that a client shows."""
 
     page: Page = "actors"
     node: str = ""
-    """Name of the node to look at; empty: the program itself."""
+    """Name of the node to show; empty: the program itself."""
     search: str = ""
-    """Part of a path, or of a class name, an address or a directory; case is ignored. Empty: the tree, or all."""
+    """Text to find in paths, class names, addresses and directories; case is ignored. Empty: the tree, or all rows."""
     open: tuple[str, ...] = ()
     """Paths of the actors whose children are shown."""
     first: int = 0
@@ -77,7 +78,7 @@ class View:
     count: int = 50
     """Rows in the window."""
     selected: str | None = None
-    """Path of the actor to tell more about."""
+    """Path of the actor whose details are shown."""
     after: int = 0
     """Number of the last event that the client has."""
 
@@ -86,7 +87,7 @@ class View:
         """Read a view.
 
         Raises:
-            DecodeError: it is not one, or asks for too much.
+            DecodeError: the value is not a view, or exceeds a limit.
         """
         if not isinstance(value, dict):
             raise DecodeError("a view is a JSON object")
@@ -118,7 +119,7 @@ def _is_path(value: object) -> bool:
 
 @attrs.frozen
 class _Prepared:
-    """An action that waits to be confirmed. It holds the actor, so another one of the same path is safe."""
+    """An action that waits for confirmation. It refers to the actor itself, not to its path, which another actor may get."""
 
     action: Action
     actor: LocalRef
@@ -145,7 +146,7 @@ class Viewer:
     Args:
         system: has been entered.
         actions: whether the client may stop, kill and restart actors.
-        tracebacks: whether it sees the texts and tracebacks of errors.
+        tracebacks: whether the client sees the texts and tracebacks of errors.
     """
 
     def __init__(self, system: ActorSystem, *, actions: bool = False, tracebacks: bool = False) -> None:
@@ -162,14 +163,16 @@ class Viewer:
         self._rest_until = 0.0
 
     def close(self) -> None:
-        """Stop to record."""
+        """Stop recording events."""
         self._recording.kill()
 
     async def answer(self, members: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer a request: ``view`` by `look`, on the node that it names; else `act`, and ``refused`` says why not.
+        """Answer a request, on the node that it names: ``view`` with `look`, any other with `act`.
+
+        A refused action, and a node that does not answer, are answers too: ``refused`` and ``away`` have the reason.
 
         Raises:
-            DecodeError: it is no request.
+            DecodeError: the request is not valid.
             ActorStopped: the system is ending.
         """
         view = View.from_json(members["view"]) if "view" in members else None
@@ -197,17 +200,17 @@ class Viewer:
                 return await self._node[1]({"view": {**members["view"], "node": ""}})
             return await self._node[1]({name: value for name, value in members.items() if name != "node"})
         except LevadaError:
-            self._node = None  # it begins anew with the next request
+            self._node = None  # the next request starts a new viewer
             raise
 
     async def look(self, view: View) -> dict[str, Any]:
-        """Return the rows in view and more, as JSON has it; waits if the last answer came just now and took long.
+        """Return the rows in view, and figures of the system, as values of JSON. Waits if the last answer took long.
 
         Raises:
             ActorStopped: the system is ending.
 
         Cancellation:
-            the next call goes on.
+            the viewer can still be used.
         """
         await trio.sleep_until(self._rest_until)
         self._rest_until = 0.0
@@ -220,15 +223,14 @@ class Viewer:
         elif view.page == "nodes":
             nodes = await ask_nodes(self._system, 1)
             rows, total = [_node(node) for node in nodes[view.first :][: view.count]], len(nodes)
-            began = time.perf_counter()  # others answered meanwhile
+            began = time.perf_counter()  # waiting for nodes is not work
         elif view.page != "none":
             scan = self._scan_for(view)
             await scan.advance()
             found, searching = scan.found, not scan.complete
             if searching:
-                began = (
-                    time.perf_counter()
-                )  # a first pass is soon over: a million actors take 1 s of a core, spread over 10 s
+                # The first pass does not count: a million actors take 1 s of a core, spread over 10 s.
+                began = time.perf_counter()
             total, capped = len(found), scan.full
             window = found[view.first :][: view.count]
             if view.page == "actors":
@@ -257,18 +259,18 @@ class Viewer:
         }
 
     async def act(self, members: Mapping[str, Any]) -> dict[str, Any]:
-        """Prepare an action, or confirm the prepared action.
+        """Prepare an action, or confirm the action that was prepared last.
 
         Args:
-            members: ``act`` and ``path``; then ``confirm``, the code of the first answer.
+            members: ``act`` and ``path`` to prepare an action; ``confirm``, with the code of that answer, to carry it out.
 
         Raises:
-            ConfigurationError: actions are not allowed, there is no such actor, or the code is not the latest one.
+            ConfigurationError: actions are not allowed, there is no such action or actor, or the code is wrong or too old.
         """
         await trio.lowlevel.checkpoint()
         if not self._actions:
             raise ConfigurationError(
-                "this dashboard changes nothing; the program would have to allow it with actions=True"
+                "actions are not allowed: the program has to serve its console or dashboard with actions=True"
             )
         if "confirm" in members:
             prepared, self._prepared = self._prepared, None
@@ -279,7 +281,7 @@ class Viewer:
         action, path = members.get("act"), members.get("path")
         actor = self._find(path) if isinstance(path, str) else None
         if action not in ACTIONS or actor is None:
-            raise ConfigurationError("no such action, or no such actor now")
+            raise ConfigurationError("there is no such action, or the actor has ended")
         code = secrets.token_urlsafe(16)
         self._prepared = _Prepared(action, actor, code, trio.current_time() + _CONFIRM)
         supervision = self._system.observe.detail(actor).supervision
@@ -300,7 +302,7 @@ class Viewer:
         }
 
     def _tree(self, view: View) -> tuple[list[dict[str, Any]], int]:
-        """Return the rows of the window, and how many rows there are."""
+        """Return the rows in the window, and the number of all rows."""
         observe, root = self._system.observe, self._system.root
         inner: dict[LocalRef, set[LocalRef]] = {}
         at_path: dict[str, LocalRef] = {"": root}
@@ -324,7 +326,7 @@ class Viewer:
         while todo:
             cell, children, left = todo.pop()
             special, level = inner.get(cell, set()), len(todo)
-            # One by one up to the next open child; those behind the last one are counted only.
+            # One by one up to the next open child. The children after the last open one are only counted.
             opened: LocalRef | None = None
             while special and left and opened is None:
                 child = next(children)
@@ -372,7 +374,7 @@ class Viewer:
         )
 
     async def _reports(self, page: Page, cells: Collection[LocalRef]) -> list[dict[str, Any]]:
-        """Return what actors tell of themselves."""
+        """Return the rows of these actors, with their own reports."""
         observe = self._system.observe
         if page == "channels":
             return [
@@ -408,7 +410,7 @@ class Viewer:
 
 
 def _node(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave of a node's snapshot what its row shows."""
+    """Return the parts of a node's snapshot that its row shows."""
     snapshot = node.get("snapshot")
     rest = {name: value for name, value in node.items() if name != "snapshot"}
     if not isinstance(snapshot, dict):

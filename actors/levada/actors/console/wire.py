@@ -1,9 +1,9 @@
-"""The console's protocol, version 1: JSON objects, one a line, over a Unix socket that only its owner may open.
+"""The console's protocol, version 1: a JSON object per line, over a Unix socket that only its owner may open.
 
-The client sends ``{"levada-console": 1, "limit": 1000}``; the server answers each such line with one line: the members of `Snapshot`
-or ``"error"``, a text, and always ``"levada-console"``, its version.  After an error the server closes the connection.  A dashboard sends
-``"view"`` instead (`levada.actors.console.viewing.View`) and gets only what is in view; ``"act"`` and ``"confirm"`` are its actions.  Either line may
-get new members without a new version; unknown members are ignored.
+The client sends ``{"levada-console": 1, "limit": 1000}``. The server answers each line with one line: ``"levada-console"``, its version, and
+the members of `Snapshot` or ``"error"``, a text.  After an error it closes the connection.  A dashboard sends ``"view"`` instead
+(`levada.actors.console.viewing.View`) and gets the rows in view; ``"act"`` and ``"confirm"`` are its actions, and ``"do"`` names a command of
+the program.  Both sides ignore unknown members, so members can be added without a new version.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ VERSION_KEY = "levada-console"
 
 
 def to_line(members: Mapping[str, Any]) -> bytes:
-    """Write one line, version included."""
+    """Encode one line, with the version."""
     return json.dumps({VERSION_KEY: VERSION, **members}, separators=(",", ":")).encode() + b"\n"
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
-    """Read one line.
+    """Decode one line.
 
     Raises:
-        DecodeError: it is not a JSON object, or of another version.
+        DecodeError: it is not a JSON object, or it has another version.
     """
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise DecodeError(f"not a line of JSON: {error}") from error
     if not isinstance(value, dict) or VERSION_KEY not in value:
-        raise DecodeError(f'wanted a JSON object with the member "{VERSION_KEY}"')
+        raise DecodeError(f'expected a JSON object with the member "{VERSION_KEY}"')
     if value[VERSION_KEY] != VERSION:
         raise DecodeError(
-            f"the other side speaks version {value[VERSION_KEY]!r} of the console's protocol, this levada {VERSION}; use the same levada"
+            f"the other side speaks version {value[VERSION_KEY]!r} of the console's protocol, expected {VERSION}: use the same levada on both sides"
         )
     return value
 
@@ -55,14 +55,14 @@ class LineReader:
         self._data = bytearray()
 
     async def line(self) -> bytes | None:
-        """Take the next line, without its end; ``None`` at the end of the stream, where half a line is dropped.
+        """Return the next line, without its line end; ``None`` at the end of the stream, where an incomplete line is dropped.
 
         Raises:
             DecodeError: the line is too long.
             trio.BrokenResourceError: the stream broke.
 
         Cancellation:
-            no line was taken; bytes that have arrived are kept.
+            no line is lost; bytes that have arrived are kept.
         """
         looked = 0
         while True:

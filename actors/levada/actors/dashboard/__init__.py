@@ -1,12 +1,12 @@
-"""A dashboard of a running system in the browser: ``serve_dashboard(system)``, or ``levada top --web`` beside a program with a console.
+"""A dashboard of a running system in the browser: ``serve_dashboard(system)``, or ``levada top --web`` for a program with a console.
 
-It shows actors, connections, channels, journals, queries, nodes, and what goes wrong, live.  It changes nothing unless that is allowed
-(`DashboardConfig.actions`).  Nothing is computed while no browser is connected, and only the rows in sight while one is::
+It shows actors, connections, channels, journals, queries, nodes and failures, live.  It can change nothing unless `DashboardConfig.actions`
+allows it.  While no browser is connected nothing is computed, and then only the rows in view::
 
     async with ActorSystem() as system, serve_dashboard(system) as dashboard:
         print(dashboard.login_url())
 
-It listens at loopback unless told otherwise.  The address that is printed holds a one-time token; the browser exchanges it for a cookie.
+By default it listens at loopback.  The printed address has a one-time token, which the browser exchanges for a cookie.
 
 Needs the extra ``dashboard``: h11 parses HTTP, wsproto frames WebSockets.
 """
@@ -14,7 +14,7 @@ Needs the extra ``dashboard``: h11 parses HTTP, wsproto frames WebSockets.
 from __future__ import annotations
 
 try:
-    import h11 as _h11  # noqa: F401 - for the text of the error
+    import h11 as _h11  # noqa: F401 - to name the missing package
     import wsproto as _wsproto  # noqa: F401
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(

@@ -1,4 +1,4 @@
-"""HTTP/1.1 on a byte stream, one request for each connection: h11 with limits."""
+"""HTTP/1.1 on a byte stream, one request per connection: h11 with limits."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from .site import LOGIN_BODY, Request, Response
 __all__ = ["HEAD", "Received", "receive", "send"]
 
 HEAD = 16_384
-"""Bytes of a request's head at most."""
+"""The most bytes of a request's head."""
 
 
 @attrs.frozen
 class Received:
-    """A request, and its bytes for the handshake of a WebSocket."""
+    """A request, and its bytes for a WebSocket handshake."""
 
     request: Request
     head: bytes = attrs.field(repr=False)
     rest: bytes = attrs.field(repr=False)
-    """What came after the head, unless it was a body."""
+    """The bytes after the head, if the request has no body."""
 
 
 async def receive(stream: ByteStream) -> Received | None:
-    """Take a request; ``None`` if the stream ends before there is one.
+    """Read a request; ``None`` if the stream ends before the end of its head.
 
     Raises:
-        HandshakeRefused: this is no request, or too large.
+        HandshakeRefused: it is not a valid request, or too large.
         CarrierError: the stream broke.
     """
     collecting, found = Head(HEAD), None
@@ -54,7 +54,7 @@ async def receive(stream: ByteStream) -> Received | None:
                 body += event.data
                 if len(body) > LOGIN_BODY:
                     raise HandshakeRefused(Refusal(413, f"a body of more than {LOGIN_BODY} bytes"))
-            else:  # it needs more
+            else:  # NEED_DATA
                 connection.receive_data(await stream.receive_some())
     except h11.RemoteProtocolError as error:
         raise HandshakeRefused(Refusal(error.error_status_hint, "this is not an HTTP/1.1 request")) from error
@@ -64,7 +64,7 @@ async def receive(stream: ByteStream) -> Received | None:
 
 
 async def send(stream: ByteStream, response: Response, *, head_only: bool = False) -> None:
-    """Send a response; the connection closes after it.
+    """Send a response. The caller closes the connection.
 
     Raises:
         CarrierError: the stream broke.

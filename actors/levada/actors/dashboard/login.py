@@ -1,4 +1,4 @@
-"""Who may look: one-time tokens, and the signed cookies that they are exchanged for."""
+"""The login: one-time tokens, and the signed cookies that browsers get for them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from levada.framework.errors import ConfigurationError
 __all__ = ["LASTING", "Login", "key_from"]
 
 LASTING: Final = 12 * 3600
-"""Seconds that a cookie is good for."""
+"""Seconds for which a cookie is valid."""
 _TOKENS: Final = 16
-"""Tokens that wait to be used; one more replaces the oldest."""
+"""The most unused tokens; one more replaces the oldest."""
 _KEY: Final = 32
 
 
 def key_from(path: Path | None) -> bytes:
-    """Read the key for cookies, or make it.
+    """Read the key for cookies; make it if the file is missing.
 
     Raises:
-        ConfigurationError: the file cannot be read or made, other users can read it, or it is not a key.
+        ConfigurationError: the file cannot be read or made, other users can read it, or it does not contain a key.
     """
     if path is None:
         return secrets.token_bytes(_KEY)
@@ -51,29 +51,29 @@ def key_from(path: Path | None) -> bytes:
 
 
 class Login:
-    """Hands out tokens and cookies, and checks them. It keeps no sessions: a cookie is its own proof.
+    """Makes and checks tokens and cookies. It keeps no sessions: a cookie has its own signature and expiry.
 
     Args:
         key: signs cookies.
-        clock: seconds since 1970.
+        clock: returns seconds since 1970.
     """
 
     def __init__(self, key: bytes, clock: Callable[[], float] = time) -> None:
         self._key = key
         self._clock = clock
-        self._tokens: list[bytes] = []  # hashed, so that a dump of memory does not show them
+        self._tokens: list[bytes] = []  # digests, so that a memory dump does not show the tokens
 
     def __repr__(self) -> str:
         return f"<Login: {len(self._tokens)} tokens>"
 
     def token(self) -> str:
-        """Make a token that is good for one login."""
+        """Make a token for one login."""
         token = secrets.token_urlsafe(_KEY)
         self._tokens = [*self._tokens[1 - _TOKENS :], _hashed(token)]
         return token
 
     def redeem(self, token: str) -> bool:
-        """Use up a token; return whether it was good."""
+        """Use a token up; return whether it was valid."""
         hashed = _hashed(token)
         right = [hmac.compare_digest(hashed, each) for each in self._tokens]
         self._tokens = [each for each, used in zip(self._tokens, right, strict=True) if not used]
@@ -85,7 +85,7 @@ class Login:
         return f"{text}.{self._signature(text)}"
 
     def admits(self, cookie: str) -> bool:
-        """Whether a cookie is one of this key and has not run out."""
+        """Return whether a cookie was signed with this key and has not expired."""
         text, _, signature = cookie.rpartition(".")
         if not hmac.compare_digest(signature.encode(), self._signature(text).encode()):
             return False

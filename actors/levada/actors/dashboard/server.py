@@ -1,4 +1,4 @@
-"""The server of dashboards: one listener, HTTP for the files and the login, WebSockets for the rest."""
+"""The server of a dashboard: one listener, with HTTP for the files and the login and WebSockets for the rest."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ PATIENCE: Final = 10.0
 """Seconds for a request and its answer."""
 MOST_CONNECTIONS: Final = 64
 MOST_BROWSERS: Final = 8
-"""WebSockets at a time; as many as a console has clients."""
+"""The most WebSockets at a time; a console has as many clients."""
 _WEBSOCKET: Final = WebSocketConfig(max_message=65_536, accept_text=True, close_timeout=1.0)
 
 
 class Dashboard:
-    """A dashboard that is served. Made by `serve_dashboard`."""
+    """A dashboard that is being served. Made by `serve_dashboard`."""
 
     def __init__(self, url: str, login: Login, source: Source, site: Site) -> None:
         self.url = url
@@ -55,14 +55,14 @@ class Dashboard:
         self._browsers = 0
 
     def login_url(self) -> str:
-        """Return an address that logs one browser in, once. It is a secret: print it for the user, and do not log it."""
+        """Return an address that logs in one browser, once. It is a secret: show it to the user, and do not log it."""
         return f"{self.url}#token={self._login.token()}"
 
     async def serve(self, listener: Listener[ByteStream]) -> None:
         """Serve browsers until cancelled.
 
         Cancellation:
-            connections are closed at once.
+            open connections are aborted.
         """
         async with plain_nursery() as nursery:
             while True:
@@ -78,10 +78,10 @@ class Dashboard:
             self._places.release_on_behalf_of(place)
 
     async def serve_client(self, stream: ByteStream) -> None:
-        """Answer one request, or run one WebSocket. Never raises because of the client.
+        """Answer one request, or run one WebSocket. Errors of the client are logged, not raised.
 
         Cancellation:
-            the stream is left as it is.
+            the stream stays open; the caller closes it.
         """
         socket: WebSocketStream | None = None
         why: str | None = None
@@ -97,14 +97,16 @@ class Dashboard:
                 finally:
                     self._browsers -= 1
         except* CarrierError as group:
-            logger.debug("a browser is gone: %r", group.exceptions[0], extra={"event": "dashboard_client_gone"})
+            logger.debug(
+                "a browser has disconnected: %r", group.exceptions[0], extra={"event": "dashboard_client_gone"}
+            )
         except* Exception:
-            logger.exception("a mistake in the dashboard", extra={"event": "dashboard_failed"})
+            logger.exception("the dashboard has failed on a request", extra={"event": "dashboard_failed"})
         if why is not None:
             self._admission.turn_away(stream.info.peer, why)
 
     async def _answer(self, stream: ByteStream) -> tuple[WebSocketStream | None, str | None]:
-        """Answer a request; return the WebSocket that begins, and why the client was turned away if it was."""
+        """Answer a request; return the WebSocket if it opens one, and the reason if the client was turned away."""
         try:
             received = await receive(stream)
             if received is None:
@@ -112,7 +114,7 @@ class Dashboard:
             response = self._site.answer(received.request)
             if response is None:
                 if self._browsers >= MOST_BROWSERS:
-                    raise HandshakeRefused(Refusal(503, f"{MOST_BROWSERS} browsers are looking already"))
+                    raise HandshakeRefused(Refusal(503, f"{MOST_BROWSERS} browsers are connected: close one of them"))
                 asked, _, octets = answer(received.head, received.rest, _WEBSOCKET, SOCKET)
                 self._browsers += 1
                 stream.send_nowait(octets)
@@ -126,16 +128,16 @@ class Dashboard:
             response, head_only = Response(refusal.status, f"{refusal.detail}\n".encode()), False
         await send(stream, response, head_only=head_only)
         await stream.aclose()
-        # A page that is not logged in asks again and again: that is no news.
+        # Not worth a log line: a page that is not logged in keeps asking.
         harmless = response.status < 400 or response.status in (401, 404, 405)
         return None, None if harmless else response.body.decode().strip()
 
 
 @asynccontextmanager
 async def serve_dashboard(system: ActorSystem, config: DashboardConfig | None = None) -> AsyncIterator[Dashboard]:
-    """Show `system` to browsers while the block lasts; print `Dashboard.login_url` for the user.
+    """Show `system` to browsers while the block lasts. `Dashboard.login_url` is the address for the user.
 
-    Within an actor: ``await self.enter(serve_dashboard(self.system))``.
+    In an actor: ``await self.enter(serve_dashboard(self.system))``.
 
     Args:
         system: has been entered.
@@ -155,11 +157,11 @@ async def serve_console_dashboard(
 ) -> AsyncIterator[Dashboard]:
     """Show a program that serves a console (`levada.actors.console.serve_console`), as ``levada top --web`` does.
 
-    The program may end and start again meanwhile: browsers say so and go on.
+    The program may restart meanwhile: browsers show that it is away, and continue when it is back.
 
     Args:
-        path: of the console's socket; it need not be there yet.
-        config: as for `serve_dashboard`; actions and tracebacks need the program's leave, too.
+        path: the console's socket, which need not exist yet.
+        config: as for `serve_dashboard`; the console must allow actions and tracebacks, too.
 
     Raises:
         ConfigurationError: the address, the certificate or the key file cannot be used.

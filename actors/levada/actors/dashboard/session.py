@@ -1,7 +1,6 @@
-"""One browser's WebSocket: it says what it shows, and gets that, twice a second at most unless it shows something else.
+"""The WebSocket of one browser. The browser sends its view, and gets the rows in view: when the view changes, and then twice a second at most.
 
-A browser that does not read gets nothing more: the next look waits until the last answer is in the carrier's queue, which is bounded.
-Without a browser there is no session, and nothing looks.
+A browser that does not read gets no more answers: each look waits until the answer before it is in the carrier's queue, which is bounded.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from .sources import Looking, Source
 __all__ = ["AGAIN", "SOONEST", "Session"]
 
 SOONEST: Final = 0.15
-"""Seconds between two answers to a browser whose view changes all the time."""
+"""The shortest time between two answers in seconds, for a browser whose view keeps changing."""
 AGAIN: Final = 1.0
-"""Seconds between attempts to reach a program that has gone."""
+"""Seconds between two attempts to reach a program that is away."""
 
 
 class Session:
@@ -35,27 +34,27 @@ class Session:
         self._socket = socket
         self._source = source
         self._view = View(page="none", count=0)
-        self._last = 0  # number of the last event that the browser has, of this node
+        self._last = 0  # number of the last event of this node that the browser has
         self._node = ""
-        self._requests: list[Mapping[str, Any]] = []  # at most one; the reader waits until it is answered
+        self._requests: list[Mapping[str, Any]] = []  # one at most: the reader waits for its answer
         self._changed = trio.Event()
         self._answered = trio.Event()
 
     async def run(self) -> None:
-        """Serve the browser until it leaves, or breaks a rule.
+        """Serve the browser until it leaves, or sends an invalid message.
 
         Raises:
-            CarrierError: the browser has gone.
+            CarrierError: the browser has disconnected.
 
         Cancellation:
-            the carrier is left as it is.
+            the carrier stays open.
         """
         async with trio.open_nursery() as nursery:
 
             @nursery.start_soon
             async def show() -> None:
                 while True:
-                    self._last = 0  # a new look counts its events anew
+                    self._last = 0  # a new connection numbers its events from 1
                     try:
                         async with self._source.open() as looking:
                             await self._show(looking)

@@ -1,7 +1,7 @@
-"""What the dashboard answers to HTTP requests, without I/O: files, the login, and who may open a WebSocket.
+"""The dashboard's answers to HTTP requests, without I/O: files, the login, and the decision about WebSockets.
 
-Each request names the host it is for, so a name that an attacker points to this address (DNS rebinding) gets nothing.  Requests that do
-something must come from a page of the same origin.  Pages load nothing but their own files; no script is inline.
+A request must name a known host, so a foreign name that points to this address (DNS rebinding) gets nothing.  Requests with an effect
+must come from a page of the same origin.  Pages load only their own files, and have no inline scripts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["LOGIN_BODY", "SOCKET", "Request", "Response", "Site"]
 
 SOCKET: Final = "/socket"
 LOGIN_BODY: Final = 4096
-"""Bytes of a request's body at most."""
+"""The most bytes of a request's body."""
 
 _TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _POLICY: Final = "; ".join(
@@ -89,10 +89,10 @@ class Site:
     """Answers requests.
 
     Args:
-        login: decides on tokens and cookies.
-        hosts: the ``Host`` headers to accept, in lower case.
-        secure: whether browsers come by HTTPS.
-        cookie: name of the cookie. Browsers send cookies to all ports of a host, so each dashboard has a name of its own.
+        login: checks tokens and cookies.
+        hosts: the accepted ``Host`` headers, in lower case.
+        secure: whether browsers use HTTPS.
+        cookie: name of the cookie. Browsers send cookies to all ports of a host, so each dashboard needs its own name.
     """
 
     def __init__(self, login: Login, *, hosts: frozenset[str], secure: bool, cookie: str) -> None:
@@ -104,10 +104,13 @@ class Site:
         self._files = _files()
 
     def answer(self, request: Request) -> Response | None:
-        """Answer a request; ``None``: it may become a WebSocket."""
+        """Return the answer to a request, or ``None`` if the request may open a WebSocket."""
         host = request.header("host").lower()
         if host not in self._hosts:
-            return _refusal(HTTPStatus.MISDIRECTED_REQUEST, "no dashboard of this name; DashboardConfig.names has more")
+            return _refusal(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                "the dashboard has no such name: add it to DashboardConfig.names (levada top --name)",
+            )
         path = request.target.partition("?")[0]
         if path == SOCKET:
             return self._socket(request, host)
@@ -131,9 +134,8 @@ class Site:
         return None
 
     def _log_in(self, request: Request, host: str) -> Response:
-        if (
-            request.method == "GET"
-        ):  # whether this browser is logged in: a script learns no more of a WebSocket than that it failed
+        if request.method == "GET":
+            # Tells whether this browser is logged in: about a WebSocket a script learns only that it failed.
             right = self._login.admits(request.cookie(self._cookie))
             return Response(HTTPStatus.NO_CONTENT) if right else _refusal(HTTPStatus.UNAUTHORIZED, "not logged in")
         if request.method != "POST":
@@ -147,7 +149,8 @@ class Site:
         token = members.get("token") if isinstance(members, dict) else None
         if not isinstance(token, str) or not token.isascii() or not self._login.redeem(token):
             return _refusal(
-                HTTPStatus.UNAUTHORIZED, "this link has been used, or is not of this program: print another"
+                HTTPStatus.UNAUTHORIZED,
+                "this link was used before, or belongs to another run of the program: get a new one",
             )
         cookie = f"{self._cookie}={self._login.cookie()}; Max-Age={LASTING}{self._attributes}"
         return Response(HTTPStatus.NO_CONTENT, headers=(("Set-Cookie", cookie),))

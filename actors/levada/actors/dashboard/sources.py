@@ -1,4 +1,4 @@
-"""Where a dashboard looks: the system of its own program, or another program's console."""
+"""The sources of a dashboard: a system in the same process, or another program's console."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ __all__ = ["ConsoleSource", "Looking", "Source", "SystemSource"]
 
 
 class Looking(Protocol):
-    """One browser's look at a system."""
+    """A system, as one browser sees it."""
 
     async def view(self, view: View) -> dict[str, Any]:
-        """Return the rows in view. Raises `LevadaError` if the program has gone or does not answer."""
+        """Return the rows in view. Raises `LevadaError` if the program has ended or does not answer."""
         ...
 
     async def act(self, members: Mapping[str, Any]) -> dict[str, Any]:
-        """Prepare or confirm an action; ``refused`` in the answer says why not."""
+        """Prepare or confirm an action. The answer has ``refused``, with a reason, if it is refused."""
         ...
 
 
 class Source(Protocol):
-    """What a dashboard shows."""
+    """The system that a dashboard shows."""
 
     def open(self) -> AbstractAsyncContextManager[Looking]:
-        """Begin to look for one browser. Raises `LevadaError` if the program is not there."""
+        """Open the system for one browser. Raises `LevadaError` if the program is not running."""
         ...
 
 
@@ -44,7 +44,7 @@ class SystemSource:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Looking]:
-        """Begin to look."""
+        """Start a viewer, and close it at the end of the block."""
         viewer = Viewer(self._system, actions=self._config.actions, tracebacks=self._config.tracebacks)
         try:
             yield _OwnLooking(viewer)
@@ -64,7 +64,7 @@ class _OwnLooking:
 
 
 class ConsoleSource:
-    """A program that serves a console. It may end and start again; each browser has a connection of its own."""
+    """A program that serves a console. It may restart; each browser has a connection of its own."""
 
     def __init__(self, path: str | os.PathLike[str], config: DashboardConfig) -> None:
         self._path = path
@@ -72,13 +72,13 @@ class ConsoleSource:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Looking]:
-        """Connect."""
+        """Connect to the console."""
         async with connect_console(self._path) as console:
             yield _ConsoleLooking(console.view, console.act, self._config)
 
 
 class _ConsoleLooking:
-    """Leaves out what the program allows and this dashboard does not."""
+    """Removes what the console allows and this dashboard does not."""
 
     def __init__(self, view: Any, act: Any, config: DashboardConfig) -> None:
         self._view = view
@@ -96,6 +96,6 @@ class _ConsoleLooking:
 
     async def act(self, members: Mapping[str, Any]) -> dict[str, Any]:
         if not self._config.actions:
-            return {"refused": "this dashboard changes nothing: start it with --actions"}
+            return {"refused": "actions are not allowed: start levada top --web with --actions"}
         answer: dict[str, Any] = await self._act(members)
         return answer

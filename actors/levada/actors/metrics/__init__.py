@@ -1,7 +1,7 @@
 """Metrics for Prometheus and OpenMetrics. Needs the extra: ``pip install 'levada[prometheus]'``.
 
-`serve_metrics` answers scrapes, `MetricsCollector` joins a registry that a program has, and `Metrics` collects the figures without either.
-An actor adds figures of its own by `levada.framework.Actor.metrics`. Nothing is collected until something asks.
+`serve_metrics` answers scrapes, `MetricsCollector` adds the figures to a registry that a program has, and `Metrics` collects them without
+either. An actor adds figures of its own with `levada.framework.Actor.metrics`. Nothing is collected until a scrape asks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a name on first use: connections need only the names of their metrics, and not every program has the extra."""
+    """Import a name on first use: connections need only their metrics' names, and the extra may not be installed."""
     if name in _MODULES:
         found: object = getattr(import_module(f".{_MODULES[name]}", __name__), name)
         globals()[name] = found

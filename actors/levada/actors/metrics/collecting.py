@@ -1,4 +1,4 @@
-"""`Metrics`: everything that a system can tell, collected when it is asked for."""
+"""`Metrics`: the figures of a system and its actors, collected on request."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ __all__ = ["Metrics"]
 logger = logging.getLogger("levada.actors.metrics")
 
 _PATIENCE: Final = 1.0
-"""Seconds for the figures of one actor that has to be asked."""
+"""Seconds for an actor to answer with its figures."""
 _PASS: Final = 2.0
-"""Seconds for a pass over all actors; then the next scrape goes on with it."""
+"""Seconds of one scrape for a pass over all actors; the next scrape continues the pass."""
 
 
 class Metrics:
-    """What a system and its actors tell in figures.
+    """Collects the figures of a system and its actors.
 
-    Nobody who does not ask pays for it. Make one for each exporter, and keep it: it knows the totals that it has told.
+    It costs nothing until `collect` is called. Make one for each exporter and keep it, because it remembers the totals that it has reported.
 
     Args:
         system: has been entered.
@@ -52,20 +52,20 @@ class Metrics:
         self._system = system
         self._sources: dict[Measured, None] = {}
         self._census: Census | None = None
-        """A pass that has begun."""
+        """The pass under way."""
         self._latest = system.observe.ended.branch()
-        """Of the last whole pass."""
+        """The result of the last complete pass."""
         self._reporting: list[LocalRef] = []
-        """Actors to be asked, as the last whole pass found them."""
+        """The actors to ask, found by the last complete pass."""
         self._told: dict[Metric, dict[Labels, Value]] = {}
-        """Totals as they were told last."""
+        """The totals that were reported last."""
         self._line = trio.Lock()
 
     def add(self, source: Measured) -> Callable[[], None]:
-        """Collect from an object that is no actor, too; an actor's `Actor.metrics` is found without this.
+        """Also collect from an object that is not an actor. Actors with `Actor.metrics` need no `add`.
 
         Returns:
-            A function that takes it away again; its totals stay.
+            A function that removes the object; its totals stay.
         """
         self._sources[source] = None
 
@@ -77,12 +77,14 @@ class Metrics:
         return remove
 
     async def collect(self) -> Series:
-        """Go over all actors in slices of 2 ms, other tasks run between; calls wait for one another.
+        """Visit all actors and return their figures; one call at a time, others wait.
 
-        A driver of nodes asks these at the same time. All samples then have the label ``node``, its own with ``driver``.
+        Other tasks run after every 2 ms of work. A pass that takes longer than 2 s is continued by the next call; until it is complete, the
+        figures of actors come from the pass before, and ``levada_scrape_complete`` is 0.
+        A driver also asks its nodes. All samples then have the label ``node``; it is ``driver`` for the driver's own.
 
         Cancellation:
-            the next call goes on.
+            the next call continues the pass.
         """
         ask_nodes = find_fleet(self._system)
         return await (self._collect() if ask_nodes is None else self._collect_with(ask_nodes))
@@ -114,7 +116,7 @@ class Metrics:
             return tally.series
 
     async def _advance(self) -> bool:
-        """Go on with a pass; return whether it is complete."""
+        """Continue the pass; return whether it is complete."""
         if self._census is None:
             self._census = Census(self._system)
         until = perf_counter() + _PASS
@@ -126,7 +128,7 @@ class Metrics:
         return True
 
     async def _ask(self, cells: list[LocalRef]) -> list[list[Sample]]:
-        """Ask actors whose figures come from threads, all at the same time."""
+        """Ask all actors whose figures come from threads, at the same time."""
         found: list[list[Sample]] = []
 
         async def ask(cell: LocalRef) -> None:
@@ -145,7 +147,7 @@ class Metrics:
         return found
 
     def _never_back(self, tally: Tally) -> None:
-        """Tell no total below its last value: an actor may have ended before a pass has come to it."""
+        """Keep totals from going back: an actor may have ended before the pass visited it."""
         for metric, told in self._told.items():
             values = tally.series.setdefault(metric, {})
             for labels, before in told.items():

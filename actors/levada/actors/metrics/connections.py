@@ -1,4 +1,4 @@
-"""Figures of connections and listeners, the same for every protocol."""
+"""Figures of connections and listeners that every protocol has."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def connection_samples(
     """Return the samples of one connection, which may have had several carriers.
 
     Args:
-        protocol: its name.
+        protocol: the name of the protocol.
         side: ``client`` or ``server``.
-        state: in lower case.
-        statistics: of all its carriers; None if it never had one.
-        opened: how often it had a carrier.
-        lost: how often something else than this side ended it.
-        failed: how often it got no carrier.
+        state: the state in lower case.
+        statistics: the counters of all its carriers; None if it never had a carrier.
+        opened: how often it got a carrier.
+        lost: how often the peer, the network or an error ended it.
+        failed: how often it did not get a carrier.
     """
     ends = protocol, side
     samples: list[Sample] = [

@@ -47,7 +47,7 @@ REPEATED = Metric("levada_durable_repeated_commands_total", "counter", "Commands
 def journal_samples(
     journal: str, store: StoreStatistics, *, appends: int, refused: int, waiting: int, waiting_bytes: int, full: bool
 ) -> list[Sample]:
-    """Return the samples of an open journal, by the name of its folder."""
+    """Return the samples of an open journal. The label is the name of its folder."""
     labels = (journal,)
     return [
         (APPENDS, appends, labels),
@@ -67,14 +67,14 @@ def journal_samples(
 
 
 def group_samples(report: Mapping[str, Any]) -> list[Sample]:
-    """Return the samples of ``Journal.report``, which asks for the offsets of groups."""
+    """Return the samples of a report of `Journal.report`."""
     journal = report["name"]
     lags: list[Sample] = [(LAG, lag, (journal, group)) for group, lag in report["groups"].items()]
     return [(ROWS, report["rows"], (journal,)), *lags]
 
 
 def shard_samples(name: str, report: Mapping[str, Any]) -> list[Sample]:
-    """Return the samples of one shard, from its report, by the name of its durable class."""
+    """Return the samples of one shard, from its report. The label is the name of the durable class."""
     labels = (name,)
     return [
         (SHARDS, 1, labels),

@@ -1,4 +1,4 @@
-"""Figures of the nodes of a driver: how they are, and everything that they tell themselves, with the label ``node``."""
+"""Figures of the nodes of a driver: their states, and the figures that each node collects, with the label ``node``."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ RESTARTS = Metric("levada_node_restarts_total", "counter", "Starts of its proces
 
 @attrs.frozen
 class NodeFigures:
-    """What a driver knows of one node."""
+    """One node, as its driver knows it."""
 
     name: str
     state: str
     """As `levada.actors.nodes.Member.state`."""
     restarts: int
     figures: str | None
-    """What the node tells itself, by `to_json`; None if it has not answered in time."""
+    """The node's own figures, from `to_json`; None if it did not answer in time."""
 
 
 AskFleet = Callable[[], Awaitable[list[NodeFigures]]]
@@ -43,17 +43,17 @@ _fleets: WeakKeyDictionary[ActorSystem, AskFleet] = WeakKeyDictionary()
 
 
 def fleet_measured_by(system: ActorSystem, ask: AskFleet) -> None:
-    """Let the metrics of a driver's system have the figures of its nodes."""
+    """Set the function that `Metrics` of a driver's system uses to ask the nodes."""
     _fleets[system] = ask
 
 
 def find_fleet(system: ActorSystem) -> AskFleet | None:
-    """Return how to ask the nodes of a system, or None if it has none."""
+    """Return the function that asks the nodes of a system, or None if it has no nodes."""
     return _fleets.get(system)
 
 
 def joined(own: Series, nodes: list[NodeFigures]) -> Series:
-    """Put together the series of a driver and of its nodes, with the label ``node``."""
+    """Merge the series of a driver and its nodes, with the label ``node``."""
     found: dict[Metric, dict[Labels, Value]] = {}
     declared: dict[str, Metric] = {}
 
@@ -61,7 +61,7 @@ def joined(own: Series, nodes: list[NodeFigures]) -> Series:
         for metric, values in series.items():
             named = _with_node(metric)
             known = declared.setdefault(named.name, named)
-            if known.labels == named.labels and known.kind == named.kind:  # else the node has other code
+            if known.labels == named.labels and known.kind == named.kind:  # otherwise the node runs other code
                 place = found.setdefault(known, {})
                 for labels, value in values.items():
                     place[labels if named is metric else (node, *labels)] = value
@@ -72,7 +72,7 @@ def joined(own: Series, nodes: list[NodeFigures]) -> Series:
             try:
                 put(from_json(node.figures), node.name)
             except DecodeError:
-                pass  # it has another version
+                pass  # the node runs another version
     for metric, value, labels in _of_fleet(nodes):
         place = found.setdefault(metric, {})
         before = place.get(labels, 0)
@@ -95,7 +95,7 @@ def _with_node(metric: Metric) -> Metric:
 
 
 def to_json(series: Series) -> str:
-    """Write series for another process."""
+    """Encode series for another process."""
     return json.dumps(
         [
             [*attrs.astuple(metric), [[labels, _plain(value)] for labels, value in values.items()]]
@@ -108,7 +108,7 @@ def from_json(text: str) -> Series:
     """Undo `to_json`.
 
     Raises:
-        DecodeError: it is not that.
+        DecodeError: the text is not from `to_json`.
     """
     try:
         found: dict[Metric, dict[Labels, Value]] = {}
@@ -117,7 +117,7 @@ def from_json(text: str) -> Series:
             found[metric] = {metric.sample(0, *names)[2]: _value(value) for names, value in values}
         return found
     except (ValueError, TypeError, LookupError, LevadaError) as error:
-        raise DecodeError(f"these are no figures: {error}") from error
+        raise DecodeError(f"not figures of a node: {error}") from error
 
 
 def _plain(value: Value) -> Any:

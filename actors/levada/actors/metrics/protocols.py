@@ -1,4 +1,4 @@
-"""Figures that one protocol has and others have not, or that mean the same in some of them."""
+"""Figures of single protocols, and figures that some of them share."""
 
 from __future__ import annotations
 
@@ -101,18 +101,18 @@ QUEUED = Metric("levada_lumberjack_unacked_events", "gauge", "Events of writers 
 
 
 def request_samples(protocol: str, side: str, *, streams: int, sent: int, received: int) -> list[Sample]:
-    """Return the samples of a connection with requests or operations."""
+    """Return the samples of a connection that carries requests or operations."""
     ends = protocol, side
     return [(STREAMS, streams, ends), (REQUESTS_SENT, sent, ends), (REQUESTS_RECEIVED, received, ends)]
 
 
 def rsocket_samples(side: str, *, resumed: int, dropped: int) -> list[Sample]:
-    """Return the samples of RSocket alone."""
+    """Return the samples that only RSocket has."""
     return [(RESUMED, resumed, (side,)), (FIRED_DROPPED, dropped, (side,))]
 
 
 def aqueduct_samples(side: str, *, channels: int, streams: int, sent: int, received: int, held: int) -> list[Sample]:
-    """Return the samples of Aqueduct alone."""
+    """Return the samples that only Aqueduct has."""
     return [
         (STREAMS, streams, ("aqueduct", side)),
         (CHANNELS, channels, (side,)),
@@ -123,7 +123,7 @@ def aqueduct_samples(side: str, *, channels: int, streams: int, sent: int, recei
 
 
 def reader_samples(listener: str, counts: ReaderStatistics) -> Iterator[Sample]:
-    """Return the samples of a reader of Lumberjack."""
+    """Return the samples of a Lumberjack reader."""
     for metric, value in (
         (EVENTS, counts.events),
         (UNITS, counts.units),
@@ -142,7 +142,7 @@ def reader_samples(listener: str, counts: ReaderStatistics) -> Iterator[Sample]:
 
 
 def writer_samples(hub: Hub) -> list[Sample]:
-    """Return the samples of a writer of Lumberjack."""
+    """Return the samples of a Lumberjack writer."""
     counts, queue = hub.counters, hub.queue
     return [
         (EVENTS_SENT, counts.events_sent, ()),

@@ -26,16 +26,16 @@ except ModuleNotFoundError as error:
 __all__ = ["MetricsCollector", "render"]
 
 _INLINE: Final = 1000
-"""Values that are rendered at once, in 3 to 5 ms; more are rendered in a thread."""
+"""The most values that are rendered without a thread, in 3 to 5 ms."""
 _UNITS: Final = ("seconds", "bytes")
 _OPEN: Final = "application/openmetrics-text"
 
 
 class MetricsCollector(Collector):
-    """Gives the figures of a system to a registry of prometheus-client, for programs that have one.
+    """Adds the figures of a system to a registry of prometheus-client, for programs that have one.
 
-    Make it inside `trio.run`, and register it: ``REGISTRY.register(MetricsCollector(Metrics(system)))``. A registry collects in another
-    thread, for example ``start_http_server`` does. That thread waits for the system's. After `trio.run` has ended there is nothing.
+    Make it inside `trio.run`, and register it: ``REGISTRY.register(MetricsCollector(Metrics(system)))``. The registry must collect in another
+    thread, as ``start_http_server`` does; that thread waits for the thread of the system. After the end of `trio.run` nothing is collected.
     """
 
     def __init__(self, metrics: Metrics) -> None:
@@ -43,17 +43,19 @@ class MetricsCollector(Collector):
         self._trio = trio.lowlevel.current_trio_token()
 
     def describe(self) -> list[Family]:
-        """Return nothing, so that a registry does not collect when this is registered."""
+        """Return nothing, so that registering does not collect."""
         return []
 
     def collect(self) -> Iterator[Family]:
         """Yield all families.
 
         Raises:
-            RuntimeError: this is a thread of trio, which would wait for itself: await ``Metrics.collect`` and call `render`.
+            RuntimeError: called in the thread of trio, which would wait for itself. Use `Metrics.collect` and `render` there.
         """
         if trio.lowlevel.in_trio_run():
-            raise RuntimeError("a registry with levada's metrics is collected in another thread than trio's")
+            raise RuntimeError(
+                "a registry with levada's metrics cannot be collected in the thread of trio: await Metrics.collect() and render() there"
+            )
         try:
             series = trio.from_thread.run(self._metrics.collect, trio_token=self._trio)
         except trio.RunFinishedError:
@@ -70,16 +72,16 @@ class _Collected(Collector):
 
 
 async def render(series: Series, accept: str = "") -> tuple[str, bytes]:
-    """Write collected figures; many of them in a thread.
+    """Render collected figures as text, in a thread if there are many.
 
     Args:
         series: from `Metrics.collect`.
-        accept: the header ``Accept`` of the request, which may ask for OpenMetrics.
+        accept: the ``Accept`` header of the request, which may ask for OpenMetrics.
 
     Returns:
         The content type, and the text.
     """
-    # Only the type: a peer's parameters are not for a parser that raises, nor for our headers.
+    # Only the media type: a peer's parameters could make the parser raise, or end up in our headers.
     types = {each.partition(";")[0].strip().lower() for each in accept.split(",")}
     encode, content_type = choose_encoder(_OPEN if _OPEN in types else "")
     registry = CollectorRegistry(auto_describe=False)
@@ -91,7 +93,7 @@ async def render(series: Series, accept: str = "") -> tuple[str, bytes]:
 
 
 def families(series: Series) -> Iterator[Family]:
-    """Yield the families of a library that knows the formats, in the order of their names."""
+    """Yield the families of prometheus-client, ordered by name."""
     for metric in sorted(series, key=lambda metric: metric.name):
         made = _family(metric)
         for labels, value in series[metric].items():

@@ -25,7 +25,7 @@ REPORTING: Final[Mapping[str, Callable[[Mapping[str, Any]], list[Sample]]]] = {
     "journal": group_samples,
     "query": query_samples,
 }
-"""Subjects of actors that are asked for a report."""
+"""The samples of actors that are asked for a report, by their subject."""
 MOST_REPORTING: Final = 100
 
 _CLASS: Final = ("class",)
@@ -68,7 +68,7 @@ COMPLETE = Metric(
 
 
 def system_samples(system: ActorSystem, *, complete: bool) -> list[Sample]:
-    """Return what the system has counted as a whole."""
+    """Return the figures of the system as a whole."""
     counts, observe = system.statistics(), system.observe
     return [
         SPAWNED.sample(counts.spawned),
@@ -93,15 +93,15 @@ def system_samples(system: ActorSystem, *, complete: bool) -> list[Sample]:
 class Census:
     """One pass over all actors.
 
-    Totals of ended actors are taken at the beginning. An actor that ends meanwhile counts as of its visit, or is missing from this pass if
-    it was not visited. So totals may lag behind for one pass, and never run ahead.
+    The totals of ended actors are read at the start. An actor that ends during the pass counts with its figures at the visit, or not at
+    all if it was not visited. So totals may lag for one pass, and are never too high.
     """
 
     def __init__(self, system: ActorSystem) -> None:
         self.tally: Tally = system.observe.ended.branch()
-        """Complete when `advance` has said so."""
+        """The result, complete once `advance` has returned True."""
         self.reporting: list[LocalRef] = []
-        """Actors that have figures to be asked for."""
+        """Actors that must be asked for figures, at most `MOST_REPORTING`."""
         self._observe = system.observe
         self._now = system.scheduler.clock()
         self._walk = Walk(system)
@@ -112,7 +112,7 @@ class Census:
         self._failed: set[str] = set()
 
     def advance(self, until: float) -> bool:
-        """Visit actors until `time.perf_counter` is at a time; return whether all have been visited."""
+        """Visit actors until `time.perf_counter` reaches `until`; return whether all have been visited."""
         if not self._walk.advance(until, self._visit):
             return False
         self.tally.add(class_samples(self._classes, self._handled))
@@ -133,11 +133,11 @@ class Census:
 
 
 def class_samples(classes: Mapping[str, ClassFigures], handled: dict[str, int]) -> list[Sample]:
-    """Return the samples of classes, those with the most actors first.
+    """Return the samples of actor classes, the classes with the most actors first.
 
     Args:
-        classes: of living actors.
-        handled: messages that actors have handled which have ended; is used up.
+        classes: the figures of living actors.
+        handled: the messages that ended actors have handled, by class; entries of `classes` are removed from it.
     """
     samples: list[Sample] = []
     for kind, figures in sorted(classes.items(), key=lambda item: -item[1].actors):

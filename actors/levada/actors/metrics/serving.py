@@ -1,4 +1,4 @@
-"""Scrapes over HTTP: `serve_metrics`, and the part of it that an endpoint of another program uses, `Scrapes`."""
+"""Scrapes over HTTP: `serve_metrics`, and `Scrapes` for programs that have an HTTP endpoint of their own."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ logger = logging.getLogger("levada.actors.metrics")
 
 _PLAIN: Final = "text/plain; charset=utf-8"
 _FRESH: Final = 1.0
-"""Seconds for which figures are told again, however many scrapes come."""
+"""Seconds for which scrapes get the same figures."""
 _SHARE: Final = 0.1
-"""Share of a core for scrapes at most: figures that took long are told again for longer."""
+"""The largest share of a core for scrapes: figures that took long to collect are reused for longer."""
 
 
 class Scrapes:
@@ -38,7 +38,10 @@ class Scrapes:
         self._line = trio.Lock()
 
     async def answer(self, asked: Asked) -> Response:
-        """Answer a request, in the format that it asks for. 501 if the extra is missing."""
+        """Answer a request in the format that it asks for.
+
+        The status is 501 if the extra is not installed, and 500 if collecting fails; the traceback is in the log.
+        """
         try:
             from .rendering import render
         except ModuleNotFoundError as error:
@@ -50,7 +53,7 @@ class Scrapes:
                     self._series = await self._metrics.collect()
                     self._fresh_until = trio.current_time() + max(_FRESH, (perf_counter() - began) / _SHARE)
                 content_type, body = await render(self._series, asked.accept)
-        except Exception:  # a mistake here must not end what it looks at
+        except Exception:  # a bug in metrics must not end the program that they measure
             logger.exception("a scrape failed", extra={"event": "scrape_failed"})
             return Response("500 Internal Server Error", _PLAIN, b"the scrape failed; see the log\n")
         return Response("200 OK", content_type, body)
@@ -60,13 +63,13 @@ class Scrapes:
 async def serve_metrics(system: ActorSystem, host: str = "127.0.0.1", port: int = 9464) -> AsyncIterator[str]:
     """Answer the scrapes of Prometheus while the block lasts, at any path.
 
-    ``levada serve --health HOST:PORT`` has this at ``/metrics``. There is no login: what can reach the port reads names of classes,
-    queues and listeners, and counts.
+    ``levada serve --health HOST:PORT`` has this at ``/metrics``. There is no login: every process that can reach the port can read the
+    figures, with the names of classes, journals, queries and listeners.
 
     Args:
         system: has been entered.
-        host: to listen at.
-        port: 0 takes a free one.
+        host: the address to listen at.
+        port: the port; 0 takes a free one.
 
     Yields:
         The URL to scrape.
@@ -75,7 +78,7 @@ async def serve_metrics(system: ActorSystem, host: str = "127.0.0.1", port: int 
         ConfigurationError: the address cannot be used.
         ModuleNotFoundError: the extra is not installed: ``pip install 'levada[prometheus]'``.
     """
-    from . import rendering  # noqa: F401 - to say at once that the extra is missing
+    from . import rendering  # noqa: F401 - fails at once if the extra is missing
 
     async with plain_nursery() as nursery:
         url: str = await nursery.start(serve_answers, host, port, Scrapes(Metrics(system)).answer)

@@ -1,4 +1,4 @@
-"""Figures of Spark's streaming queries, and of the bridge."""
+"""Figures of Spark's streaming queries and of bridges."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["bridge_samples", "query_samples"]
 
 _QUERY: Final = ("query",)
 UNNAMED: Final = "unnamed"
-"""The label of queries without a name: their ids are new with each start."""
+"""The label of queries without a name, because their ids change with each start."""
 
 BATCH = Metric("levada_spark_batch", "gauge", "Number of the last micro-batch.", _QUERY, "max")
 ROWS = Metric("levada_spark_batch_rows", "gauge", "Rows of the last micro-batch.", _QUERY)
@@ -38,7 +38,7 @@ REFUSED = Metric("levada_bridge_refused_total", "counter", "Requests of Spark th
 
 
 def query_samples(report: Mapping[str, Any]) -> list[Sample]:
-    """Return the samples of ``Query.report``: none before the first progress."""
+    """Return the samples of a report of `Query.report`; none before its first progress."""
     if "batch" not in report:
         return []
     labels = (report["name"] if report["named"] else UNNAMED,)

@@ -58,7 +58,7 @@ class SparkLinks:
             yield listener
 
     def carrier(self, node_id: bytes) -> Any:
-        """Return the carrier's settings: whoever answers has to be that member."""
+        """Return the carrier's settings for a connection to this member. A peer with another certificate is refused."""
         return carrier_settings(self.kind, self.authority, certificate=self.certificate, dials=node_id)
 
 

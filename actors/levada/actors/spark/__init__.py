@@ -3,7 +3,7 @@
 Needs the extra: ``pip install 'levada[spark]'``.
 
 `serve_bridge` opens mailboxes to Spark, `session` starts a Spark session that reads and writes them by ``format("mailbox")``.
-The journals are those of `levada.actors.journal`. For the guarantees see ``docs/explanation/journal.md``.
+The journals are `levada.actors.journal`'s. ``docs/explanation/journal.md`` lists the guarantees.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 An executor asks a bridge in the driver, or the nodes themselves. Each node serves its own actors at a Unix socket in a folder that all nodes
 share, so the name of the folder is all that executors need, and a node that was lost and is up again is found at the same place.
 
-Access is that of a bridge: a process must belong to the user, and know the token, which is in a file in that folder.
+As with a bridge, a process must belong to the user, and know the token, which is in a file in that folder.
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ async def serve_asks(
     Executors ask all nodes of a folder with ``RemoteActor(name, "unix:///directory/*.socket")``.
 
     Args:
-        system: has been entered. Its name is that of its socket; nodes have names of their own.
+        system: has been entered. Its name is also its socket's; each node has its own.
         directory: made if it is not there, and this user's alone; the same for all nodes. Holds the sockets and ``bridge.token``.
         actors: what to ask, by names. Each takes its own messages, or `AskRows`; a router is fine.
         url: as for `serve_bridge`.

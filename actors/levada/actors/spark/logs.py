@@ -1,7 +1,7 @@
 """The log of a durable class as Spark sees it: its events, without the rows and columns that only its shards need.
 
-The bridge names the columns and marks them as those of a log; the tasks leave the other rows out, so the bridge sends blocks as they are on the
-disk. Needs nothing of `levada.actors.durable`, which workers never import.
+The bridge marks the columns as a log's. The tasks leave out all rows but events, so the bridge can send blocks as they are on disk.
+This module needs nothing of `levada.actors.durable`, which workers never import.
 """
 
 from __future__ import annotations
