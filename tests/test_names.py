@@ -16,6 +16,7 @@ BANNED = {
     r"low_water|send_low|low": "low_watermark",
     r"\w+_octets|octets_\w+": "…_bytes or bytes_…",
     r"shutdown|grace|(close|shutdown|stop|cancel|drain)_grace": "drain_timeout, or what the time is for, with _timeout",
+    r"is_(over|closed|ended)": "closed",
 }
 """Patterns of whole names, and the name that stands for their meaning."""
 

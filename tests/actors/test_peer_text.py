@@ -128,7 +128,7 @@ async def maop_server(answer: Result, url: str = "memory://raw", config: Any = M
         stream.send_nowait(answer.encode(), fin=True)
         connections.append(connection)
         there.set()
-        await connection.closed()
+        await connection.wait_closed()
 
     async def connection() -> Any:
         await there.wait()
@@ -192,7 +192,7 @@ async def test_maop_a_client_with_texts(log: pytest.LogCaptureFixture) -> None:
             pass
         control = await connection.open_stream()
         control.send_nowait(DisconnectRequest(1000, FORGED.encode()).encode())
-        await connection.closed()
+        await connection.wait_closed()
     assert any(r"disconnects, 1.000 s: bye\r\nERROR" in record.getMessage() for record in log.records)
 
 
@@ -372,7 +372,7 @@ async def test_quic_a_peer_that_closes_with_a_reason(certificate: Path, autojump
         async with dial(
             "quic://server:4433", QuicConfig(alpn=("x",), ca=certificate), port=net.port("client")
         ) as client:
-            reason = await client.closed()
+            reason = await client.wait_closed()
             with pytest.raises(ConnectionLost) as lost:
                 await client.accept_stream()
     assert reason == CloseReason(7, SHOWN, by_peer=True)
@@ -465,7 +465,7 @@ def test_levada_call_of_a_maop_server_that_fails(
                 stream = await connection.accept_stream()
                 control = await connection.open_stream()
                 control.send_nowait(Fail(stream.stream_id, 17, FORGED.encode()).encode())
-            await connection.closed()
+            await connection.wait_closed()
 
     thread = threading.Thread(target=trio.run, args=(answer,))
     thread.start()

@@ -93,7 +93,7 @@ async def test_a_command_may_come_in_pieces(autojump_clock: trio.abc.Clock) -> N
 async def test_a_reason_may_have_spaces_and_more(autojump_clock: trio.abc.Clock) -> None:
     async with connected() as connection:
         await command(connection, b"!close %d  two  spaces \xff" % ((1 << 62) - 1))
-        reason = await connection.closed()
+        reason = await connection.wait_closed()
         assert (reason.code, reason.by_peer) == ((1 << 62) - 1, True)
         assert reason.text == " two  spaces \ufffd"
 

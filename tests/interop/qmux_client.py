@@ -132,11 +132,11 @@ async def go_through(dial: Callable[[], AbstractAsyncContextManager[Connection]]
             found[f"command_open_{kind}"] = total if asked == [b"done"] else None
 
         await command(connection, b"!close 42 so long")
-        reason = await connection.closed()
+        reason = await connection.wait_closed()
         assert reason.by_peer
         found["command_close"] = [reason.code, reason.text]
     async with dial() as connection:
         await command(connection, b"!drop")
-        reason = await connection.closed()
+        reason = await connection.wait_closed()
         found["command_drop"] = "lost" if reason.lost else reason.code
     return found

@@ -227,7 +227,7 @@ async def test_a_broken_rule_closes_the_connection_with_code_1(endpoint: Endpoin
     async with connected(endpoint) as peer:
         await peer.opens(octets)
         with trio.fail_after(50):
-            reason = await peer.connection.closed()
+            reason = await peer.connection.wait_closed()
         assert (reason.code, reason.by_peer) == (1, True)
         assert rule in reason.text
 

@@ -247,7 +247,7 @@ async def approved(endpoint: Endpoint) -> AsyncIterator[Peer]:
 
 async def closed(peer: Peer) -> tuple[int | None, bool]:
     with trio.fail_after(50):
-        reason = await peer.connection.closed()
+        reason = await peer.connection.wait_closed()
     return reason.code, reason.by_peer
 
 

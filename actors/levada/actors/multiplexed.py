@@ -556,7 +556,7 @@ class MultiplexedDriver(Driver[C], Generic[C]):
             self.streams.start(carrier, self.tasks)
             self.tasks.start_soon(self._take_turns)
             await self.begin(carrier)
-            reason = await carrier.closed()
+            reason = await carrier.wait_closed()
             self.streams.finish(blocked=self.takes_blocked)
             self.tasks.cancel_scope.cancel()
         self.lost(reason.code, str(reason))

@@ -460,8 +460,8 @@ class Sender(_SendingHalf, Generic[T_contra]):
             else:
                 self.cancel()
 
-    def __del__(self, is_over: Callable[[], bool] = sys.is_finalizing) -> None:
-        if self._live and self._half.state is OPEN and not is_over():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self._live and self._half.state is OPEN and not is_finalizing():
             self._forgotten("it is cancelled now; finish() or cancel() it", self._core.end, TerminalState.CANCELLED)
 
 
@@ -490,8 +490,8 @@ class OneshotSender(_SendingHalf, Generic[T_contra]):
         self._core.accept(value)
         self.finish_nowait()
 
-    def __del__(self, is_over: Callable[[], bool] = sys.is_finalizing) -> None:
-        if self._live and self._half.state is OPEN and not is_over():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self._live and self._half.state is OPEN and not is_finalizing():
             self._forgotten("it ends without a value; send() one or finish_nowait()", self._core.finish_producer)
 
 
@@ -620,8 +620,8 @@ class _ReceivingHalf(_Handle, Generic[T_co]):
     async def __aexit__(self, *_: object) -> None:
         self.__exit__()
 
-    def __del__(self, is_over: Callable[[], bool] = sys.is_finalizing) -> None:
-        if self._live and self._half.state is OPEN and not is_over():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self._live and self._half.state is OPEN and not is_finalizing():
             self._forgotten("it is closed now; close() it", self._core.end, TerminalState.RECEIVER_CLOSED)
 
     def _refusal(self) -> ChannelError:

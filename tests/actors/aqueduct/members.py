@@ -145,7 +145,7 @@ class Fleet:
             source.config if carrier is None else attrs.evolve(source.config, carrier=settings(self.scheme, carrier))
         )
         async with connect(source.system, target.listener.url, object, config=config) as peer:
-            self.lines = [line for line in self.lines if not line[2].is_over]
+            self.lines = [line for line in self.lines if not line[2].closed]
             self.lines.append((source, target, peer))
             yield peer
 
@@ -178,5 +178,5 @@ class Fleet:
     def between(self, one: Member, other: Member) -> list[Any]:
         """The carriers of the connections between two members."""
         pairs = {(one, other), (other, one)}
-        carriers = [peer._connection.carrier for *pair, peer in self.lines if tuple(pair) in pairs and not peer.is_over]
+        carriers = [peer._connection.carrier for *pair, peer in self.lines if tuple(pair) in pairs and not peer.closed]
         return [carrier for carrier in carriers if carrier is not None]

@@ -173,7 +173,7 @@ class World:
         """Do anything until so many messages have been sent, or the connection is lost."""
         end = self.messages + messages
         async with trio.open_nursery() as self.asking:
-            while self.messages < end and not self.ends.peer.is_over:
+            while self.messages < end and not self.ends.peer.closed:
                 for _ in range(self.rng.randrange(1, 30)):
                     await self.act(self.rng.randrange(2))
                 await trio.sleep(self.rng.choice(self.pauses))
@@ -378,7 +378,7 @@ class World:
 
     def check(self) -> None:
         """Look at everything that was sent, and at what is left."""
-        over = self.ends.peer.is_over
+        over = self.ends.peer.closed
         ends = (self.client, self.server)
         for end in ends:
             core, halves = end.core, end.halves

@@ -230,7 +230,7 @@ async def test_aq15_a_client_that_does_not_greet_loses_its_place(autojump_clock:
             began = trio.current_time()
             assert len(listener.peers) == 1
             for carrier in mute:
-                reason = await carrier.closed()
+                reason = await carrier.wait_closed()
                 assert (reason.code, reason.text) == (4, "AQ-15: no ConnectionControl within 4 s")
             assert trio.current_time() - began == pytest.approx(4.0, abs=0.1)
             await trio.sleep(10)
@@ -306,7 +306,7 @@ async def test_aq17_what_a_client_may_send_before_it_is_in_is_bounded(autojump_c
                     assert (ended.is_set(), listener.peers) == (False, [])
                     assert sum(stream.unsent for stream in streams) > 200_000
                 else:
-                    reason = await carrier.closed()
+                    reason = await carrier.wait_closed()
                     assert (reason.code, reason.text[:6]) == (CloseCode.LIMIT, "AQ-17:")
             await ended.wait()
             ended = trio.Event()

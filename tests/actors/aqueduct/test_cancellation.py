@@ -190,7 +190,7 @@ async def test_a_server_that_never_greets_can_be_given_up(autojump_clock: MockCl
 
             async def stay_silent() -> None:
                 carrier = (await listener.accept()).accept()  # type: ignore[union-attr]
-                assert (await carrier.closed()).by_peer
+                assert (await carrier.wait_closed()).by_peer
 
             nursery.start_soon(stay_silent)
             with trio.move_on_after(3) as scope:

@@ -86,13 +86,13 @@ async def test_aq20a_a_stopped_stream_is_noticed_without_a_write(start: Start, a
             assert await stream.receive_some()
             began = trio.current_time()
             stream.stop(0)
-            reason = await carrier.closed()  # type: ignore[union-attr]
+            reason = await carrier.wait_closed()  # type: ignore[union-attr]
             assert "AQ-20a" in reason.text
             assert reason.code == 1
             assert trio.current_time() - began == pytest.approx(10, abs=0.1)
             with pytest.raises(ChannelConnectionLost, match="AQ-20a"):
                 await remote.send(8)
-        assert not ends.peer.is_over
+        assert not ends.peer.closed
 
 
 @pytest.mark.rule("AQ-40")

@@ -123,7 +123,7 @@ async def test_nobody_answers_an_early_client(quic: tuple[QuicConfig, QuicConfig
             await peer.greeted()
         with pytest.raises(ChannelConnectionLost, match="handshake"):
             await answers.receive()
-        assert peer.is_over
+        assert peer.closed
 
 
 async def test_early_data_wants_a_place_for_tickets() -> None:

@@ -210,7 +210,7 @@ async def test_leaving_the_block_lets_everything_arrive(start: Start, autojump_c
             for number in range(50):
                 await sender.send(number)
             sender.finish_nowait()
-        assert peer.is_over
+        assert peer.closed
         assert [number async for number in got.receiver] == list(range(50))
         assert [number async for number in into] == list(range(100))
         assert trio.current_time() < 4
@@ -290,7 +290,7 @@ async def test_the_end_of_the_system_ends_everything(autojump_clock: MockClock) 
         await peer.send(Parcel(sender=sender))
         await wait_all_tasks_blocked()  # the handler has it
     assert receiver.state is TerminalState.CONNECTION_LOST
-    assert peer.is_over
+    assert peer.closed
     await connecting.__aexit__(None, None, None)
     await serving.__aexit__(None, None, None)
 
@@ -300,7 +300,7 @@ async def test_a_peer_that_breaks_a_rule_loses_its_own_connection_only(start: St
         async with dial(ends.listener.url.removeprefix("aqueduct+")) as carrier:
             stream = await carrier.open_stream()  # type: ignore[union-attr]
             stream.send_nowait(b"GET / HTTP/1.1\r\n\r\n")
-            reason = await carrier.closed()  # type: ignore[union-attr]
+            reason = await carrier.wait_closed()  # type: ignore[union-attr]
         assert (reason.code, reason.text[:4]) == (1, "E-6:")
         await ends.peer.send(Parcel("still here"))
         assert (await ends.got.receive()).text == "still here"
@@ -319,7 +319,7 @@ async def test_a_server_that_breaks_a_rule_is_left(autojump_clock: MockClock) ->
             carrier = (await listener.accept()).accept()  # type: ignore[union-attr]
             stream = await carrier.accept_stream()
             stream.send_nowait(b"\xef\x50nonsense")
-            assert (await carrier.closed()).code == 1
+            assert (await carrier.wait_closed()).code == 1
 
         nursery.start_soon(talk_nonsense)
         with pytest.raises(ConnectionLost, match="the peer broke the protocol: E-7"):
@@ -337,9 +337,9 @@ async def test_a_peer_with_another_codec_is_refused(start: Start, autojump_clock
         async with dial(ends.listener.url.removeprefix("aqueduct+")) as carrier:
             stream = await carrier.open_stream()  # type: ignore[union-attr]
             stream.send_nowait(data.data)
-            reason = await carrier.closed()  # type: ignore[union-attr]
+            reason = await carrier.wait_closed()  # type: ignore[union-attr]
         assert (reason.code, reason.text) == (3, "levada-codec is b'9' there and b'1' here")
-        assert not ends.peer.is_over
+        assert not ends.peer.closed
 
 
 async def test_headers_of_both_sides(autojump_clock: MockClock) -> None:

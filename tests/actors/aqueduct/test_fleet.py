@@ -474,11 +474,11 @@ async def test_rf35_a_connection_that_nothing_uses_is_closed(fleet: BeginFleet, 
         assert await ref.ask(Do("count")) == 0
         (_, peer) = c.dialled[0]
         await trio.sleep(300)
-        assert not peer.is_over
+        assert not peer.closed
         path = ref.path
         del ref
         await trio.sleep(70)
-        assert peer.is_over
+        assert peer.closed
         assert await peer.terminated() is not None
         again = await f.hand_over(a, b, c)
         assert await again.ask(Do("count")) == 0
@@ -491,13 +491,13 @@ async def test_rf35_a_connection_that_nothing_uses_is_closed(fleet: BeginFleet, 
         a.actor.notes.clear()
         del again
         await trio.sleep(300)
-        assert not c.dialled[1][1].is_over
+        assert not c.dialled[1][1].closed
         held.tell("still there")
         await settled()
         assert c.actor.notes == ["still there"]
         del held
         await trio.sleep(100)
-        assert c.dialled[1][1].is_over
+        assert c.dialled[1][1].closed
 
 
 async def test_closing_the_refs_of_a_fleet(fleet: BeginFleet, autojump_clock: MockClock) -> None:
@@ -506,7 +506,7 @@ async def test_closing_the_refs_of_a_fleet(fleet: BeginFleet, autojump_clock: Mo
         a, b, c, ref = await three(f)
         assert await ref.ask(Do("count")) == 0
         await c.refs.aclose()
-        assert c.dialled[0][1].is_over
+        assert c.dialled[0][1].closed
         assert at(ref) is RefState.LOST
         again = await f.hand_over(a, b, c)
         again.tell("x")

@@ -464,7 +464,7 @@ class Fleets(ActorStateMachine):
         self.blocked.clear()
         for *_, peer in self.fleet.lines:
             carrier: Any = peer._connection.carrier
-            if carrier is not None and not peer.is_over:
+            if carrier is not None and not peer.closed:
                 carrier.link.release()
 
     def texts_of(self, held: Held) -> list[str]:

@@ -329,7 +329,7 @@ async def test_rf3_rf7_an_answer_that_is_none_is_an_error(raw: Begin, autojump_c
         failure = (await answer).payload
         kind, _, more = envelopes.read_failure(failure)
         assert (kind, more[:2]) == ("ActorStopped", ["failed", "DecodeError"])
-        assert not ends.peer.is_over
+        assert not ends.peer.closed
         receiver.close()
 
 
@@ -563,7 +563,7 @@ async def test_rf17_what_is_no_envelope_ends_its_ref(raw: Begin, autojump_clock:
                     await other.send(RawMessage(envelopes.TELL + packed("late")))
                     await trio.sleep(0.1)
         assert await ends.ask(packed(record("tests.aqueduct.Do", "texts"))) == b"\x92\x04\x90"
-        assert not ends.peer.is_over
+        assert not ends.peer.closed
 
 
 @pytest.mark.rule("RF-17")
@@ -588,7 +588,7 @@ async def test_rf17_an_envelope_needs_its_own_oneshot(
         for pair in pairs.values():
             for handle in () if attached in pairs and pair is pairs[attached] else tuple(pair):
                 handle.cancel() if hasattr(handle, "cancel") else handle.close()
-        assert not ends.peer.is_over
+        assert not ends.peer.closed
 
 
 @pytest.mark.rule("RF-17")
@@ -612,7 +612,7 @@ async def test_rf17_a_link_needs_its_three_channels_in_order(raw: Begin, autojum
         for handle in open_:
             assert handle.state.value != "open"
         assert not ends.clerk._extras.links
-        assert not ends.peer.is_over
+        assert not ends.peer.closed
 
 
 @pytest.mark.rule("RF-18")
@@ -673,7 +673,7 @@ async def test_rf21_rf22_lookup(raw: Begin, autojump_clock: MockClock) -> None:
             await ends.peer.send(RawMessage(octets, (reply,)))
             with pytest.raises(LevadaError):
                 await answer
-        assert not ends.peer.is_over
+        assert not ends.peer.closed
 
 
 @pytest.mark.rule("RF-23")
@@ -725,7 +725,7 @@ async def test_rf23_where_a_client_is_looked_up(raw: Begin, autojump_clock: Mock
         await settled()
         with pytest.raises(ReceiverClosed):
             await server.lookup("clerk")
-        assert not ends.peer.is_over
+        assert not ends.peer.closed
 
 
 @pytest.mark.rule("RF-20")

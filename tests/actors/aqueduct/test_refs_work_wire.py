@@ -233,7 +233,7 @@ async def test_rf45_without_a_report_the_message_and_the_ref_are_lost(
         assert letters == [("hi", "lost")]
         assert ends.system.groups.members("g") == []
         assert router.is_alive
-        assert not ends.peer.is_over
+        assert not ends.peer.closed
         receiver.close()
 
 

@@ -146,10 +146,10 @@ class Forest:
         async with connect(system, listener.url, object, config=config) as peer:
             ends = Ends(system, listener, peer, got)
             world = World(ends, rng, (0, 0, 0, 0.01, 0.06, 0.7), settled, most=200, run=30)
-            while not peer.is_over:
+            while not peer.closed:
                 await world.run(1 + int(rng.expovariate(1 / self.round)))
                 what = rng.choice(("end", "end", "end", "lose", "give up", "leave", "go on"))
-                if peer.is_over:
+                if peer.closed:
                     break
                 if what == "end":
                     await world.wind_up(closing=rng.random() < 0.5)

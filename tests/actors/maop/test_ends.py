@@ -73,7 +73,7 @@ async def test_ma89_running_operations_end_before_the_connection_does(
         assert answers == [b"done"]
         assert work.said == ["done"]
         assert trio.current_time() == pytest.approx(3.0, abs=0.2)
-        assert ends.peer.is_over
+        assert ends.peer.closed
         assert ends.listener.metrics.drain_ms.count == 1
         assert ends.listener.metrics.drain_ms.quantile(0.5) >= 2000
     assert "maintenance" in caplog.text

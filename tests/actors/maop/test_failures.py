@@ -452,4 +452,4 @@ async def test_using_a_closed_connection_is_a_mistake_of_this_program(start: Sta
         with pytest.raises(ConnectionClosed):
             async with ends.peer.open_request(101):
                 pass
-        assert ends.peer.is_over
+        assert ends.peer.closed

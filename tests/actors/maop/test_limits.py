@@ -557,7 +557,7 @@ async def test_ma88_a_flood_of_signals_ends_the_flooder_only(start: Start, autoj
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_quietly, pour)
-            reason = await bad.connection.closed()
+            reason = await bad.connection.wait_closed()
             nursery.cancel_scope.cancel()
         assert (reason.code, reason.by_peer, reason.text) == (0x100 + 14, True, "too many signals")
         assert trio.current_time() == pytest.approx(5.0, abs=1.0)
@@ -571,7 +571,7 @@ async def test_ma87_too_many_control_streams_end_the_connection(start: Start, au
     async with start({101: echo}) as ends, raw(ends) as bad:
         for _ in range(17):
             (await bad.control()).send_nowait(Proceed(()).encode())
-        assert (await bad.connection.closed()).code == 0x100 + 12
+        assert (await bad.connection.wait_closed()).code == 0x100 + 12
         assert await ends.peer.request(101, b"unharmed") == b"unharmed"
 
 
@@ -590,7 +590,7 @@ async def test_ma93_a_disconnect_is_an_orderly_end(start: Start, autojump_clock:
         await bad.open(Request(100, 0), uni=False)
         await trio.sleep(1)
         (await bad.control()).send_nowait(Disconnect().encode())
-        assert (await bad.connection.closed()).code == 0
+        assert (await bad.connection.wait_closed()).code == 0
         await trio.sleep(1)
         assert said == ["the connection is over"]
         assert len(ends.listener.peers) == 1

@@ -305,7 +305,7 @@ async def test_ma114_a_handler_knows_its_operation(start: Start, scheme: str, au
         assert ends.peer.vendor == "levada"
         assert ends.peer.takes_idempotency
         assert ends.peer.info.scheme == scheme
-        assert not ends.peer.is_over
+        assert not ends.peer.closed
         await ends.peer.message(101, timeout=5)
         assert (seen["request"], seen["deadline"]) == (False, math.inf)
 

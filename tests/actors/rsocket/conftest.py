@@ -82,7 +82,7 @@ class Tables(trio.abc.Instrument):
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
         for entry in self.entries:
             for peer in entry.peers if isinstance(entry, Listener) else [entry]:
-                if isinstance(peer, ConnectedPeer) and peer not in self.left_out and peer.connected:
+                if isinstance(peer, ConnectedPeer) and peer not in self.left_out and not peer.closed:
                     ids = below(peer).unmatched()
                     if ids and len(self.differences) < 3:
                         self.differences.append(f"{peer!r}, streams {sorted(ids)[:9]}, after a step of {task.name}")

@@ -136,7 +136,7 @@ async def test_closing_is_cancelled(autojump_clock: MockClock) -> None:
             sender, receiver = await peer.request_channel(b"")
             with trio.move_on_after(1):
                 await peer.aclose()
-            assert not peer.connected
+            assert peer.closed
             with pytest.raises(ReceiverClosed):
                 await sender.send(b"")
             receiver.close()
@@ -145,7 +145,7 @@ async def test_closing_is_cancelled(autojump_clock: MockClock) -> None:
             with trio.move_on_after(1):
                 await listener.aclose()
             await wait_all_tasks_blocked()
-            assert not peer.connected
+            assert peer.closed
             receiver.close()
 
 

@@ -764,7 +764,7 @@ async def test_requests_after_the_end() -> None:
             await peer.fire_and_forget(b"")
         with pytest.raises(ConnectionClosed):
             await peer.metadata_push(b"")
-        assert not peer.connected
+        assert peer.closed
         await peer.terminated()
         assert peer.end is not None
         assert peer.end.reason.value == "closed"

@@ -91,7 +91,7 @@ async def test_quic(authority: Authority) -> None:
             incoming = await listener.accept()
             assert isinstance(incoming, Incoming)
             async with incoming.accept() as connection:
-                await connection.closed()
+                await connection.wait_closed()
 
         nursery.start_soon(serve)
         url = listener.url.replace("127.0.0.1", "localhost")

@@ -427,7 +427,7 @@ async def test_connections_come_in_to_be_judged(autojump_clock: trio.testing.Moc
         assert peer.validated
         server = peer.accept()
         assert not server.is_client
-        await server.closed()
+        await server.wait_closed()
         nursery.start_soon(dial)
         (await incoming(listener)).refuse()
         await trio.testing.wait_all_tasks_blocked()

@@ -84,7 +84,7 @@ async def test_of_two_in_one_moment_one_wins_and_the_other_is_closed(autojump_cl
         loser = ways[1 - won]
         assert len(loser.ends) == 1
         if loser.connection is not None:
-            assert (await loser.connection.closed()).code == 0
+            assert (await loser.connection.wait_closed()).code == 0
     assert ways[won].ends == ["in order"]
 
 

@@ -176,7 +176,7 @@ async def test_one_process_at_a_time_reads_datagrams(shared: SharedSockets, auth
 
     async def accept(listener: Any) -> None:
         async with (await listener.accept()).accept() as connection:
-            await connection.closed()
+            await connection.wait_closed()
 
     async def reached(listener: Any) -> bool:
         """Whether it is this listener that a client reaches."""

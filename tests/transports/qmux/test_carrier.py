@@ -80,7 +80,7 @@ async def pair(
             await accepted[0].handshake()
             yield connection, accepted[0], listener
         with trio.CancelScope(shield=True):
-            await accepted[0].closed()
+            await accepted[0].wait_closed()
 
 
 @asynccontextmanager

@@ -163,11 +163,11 @@ async def test_qx43_what_a_client_costs(name: str, tmp_path: Path) -> None:
             except trio.BrokenResourceError:
                 assert attack.ends is not None
         if attack.ends is not None:
-            reason = await server.closed()
+            reason = await server.wait_closed()
             assert (reason.code, reason.lost) == (attack.ends, True)
         else:
             await rude.send_eof()
-            await server.closed()
+            await server.wait_closed()
         spent = time.process_time() - begun
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
@@ -196,6 +196,6 @@ async def test_half_a_record_of_many_clients_costs_little(tmp_path: Path) -> Non
             for client in clients:
                 await client.aclose()
         for server in servers:
-            assert (await server.closed()).lost
+            assert (await server.wait_closed()).lost
     with pytest.raises(CarrierError):
         servers[0].send_datagram_nowait(b"")

@@ -163,7 +163,7 @@ async def test_qx41_websockets_agree_on_a_subprotocol() -> None:
                 pass
         await wait_all_tasks_blocked(0.02)
         assert listener.admission.refused == 2
-    assert await accepted[0].closed() == CloseReason(0, by_peer=True)
+    assert await accepted[0].wait_closed() == CloseReason(0, by_peer=True)
 
 
 @pytest.mark.loopback
@@ -319,11 +319,11 @@ async def test_qx43_the_handshake_of_the_transport_counts(authority: Authority) 
 async def test_qx34_a_silent_peer_is_lost_in_the_idle_time(autojump_clock: MockClock) -> None:
     async with memory_pair(QmuxConfig(idle_timeout=9.0)) as (client, server):
         begun = trio.current_time()
-        assert (await client.closed()).lost
+        assert (await client.wait_closed()).lost
         assert trio.current_time() - begun == pytest.approx(9.0, abs=0.01)
         with pytest.raises(IdleTimeout):
             await client.open_stream()
-        assert (await server.closed()).lost
+        assert (await server.wait_closed()).lost
 
 
 @pytest.mark.rule("QX-35")
@@ -336,8 +336,8 @@ async def test_qx35_pings_keep_a_connection_with_a_stream(autojump_clock: MockCl
         await client.handshake()
         stream = await client.open_stream()
         await trio.sleep(100)
-        assert not client.is_over
-        assert not server.is_over
+        assert not client.closed
+        assert not server.closed
         one.link.hold()  # a peer that has vanished: no end, no reset
         begun = trio.current_time()
         with pytest.raises(IdleTimeout):
@@ -361,7 +361,7 @@ async def test_qx37_the_end_of_the_transport_is_known_at_once(how: str, autojump
         case _:
             one.link.cut()
     begun = trio.current_time()
-    assert await server.closed() == CloseReason(1, (await server.closed()).text, lost=True)
+    assert await server.wait_closed() == CloseReason(1, (await server.wait_closed()).text, lost=True)
     assert trio.current_time() == begun
     # QX-38: what had come stays readable.
     assert await stream.receive_some() == b"hi"
@@ -383,7 +383,7 @@ async def test_qx36_two_ends_that_close_at_once_do_not_wait_for_each_other(autho
                 async with trio.open_nursery() as nursery:
                     for end in (here, accepted[0]):
                         nursery.start_soon(end.aclose)
-        assert [(await end.closed()).code for end in (here, accepted[0])] == [0, 0]
+        assert [(await end.wait_closed()).code for end in (here, accepted[0])] == [0, 0]
 
 
 @pytest.mark.rule("QX-33")
@@ -433,7 +433,7 @@ async def test_a_block_that_fails_says_goodbye(how: str, tmp_path: Path) -> None
                     scope.cancel()
                     await trio.sleep_forever()
                 raise ZeroDivisionError
-        assert await accepted[0].closed() == CloseReason(0, by_peer=True)
+        assert await accepted[0].wait_closed() == CloseReason(0, by_peer=True)
 
 
 @pytest.mark.loopback
@@ -447,7 +447,7 @@ async def test_a_killed_socket_is_known_at_once(tmp_path: Path) -> None:
         accepted[0].abort()
         with pytest.raises(ConnectionLost):
             await stream.receive_some()
-        assert (await client.closed()).lost
+        assert (await client.wait_closed()).lost
 
 
 # ---------------------------------------------------------------- acknowledgements
@@ -557,7 +557,7 @@ async def test_qx41_wrong_messages(sent: bytes, code: int, detail: str) -> None:
             with pytest.raises(ConnectionLost) as lost:
                 await peer.receive()
             assert lost.value.code == 1000
-        reason = await accepted[0].closed()
+        reason = await accepted[0].wait_closed()
         assert (reason.code, reason.lost, reason.by_peer) == (code, True, False)
         assert detail in reason.text
 

@@ -301,7 +301,7 @@ async def test_a_certificate_that_cannot_be_read_ends_its_connection_only(
         monkeypatch.undo()
         async with lab.dialling(net, certificate=file) as connection:
             await trio.sleep(1)
-            assert not connection.is_over
+            assert not connection.closed
         nursery.cancel_scope.cancel()
     assert [record.getMessage() for record in caplog.records if record.exc_info] == []
 

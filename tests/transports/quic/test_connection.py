@@ -46,7 +46,7 @@ async def test_a_failed_handshake_is_in_the_error_and_in_one_line_of_the_listene
     served: list[CloseReason] = []
 
     async def accept(listener: QuicListener) -> None:
-        served.append(await (await listener.accept()).accept().closed())
+        served.append(await (await listener.accept()).accept().wait_closed())
 
     async with lab.listening(net, alpn=("one",)) as listener, trio.open_nursery() as nursery:
         nursery.start_soon(accept, listener)
@@ -66,7 +66,7 @@ async def test_what_the_engine_logs_is_for_debugging_and_of_printable_text(
     caplog.set_level(logging.DEBUG)
     async with lab.connected() as ends:
         ends.client.close(7, "enough\nERROR all is lost")
-        await ends.server.closed()
+        await ends.server.wait_closed()
     records = [record for record in caplog.records if record.name == "levada.transports.quic.engine"]
     assert {record.levelname for record in records} == {"DEBUG"}
     (said,) = [record.getMessage() for record in records if "close received" in record.getMessage()]
@@ -119,15 +119,15 @@ async def test_the_queues_of_datagrams_are_bounded(lab: Any, autojump_clock: Moc
 async def test_close_carries_code_and_reason(lab: Any, autojump_clock: MockClock) -> None:
     async with lab.connected() as ends:
         ends.client.close(42, "no more")
-        assert await ends.client.closed() == CloseReason(42, "no more")
-        assert await ends.server.closed() == CloseReason(42, "no more", by_peer=True)
+        assert await ends.client.wait_closed() == CloseReason(42, "no more")
+        assert await ends.server.wait_closed() == CloseReason(42, "no more", by_peer=True)
         with pytest.raises(ConnectionClosed):
             await ends.client.open_stream()
         with pytest.raises(ConnectionLost) as caught:
             await ends.server.accept_stream()
         assert caught.value.code == 42
         ends.client.close(43)
-        assert (await ends.client.closed()).code == 42
+        assert (await ends.client.wait_closed()).code == 42
 
 
 async def test_aclose_delivers_finished_streams_first(lab: Any, autojump_clock: MockClock) -> None:
@@ -140,7 +140,7 @@ async def test_aclose_delivers_finished_streams_first(lab: Any, autojump_clock: 
             nursery.start_soon(ends.client.aclose, 5)
             theirs = await ends.server.accept_stream()
             assert await read_all(theirs) == b"x" * 500_000
-        assert (await ends.server.closed()).code == 5
+        assert (await ends.server.wait_closed()).code == 5
 
 
 async def test_aclose_gives_up_after_the_drain_time(lab: Any, autojump_clock: MockClock) -> None:
@@ -158,7 +158,7 @@ async def test_data_that_arrived_before_the_close_is_read(lab: Any, autojump_clo
         stream = await ends.client.open_stream()
         stream.send_nowait(b"last words", fin=True)
         await ends.client.aclose()
-        await ends.server.closed()
+        await ends.server.wait_closed()
         theirs = await ends.server.accept_stream()
         assert await read_all(theirs) == b"last words"
         with pytest.raises(ConnectionLost):
@@ -178,7 +178,7 @@ async def test_a_lost_close_is_said_again(lab: Any, autojump_clock: MockClock) -
 
         ends.server.close(7)
         net.drop(first_of_the_server)
-        assert (await ends.client.closed()).code == 7
+        assert (await ends.client.wait_closed()).code == 7
         assert len(dropped) == 1
 
 
@@ -190,7 +190,7 @@ async def test_silence_is_an_idle_time_out(lab: Any, autojump_clock: MockClock) 
         with pytest.raises(IdleTimeout):
             await ends.client.accept_stream()
         assert 4.9 < trio.current_time() - start < 5.2
-        assert (await ends.client.closed()).lost
+        assert (await ends.client.wait_closed()).lost
         with pytest.raises(IdleTimeout):
             await ends.server.accept_stream()
         await trio.sleep(1)
@@ -200,8 +200,8 @@ async def test_silence_is_an_idle_time_out(lab: Any, autojump_clock: MockClock) 
 async def test_keepalive_keeps_a_quiet_connection(lab: Any, autojump_clock: MockClock) -> None:
     async with lab.connected(idle_timeout=5.0, client={"keepalive": 1.0}) as ends:
         await trio.sleep(100)
-        assert not ends.client.is_over
-        assert not ends.server.is_over
+        assert not ends.client.closed
+        assert not ends.server.closed
         before = ends.net.sent
         await trio.sleep(100)
         assert 190 <= ends.net.sent - before <= 320
@@ -210,7 +210,7 @@ async def test_keepalive_keeps_a_quiet_connection(lab: Any, autojump_clock: Mock
 async def test_a_quiet_connection_without_keepalive_ends(lab: Any, autojump_clock: MockClock) -> None:
     async with lab.connected(idle_timeout=5.0) as ends:
         await trio.sleep(10)
-        assert ends.client.is_over
+        assert ends.client.closed
 
 
 async def test_nobody_answers(lab: Any, autojump_clock: MockClock) -> None:
@@ -358,7 +358,7 @@ async def test_an_incoming_can_be_sent_back_to_prove_its_address(lab: Any, autoj
     async with lab.listening(net) as listener, trio.open_nursery() as nursery:
         nursery.start_soon(serve, listener)
         async with lab.dialling(net) as client:
-            assert not client.is_over
+            assert not client.closed
     assert len(connections) == 1
 
 

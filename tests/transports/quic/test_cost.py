@@ -104,7 +104,7 @@ async def test_a_flood_of_frames(lab: Any, autojump_clock: MockClock, kind: str)
         assert packets <= len(datagrams)
         assert octets <= sum(map(len, datagrams)) / 2
         engine = ends.server.engine
-        assert not ends.server.is_over
+        assert not ends.server.closed
         assert len(engine._streams) == len(ends.server.streams) == 2
         assert len(engine._network_paths[0].remote_challenges) <= 32
         assert len(engine._space.sent_packets) <= len(datagrams)
@@ -122,7 +122,7 @@ async def test_octets_with_gaps_between_them(lab: Any, autojump_clock: MockClock
         order = reversed(range(2 * MAX_GAPS)) if downwards else range(2 * MAX_GAPS)
         datagrams = seal(ends, packed(kind + numbers(20_000 + 2 * n, 1) + b"x" for n in order))
         await flood(ends, datagrams)
-        reason = await ends.server.closed()
+        reason = await ends.server.wait_closed()
         assert (reason.code, reason.text) == (0xA, "Too many gaps in what was sent")
 
 
@@ -145,7 +145,7 @@ async def test_gaps_of_streams_that_ended_are_not_counted(lab: Any, autojump_clo
                 frames += [name + numbers(2 * n, 1) + b"x" for n in range(101)]
             await flood(ends, seal(ends, packed(frames), step=1))
             ends.client.engine._packet_number += 10
-        assert not ends.server.is_over
+        assert not ends.server.closed
         nursery.cancel_scope.cancel()
 
 
@@ -158,7 +158,7 @@ async def test_packets_with_gaps_between_them(lab: Any, autojump_clock: MockCloc
         assert packets <= 4
         assert octets <= 2_400
         assert len(ends.server.engine._space.ack_queue) <= MAX_RANGES
-        assert not ends.server.is_over
+        assert not ends.server.closed
 
 
 async def test_ids_that_were_never_sent_cannot_be_retired(lab: Any, autojump_clock: MockClock) -> None:
@@ -166,7 +166,7 @@ async def test_ids_that_were_never_sent_cannot_be_retired(lab: Any, autojump_clo
     async with lab.connected(SimNet(1)) as ends:
         await trio.sleep(0.5)
         await flood(ends, seal(ends, packed(b"\x19" + numbers(n) for n in range(1, 20))))
-        reason = await ends.server.closed()
+        reason = await ends.server.wait_closed()
         assert (reason.code, reason.text) == (0xA, "Cannot retire a connection ID that was not sent")
 
 
@@ -176,4 +176,4 @@ async def test_connection_ids_without_end(lab: Any, autojump_clock: MockClock) -
         await trio.sleep(0.5)
         ids = (b"\x18" + numbers(9 + n, 9 + n) + b"\x08" + n.to_bytes(24, "big") for n in range(1_000))
         await flood(ends, seal(ends, packed(ids)))
-        assert "pending retired connection IDs" in (await ends.server.closed()).text
+        assert "pending retired connection IDs" in (await ends.server.wait_closed()).text

@@ -230,7 +230,7 @@ async def test_an_engine_that_fails_at_the_first_packet_fails_nobody_else(
             with monkeypatch.context() as patch:
                 patch.setattr(listener.endpoint.engine_type, "receive_datagram", fail)
                 broken = incoming.accept()
-            assert "a fault of ours" in (await broken.closed()).text
+            assert "a fault of ours" in (await broken.wait_closed()).text
             assert broken not in listener.endpoint.connections
             (await listener.accept()).accept()
             nursery.cancel_scope.cancel()
@@ -282,7 +282,7 @@ async def test_linger_repeats_a_lost_close(lab: Any, autojump_clock: MockClock, 
 
             net.drop(close_packet)
         start = trio.current_time()
-        reason = await accepted[0].closed()
+        reason = await accepted[0].wait_closed()
         assert reason.by_peer is by_peer
         assert (trio.current_time() - start < 1) is by_peer
 
@@ -351,7 +351,7 @@ async def test_a_cancelled_aclose_closes_with_octets_queued(lab: Any, autojump_c
             await ends.client.aclose(9, drain_timeout=60)
         assert scope.cancelled_caught
         assert trio.current_time() - start == pytest.approx(0.5)
-        assert (await ends.client.closed()).code == 9
+        assert (await ends.client.wait_closed()).code == 9
 
 
 async def test_timers_that_moved_are_not_kept_until_they_come_due(

@@ -154,7 +154,7 @@ async def endure(lab: Any, seed: int, trouble: Trouble) -> None:
                 if not any(end.engine._loss.bytes_in_flight for end in (ends.client, ends.server)):
                     break
             for end in (ends.client, ends.server):
-                assert not end.is_over
+                assert not end.closed
                 assert end.engine._loss.bytes_in_flight == 0
                 assert end.engine.total_unacked() == 0
                 if end.engine.tuned:

@@ -81,7 +81,7 @@ async def test_connections_leave_nothing_behind(lab: Any, autojump_clock: MockCl
             await use(connection)
             if end == "lost":
                 net.partition("client", "server")
-                assert (await connection.closed()).lost
+                assert (await connection.wait_closed()).lost
                 net.heal()
             elif end == "broken":
                 connection.fail("no reason")

@@ -275,7 +275,7 @@ async def test_an_engine_that_fails_takes_nothing_with_it(
 
             monkeypatch.setattr(theirs.engine, "receive_datagram", fail)
             (await victim.open_stream()).send_nowait(b"x")
-            reason = await theirs.closed()
+            reason = await theirs.wait_closed()
             assert "a fault of ours" in reason.text
             assert s.listener.endpoint.counters["engine failures"] == 1
         assert await ask(s.client, b"and you?") == b"AND YOU?"
@@ -333,7 +333,7 @@ async def test_rude_frames_under_good_keys_end_no_more_than_their_connection(
                     datagrams, _ = builder.flush()
                     rude._endpoint.send([(datagram, SERVER) for datagram in datagrams])
                 await trio.sleep(0.2)
-                ends.append(rude.is_over)
+                ends.append(rude.closed)
         await s.is_served()
         assert any(ends), "none of it was wrong"
 
@@ -348,7 +348,7 @@ async def test_a_flood_of_data_beyond_the_window_is_refused(lab: Any, autojump_c
             assert len(accepted) == 1
             stream.send_nowait(b"x" * 30_000_000)
             # The server's echo takes what comes, so the window moves on: an honest window is 65,536 ahead of it.
-            reason = await rude.closed()
+            reason = await rude.wait_closed()
             assert reason.lost
             assert reason.code == 3  # FLOW_CONTROL_ERROR
         await s.is_served()
@@ -370,7 +370,7 @@ async def test_connections_of_one_address_are_bounded(
     async with siege(lab, net, max_connections_per_address=2) as s:
         async with lab.dialling(net, host="many") as first, lab.dialling(net, host="many") as second:
             async with lab.dialling(net, host="many") as third:
-                assert (await third.closed()).code == 0x2  # CONNECTION_REFUSED
+                assert (await third.wait_closed()).code == 0x2  # CONNECTION_REFUSED
             assert await ask(first, b"first") == b"FIRST"
             assert await ask(second, b"second") == b"SECOND"
         await trio.sleep(0.1)

@@ -29,7 +29,7 @@ def put(made: SelfSigned, folder: Path) -> QuicConfig:
 async def accept_all(listener: QuicListener, nursery: trio.Nursery) -> None:
     async def keep(connection: QuicConnection) -> None:
         async with connection:
-            await connection.closed()
+            await connection.wait_closed()
 
     while True:
         nursery.start_soon(keep, (await listener.accept()).accept())

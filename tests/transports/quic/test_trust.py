@@ -481,13 +481,13 @@ async def test_late_packets_under_an_id_that_was_given_up_reset_nothing(
         await trio.sleep(2)
         assert late
         assert ends.listener.endpoint.counters["stateless resets sent"] == 0
-        assert not ends.client.is_over
+        assert not ends.client.closed
         for _ in range(40):  # what is kept of old ids is bounded
             ends.client.change_path()
             await trio.sleep(0.2)
         assert len(ends.server.cids) <= 1 + 8 + 8
         assert len(ends.listener.endpoint._routes) <= 1 + 8 + 8
-        assert not ends.client.is_over
+        assert not ends.client.closed
 
 
 async def test_resets_for_ids_that_are_not_in_use_are_ignored(lab: Any, autojump_clock: MockClock, tuned: None) -> None:
@@ -503,10 +503,10 @@ async def test_resets_for_ids_that_are_not_in_use_are_ignored(lab: Any, autojump
         for token in (unused, given_up):
             ends.listener.endpoint.send([(b"\x40" + b"\x00" * 30 + token, ends.client._endpoint.address)])
             await trio.sleep(1)
-            assert not ends.client.is_over
+            assert not ends.client.closed
         token = engine._peer_cid.stateless_reset_token
         ends.listener.endpoint.send([(b"\x40" + b"\x00" * 30 + token, ends.client._endpoint.address)])
-        assert "stateless reset" in (await ends.client.closed()).text
+        assert "stateless reset" in (await ends.client.wait_closed()).text
 
 
 async def test_a_reset_from_elsewhere_is_ignored(lab: Any, autojump_clock: MockClock, tuned: None) -> None:
@@ -515,7 +515,7 @@ async def test_a_reset_from_elsewhere_is_ignored(lab: Any, autojump_clock: MockC
         token = next(iter(ends.client.engine.peer_reset_tokens()))
         net.port("stranger").send([(b"\x40" + b"\x00" * 30 + token, ends.client._endpoint.address)])
         await trio.sleep(1)
-        assert not ends.client.is_over
+        assert not ends.client.closed
 
 
 async def test_resets_are_rare_and_smaller_than_what_they_answer(

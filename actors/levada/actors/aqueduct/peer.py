@@ -109,7 +109,7 @@ class Peer(Generic[T]):
         return self._connection.identity
 
     @property
-    def is_over(self) -> bool:
+    def closed(self) -> bool:
         """Whether the connection has ended."""
         return self._connection.end is not None
 

@@ -523,8 +523,8 @@ class RemoteRef(Ref[Any]):
         return f"<Ref {self.path}#{self.incarnation} at {self.peer}>"
 
     # A default, because at the end of the interpreter the names of modules are gone.
-    def __del__(self, is_over: Callable[[], bool] = sys.is_finalizing) -> None:
-        if is_over() or self.state is _UNCLAIMED:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if is_finalizing() or self.state is _UNCLAIMED:
             return  # nothing to let go, or never used
         channel = self._channel
         if channel.sender.state is TerminalState.OPEN:

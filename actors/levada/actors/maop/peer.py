@@ -151,7 +151,7 @@ class Peer:
         return self._connection.shared.metrics
 
     @property
-    def is_over(self) -> bool:
+    def closed(self) -> bool:
         """Whether the connection has ended."""
         return self._connection.end is not None
 
@@ -431,7 +431,7 @@ class Peer:
             try:
                 return await perform()
             except MaopError as error:
-                if not (source.repeatable and retry.allows(error, keyed=keyed)) or self.is_over:
+                if not (source.repeatable and retry.allows(error, keyed=keyed)) or self.closed:
                     raise
                 await trio.sleep(retry.delay(attempt, error, _LOT))
         return await perform()

@@ -111,7 +111,7 @@ class Placing:
         self.ref, self.member = ref, member
         return ref
 
-    def is_over(self) -> bool:
+    def ended(self) -> bool:
         """Whether the node, as it was when the actor was started, has ended."""
         directory, member = self.fleet.directory, self.member
         if member is None or member.name not in directory:
@@ -122,9 +122,7 @@ class Placing:
     def is_leaving(self) -> bool:
         """Whether the node is draining, or has ended."""
         member = self.member
-        return self.is_over() or (
-            member is not None and self.fleet.directory[member.name].state is MemberState.DRAINING
-        )
+        return self.ended() or (member is not None and self.fleet.directory[member.name].state is MemberState.DRAINING)
 
     def is_unwanted(self) -> bool:
         """Whether there will be no node for it."""
@@ -168,7 +166,7 @@ class Placed(Actor[Any]):
             if not isinstance(reason, Lost) and not placing.is_leaving():
                 break
             # Not before it is certain that the actor has ended: there are never two.
-            await directory.until(placing.is_over)
+            await directory.until(placing.ended)
             where, placing.ref = placing.ref.where, None
             if isinstance(reason, Lost):
                 release(self, Failed(NodeLost(f"{where} was lost with its node")))

@@ -85,7 +85,7 @@ class SparkJob:
             raise ConfigurationError(f"Spark has stopped, or its Java has gone: {error}") from error
 
     @property
-    def is_over(self) -> bool:
+    def done(self) -> bool:
         """Whether the job has ended."""
         return self._over.is_set()
 
@@ -104,7 +104,7 @@ class SparkJob:
         Cancellation:
             Spark may have been asked.
         """
-        while not self.is_over:  # again and again, because a job that is just being submitted cannot be cancelled yet
+        while not self.done:  # again and again, because a job that is just being submitted cannot be cancelled yet
             await trio.to_thread.run_sync(self._cancel, abandon_on_cancel=True)
             with trio.move_on_after(AGAIN):
                 await self._over.wait()

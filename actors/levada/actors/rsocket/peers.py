@@ -293,9 +293,9 @@ class ConnectedPeer(Peer):
         return info
 
     @property
-    def connected(self) -> bool:
-        """Whether requests may be sent; also true while a session is without a carrier."""
-        return not self._connection.unusable.is_set()
+    def closed(self) -> bool:
+        """Whether the connection has ended. A session that is without a carrier has not."""
+        return self._connection.over.is_set()
 
     @property
     def end(self) -> ConnectionEnded | None:
@@ -314,7 +314,7 @@ class ConnectedPeer(Peer):
         return await self._connection.ref.terminated()
 
     async def aclose(self) -> None:
-        """Take no new requests, let open streams end within ``drain`` seconds (a setting), then close. A second call does no harm.
+        """Take no new requests, let open streams end within ``drain_timeout`` seconds (a setting), then close. A second call does no harm.
 
         Cancellation:
             the connection closes at once.
@@ -343,5 +343,5 @@ class ConnectedPeer(Peer):
         )
 
     def __repr__(self) -> str:
-        state = "connected" if self.connected else "ended"
+        state = "ended" if self.closed else "connected"
         return f"<ConnectedPeer {self._connection.ref.path}: {state}>"

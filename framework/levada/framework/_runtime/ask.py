@@ -303,9 +303,9 @@ class Reply(Generic[R]):
             raise wrong_thread(f"answer of {target.path}")
 
     # A default, because at the end of the interpreter the names of modules are gone.
-    def __del__(self, is_over: Callable[[], bool] = sys.is_finalizing) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         ask = self._ask
-        if not ask.settled and not is_over():
+        if not ask.settled and not is_finalizing():
             # Collection may happen in any thread at any moment, so the system's thread wakes the asker.
             name = type(ask.message).__name__
             ask.target.system.inbox.call(ask.fail, NoValue(f"the answer to {name} was given up"))

@@ -498,8 +498,8 @@ class MemoryConnection:
         finally:
             self.close(code, reason)
 
-    async def closed(self) -> CloseReason:
-        """Wait for the end: see `Connection.closed`."""
+    async def wait_closed(self) -> CloseReason:
+        """Wait for the end: see `Connection.wait_closed`."""
         while self._reason is None:
             await self._ended.wait()
         return self._reason

@@ -40,7 +40,7 @@ class StreamOwner(Protocol):
     """Whether this side dialled."""
 
     @property
-    def is_over(self) -> bool:
+    def closed(self) -> bool:
         """Whether the connection has ended."""
         ...
 
@@ -189,7 +189,7 @@ class ConnectionStream(ABC, Generic[C]):
 
     def send_nowait(self, data: Octets, *, fin: bool = False) -> None:
         """Queue without waiting, also above the watermark, and optionally finish. Errors as `send_all`."""
-        if self._fin or self._send_error is not None or not self._can_send or self._connection.is_over:
+        if self._fin or self._send_error is not None or not self._can_send or self._connection.closed:
             self._check_sending()
         if isinstance(data, memoryview):
             data = data.cast("B") if data.contiguous else data.tobytes()
@@ -250,7 +250,7 @@ class ConnectionStream(ABC, Generic[C]):
             self._send_error = ConnectionClosed(
                 f"sending on stream {self.stream_id} was given up here with code {code}"
             )
-            if not self._connection.is_over:
+            if not self._connection.closed:
                 self._connection.reset(self.stream_id, code)
             self.wake_sending()
 
@@ -268,7 +268,7 @@ class ConnectionStream(ABC, Generic[C]):
             raise LocalProtocolError(f"stream {self.stream_id} is only received on")
         if isinstance(self._send_error, StreamWasStopped):
             tell(self._send_error.code)
-        elif self._send_error is None and not self._settled and not self._connection.is_over:
+        elif self._send_error is None and not self._settled and not self._connection.closed:
             self._tell_stopped = tell
 
     async def acked(self) -> bool:
@@ -342,7 +342,7 @@ class ConnectionStream(ABC, Generic[C]):
         """Have `tell` called when there is something to take; `Stream.on_readable` says more."""
         if not self._can_receive:
             raise LocalProtocolError(f"stream {self.stream_id} is only sent on")
-        over = self._end or self._receive_error is not None or self._connection.is_over
+        over = self._end or self._receive_error is not None or self._connection.closed
         self._tell_readable = None if over else tell
         if over or self._chunks:
             tell()
@@ -379,14 +379,14 @@ class ConnectionStream(ABC, Generic[C]):
             self._receive_error = ConnectionClosed(
                 f"receiving on stream {self.stream_id} was stopped here with code {code}"
             )
-            if not self._end and not self._connection.is_over:
+            if not self._end and not self._connection.closed:
                 self._connection.stop(self.stream_id, code)
             self._drop_with_credit()
             self._receiving_is_over()
 
     async def aclose(self) -> None:
         """Finish sending and stop receiving; queued data is sent while the connection lives."""
-        if not self._connection.is_over:
+        if not self._connection.closed:
             if self._can_send and not self._fin and self._send_error is None:
                 self.send_nowait(b"", fin=True)
             if self._can_receive and not self._end:
@@ -505,7 +505,7 @@ class ConnectionStream(ABC, Generic[C]):
         return self._fin and not self._settled and self._send_error is None
 
     def _check_alive(self) -> None:
-        if self._connection.is_over:
+        if self._connection.closed:
             raise self._connection.error()
 
     def _check_sending(self) -> None:
@@ -534,7 +534,7 @@ class ConnectionStream(ABC, Generic[C]):
         self._buffered = 0
 
     def _drop_with_credit(self) -> None:
-        if self._buffered and not self._connection.is_over:
+        if self._buffered and not self._connection.closed:
             self._connection.consumed(self.stream_id, self._buffered)
         self._drop()
 

@@ -471,7 +471,7 @@ class Connection(Protocol):
         """Wait up to `drain_timeout` seconds until the peer has received the finished streams, then close."""
         ...
 
-    async def closed(self) -> CloseReason:
+    async def wait_closed(self) -> CloseReason:
         """Wait for the end, however it comes."""
         ...
 

@@ -63,7 +63,7 @@ class StreamConnection(ABC, Generic[S]):
         return self._info
 
     @property
-    def is_over(self) -> bool:
+    def closed(self) -> bool:
         """Whether the connection has ended."""
         return self._reason is not None
 
@@ -112,7 +112,7 @@ class StreamConnection(ABC, Generic[S]):
             await self._datagram_readers.park()
         return self._datagrams.popleft()
 
-    async def closed(self) -> CloseReason:
+    async def wait_closed(self) -> CloseReason:
         """Wait for the end of the connection and return its reason."""
         await self._ended.wait()
         assert self._reason is not None

@@ -137,7 +137,7 @@ class QuicConnection(StreamConnection[QuicStream]):
 
     def credit(self) -> tuple[int, int]:
         """Return what each side may send now: see `Connection.credit`."""
-        return self.engine.credit if not self.is_over else (0, 0)
+        return self.engine.credit if not self.closed else (0, 0)
 
     def round_trip(self) -> float:
         """Smoothed round trip in seconds; 0 if not measured."""
@@ -146,7 +146,7 @@ class QuicConnection(StreamConnection[QuicStream]):
     async def handshake(self) -> CarrierInfo:
         """Wait until the handshake is complete; raise `ConnectionLost` if it fails or exceeds `QuicConfig.handshake_timeout`."""
         await self._shaken.wait()
-        if not self.engine.handshake_complete and self.is_over:
+        if not self.engine.handshake_complete and self.closed:
             raise self.error()
         return self._info
 
@@ -163,7 +163,7 @@ class QuicConnection(StreamConnection[QuicStream]):
         """Open a stream if there is credit for it now."""
         if not 0 <= priority <= 255:
             raise ValueError(f"priority is {priority}, wanted 0 to 255")
-        if self.is_over:
+        if self.closed:
             raise self.error()
         if not self.engine.stream_credit(unidirectional=unidirectional):
             return None
@@ -173,7 +173,7 @@ class QuicConnection(StreamConnection[QuicStream]):
 
     def stream_credit(self, *, unidirectional: bool) -> int:
         """Return how many more streams the peer allows to be opened now; 0 after the end."""
-        return 0 if self.is_over else self.engine.stream_credit(unidirectional=unidirectional)
+        return 0 if self.closed else self.engine.stream_credit(unidirectional=unidirectional)
 
     def _accepted(self, stream: QuicStream) -> None:
         if stream.accepted() and self.engine.grant_stream(unidirectional=stream.unidirectional):
@@ -198,7 +198,7 @@ class QuicConnection(StreamConnection[QuicStream]):
 
     def send_datagram_nowait(self, data: Octets) -> bool:
         """Queue a datagram; false if the queue is full. Errors as `send_datagram`."""
-        if self.is_over:
+        if self.closed:
             raise self.error()
         limit = self.engine.datagram_room()
         octets = bytes(data)
@@ -215,7 +215,7 @@ class QuicConnection(StreamConnection[QuicStream]):
 
     def close(self, code: int = 0, reason: str = "") -> None:
         """Tell the peer at once that the connection is over; queued data is dropped. After the end it does nothing."""
-        if self.is_over:
+        if self.closed:
             return
         self.engine.close(error_code=code, reason_phrase=reason)
         self._end(
@@ -231,7 +231,7 @@ class QuicConnection(StreamConnection[QuicStream]):
         """
         try:
             with trio.move_on_after(drain_timeout):
-                while not self.is_over and self._undelivered():
+                while not self.closed and self._undelivered():
                     if self._drained is None:
                         self._drained = trio.Event()
                     await self._drained.wait()
@@ -338,7 +338,7 @@ class QuicConnection(StreamConnection[QuicStream]):
     def transmit(self, now: float) -> list[tuple[bytes, Address]]:
         """Return the packets to send now."""
         engine = self.engine
-        closing = engine.is_over and not self._close_packets
+        closing = engine.closed and not self._close_packets
         datagrams: list[tuple[bytes, Address]] = engine.datagrams_to_send(now)
         if closing and datagrams:
             if not engine.may_answer:
@@ -358,7 +358,7 @@ class QuicConnection(StreamConnection[QuicStream]):
         """Return when `fire` is due."""
         at = self.engine.get_timer()
         deadline = math.inf if at is None else at
-        if self.is_over:
+        if self.closed:
             return deadline
         if not self.engine.handshake_complete:
             return min(deadline, self._handshake_deadline)
@@ -368,7 +368,7 @@ class QuicConnection(StreamConnection[QuicStream]):
     def fire(self, now: float) -> None:
         """Do the work that is due."""
         engine = self.engine
-        if not engine.handshake_complete and not self.is_over and now >= self._handshake_deadline:
+        if not engine.handshake_complete and not self.closed and now >= self._handshake_deadline:
             self.fail(f"no handshake within {self._config.handshake_timeout} s")
             return
         at = engine.get_timer()
@@ -378,7 +378,7 @@ class QuicConnection(StreamConnection[QuicStream]):
         if (
             keepalive is not None
             and engine.handshake_complete
-            and not self.is_over
+            and not self.closed
             and now >= self._heard_at + keepalive
         ):
             engine.send_ping(_PING)
@@ -388,7 +388,7 @@ class QuicConnection(StreamConnection[QuicStream]):
 
     def fail(self, why: str, *, code: int = 1) -> None:
         """End the connection as lost; the peer is told only that there was an error."""
-        if not self.is_over:
+        if not self.closed:
             said = f"connection to {self._info.peer}: {why}"
             self._end(CloseReason(code, why, lost=True), lambda: ConnectionLost(said))
             self.engine.close(error_code=code, frame_type=0)
@@ -396,7 +396,7 @@ class QuicConnection(StreamConnection[QuicStream]):
 
     def abandon(self, why: str) -> None:
         """End it as lost without telling the peer, which has no state for it, or because the state here is damaged."""
-        if not self.is_over:
+        if not self.closed:
             said = f"connection to {self._info.peer}: {why}"
             self._end(CloseReason(1, why, lost=True), lambda: ConnectionLost(said))
         self.engine.terminate(1, why)
@@ -416,7 +416,7 @@ class QuicConnection(StreamConnection[QuicStream]):
                 self._data_arrived(event)
             else:
                 self._handle(event)
-        if engine.is_over and not self.is_over:
+        if engine.closed and not self.closed:
             self._ended_by_engine()
         if engine.reset_tokens_changed:
             engine.reset_tokens_changed = False

@@ -253,7 +253,7 @@ class QuicEndpoint:
         self._receive_scope.cancel()
         old.close()
         for connection in self.connections:
-            if connection.is_client and not connection.is_over:
+            if connection.is_client and not connection.closed:
                 connection.change_path()
 
     def add_dirty(self, connection: QuicConnection) -> None:

@@ -149,7 +149,7 @@ class PlainEngine(QuicConnection):
         return self._close_event
 
     @property
-    def is_over(self) -> bool:
+    def closed(self) -> bool:
         """Whether no packet can be sent any more, except perhaps the close itself."""
         return self._close_event is not None
 

@@ -355,7 +355,7 @@ async def stop_that_comes_too_late_is_not_told(traits: CarrierTraits, a: Connect
     z.reset(2)
     await traits.settle()
     a.close()
-    await b.closed()
+    await b.wait_closed()
     assert await x.stopped() is None
     assert got == []
 
@@ -493,7 +493,7 @@ async def bytes_take_credit_of_the_whole_connection(traits: CarrierTraits, a: Co
     await y.send_all(bytes(10))
     await read(x, 10)
     await a.aclose()
-    await b.closed()
+    await b.wait_closed()
     assert a.credit() == b.credit() == (0, 0)
 
 

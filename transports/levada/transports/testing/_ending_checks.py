@@ -81,13 +81,13 @@ async def close_tells_everybody_on_both_sides(traits: CarrierTraits, a: Connecti
     _all_are(ConnectionClosed, here, count)
     _all_are(ConnectionLost, there, count)
     assert {outcome.code for outcome in there if isinstance(outcome, ConnectionLost)} == {5}
-    assert await a.closed() == CloseReason(5, "enough")
-    assert await b.closed() == CloseReason(5, "enough", by_peer=True)
+    assert await a.wait_closed() == CloseReason(5, "enough")
+    assert await b.wait_closed() == CloseReason(5, "enough", by_peer=True)
     await _is_over(a, ConnectionClosed)
     await _is_over(b, ConnectionLost)
     a.close(6)
     await a.aclose(6)
-    assert (await a.closed()).code == 5
+    assert (await a.wait_closed()).code == 5
 
 
 async def _is_over(end: Connection, kind: type[CarrierError]) -> None:
@@ -105,7 +105,7 @@ async def close_of_the_connection_fails_new_calls_on_streams(
 ) -> None:
     x, y = await pair_on(traits, a, b)
     b.close(3)
-    await a.closed()
+    await a.wait_closed()
     error = await expect(ConnectionLost, lambda: x.send_all(b"x"))
     assert isinstance(error, ConnectionLost)
     assert error.code == 3
@@ -145,7 +145,7 @@ async def releases_its_callbacks_at_the_end(traits: CarrierTraits, a: Connection
     stopped.stop(1)
     assert [ref() is None for ref in held[6:]] == [True] * 3, "a callback stayed that is never called again"
     a.close()
-    await b.closed()
+    await b.wait_closed()
     for end, stream in ((a, x), (b, y)):
         end.on_stream(_Told(held))
         stream.on_readable(_Told(held))
@@ -175,16 +175,16 @@ async def drains_finished_streams_on_close(traits: CarrierTraits, a: Connection,
         nursery.start_soon(receive)
         await a.aclose(1, "done", drain_timeout=traits.timeout / 2)
     assert got == blocks
-    assert await b.closed() == CloseReason(1, "done", by_peer=True)
-    assert await a.closed() == CloseReason(1, "done")
+    assert await b.wait_closed() == CloseReason(1, "done", by_peer=True)
+    assert await a.wait_closed() == CloseReason(1, "done")
 
 
 @check
 async def leaving_the_block_closes_the_connection(traits: CarrierTraits, a: Connection, b: Connection) -> None:
     async with a:
         (await a.open_stream()).send_nowait(b"x", fin=True)
-    assert await a.closed() == CloseReason(0)
-    assert await b.closed() == CloseReason(0, by_peer=True)
+    assert await a.wait_closed() == CloseReason(0)
+    assert await b.wait_closed() == CloseReason(0, by_peer=True)
 
 
 @check
@@ -195,8 +195,8 @@ async def cancelled_close_of_the_connection_still_closes(traits: CarrierTraits, 
     with trio.CancelScope() as scope:
         scope.cancel()
         await a.aclose(2)
-    assert (await a.closed()).code == 2
-    assert await b.closed() == CloseReason(2, by_peer=True)
+    assert (await a.wait_closed()).code == 2
+    assert await b.wait_closed() == CloseReason(2, by_peer=True)
 
 
 @check
@@ -210,7 +210,7 @@ async def is_cut_while_everybody_waits(traits: CarrierTraits, a: Connection, b: 
     for end, outcomes in ((a, here), (b, there)):
         assert len(outcomes) == count
         assert all(isinstance(outcome, ConnectionLost) for outcome in outcomes), outcomes
-        reason = await end.closed()
+        reason = await end.wait_closed()
         assert (reason.lost, reason.by_peer) == (True, False)
         await expect(ConnectionLost, end.open_stream)
 
