@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from _thread import get_ident
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -25,7 +24,7 @@ from trio.lowlevel import (
     wait_task_rescheduled,
 )
 
-from levada.framework.errors import ActorStopped, AskCycle, AskTimeout, NoValue, wrong_thread
+from levada.framework.errors import ActorStopped, AskCycle, AskTimeout, NoValue
 from levada.framework.ref import DEFAULT_TIMEOUT
 
 from .channel_core import handles_in
@@ -132,10 +131,11 @@ class Ask(Wrapped):
 
     def start_timer(self, timeout: float | None) -> None:
         """Fail with `AskTimeout` after `timeout` seconds."""
+        system = self.target.system
         if timeout is DEFAULT_TIMEOUT:
-            timeout = self.target.system.ask_timeout
+            timeout = system.ask_timeout
         if timeout is not None and not self.settled:
-            self.timer = self.target.system.heap.after(timeout, self._expire)
+            self.timer = system.heap.after(timeout, self._expire)
 
     def timed_out(self, seconds: float) -> AskTimeout:
         """Build the error for an answer that did not come in `seconds`."""
@@ -156,13 +156,12 @@ class Ask(Wrapped):
         """Wait until settled; a cancellation withdraws the question."""
         if not self.settled:
             self.task = current_task()
-
-            def abort(_: RaiseCancelT) -> Abort:
-                self.withdraw()
-                return Abort.SUCCEEDED
-
-            await wait_task_rescheduled(abort)
+            await wait_task_rescheduled(self._abort)
         return self.result()
+
+    def _abort(self, _: RaiseCancelT) -> Abort:
+        self.withdraw()
+        return Abort.SUCCEEDED
 
     def result(self) -> Any:
         """Return the answer, or raise the error."""
@@ -287,20 +286,17 @@ class Reply(Generic[R]):
 
     def send(self, value: R) -> None:
         """Answer; ignored (and counted as late) if the asker no longer waits."""
-        self._check_thread()
-        self._ask.answer(value)
-        self._open.discard(self._ask)
+        question = self._ask
+        question.target.check_thread("answer of")
+        question.answer(value)
+        self._open.discard(question)
 
     def fail(self, error: BaseException) -> None:
         """Let the asker's `Ref.ask` raise `error`; the actor itself does not fail."""
-        self._check_thread()
-        self._ask.fail(error)
-        self._open.discard(self._ask)
-
-    def _check_thread(self) -> None:
-        target = self._ask.target
-        if get_ident() != target.system.scheduler.thread:
-            raise wrong_thread(f"answer of {target.path}")
+        question = self._ask
+        question.target.check_thread("answer of")
+        question.fail(error)
+        self._open.discard(question)
 
     # A default, because at the end of the interpreter the names of modules are gone.
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:

@@ -170,12 +170,13 @@ class Cell(Ref[Any]):
             if self.phase is STOPPED:
                 raise stopped_error(self, self.reason, message)
             self.enqueue(question)
-        edge = self.system.waits.begin(self, question)
+        waits = scheduler.system.waits
+        edge = waits.begin(self, question)
         try:
             question.start_timer(timeout)
             return await question.wait()
         finally:
-            self.system.waits.end(edge)
+            waits.end(edge)
 
     def stop(self, *, now: bool = False) -> None:
         if now:
