@@ -99,11 +99,12 @@ class Commits:
         Raises:
             ShardLost: another writer has been there, or the journal failed or is out of reach. Rows of the last group may have been written.
         """
+        expected = 0
         while True:
             if not self._queue:
                 self._wake = trio.Event()
                 await self._wake.wait()
-            await self._let_askers_come()
+            await self._let_askers_come(expected)
             group, rows = self._group()
             if rows:
                 await self._append(rows)
@@ -112,13 +113,14 @@ class Commits:
                 self.written += len(commit.rows)
                 self.octets -= commit.octets
                 commit.done()
+            expected = len(self._queue) + len(group)
             self._progress.set()
             self._progress = trio.Event()
 
-    async def _let_askers_come(self) -> None:
+    async def _let_askers_come(self, expected: int) -> None:
         """Let those that got answers ask again before the next group is written: half as many groups, for the same rows, cost less."""
         there = 0
-        while there < len(self._queue) < MOST_ROWS:
+        while there < len(self._queue) < min(expected, MOST_ROWS):
             there = len(self._queue)
             for _ in range(3):  # the first wakes them, in the others the shard and the entities have their turns
                 await trio.lowlevel.checkpoint()

@@ -157,6 +157,14 @@ def _values_of(kind: EventKind) -> Callable[[Any], Sequence[Any]]:
     return kind.columns.row if kind.columns is not None else _no_values
 
 
+def _spread(columns: Columns[Any] | None, names: list[str]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    own = list(columns.schema.names) if columns is not None else []
+    if own == names:
+        return lambda values: values
+    places = [own.index(name) if name in own else len(own) for name in names]
+    return lambda values: [(*values, None)[place] for place in places]
+
+
 @attrs.frozen(eq=False)
 class EventKind:
     """A class of events."""
@@ -166,8 +174,8 @@ class EventKind:
     version: int
     columns: Columns[Any] | None
     """None: it has no fields."""
-    places: tuple[int, ...]
-    """The columns of its fields."""
+    spread: Callable[[Sequence[Any]], Sequence[Any]]
+    """Puts the values of an event into the columns of all events."""
     values: Callable[[Any], Sequence[Any]] = attrs.field(init=False, default=attrs.Factory(_values_of, takes_self=True))
     """Returns the values of an event for its columns; `SchemaMismatch` if one does not fit."""
 
@@ -236,17 +244,12 @@ class Log:
                     fields[field.name] = pa.field(field.name, field.type, nullable=True)
                 owners.setdefault(field.name, cls)
             kinds.append((cls, tag, columns))
-        places = {name: place for place, name in enumerate(fields, _HEAD)}
         self.schema: pa.Schema = pa.schema([*BOOKKEEPING, *fields.values()])
         """All columns."""
+        self._struct = pa.struct(list(self.schema))
+        self._nulls = (None,) * len(fields)
         self.kinds: dict[type, EventKind] = {
-            cls: EventKind(
-                cls,
-                tag,
-                _version_of(cls),
-                columns,
-                tuple(places[name] for name in columns.schema.names) if columns is not None else (),
-            )
+            cls: EventKind(cls, tag, _version_of(cls), columns, _spread(columns, list(fields)))
             for cls, tag, columns in kinds
         }
         """By the class of event."""
@@ -255,48 +258,21 @@ class Log:
 
     def batch(self, rows: Sequence[Row], first: int) -> pa.RecordBatch:
         """Put rows into columns; `first` is the offset that the first of them gets."""
-        heads = []
-        numbers: dict[EventKind, list[int]] = {}
-        for number, row in enumerate(rows):
+        found: list[tuple[Any, ...]] = []
+        for offset, row in enumerate(rows, first):
             live, event = row.live, row.event
             snapshot = live.snapshot
-            if event is not None:
-                version: int | None = event.version
-                try:
-                    numbers[event].append(number)
-                except KeyError:
-                    numbers[event] = [number]
-            else:
-                version = None
             if event is None or row.body is not None:
-                live.writer.placed(row, first + number)
-            heads.append(
+                live.writer.placed(row, offset)
+            version, values = (event.version, event.spread(row.values)) if event is not None else (None, self._nulls)
+            found.append(
                 (
                     live.entity, row.sequence, row.command, row.time, row.kind, version, row.reply, row.body,
-                    snapshot, row.data,
+                    snapshot, row.data, *values,
                 )
             )  # fmt: skip
-        count = len(rows)
-        columns: list[Any] = list(zip(*heads, strict=True))
-        columns += [None] * (len(self.schema) - _HEAD)
-        for event, places in numbers.items():
-            by_column = zip(*[rows[place].values for place in places], strict=True)
-            for column, values in zip(event.places, by_column, strict=True):
-                if len(places) == count:
-                    columns[column] = values
-                    continue
-                if columns[column] is None:
-                    columns[column] = [None] * count
-                for place, value in zip(places, values, strict=True):
-                    columns[column][place] = value
-        arrays = [
-            # Half of the columns have no values in most groups: 1 µs instead of 6.
-            pa.nulls(count, field.type)
-            if column is None or column.count(None) == count
-            else pa.array(column, field.type)
-            for column, field in zip(columns, self.schema, strict=True)
-        ]
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        # One array of structs takes a third of the time of an array for each column, for one row or for hundreds.
+        return pa.RecordBatch.from_struct_array(pa.array(found, self._struct))
 
 
 def _columns_of(cls: type) -> tuple[str, Columns[Any] | None]:

@@ -178,6 +178,8 @@ class Journal(
         self._full: JournalFull | None = None
         """Why appends wait."""
         self._warned = False
+        self._expected = 0
+        """Appends that may be there soon: those that waited when the last group was answered, and as many as were answered."""
         self._refused = self._appended = 0
         self._watchers: list[tuple[AwaitRows, Reply[Extent]]] = []
         self._wake = trio.Event()
@@ -456,6 +458,7 @@ class Journal(
             else:
                 job.answer(answer)
                 done += isinstance(answer, Appended)
+        self._expected = len(self._waiting) + len(answers)
         if done:
             self._appended += done
             self._warned = False
@@ -467,7 +470,7 @@ class Journal(
     async def _let_askers_come(self) -> None:
         """Let those that got answers ask again before the next group is written: half as many groups, for the same rows, cost less."""
         there = 0
-        while there < len(self._waiting) < GROUP_APPENDS:
+        while there < len(self._waiting) < min(self._expected, GROUP_APPENDS):
             there = len(self._waiting)
             for _ in range(2):  # the first wakes them, in the second a busy mailbox has its turn
                 await trio.lowlevel.checkpoint()

@@ -130,6 +130,18 @@ class Keys:
                 self._keep(segment, self._write(segment, self._last))
             self._last = _Growing(segments[place + 1].first, self._config)
 
+    def note(self, batches: Sequence[pa.RecordBatch]) -> None:
+        """Index rows that were published just now. To read them back took a third of an append of one row."""
+        last, partition = self._last, self._partition
+        if (
+            partition.segments[-1].first == last.first
+            and last.end + sum(batch.num_rows for batch in batches) == partition.end
+        ):
+            for batch in batches:
+                last.add(batch)
+        else:
+            self.catch_up()
+
     def rows_of(
         self, entity: str | bytes, start: int, schema: pa.Schema, max_bytes: int
     ) -> Iterator[tuple[int | None, pa.RecordBatch]]:
@@ -292,7 +304,10 @@ class Keys:
         end = min(segment.end, self._partition.end)
         while index.end < end:
             for block in self._partition.read(index.end, end, _BLOCKS):
-                index.add(block)
+                if block.erased:
+                    index.skip(block.rows)
+                else:
+                    index.add(block.batch())
 
     def _path(self, segment: Segment) -> Path:
         return segment.path.with_suffix(".index")
@@ -330,16 +345,18 @@ class _Growing:
         self._previous = array("I")  # for each row, 1 + the place of the entity's row before; 0: there is none
         self._commands: dict[int, int] = {}
 
-    def add(self, block: Block) -> None:
-        """Index the rows of a block."""
-        batch, place = block.batch(), self.end - self.first
+    def skip(self, rows: int) -> None:
+        """Leave out rows that were erased."""
+        if self._config.entity is not None:
+            place = self.end - self.first
+            self._hashes.extend([0] * rows)
+            self._previous.extend(range(place + 1, place + 1 + rows))
+        self.end += rows
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Index rows."""
+        place = self.end - self.first
         config, entities, commands = self._config, self._entities, self._commands
-        if block.erased:
-            if config.entity is not None:
-                self._hashes.extend([0] * block.rows)
-                self._previous.extend(range(place + 1, place + 1 + block.rows))
-            self.end += block.rows
-            return
         for key in _keys(batch, config.entity):
             number = 0 if key is None else _hash(key)
             place += 1
@@ -356,7 +373,7 @@ class _Growing:
                     commands[number] = place
             last = key
             place += 1
-        self.end += block.rows
+        self.end += batch.num_rows
 
     def rows_of(self, key: int) -> Iterator[int]:
         """Yield the places of the rows with a hash, newest first."""

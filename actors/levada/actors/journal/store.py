@@ -187,16 +187,13 @@ class Store:
         """
         self._guard.require_usable()
         conformed = [self.prepare(number, batch) for number, batch in parts]
-        by_partition: dict[int, list[pa.RecordBatch]] = {}
-        for number, batch in conformed:
-            by_partition.setdefault(number, []).append(batch)
-        packed = {number: list(self.pack(batches)) for number, batches in by_partition.items()}
+        packed = {number: list(self.pack(batches)) for number, batches in _by_partition(conformed).items()}
         if not self._room.takes(packed.values()):
             self.retain()
             if not self._room.takes(packed.values()):
                 conformed, packed = self._room.prefix(conformed)
         ends = {number: self._partitions[number].end for number in packed}
-        self._write(packed)
+        self._write(packed, _by_partition(conformed) if self._keys else {})
         answers = []
         for number, batch in conformed:
             answers.append(Appended(number, ends[number], batch.num_rows))
@@ -208,7 +205,7 @@ class Store:
         """Make messages of batches that have the journal's columns: large batches are cut, small ones put together."""
         return pack(batches, self.config)
 
-    def _write(self, packed: Mapping[int, Sequence[Message]]) -> None:
+    def _write(self, packed: Mapping[int, Sequence[Message]], batches: Mapping[int, Sequence[pa.RecordBatch]]) -> None:
         now = self._clock.now()
         touched = [self._partitions[number] for number in packed]
         with Undone(self._guard, touched):
@@ -216,7 +213,7 @@ class Store:
                 partition.write(packed[partition.number], transaction=0, time=now)
             if self.config.sync == "group":
                 self._sync(touched)
-        self._publish(touched)
+        self._publish(touched, batches)
         for messages in packed.values():
             self._rows += sum(message.rows for message in messages)
             self._octets += sum(message.size for message in messages)
@@ -255,10 +252,11 @@ class Store:
         except OSError as error:
             raise refused(error, self.directory) from error
 
-    def _publish(self, touched: Sequence[Partition]) -> None:
+    def _publish(self, touched: Sequence[Partition], batches: Mapping[int, Sequence[pa.RecordBatch]]) -> None:
+        """Let readers see what was written; `batches` has these rows for some partitions, to be indexed."""
         sealed = [partition.publish() for partition in touched]
         if self._keys:
-            self._index(touched)
+            self._index(touched, batches)
         self._note(touched)
         if any(sealed) and not self.broken:
             try:
@@ -267,10 +265,10 @@ class Store:
                 # The rows are there all the same. The deletion is tried again later.
                 logger.warning("%s: %s", self.directory, error.detail, extra={"event": "retain"})
 
-    def _index(self, touched: Sequence[Partition]) -> None:
+    def _index(self, touched: Sequence[Partition], batches: Mapping[int, Sequence[pa.RecordBatch]]) -> None:
         try:
             for partition in touched:
-                self._keys[partition.number].catch_up()
+                self._keys[partition.number].note(batches.get(partition.number, ()))
         except (JournalError, OSError) as error:
             # The rows are there all the same; but a command could be taken twice.
             self._guard.broken = f"new rows cannot be read back for the index ({error}), open the journal again"
@@ -328,7 +326,7 @@ class Store:
         except sqlite3.Error as error:
             raise JournalUnwritable(f"{self._guard.broken}: {error}", path=str(self.directory)) from error
         self._guard.broken = ""
-        self._publish(touched)
+        self._publish(touched, {})
         self._delivered += 1
         self._rows += rows
         self._octets += size
@@ -654,3 +652,10 @@ class Store:
                 f"there are partitions 0 to {len(self._partitions) - 1}, not {number!r}", path=str(self.directory)
             )
         return self._partitions[number]
+
+
+def _by_partition(parts: Iterable[tuple[int, pa.RecordBatch]]) -> dict[int, list[pa.RecordBatch]]:
+    found: dict[int, list[pa.RecordBatch]] = {}
+    for number, batch in parts:
+        found.setdefault(number, []).append(batch)
+    return found
