@@ -236,7 +236,7 @@ async def test_ctrl_c_ends_in_order_and_says_what_is_missing(tmp_path: Path) -> 
     [
         (["ship", "/nowhere/*.log", "--to", "lumberjack://a:1", "--once"], "no file to ship: /nowhere/*.log"),
         (["ship", __file__, "--to", "http://a:1"], "expected lumberjack://host:port"),
-        (["ship", __file__, "--to", "lumberjack://a:1", "--multiline", "["], "not a regular expression"),
+        (["ship", __file__, "--to", "lumberjack://a:1", "--multiline", "["], "'[' is not a regular expression"),
         (["ship", __file__, "--to", "lumberjack+tls://a:1", "--ca", "/nowhere.pem"], "cannot use the certificates"),
         (["ship", __file__, "--to", "lumberjack://a:1", "--registry", "/dev/null/x"], "cannot keep a registry"),
         (["receive", "lumberjack+tls://127.0.0.1:0"], "--cert goes with a URL of lumberjack+tls://"),

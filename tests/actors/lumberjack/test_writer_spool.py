@@ -273,7 +273,7 @@ def test_a_file_with_a_damaged_head_is_refused_and_can_be_moved_away(
     config = four_files(tmp_path)
     path = tmp_path / "00000002.spool"
     overwrite(path, 35, b"\1")
-    with pytest.raises(ConfigurationError, match=r"00000002\.spool is no spool .* damaged; move it away"):
+    with pytest.raises(ConfigurationError, match=r"00000002\.spool is not a spool .* damaged; move it away"):
         Segments(config, b"J")
     path.rename(tmp_path / "kept")
     assert opened(config, caplog) == (letters(0, 3) + letters(6, 6), [GONE.format("00000002", 45, 40)])
@@ -311,7 +311,9 @@ def test_without_the_place_that_is_acked_everything_is_sent_again(
     events, messages = opened(config, caplog)
     assert events == letters(3, 9), "the oldest file that is there is the second"
     assert len(messages) == 1
-    assert messages[0].startswith(f"acked is {'gone' if change in ('gone', 'empty') else 'damaged'}: all events")
+    assert messages[0].startswith(
+        f"acked is {'gone' if change in ('gone', 'empty') else 'damaged'}: all remaining events"
+    )
     assert opened(config, caplog) == (letters(3, 9), [])
 
 
@@ -371,7 +373,7 @@ def test_a_place_of_version_1_that_is_not_there_is_an_error(
     events, messages = opened(SpoolConfig(folder=tmp_path), caplog)
     assert events == bodies(0, 3)
     assert len(messages) == 1
-    assert messages[0].startswith("acked is damaged: all events that are left are sent again")
+    assert messages[0].startswith("acked is damaged: all remaining events are sent again")
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -406,7 +408,7 @@ def test_a_spool_is_for_one_writer_and_one_kind(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="for the other version"), open_segments(config, b"D"):
         pass
     (tmp_path / "00000001.spool").write_bytes(b"something else that is long enough")
-    with pytest.raises(ConfigurationError, match="is no spool"), open_segments(config, b"J"):
+    with pytest.raises(ConfigurationError, match="is not a spool"), open_segments(config, b"J"):
         pass
 
 

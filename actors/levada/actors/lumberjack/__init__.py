@@ -1,6 +1,6 @@
-"""Lumberjack, the protocol of log shippers: `serve` takes logs in, `connect` sends them, `tail` follows files.
+"""Lumberjack, the protocol of log shippers: `serve` receives logs, `connect` sends them, `tail` follows files.
 
-The rules of the protocol are in `levada.transports.lumberjack`; here are the actors that run them.
+The rules of the protocol are in `levada.transports.lumberjack`; this package has the actors that run them.
 """
 
 from __future__ import annotations

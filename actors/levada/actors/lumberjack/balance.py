@@ -1,4 +1,4 @@
-"""Which reader to connect to, and how long to wait before that."""
+"""Which reader a writer connects to, and how long it waits before that."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ class HostConfig:
     """How a writer reaches its readers. Immutable; derive with `attrs.evolve`."""
 
     several: Literal["failover", "balance"] = attrs.field(default="failover", validator=v.in_(("failover", "balance")))
-    """With more than one URL: one connection, to another host after each fault; or one to each, and windows go where there is room (LJ-58)."""
+    """With more than one URL: ``"failover"`` has one connection, to the next host after each fault; ``"balance"`` has one to each host and
+    sends each window where there is room (LJ-58)."""
     ttl: float | None = attrs.field(default=None, validator=_maybe_seconds)
-    """Seconds after which a connection is replaced by a new one once everything on it is acked, with ±20 % by lot, so that a balancer
-    between can choose anew; ``None``: never."""
+    """Seconds, ±20 % at random, after which a connection is replaced once everything on it is acked, so that a load balancer can choose
+    another host; ``None``: never."""
     tcp: TcpConfig | None = attrs.field(default=None, validator=v.optional(v.instance_of(TcpConfig)))
     """For ``lumberjack://``."""
     tls: TlsConfig | None = attrs.field(default=None, validator=v.optional(v.instance_of(TlsConfig)))
-    """For ``lumberjack+tls://``: authorities, certificate and key of this side (LJ-60, LJ-61)."""
+    """For ``lumberjack+tls://``: trusted authorities, and the certificate and key of this side (LJ-60, LJ-61)."""
     memory: MemoryConfig | None = attrs.field(default=None, validator=v.optional(v.instance_of(MemoryConfig)))
     """For ``lumberjack+memory://``."""
 
@@ -50,7 +51,7 @@ class Target:
     config: TcpConfig | TlsConfig | MemoryConfig | None
 
     def dial(self) -> AbstractAsyncContextManager[ByteStream]:
-        """Connect; the name is resolved anew each time (LJ-58)."""
+        """Connect. Each call resolves the name again (LJ-58)."""
         return cast("AbstractAsyncContextManager[ByteStream]", dial(self.carrier_url, cast("Any", self.config)))
 
 
@@ -58,7 +59,7 @@ def targets(urls: str | Sequence[str], hosts: HostConfig) -> list[Target]:
     """Make targets of URLs like ``lumberjack+tls://logs.example.org:5044``.
 
     Raises:
-        ConfigurationError: there is no URL, or it is not of that form.
+        ConfigurationError: there is no URL, or one has another form.
     """
     found: list[Target] = []
     for url in [urls] if isinstance(urls, str) else urls:
@@ -78,16 +79,16 @@ def targets(urls: str | Sequence[str], hosts: HostConfig) -> list[Target]:
 
 
 class Rota:
-    """The turn of hosts and the pauses between attempts, for one connection at a time.
+    """The order of hosts and the pauses between attempts, for one connection at a time.
 
-    After a fault the next host is tried at once, until each has had its turn.  Then there is a pause: a random part (full jitter) of a
-    time that doubles with each round.  Only an ack makes it short again (LJ-54), or a reader that accepts connections and closes them
-    would be hammered.
+    After a fault the next host is tried at once, until each has been tried.  Then there is a pause: a random part (full jitter) of a
+    time that doubles with each round.  Only an ack makes it short again (LJ-54): a connect does not, because a reader may accept
+    connections only to close them.
 
     Args:
-        hosts: of one writer.
-        config: the shortest and the longest pause.
-        lot: chooses the first host and the part of a pause.
+        hosts: the hosts of one writer.
+        config: the bounds of the pause.
+        lot: chooses the first host, and the length of each pause.
     """
 
     def __init__(self, hosts: Sequence[Target], config: WriterConfig, lot: random.Random) -> None:
@@ -99,7 +100,7 @@ class Rota:
 
     @property
     def current(self) -> Target:
-        """Whose turn it is."""
+        """The host to connect to next."""
         return self._hosts[self._at]
 
     def acked(self) -> None:
@@ -107,12 +108,12 @@ class Rota:
         self._faults = 0
 
     def fault(self) -> float:
-        """Pass the turn on after an attempt that failed or a connection that was lost; return the seconds to wait."""
+        """Go to the next host after a failed attempt or a lost connection; return the seconds to wait before the next attempt."""
         self._at = (self._at + 1) % len(self._hosts)
         self._faults += 1
         rounds, rest = divmod(self._faults, len(self._hosts))
         if rest:
             return 0.0
-        # The exponent is capped: 2.0 ** 1100 is no float.
+        # The exponent is capped, because 2.0 ** 1100 overflows.
         most = min(self._config.reconnect_max, self._config.reconnect_min * 2.0 ** min(rounds - 1, 64))
         return self._lot.uniform(0.0, most)

@@ -1,8 +1,8 @@
 """The actor of one writer's connection: it moves bytes and asks the sink. The rules are in `ReaderCore`.
 
-It pulls, where `levada.actors.single` pushes: bytes are read only while the core wants them, and worked off step by step in fair
-turns. `LumberjackDriver.carry` does both; `_ask` runs once for each unit at the sink. Acks are queued at the carrier and sent by its own
-task, so the sink never waits for a writer that does not read (LJ-27).
+It pulls, where `levada.actors.single` pushes: it reads only while the core wants bytes, and processes them step by step in fair turns.
+`LumberjackDriver.carry` does both. `_ask` runs once for each unit at the sink. Acks are queued at the carrier, whose own task sends
+them, so the sink never waits for a writer that does not read (LJ-27).
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from .unit import Origin, Unit
 
 __all__ = ["LumberjackDriver"]
 
-_LATE: Final = 60.0  # seconds after its end in which a connection still counts commits (LJ-26)
-_LATE_LOG: Final = 60.0  # seconds between log lines about them
+_LATE: Final = 60.0  # seconds after its end for which a connection still counts commits (LJ-26)
+_LATE_LOG: Final = 60.0  # seconds between warnings about them
 _UNTRACED: Final = nullcontext()
-_SLOW: Final = 1.0  # seconds from which on a late commit is the sink's fault
+_SLOW: Final = 1.0  # seconds from which on the sink, not the writer, is to blame for a late commit
 
 
 class LumberjackDriver(Driver[ReaderCore]):
     """One writer, from the first byte to the last commit.
 
     Args:
-        stream: the connection; it is closed at the end.
-        sink: takes units, or makes an actor for this connection that does.
-        load: of the reader.
+        stream: the connection, which this actor closes at the end.
+        sink: takes units; or a factory of an actor that takes the units of this connection.
+        load: the counters and bounds of the reader.
     """
 
     stream: ByteStream
@@ -59,17 +59,17 @@ class LumberjackDriver(Driver[ReaderCore]):
         self.end: Finished | None = None
         self._sink: Ref[Unit]
         self._asks: trio.Nursery
-        """A task for each unit at the sink; in the actor's own they cost five calls more."""
+        """Has a task for each unit at the sink; in the actor's own nursery each would cost five calls more."""
         self._origin: Origin | None = None
         self._asked: trio.Event | None = None
-        """Set once the last unit is in the sink's mailbox."""
+        """Set when the last unit is in the sink's mailbox."""
         self._open_asks = 0
         self._read: trio.CancelScope | None = None
-        """In it, `carry` waits for bytes."""
+        """The scope in which `carry` waits for bytes."""
         self._wait: trio.CancelScope | None = None
-        """In it, the task waits for anything else."""
+        """The scope in which it waits for anything else."""
         self._data: bytes | None = None
-        """Came, and was not looked at."""
+        """Bytes that the core has not seen yet."""
         self._share = Share()
         self._late = trio.CancelScope()
 
@@ -86,11 +86,11 @@ class LumberjackDriver(Driver[ReaderCore]):
         return {"units_at_sink": self._open_asks, "held_back": self in self.load.paused}
 
     def flow(self, queued: int) -> FlowWindow:
-        """Return what is left of the writer's window; acks need none."""
+        """Return the rest of the writer's window; acks need none."""
         return FlowWindow(None, self.core.room, queued, "lines")
 
     async def carry(self) -> None:
-        """Read, and work off what came, until the connection is over; close the carrier; count late commits (LJ-26)."""
+        """Read and process until the connection is over; close the carrier; count late commits (LJ-26)."""
         core = self.core
         self.load.add(self)
         async with trio.open_nursery() as self._asks:
@@ -110,7 +110,7 @@ class LumberjackDriver(Driver[ReaderCore]):
                         self.shut()
                 assert self.end is not None
                 if self.end.reason == "closed":
-                    self.stream.abort()  # who closes at once does not wait for the writer
+                    self.stream.abort()  # a close at once does not wait for the writer
             self._late.deadline = trio.current_time() + (0.0 if self.end.reason in ("drained", "closed") else _LATE)
             with self._late:
                 while self._open_asks:
@@ -119,7 +119,7 @@ class LumberjackDriver(Driver[ReaderCore]):
             self._asks.cancel_scope.cancel()
 
     async def _let_in(self) -> None:
-        """Wait for the decision on the writer; what it sends meanwhile is read once, and kept."""
+        """Wait for the decision on the writer. Meanwhile one read is made, and its bytes are kept."""
         self.authenticate(self.credentials)
         while self.phase is Phase.GREETING:
             await self._wait_for_something()
@@ -138,21 +138,21 @@ class LumberjackDriver(Driver[ReaderCore]):
         self.shut(reason=refusal.reason)
 
     def shut(self, code: int = 0, reason: str = "") -> None:
-        """Close at once; units at the sink are not acked, and come again. Twice: late commits are not counted any more."""
+        """Close at once. Units at the sink are not acked, and come again. A second call ends the counting of late commits."""
         if self.end is not None:
             self._late.cancel()
         super().shut(code, reason)
 
     def release(self) -> None:
-        """Hold nothing of the reader's bound any more."""
+        """Give the reader's bounds back."""
         self.load.remove(self)
 
     async def _step(self) -> None:
-        """Give the core new bytes, or let it continue, when it is this connection's turn (LJ-35)."""
+        """Give the core new bytes, or let it continue, when this connection has its turn (LJ-35)."""
         core, share, turns = self.core, self._share, self.load.turns
         large = core.large
         alone = large or share.spent
-        # Most turns are free; waiting for one opens a cancel scope, which costs 5 us.
+        # Most turns are free. Waiting for one opens a cancel scope, which costs 5 us.
         if alone and not turns.take(large=large) and not await self._turn_came():
             return
         began = perf_counter()
@@ -173,7 +173,7 @@ class LumberjackDriver(Driver[ReaderCore]):
                 await trio.lowlevel.checkpoint()
 
     async def _turn_came(self) -> bool:
-        """Wait for this connection's turn; false if something else is to be looked at first."""
+        """Wait for this connection's turn; return false if `_wake` came first."""
         self.retime()
         with trio.CancelScope() as self._wait:
             await self.load.turns.wait(self._share, large=self.core.large)
@@ -204,7 +204,7 @@ class LumberjackDriver(Driver[ReaderCore]):
         core.stop_reading(trio.current_time())
 
     async def _wait_for_room(self) -> None:
-        """The writer leaves its acks unread: wait, but not forever (LJ-27)."""
+        """Wait while the writer leaves its acks unread, for `ReaderConfig.send_timeout` seconds at most (LJ-27)."""
         try:
             with trio.move_on_after(self.load.config.send_timeout) as scope:
                 await self.stream.send_all(b"")
@@ -218,14 +218,14 @@ class LumberjackDriver(Driver[ReaderCore]):
 
     def _cut_off(self, error: CarrierError) -> None:
         if isinstance(error.__cause__, ssl.SSLError) and self.core.state is ReaderState.OPEN:
-            # LJ-6, LJ-63: no close_notify, which many writers leave out. The core knows whether a frame was cut.
+            # LJ-6, LJ-63: there was no close_notify, which many writers leave out. The core knows whether a frame was cut.
             self.apply(self.core.receive_data(b"", trio.current_time()))
         else:
             self.log(logging.DEBUG, "lost", "lost: %s", error)
             self.lost(0, str(error))
 
     def _wake(self) -> None:
-        """End the wait of `carry` if it is out of date."""
+        """End the wait of `carry` if its reason is gone."""
         if self._wait is not None:
             self._wait.cancel()
         elif self._read is not None:
@@ -235,7 +235,7 @@ class LumberjackDriver(Driver[ReaderCore]):
                 self._read.cancel()
 
     def apply(self, events: list[ReaderEvent]) -> None:
-        """Do what events mean, send queued acks, and wake the task."""
+        """Act on events, send the queued acks, and wake the task."""
         table = self.events
         for event in events:
             table[type(event)](self, event)
@@ -246,7 +246,7 @@ class LumberjackDriver(Driver[ReaderCore]):
         self._wake()
 
     def flush(self) -> bool:
-        """Hand the acks that are queued to the carrier."""
+        """Hand the queued acks to the carrier; return whether there were any."""
         out = self.core.data_to_send(trio.current_time())
         if out:
             self._send(out)
@@ -279,7 +279,7 @@ class LumberjackDriver(Driver[ReaderCore]):
     events: ClassVar = {Finished: _on_finished, PeerClosed: _on_peer_closed, Refused: _on_refused, UnitReady: _on_unit}
 
     def pause(self) -> None:
-        """Stop reading and unpacking, and hand on the open unit, so that it does not wait, too (LJ-42b)."""
+        """Stop reading and unpacking, and hand on the open unit, so that it does not wait meanwhile (LJ-42b)."""
         self.core.hand_on(trio.current_time())
         self.apply(self.core.take_events())
 
@@ -291,15 +291,15 @@ class LumberjackDriver(Driver[ReaderCore]):
         if before is not None:
             await before.wait()
         began = trio.current_time()
-        asked.set()  # an ask enters the mailbox, or the line before it, without a yield: so the next one comes behind
+        asked.set()  # an ask enters the mailbox, or the queue before it, without a yield, so the next one comes behind it
         try:
             tracing = self.system.tracing
             with _UNTRACED if tracing is None else serving(tracing, ready.events, self.remote):
                 await ask_for(self.remote if self._sink is self.sink else None, self._sink, self._unit(ready))
-        except Exception as error:  # noqa: BLE001 - whatever a sink fails with means the same: the unit is not safe
+        except Exception as error:  # noqa: BLE001 - after any error of the sink, the unit is not safe
             self._open_asks -= 1
             if self.end is None:
-                self.log(logging.WARNING, "sink_failed", "closed, as the sink failed: %s", error)
+                self.log(logging.WARNING, "sink_failed", "closed, because the sink failed: %s", error)
             self.core.sink_failed()
         else:
             self._open_asks -= 1
@@ -324,8 +324,8 @@ class LumberjackDriver(Driver[ReaderCore]):
 
     def _note_late_commit(self, took: float) -> None:
         now = trio.current_time()
-        if took < _SLOW:  # some writers close as soon as they have sent, or after the first of their acks
-            self.log(logging.DEBUG, "late_commit", "was gone before a unit could be acked, which may come again")
+        if took < _SLOW:  # some writers close as soon as they have sent, or after their first ack
+            self.log(logging.DEBUG, "late_commit", "was gone before a unit could be acked; it may come again")
         elif now >= self.load.late_log_at:
             self.load.late_log_at = now + _LATE_LOG
             text = (

@@ -1,11 +1,11 @@
-"""A spool on disk between senders and the writer. Its events survive the process and the reader's absence.
+"""A spool on disk between senders and the writer. Its events survive the end of the process and the absence of the reader.
 
-Events are appended to segment files in their wire format.  An actor reads them back in order, sends them, and notes how far all events
-are acked.  Segments before that place are removed.
+Events are appended to segment files in their wire format.  An actor reads them back in order, sends them, and notes the place up to which
+all are acked.  Segments before that place are removed.
 
 ::
 
-    folder/00000001.spool      a line that says what it is, the size of the segment before (u64), CRC-32 of both (u32),
+    folder/00000001.spool      a line with its format, the size of the segment before (u64), CRC-32 of both (u32),
                                then records: length (u32), CRC-32 (u32), bytes
     folder/acked               "v2", the end of the acked events, the end of the safe events (segment and offset each), and the
                                CRC-32 of these; replaced as a whole
@@ -13,11 +13,12 @@ are acked.  Segments before that place are removed.
 
 * `Intake.deliver` returns when the events are on the disk, `Intake.put` earlier: its events are written and synced within `SpoolConfig.sync`
   seconds, many at a time, since one sync costs as much as a thousand events.
-* A process that is killed between an ack of the reader and the note of it sends those events again.  A record that was not written to
-  its end when the process died is cut off at the next start: no sender was told that it was safe.
-* Events that were safe and are missing or damaged are logged as errors, with the file and the bytes.  The others are sent.
-* Segments of 0.1 have no size of the segment before, and its ``acked`` has neither an end nor a checksum.  They are read, never continued.
-* The size is bounded; at the bound senders wait, or their events are dropped and counted (`WriterConfig.drop`).
+* A process that is killed between an ack and the note of it sends those events again.  A record that was incomplete when the process died
+  is cut off at the next start, because no sender was told that it is safe.
+* Lost or damaged events that were safe are logged as errors, with the file and the bytes.  The others are sent.
+* Segments of 0.1 do not have the size of the segment before, and its ``acked`` has neither ends nor a checksum.  They are read, and never
+  continued.
+* The size is bounded.  At the bound senders wait, or their events are dropped and counted (`WriterConfig.drop`).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ __all__ = ["DiskSpool", "Place", "Segments", "SpoolConfig", "SpoolPump", "check_
 logger = logging.getLogger("levada.actors.lumberjack.spool")
 
 Place = tuple[int, int]
-"""Number of a segment, and bytes of it."""
+"""Number of a segment, and offset in it."""
 
 _MAGIC = b"levada lumberjack spool %d %s\n"  # version; J or D, the kind of its events
 _HEAD_1 = len(_MAGIC % (1, b"J"))
@@ -68,13 +69,13 @@ class SpoolConfig:
     """Where and how events are kept on disk. Immutable; derive with `attrs.evolve`."""
 
     folder: str | os.PathLike[str]
-    """Made if need be; for one writer at a time."""
+    """The folder, which is created if needed. One writer at a time can use it."""
     max_bytes: int = attrs.field(default=1 << 30, validator=[v.instance_of(int), v.ge(1)])
-    """Bytes of events that are not acked; once it is reached senders wait, or new events are dropped, see `WriterConfig.drop`."""
+    """Bytes of unacked events. At this limit senders wait, or new events are dropped: see `WriterConfig.drop`."""
     segment: int = attrs.field(default=16 << 20, validator=[v.instance_of(int), v.ge(1)])
-    """Bytes after which a new file is begun; space is given back file by file."""
+    """Bytes after which a new segment file is begun. A file is removed when all its events are acked."""
     sync: float = attrs.field(default=0.05, validator=[v.instance_of((int, float)), v.ge(0)])
-    """Seconds that events wait for others before all are written and synced."""
+    """Seconds that events wait for others, so that one sync serves all."""
 
 
 @attrs.define
@@ -85,22 +86,22 @@ class _Segment:
     """Offset of the first record."""
     size: int
     before: int
-    """Size of the segment before; 0: not known, or there was none."""
+    """Size of the segment before; 0 if it is not known, or there was none."""
 
 
-_NONE = _Segment(0, 0, 0)  # in the place of a file that is not there
+_NONE = _Segment(0, 0, 0)  # stands for a file that does not exist
 
 
 class Segments:
-    """The files of a spool. Blocks; one thread at a time.
+    """The files of a spool. All methods block; one thread at a time may use it.
 
     Args:
-        config: where, and how large.
-        kind: ``b"J"`` or ``b"D"``, what the events are.
+        config: the folder, and its limits.
+        kind: the frame type of the events, ``b"J"`` or ``b"D"``.
 
     Raises:
-        ConfigurationError: the folder holds events of the other kind, or something that is no spool.
-        OSError: it cannot be used.
+        ConfigurationError: the folder holds events of the other kind, or a file that is not a spool.
+        OSError: a file cannot be read or written.
     """
 
     def __init__(self, config: SpoolConfig, kind: bytes) -> None:
@@ -115,7 +116,7 @@ class Segments:
         if last in self._segments:
             self._cut_torn_end(last, end[1] if end[0] == last else 0)
         self._compare(end)
-        # A new file, unless nothing is in the last one, and was not: the last one may be damaged, or of 0.1.
+        # The last file may be damaged, or be from 0.1, so it is only reused if it never held an event.
         segment = self._segments.get(last, _NONE)
         self._last = last if segment.size <= segment.head and self.acked <= (last, _HEAD) else last + 1
         self._file = self._begin(self._last)
@@ -123,7 +124,7 @@ class Segments:
             self.acked = (min(number for number in self._segments if number > self.acked[0]), 0)
         self.acked = self._read_at = max(self.acked, (self.acked[0], self._segments[self.acked[0]].head))
         self.octets = 0
-        """Bytes on the disk that are not acked; a number and no property, since each event sent looks at it."""
+        """Bytes on the disk that are not acked; an attribute and not a property, because each send reads it."""
         self._count()
         try:
             self._note(self.acked, self.end)
@@ -155,11 +156,11 @@ class Segments:
         if magic in [_MAGIC % (version, kind) for version in (1, 2) for kind in (b"J", b"D") if kind != self._kind]:
             raise ConfigurationError(f"{path} holds events for the other version of Lumberjack: send those first")
         raise ConfigurationError(
-            f"{path} is no spool of this version, or its beginning is damaged; move it away to go on without its events"
+            f"{path} is not a spool of this version, or its beginning is damaged; move it away to continue without its events"
         )
 
     def _read_acked(self) -> tuple[Place, Place]:
-        """Read the end of the acked events and the end of the safe events; the latter is (0, 0) if it is not known."""
+        """Read the end of the acked events and the end of the safe events. The second is (0, 0) if it is not known."""
         path = self._folder / "acked"
         octets = path.read_bytes() if path.exists() else b""
         words = octets.split()
@@ -174,14 +175,14 @@ class Segments:
                     return (number, offset), (0, 0)
         except ValueError:
             pass
-        # 0.1 made the file with the first ack.
+        # 0.1 wrote the file with the first ack, so its spools may have none.
         if octets or any(segment.size > segment.head == _HEAD for segment in self._segments.values()):
-            text = "%s is %s: all events that are left are sent again, and it is not known whether there were more"
+            text = "%s is %s: all remaining events are sent again, and it is not known whether there were more"
             _log_loss(text, path, "damaged" if octets else "gone")
         return self._oldest(), (0, 0)
 
     def _cut_torn_end(self, number: int, promised: int) -> None:
-        """Cut an incomplete record off the end. If it was promised it stays, and reading finds the damage and the records behind it."""
+        """Cut an incomplete record off the end. A record before `promised`, which was safe, stays: reading finds the damage and skips it."""
         path, segment = self._path(number), self._segments[number]
         data = path.read_bytes()
         good = at = segment.head
@@ -195,7 +196,7 @@ class Segments:
             segment.size = good
 
     def _compare(self, end: Place) -> None:
-        """Log which files are missing or too short."""
+        """Log the files that are missing or too short."""
         number, offset = self.acked
         sizes: dict[int, int] = {}
         for at, size in [self.acked, end, *((at - 1, segment.before) for at, segment in self._segments.items())]:
@@ -212,10 +213,10 @@ class Segments:
                 _log_loss(text, self._path(at), sizes[at] - there, there)
 
     def _begin(self, number: int) -> io.FileIO:
-        """Make a segment, or make it anew if nothing is in it."""
+        """Create a segment, or replace an empty one."""
         before = self._segments.get(number - 1, _NONE).size
         octets = _MAGIC % (2, self._kind) + before.to_bytes(8, "big")
-        # Only for this user: a log may hold secrets.
+        # Readable only for this user, because a log may hold secrets.
         file = io.FileIO(self._path(number), "wb", opener=private)
         try:
             file.write(octets + zlib.crc32(octets).to_bytes(4, "big"))
@@ -233,12 +234,12 @@ class Segments:
         replace_file(self._folder / "acked", b"%s %d\n" % (text, zlib.crc32(text)))
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the file."""
         self._file.close()
 
     @property
     def end(self) -> Place:
-        """The place behind everything that is on the disk."""
+        """The place behind all events on the disk."""
         return self._last, self._segments[self._last].size
 
     def _count(self) -> None:
@@ -246,10 +247,10 @@ class Segments:
         self.octets = sum(each.size for at, each in self._segments.items() if at >= number) - offset
 
     def append(self, bodies: list[bytes]) -> None:
-        """Write events; they are on the disk when this returns.
+        """Write events. They are on the disk when this returns.
 
         Raises:
-            OSError: none of them is.
+            OSError: none of them is on the disk.
         """
         data = b"".join(part for body in bodies for part in (_RECORD.pack(len(body), zlib.crc32(body)), body))
         at = self._segments[self._last].size
@@ -276,9 +277,9 @@ class Segments:
         self._count()
 
     def read(self) -> tuple[list[bytes], Place]:
-        """Read the next events; return them and the place behind them. An empty list means that there are none yet.
+        """Read the next events; return them and the place behind them. An empty list means that there are none now.
 
-        Damage is logged and skipped, up to the next whole record.
+        Damage is logged, and skipped up to the next intact record.
         """
         while True:
             number, offset = self._read_at
@@ -317,20 +318,20 @@ class Segments:
 
 
 def _records(data: bytes, at: int) -> Iterator[tuple[bytes, int]]:
-    """Yield the whole records from `at` on, each with the place behind it, up to the first that is not whole."""
+    """Yield the records from `at` on, each with the offset behind it, up to the first that is incomplete or damaged."""
     while at + _RECORD.size <= len(data):
         length, checksum = _RECORD.unpack_from(data, at)
         at += _RECORD.size
         body = data[at : at + length]
         at += length
-        # No event is empty, and zeros would be an empty one with the right checksum.
+        # No event is empty, but zeros would look like an empty record with the right checksum.
         if not body or len(body) < length or zlib.crc32(body) != checksum:
             return
         yield body, at
 
 
 def _damaged(data: bytes, at: int) -> int:
-    """Return how many bytes from `at` on are before the next whole record, or before the end. 0.3 s for 1 MiB."""
+    """Return the number of bytes from `at` to the next intact record, or to the end. Takes 0.3 s for 1 MiB."""
     for start in range(at + 1, len(data) - _RECORD.size):
         length, checksum = _RECORD.unpack_from(data, start)
         body = start + _RECORD.size
@@ -344,12 +345,12 @@ def _log_loss(text: str, *arguments: object) -> None:
 
 
 class DiskSpool:
-    """Takes events for the disk; an `Intake` of a writer. Worked by a `SpoolPump`.
+    """The `Intake` of a writer with a spool. A `SpoolPump` writes its events to the disk.
 
     Args:
         segments: the files.
-        config: bounds.
-        hub: where the events go from the disk.
+        config: the bounds.
+        hub: gets the events from the disk.
     """
 
     def __init__(self, segments: Segments, config: SpoolConfig, hub: Hub) -> None:
@@ -358,22 +359,26 @@ class DiskSpool:
         self.hub = hub
         self.pending: list[bytes] = []
         self.pending_bytes = 0
-        """Of events that are not on the disk yet."""
+        """Bytes of the pending events."""
         self.taken = self.written = 0
-        """Events taken, and how many of them are on the disk."""
+        """Number of events taken, and of those on the disk."""
         self.work = trio.Event()
-        """Set when something is pending."""
+        """Set when events are pending."""
         self.changed = trio.Event()
-        """Set, and replaced, when something was written or acked."""
+        """Set and replaced when events were written or acked, and when the writer ends."""
 
     @property
     def full(self) -> bool:
-        """Whether senders have to wait: for acks, or for a disk that is slower than they are."""
+        """Whether senders have to wait, for acks or for the disk."""
         waiting = self.pending_bytes
         return waiting > self.config.segment or self.segments.octets + waiting >= self.config.max_bytes
 
     async def put(self, bodies: list[bytes]) -> None:
-        """Take events once there is room; they are synced soon, see `SpoolConfig.sync`."""
+        """Wait for room and take events, which are synced within `SpoolConfig.sync` seconds.
+
+        Raises:
+            ConnectionClosed: the writer has ended.
+        """
         while self.full:
             self.hub.check_open()
             await self.changed.wait()
@@ -386,7 +391,7 @@ class DiskSpool:
         self.work.set()
 
     def put_nowait(self, body: bytes) -> None:
-        """Take one event, or drop it, or raise `trio.WouldBlock`."""
+        """Take one event; if there is no room, drop and count it, or raise `trio.WouldBlock` (`WriterConfig.drop`)."""
         if not self.full:
             self._add([body])
         elif self.hub.config.drop is None:
@@ -395,7 +400,7 @@ class DiskSpool:
             self.hub.queue.dropped += 1
 
     async def deliver(self, bodies: list[bytes]) -> None:
-        """Take events, and return when they are on the disk."""
+        """Wait for room, take events, and return when they are on the disk. Errors as `put`."""
         if bodies:
             await self.put(bodies)
             await self._all_written()
@@ -408,7 +413,7 @@ class DiskSpool:
             await self.changed.wait()
 
     async def flush(self) -> None:
-        """Wait until all events taken so far are acked, not only on the disk."""
+        """Wait until all events taken so far are acked, not only on the disk. Errors as `put`."""
         await self._all_written()
         end = self.segments.end
         with self.hub.flushing():
@@ -418,13 +423,13 @@ class DiskSpool:
         await trio.lowlevel.checkpoint()
 
     def has_changed(self) -> None:
-        """Wake the tasks that wait for room, for events to read, or for acks."""
+        """Wake the tasks that wait for room, for events on the disk, or for acks."""
         told, self.changed = self.changed, trio.Event()
         told.set()
 
 
 class SpoolPump(Actor[Any]):
-    """Writes pending events to the disk, reads them back, sends them, and notes which are acked."""
+    """Writes pending events to the disk, reads them back, sends them, and notes the acks."""
 
     spool: DiskSpool
 
@@ -440,7 +445,7 @@ class SpoolPump(Actor[Any]):
             self.start_soon(task)
 
     async def stopping(self, reason: Reason) -> None:
-        """Write the pending events, even if another task failed."""
+        """Write the pending events, also if a task of this actor has failed."""
         await self.write_pending()
 
     async def write(self) -> None:
@@ -468,7 +473,7 @@ class SpoolPump(Actor[Any]):
             spool.has_changed()
 
     async def send(self) -> None:
-        """Read events back and put them into the writer's queue, which makes this wait when it is full."""
+        """Read events back and put them into the writer's queue, waiting while it is full."""
         spool = self.spool
         sent = spool.segments.acked
         while True:
@@ -478,12 +483,12 @@ class SpoolPump(Actor[Any]):
                 if spool.segments.end == place:
                     await changed.wait()
                 continue
-            sent = place  # also past a place in which nothing was whole, or `flush` would wait for it
+            sent = place  # also behind damage without any event, or `flush` would wait forever
             self.under_way.append((place, await spool.hub.hand_in(bodies)))
             self.more.set()
 
     async def note(self) -> None:
-        """Note acks, in order."""
+        """Write the place of the acked events to the disk as it moves."""
         while True:
             await self.more.wait()
             self.more = trio.Event()
@@ -497,7 +502,7 @@ class SpoolPump(Actor[Any]):
                 self.spool.has_changed()
 
     async def insist(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call in a thread, again and again while the disk refuses."""
+        """Call `function` in a thread. After an `OSError`, log it and try again every `_RETRY` seconds."""
         while True:
             try:
                 async with self.lock:
@@ -508,21 +513,21 @@ class SpoolPump(Actor[Any]):
 
 
 def check_spool(config: WriterConfig, spool: SpoolConfig | None) -> None:
-    """Refuse settings that do not go together.
+    """Refuse a spool together with `WriterConfig.drop` ``"oldest"``: events cannot be removed from the beginning of a file.
 
     Raises:
-        ConfigurationError: the oldest events cannot be dropped out of the middle of a file.
+        ConfigurationError: the settings do not go together.
     """
     if spool is not None and config.drop == "oldest":
-        raise ConfigurationError("a spool on disk cannot drop its oldest events: drop='newest', or None to wait")
+        raise ConfigurationError("a spool on disk cannot drop its oldest events: use drop='newest', or None to wait")
 
 
 @contextmanager
 def open_segments(config: SpoolConfig, kind: bytes) -> Iterator[Segments]:
-    """Open the folder of a spool, and keep other processes off it while the block lasts. Blocks.
+    """Open the folder of a spool, and lock it while the block lasts. Blocks.
 
     Raises:
-        ConfigurationError: it cannot be used, another writer uses it, or it holds something else.
+        ConfigurationError: the folder cannot be used, another writer uses it, or it holds other files.
     """
     with locked_folder(config.folder, "spool", "writer"):
         try:

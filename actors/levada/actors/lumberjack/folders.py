@@ -1,4 +1,4 @@
-"""Folders that survive crashes: one process at a time in them, files replaced as a whole, renames that last."""
+"""Folders that survive crashes: one process uses a folder at a time, files are replaced as a whole, renames are durable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from levada.transports.private_files import make_private_folder, private
 
 try:
     import fcntl
-except ModuleNotFoundError:  # not a POSIX system: nobody is kept out there
+except ModuleNotFoundError:  # not a POSIX system: no process is kept out
     fcntl = None  # type: ignore[assignment]
 
 __all__ = ["locked_folder", "replace_file", "sync_folder"]
@@ -20,15 +20,15 @@ __all__ = ["locked_folder", "replace_file", "sync_folder"]
 
 @contextmanager
 def locked_folder(folder: str | os.PathLike[str], what: str, user: str) -> Iterator[Path]:
-    """Make `folder` if need be, and keep other processes that ask for it out while the block lasts; death lets go of it too. Blocks.
+    """Create `folder` if needed, and lock it for this process while the block lasts, or until the process dies. Blocks.
 
     Args:
         folder: gets a file ``lock``.
-        what: is kept there, for messages.
-        user: who uses it, for messages.
+        what: the contents of the folder, for error texts.
+        user: the user of the folder, for error texts.
 
     Raises:
-        ConfigurationError: the folder cannot be used, or is in use.
+        ConfigurationError: the folder cannot be used, or another process uses it.
     """
     path = Path(folder)
     try:
@@ -48,7 +48,7 @@ def locked_folder(folder: str | os.PathLike[str], what: str, user: str) -> Itera
 
 
 def replace_file(path: Path, octets: bytes) -> None:
-    """Put `octets` in the place of a file, whole or not at all; they are on the disk when this returns, the name after `sync_folder`."""
+    """Replace a file by one with these bytes, atomically. The bytes are on the disk when this returns, the name after `sync_folder`. Blocks."""
     beside = path.with_suffix(".new")
     with open(beside, "wb", opener=private) as file:
         file.write(octets)
@@ -58,8 +58,8 @@ def replace_file(path: Path, octets: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Let renames in the folder survive a loss of power; a folder cannot be opened everywhere."""
-    if os.name == "posix":
+    """Make renames in the folder durable. Blocks."""
+    if os.name == "posix":  # other systems cannot open a folder
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)

@@ -1,11 +1,10 @@
-"""What all connections of one reader share: counters, and the bound on what they hold together (LJ-42b).
+"""Counters and a common memory bound for all connections of one reader (LJ-42b).
 
-A connection reports what it holds after each step, and before a large event what that will take.  `_first` is the oldest that holds much;
-it goes on until it holds little, and room is kept for all that it may come to hold meanwhile.  When the others together hold more than
-the rest, those of them that hold much are paused.  As their sum falls they are let on, one at each report, the oldest first, so the
-newest wait longest; below half of the bound all of them, since those that go on may have nothing to report.  Who holds little is paused
-only when all together hold more than they may, so peers that ask for much do not delay those that ask for little.
-A paused connection neither reads nor unpacks.
+A connection reports its memory after each step, and the need of a large event before it is built.  `_first` is the oldest connection
+that holds much.  It is never paused, and room is reserved for all that it may come to hold.  If the others together
+hold more than the rest, those of them that hold much are paused.  As their sum falls they resume, one at each report, the oldest first.
+Below half of the bound all of them resume, because the connections that run may have nothing to report.  A connection that holds little
+is paused only if all together exceed the limit, so large batches do not delay small ones.  A paused connection neither reads nor unpacks.
 """
 
 from __future__ import annotations
@@ -28,36 +27,36 @@ class ReaderStatistics:
     """Counters of a reader since it began; a snapshot."""
 
     connections: int
-    """Open now."""
+    """Connections that are open now."""
     connections_accepted: int
     connections_refused: int
-    """Closed at once, as there were too many (LJ-43), of all or of their address, or their TLS handshake failed."""
+    """Connections closed at once: there were too many (LJ-43) in all or from one address, the TLS handshake failed, or the hook refused."""
     connections_paused: int
-    """Not read now, as all together hold too much (LJ-42b)."""
+    """Connections that are not read now, because all together hold too much (LJ-42b)."""
     units: int
     """Units and slices given to the sink."""
     events: int
-    """Received, as windows count them."""
+    """Events received, as windows count them."""
     bytes_received: int
     bytes_unpacked: int
     acks: int
     keepalives: int
     late_commits: int
-    """Units committed when their connection was over, so that they come again (LJ-26)."""
+    """Units that were committed after the end of their connection, and so come again (LJ-26)."""
     sink_failures: int
     """Connections closed because the sink failed or took too long (LJ-25)."""
     events_unacked: int
-    """Handed on, and their connection ended before the ack; they come again."""
+    """Events given to the sink whose connection ended before the ack; they come again."""
     protocol_errors: dict[str, int]
-    """Connections closed by the rule that they broke (LJ-46)."""
+    """Connections closed because the writer broke a rule, by the id of the rule (LJ-46)."""
     bytes_held: int
-    """Bytes, and costs of events, of all connections now."""
+    """Bytes, and costs of events, that all connections hold now."""
     oldest_unacked: float
-    """Seconds that the sink has had the oldest unit; 0 if it has none."""
+    """Seconds since the sink got the oldest unit that it has not committed; 0 if there is none."""
 
 
 class Pausable(Protocol):
-    """A connection, as its reader's load sees it."""
+    """A connection, as `Load` sees it."""
 
     core: ReaderCore
 
@@ -65,14 +64,14 @@ class Pausable(Protocol):
         """Stop reading and unpacking."""
 
     def resume(self) -> None:
-        """Go on."""
+        """Read and unpack again."""
 
 
 class Load:
     """The connections of one reader, the oldest first, and their sums.
 
     Args:
-        config: bounds.
+        config: the bounds.
     """
 
     def __init__(self, config: ReaderConfig) -> None:
@@ -85,25 +84,25 @@ class Load:
         limit = config.max_inflight_bytes
         # An envelope, the events of a slice, and a frame whose characters take four bytes each.
         most = config.max_envelope + config.max_cost + 5 * config.max_frame
-        self._bound = limit - min(most, limit // 2)  # of all but `_first`
-        self._little = limit // 16  # of all that hold little
+        self._bound = limit - min(most, limit // 2)  # for all but `_first`
+        self._little = limit // 16  # for all that hold little
         self._first: Pausable | None = None
         self._held: dict[Pausable, int] = {}
         self._total = 0
         self._holding = 0  # connections that hold anything
         self.paused: dict[Pausable, None] = {}
-        self._past: Counter[str] = Counter()  # of connections that ended
+        self._past: Counter[str] = Counter()  # sums of connections that have ended
 
     def __len__(self) -> int:
         return len(self._held)
 
     def add(self, connection: Pausable) -> None:
-        """Take in a new connection."""
+        """Add a new connection."""
         self.accepted += 1
         self._held[connection] = 0
 
     def remove(self, connection: Pausable) -> None:
-        """Forget a connection that ended; its counters stay."""
+        """Remove a connection that has ended; its counters stay in the sums."""
         if connection not in self._held:
             return  # it never began
         self._note(connection, 0)
@@ -114,7 +113,7 @@ class Load:
         self._balance()
 
     def report(self, connection: Pausable) -> None:
-        """Look at what a connection holds now, and at what that means for all."""
+        """Note the memory of a connection, and pause or resume connections."""
         if connection not in self._held:
             return  # it has ended, or never began
         self._note(connection, connection.core.held)
@@ -143,7 +142,7 @@ class Load:
             ]
             self.paused.update(dict.fromkeys(paused))
             for each in paused:
-                if each in self.paused:  # what one hands on may end it, and let others go on
+                if each in self.paused:  # pausing one may end it, and so resume others
                     each.pause()
         if not full:
             waiting = [each for each in self._held if each in self.paused]

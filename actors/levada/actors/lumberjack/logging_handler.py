@@ -1,14 +1,15 @@
-"""`LumberjackHandler`: log records of any Python program to Lumberjack readers, from any thread, with or without an event loop.
+"""`LumberjackHandler` sends the log records of any Python program, from any thread, with or without an event loop.
 
-Threads that log put events into a bounded queue; one task, the *sender*, takes them out and gives them to a `Writer`.  The sender runs in
-a thread of its own, with its own trio and `ActorSystem`, or in a system that was given.
+Threads that log put events into a bounded queue.  One task, the *sender*, takes them out and gives them to a `Writer`.  The sender runs
+in its own thread, with its own trio run and `ActorSystem`, or in the system of the program.
 
-* `emit` formats in the thread that logs, since arguments of a record may change later; beside that it is an append to a queue.
-* A full queue makes it wait `block` seconds at most; then the record is dropped and counted.  In the sender's own thread it never waits.
-* Records of levada itself are not taken: each of them would be the cause of another. `logging` writes warnings to stderr that find no
-  handler, and so does this handler with those of levada that find no other one.
-* After a fork the child has none of the parent's records, which the parent sends, and starts a thread of its own when it logs.
-* A process of `multiprocessing` may end by `os._exit`, so there the handler is closed by one of its finalizers, and not only by `logging`.
+* `emit` formats in the thread that logs, because the arguments of a record may change later.  Otherwise it only appends to the queue.
+* While the queue is full, `emit` waits for `block` seconds at most, then drops the record and counts it.  In the sender's thread it never
+  waits.
+* Records of levada itself are not sent, because sending each would cause another one.  `logging` writes warnings that find no handler to
+  stderr, and this handler does the same with warnings of levada that find no other handler.
+* After a fork the parent still sends its records.  The child begins with an empty queue, and starts its own thread when it logs.
+* A process of `multiprocessing` may end by `os._exit`, so there a finalizer of `multiprocessing` also closes the handler.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ logger = logging.getLogger("levada.actors.lumberjack.logging_handler")
 
 _OURS = "levada"
 
-# Python imports this codec when a host is looked up for the first time. In the sender's thread the import could be under way when the program
-# forks; then the child could never look up a host, because the import's lock stays taken there.
+# Python imports this codec at the first lookup of a host. If the program forked during that import in the sender's thread, the child could
+# never look up a host, because the lock of the import would stay taken there.
 "".encode("idna")
 
 
@@ -54,19 +55,19 @@ class LumberjackHandler(logging.Handler):
 
     Args:
         url: one reader or several, as for `connect`.
-        level: records below it are not taken.
-        config: of the protocol.
-        hosts: of the connections.
+        level: records below it are not sent.
+        config: settings of the protocol.
+        hosts: settings of the connections.
         spool: keep records on disk until they are acked.
-        system: the running system, to send in it instead of in a thread; `aclose` the handler before the system is left.
-        queue: records that wait for the writer, beside those in the writer's own queue.
-        block: seconds that a call of a logging function waits at most when the queue is full; 0 never waits.
+        system: send in this running system instead of in a thread; call `aclose` before leaving the system.
+        queue: records that may wait for the writer, in addition to those in the writer's own queue.
+        block: seconds that a logging call may wait while the queue is full; 0 never waits.
         close_timeout: seconds that `flush` and `close` wait for acks.
-        fields: put into each event.
+        fields: added to each event.
 
     Raises:
-        ConfigurationError: a URL or settings that cannot be used. Certificates are looked at later, by the sender: if they cannot be used the
-            reason is in `failure`, and records are dropped.
+        ConfigurationError: a URL or the settings cannot work. The sender reads certificates later: if they cannot be used, `failure` has the
+            reason, and records are dropped.
 
     Example:
         ::
@@ -88,10 +89,10 @@ class LumberjackHandler(logging.Handler):
         close_timeout: float = 5.0,
         fields: Mapping[str, Any] | None = None,
     ) -> None:
-        targets(url, hosts or HostConfig())  # mistakes show here
+        targets(url, hosts or HostConfig())  # raises for a wrong URL
         check_spool(config or WriterConfig(), spool)
         if queue < 1 or block < 0 or close_timeout < 0:
-            raise ConfigurationError("queue is 1 or more records, block and close_timeout are 0 or more seconds")
+            raise ConfigurationError("queue must be at least 1, block and close_timeout must not be negative")
         super().__init__(level)
         self._url = url
         self._config = config
@@ -110,9 +111,9 @@ class LumberjackHandler(logging.Handler):
             self._start()
 
     def _begin_anew(self) -> None:
-        """Be as if nothing had been logged: at first, and in the child of a fork."""
+        """Reset the state, in a new handler and in the child of a fork."""
         self.dropped = 0
-        """Records that found the queue full, came after the end, or cannot be sent at all."""
+        """Records that were dropped: the queue was full, the handler had ended, or the record cannot be sent."""
         self.failure: Exception | None = None
         """Why the sender has given up; ``None`` while it works."""
         self._records: deque[dict[str, Any]] = deque()
@@ -132,7 +133,7 @@ class LumberjackHandler(logging.Handler):
         self._done = trio.Event()
 
     def event(self, record: logging.LogRecord) -> dict[str, Any]:
-        """Make the event of a record; runs in the thread that logs."""
+        """Make the event of a record, in the thread that logs. Override it to change the keys; an error drops the record, as in `logging`."""
         return {
             "line": self.format(record),
             "host": self._host,
@@ -145,7 +146,7 @@ class LumberjackHandler(logging.Handler):
         }
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """Take a record, without the lock that each handler has: a thread that waits for room must not hold up those that do not."""
+        """Take a record without the lock of `logging.Handler`, so that a thread that waits for room does not hold up other threads."""
         if record.name == _OURS or record.name.startswith(_OURS + "."):
             self._show(record)
             return False
@@ -155,7 +156,7 @@ class LumberjackHandler(logging.Handler):
         return True
 
     def _show(self, record: logging.LogRecord) -> None:
-        """Give a record of levada to the handler of last resort if only handlers of this class would get it, and this is the first of them."""
+        """Give a record of levada to `logging.lastResort` if all its handlers are of this class. Only the first of them does so."""
         last = logging.lastResort
         if last is None or record.levelno < last.level:
             return
@@ -168,10 +169,10 @@ class LumberjackHandler(logging.Handler):
             last.handle(record)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue a record; never raises, and waits `block` seconds at most."""
+        """Queue a record. It never raises, and waits for `block` seconds at most."""
         try:
             event = self.event(record)
-        except Exception:  # noqa: BLE001 - logging's own rule: a record that cannot be formatted does not end the program
+        except Exception:  # noqa: BLE001 - as in logging: a record that cannot be formatted does not end the program
             self.handleError(record)
             return
         with self._changed:
@@ -191,7 +192,7 @@ class LumberjackHandler(logging.Handler):
     def _start(self) -> None:
         self._started = True
         if self._system is not None:
-            self._thread = threading.get_ident()  # where the system runs; what is logged here must not wait
+            self._thread = threading.get_ident()  # the thread of the system, in which emit must not wait
             self._system.spawn(_Sender, self)
         else:
             threading.Thread(target=self._run, name="lumberjack log handler", daemon=True).start()
@@ -205,7 +206,7 @@ class LumberjackHandler(logging.Handler):
                 self._token.run_sync_soon(self._wake.set)
 
     def flush(self) -> None:
-        """Wait until all records so far are acked, for `close_timeout` seconds at most. Does not wait in the sender's own thread."""
+        """Wait until all records so far are acked, for `close_timeout` seconds at most. In the sender's own thread it does not wait."""
         with self._changed:
             if self._started and not self._ended and threading.get_ident() != self._thread:
                 self._asked += 1
@@ -214,9 +215,9 @@ class LumberjackHandler(logging.Handler):
                 self._changed.wait_for(lambda: self._flushed >= wanted or self._ended, self._close_timeout)
 
     def close(self) -> None:
-        """Take no more records, and wait for acks, `close_timeout` seconds at most; in the sender's own thread, do not wait.
+        """Take no more records, and wait for acks for `close_timeout` seconds at most. In the sender's own thread it does not wait.
 
-        Records that are not acked by then are lost; one error in the log says how many. It goes to stderr if no other handler takes it.
+        Records that are not acked by then are lost. One error in the log says how many; without another handler it goes to stderr.
         """
         waited = False
         with self._changed:
@@ -226,7 +227,7 @@ class LumberjackHandler(logging.Handler):
                 with contextlib.suppress(trio.RunFinishedError):
                     self._token.run_sync_soon(self._hurry)
             if self._started and threading.get_ident() != self._thread:
-                # The sender keeps to its time by itself; the second more is for what it does afterwards.
+                # The sender ends by itself after `close_timeout`. The extra second is for its cleanup.
                 self._changed.wait_for(lambda: self._ended, self._close_timeout + 1.0)
                 waited = True
         super().close()
@@ -236,10 +237,10 @@ class LumberjackHandler(logging.Handler):
             logger.error("LumberjackHandler: %s%s", counts, reason)
 
     async def aclose(self) -> int:
-        """Close in the thread of the system that was given; return the records that are not acked.
+        """Close the handler from a task of the given system, and wait until the sender has ended; return the number of unacked records.
 
         Cancellation:
-            nothing is waited for any more; the sender goes on until its time is over.
+            the handler is closed; the sender goes on until `close_timeout` is over.
         """
         self.close()
         if self._started:
@@ -248,7 +249,7 @@ class LumberjackHandler(logging.Handler):
 
     @property
     def unacked(self) -> int:
-        """Records that are queued or sent and not acked; after `close`, those that were given up."""
+        """Number of records that are queued or sent and not acked; after `close`, of those that are lost."""
         with self._changed:
             return len(self._records) + self._taken + self._unacked
 
@@ -259,7 +260,7 @@ class LumberjackHandler(logging.Handler):
 
         try:
             trio.run(main)
-        except BaseException as error:  # noqa: BLE001 - the edge of the thread; to log it would be a record for this very handler
+        except BaseException as error:  # noqa: BLE001 - the edge of the thread; this handler does not take the records of levada
             self.failure = self.failure or RuntimeError(f"the sender of log records has failed: {error!r}")
             self._end()
 
@@ -286,7 +287,7 @@ class LumberjackHandler(logging.Handler):
             self._done.set()
 
     def _hurry(self) -> None:
-        """Be closed within the time for that."""
+        """Make the sender end within `close_timeout`."""
         self._scope.deadline = min(self._scope.deadline, trio.current_time() + self._close_timeout)
         self._wake.set()
 
@@ -315,7 +316,7 @@ class LumberjackHandler(logging.Handler):
                         await writer.send(event)
                     except EventRejected:
                         rejected = 1
-                    with self._changed:  # no record is missing from the sums at any time
+                    with self._changed:  # every record is in one of the sums at any time
                         self.dropped += rejected
                         self._taken -= 1
                         self._unacked = writer.unacked

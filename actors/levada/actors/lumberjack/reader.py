@@ -1,4 +1,4 @@
-"""`serve`: a Lumberjack reader, for Filebeat, Logstash's forwarders and our own writer."""
+"""`serve`: a Lumberjack reader for Filebeat, the forwarders of Logstash, and levada's own writer."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ReaderActor(Acceptor[LumberjackDriver]):
 
     @property
     def turned_away(self) -> int:
-        """Refused clients, and writers for which there was no room."""
+        """Writers that were refused, and writers for which there was no room."""
         return super().turned_away + self.load.refused
 
     def statistics(self) -> ReaderStatistics:
@@ -89,30 +89,30 @@ class ReaderActor(Acceptor[LumberjackDriver]):
         return (*super().metrics(), *reader_samples(self.url, self.load.statistics(trio.current_time())))
 
     def reload(self, context: ssl.SSLContext | None = None) -> None:
-        """Read the files again, or use this context."""
+        """Read the certificate files again, or use this context."""
         if context is None:
             super().reload()
         elif isinstance(self._listener, TlsListener):
             self._listener.reload(context)
         else:
-            raise ConfigurationError(f"{self.url} has no TLS, so no use for a context")
+            raise ConfigurationError(f"{self.url} does not use TLS, so it cannot use a context")
 
 
 class Reader(ListenerHandle[ReaderActor]):
-    """A reader that listens; comes from `serve`."""
+    """A reader that listens, made by `serve`."""
 
     def statistics(self) -> ReaderStatistics:
         """Return the counters as they are now."""
         return self._actor.statistics()
 
     def reload(self, context: ssl.SSLContext | None = None) -> None:
-        """Read the certificate files, and the files of the ``authenticate`` hook, again, for new connections; open ones stay (LJ-62).
+        """Read the certificate files and the files of the ``authenticate`` hook again. Open connections stay as they are (LJ-62).
 
         Args:
-            context: use this one instead of the settings.
+            context: use this one instead of the certificate files; then no file is read.
 
         Raises:
-            ConfigurationError: a file cannot be used, and the settings read from it stay unchanged; or a context without TLS.
+            ConfigurationError: a file cannot be used, and its old contents stay in use; or there is a context and no TLS.
         """
         self._actor.reload(context)
 
@@ -128,32 +128,30 @@ async def serve(
     authenticate: Authenticate | Authentication | None = None,
     trust_traces: bool | None = None,
 ) -> AsyncIterator[Reader]:
-    """Receive logs: the sink is asked to take each unit of events, and the unit is acked after the answer.
+    """Receive logs: ask the sink to take each unit of events, and ack the unit when it has answered.
 
-    Versions 1 and 2 are served on one port.  Entering the block means bound and listening; leaving it stops accepting and
-    reading, gives units at the sink `ReaderConfig.drain_timeout`, acks the units that got committed, and closes.  Writers send
-    unacked events again.
+    One port serves versions 1 and 2.  The block begins when the port is bound.  Leaving it stops accepting and reading, waits up to
+    `ReaderConfig.drain_timeout` for units at the sink, acks those that are committed, and closes.  Writers send unacked events again.
 
     Args:
-        system: where the actors live.
-        url: ``lumberjack://host:port`` or ``lumberjack+tls://host:port``; port 0 takes a free one, none is 5044. Also
+        system: the system in which the actors run.
+        url: ``lumberjack://host:port`` or ``lumberjack+tls://host:port``; port 0 takes a free one, and the default is 5044. Also
             ``lumberjack+memory://name``.
-        sink: see `Sink`; it must answer within the time of the oldest writer, 15 s for some of version 1: put a `SpoolSink` before
-            what takes longer (LJ-26).
+        sink: takes the units, see `Sink`. It must answer before its writers give up, which some of version 1 do after 15 s: put a
+            `SpoolSink` before a slower sink (LJ-26).
         config: limits, clocks and policies.
-        carrier: settings of the scheme; TLS needs a certificate; `TlsConfig.client_certificates` asks writers for theirs.
-        authenticate: decides on each writer by its address and certificate, as Lumberjack has no credentials; None lets all in. A
-            refused writer is only disconnected, since the protocol cannot say why.
-        trust_traces: whether a traced system goes on with the traces of writers, see ``docs/how-to/trace.md``. None: if they have an
+        carrier: settings of the scheme. TLS needs a certificate; `TlsConfig.client_certificates` asks writers for theirs.
+        authenticate: decides on each writer by its address and certificate, because Lumberjack has no credentials; None admits all. A
+            refused writer is only disconnected, because the protocol cannot say why.
+        trust_traces: whether a traced system continues the traces of writers, see ``docs/how-to/trace.md``. None: if they have an
             identity.
 
     Raises:
-        ConfigurationError: not such a URL, something that cannot be a sink, settings that cannot work, or the address cannot be
-            listened at.
+        ConfigurationError: the URL, the sink or the settings cannot work, or the address is taken.
 
     Cancellation:
-        connections are closed at once, as they are if the block ends by an error; nothing is acked that was not committed. Sinks of
-            connections have a second to end.
+        connections are closed at once, as they are if the block ends by an error. Units that are not committed are not acked. Sinks that
+            belong to connections have one second to end.
 
     Example:
         >>> import trio
@@ -178,7 +176,7 @@ async def serve(
 
 
 class _Function(Actor[Unit]):
-    """A function as the sink of one connection; what it calls its parameter's type is its own business."""
+    """A function as the sink of one connection. The annotation of its parameter is not checked."""
 
     function: Callable[[Unit], Awaitable[object]]
 
@@ -188,7 +186,7 @@ class _Function(Actor[Unit]):
 
 
 def _checked(sink: Sink) -> Ref[Unit] | Callable[[], Actor[Unit]]:
-    """Find out now what would else fail with each connection."""
+    """Check the sink now, because a wrong one would fail with each connection."""
     if isinstance(sink, Ref):
         return sink
     is_function = inspect.iscoroutinefunction(sink)
@@ -196,7 +194,7 @@ def _checked(sink: Sink) -> Ref[Unit] | Callable[[], Actor[Unit]]:
         inspect.signature(sink).bind(*([None] if is_function else []))
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"a sink is a Ref, an async function of one unit, or an actor class or factory without arguments; not {sink!r}: {error}"
+            f"a sink must be a Ref, an async function of one unit, or an actor class or factory without arguments, got {sink!r}: {error}"
         ) from error
     if is_function:
         return functools.partial(_Function, cast("Callable[[Unit], Awaitable[object]]", sink))
@@ -206,11 +204,11 @@ def _checked(sink: Sink) -> Ref[Unit] | Callable[[], Actor[Unit]]:
 def _settings(
     url: str, carrier: TcpConfig | TlsConfig | MemoryConfig | None, config: ReaderConfig
 ) -> TcpConfig | TlsConfig | MemoryConfig | None:
-    """Put what the protocol wants of a carrier into its settings."""
+    """Return the settings of the carrier, with the times that the protocol needs."""
     if carrier is None and url.startswith("tcp:"):
         carrier = TcpConfig()
     if isinstance(carrier, StreamConfig):
-        # LJ-28a: after our end, read on for a while; a reset would destroy acks under way.
+        # LJ-28a: read on for a while after this side's end, because a reset would destroy acks under way.
         return attrs.evolve(
             carrier, linger=config.linger, close_timeout=max(carrier.close_timeout, config.linger + 1.0)
         )

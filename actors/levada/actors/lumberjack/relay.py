@@ -1,4 +1,4 @@
-"""A relay: what a reader takes in, a writer sends on; the ack goes back only when the next reader has acked."""
+"""A relay: a writer sends on the events of a reader, and the reader acks them only when the next reader has."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["relay"]
 def relay(writer: Writer) -> Callable[[Unit], Awaitable[None]]:
     """Make a sink for `serve` that sends units on.
 
-    The writer's reader decides when a unit is safe, so an ack that reaches the first writer comes from the end of the line.
-    Writers of version 1 give up after 15 s or so: give the relay's writer a spool if its reader may be away for longer (LJ-26).
+    A unit is committed when the next reader has acked it, so the first writer gets its ack from the end of the chain.
+    Writers of version 1 give up after about 15 s: give the relay's writer a spool if its reader may be away for longer (LJ-26).
 
     Args:
-        writer: see `connect`; many connections may share it. With a spool on disk "safe" means on disk.
+        writer: made by `connect`; many connections may share it. With a spool, a unit is committed when it is on disk.
 
     Example:
         ``async with connect(system, far) as writer, serve(system, near, relay(writer)):``

@@ -1,8 +1,8 @@
 """A sink that writes each unit to disk before it is acked, as JSON lines that any tool can read.
 
-One unit is one file, named like `Unit.name`, and the file is there whole or not at all: it is written in a hidden folder,
-synced, renamed, and then the folder is synced.  Only after that comes the answer, and with it the ack.  So after a crash at any
-moment no acked event is missing; a unit that was in the folder and not acked comes again, in another file.
+One unit is one file, named after `Unit.name`.  The file appears complete or not at all: it is written in a hidden folder, synced and
+renamed, and then the folder is synced.  Only after that does the sink answer, which sends the ack.  So no acked event is missing after
+a crash at any moment.  A unit that was in the folder and not acked comes again, in another file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .unit import Unit
 
 __all__ = ["SpoolSink"]
 
-_OLD = 3600.0  # seconds since the last byte was written after which nobody is writing any more
+_OLD = 3600.0  # seconds without a new byte after which a file is considered abandoned
 
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
@@ -33,18 +33,18 @@ _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 class SpoolSink(Actor[Unit]):
     """Writes units into a folder; `functools.partial(SpoolSink, folder)` is a sink for `serve`.
 
-    A file is ``<connection>-<number>.jsonl``: one event a line, ASCII only.  Other characters, and surrogate escapes for bytes
-    that were not UTF-8, become JSON escapes.  A number that JSON cannot hold, which a writer can make by ``1e999``,
-    becomes text.  Ignore ``.writing``: it holds files being written; those left by a crash are removed at the next start after an hour.
+    A file ``<connection>-<number>.jsonl`` has one event on each line, in ASCII.  Other characters, and surrogate escapes for bytes
+    that were not UTF-8, become JSON escapes.  A number that JSON cannot hold, such as ``1e999`` from a writer, becomes text.
+    The folder ``.writing`` holds unfinished files.  Those that a crash has left are removed at a start at least an hour later.
 
     Args:
-        folder: made if it is not there, with mode 0700; the files in it have mode 0600.
+        folder: created with mode 0700 if it does not exist; its files have mode 0600.
     """
 
     folder: Path
 
     async def started(self) -> None:
-        """Make the folder, and remove what dead processes left half written."""
+        """Create the folder, and remove the unfinished files of processes that died."""
         self.folder = Path(self.folder)
         self.writing = self.folder / ".writing"
         await trio.to_thread.run_sync(self._prepare)
@@ -52,7 +52,7 @@ class SpoolSink(Actor[Unit]):
     def _prepare(self) -> None:
         make_private_folder(self.folder)
         make_private_folder(self.writing)
-        # Others may be writing there now. Should one of them be that slow its rename fails, and with it the unit, which comes again.
+        # Other processes may be writing here. If one is slower than that, its rename fails, and the unit comes again.
         old = time.time() - _OLD
         for file in self.writing.glob("*.jsonl"):
             with contextlib.suppress(FileNotFoundError):
@@ -62,7 +62,11 @@ class SpoolSink(Actor[Unit]):
     @handles
     @blocking
     def store(self, unit: Unit) -> str:
-        """Write a unit; the answer is the file's name."""
+        """Write a unit to disk, and answer with the name of the file.
+
+        Raises:
+            OSError: the file cannot be written; nothing of it stays.
+        """
         name = f"{unit.name}.jsonl"
         hidden = self.writing / name
         try:

@@ -1,10 +1,10 @@
-"""Following files: `tail` is what programs use.
+"""`tail` follows files and delivers their lines.
 
 * **The place in a file moves only when its lines are safe** (`tail_delivery`).
-* Each file has an actor (`tail_reader`); another actor looks for files and starts them (`tail_scanner`).
-* Lines that are read and not delivered are bounded for each file; then reading waits.
+* Each file has an actor (`tail_reader`).  Another actor looks for files and starts these actors (`tail_scanner`).
+* The lines of a file that are read and not delivered are bounded.  At the bound, reading waits.
 
-`levada.actors.lumberjack.tail_registry` explains how files are told apart.  All of it needs a POSIX system.
+`levada.actors.lumberjack.tail_registry` explains how files are identified.  All of this needs a POSIX system.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Deliver", "Tail", "TailConfig", "TailStatus", "tail"]
 
 
 class Tail:
-    """Files being followed. Made by `tail`."""
+    """The files that `tail` follows."""
 
     def __init__(self, shared: Shared, finished: trio.Event) -> None:
         self._shared = shared
@@ -44,7 +44,7 @@ class Tail:
         )
 
     async def finished(self) -> None:
-        """Wait until everything has been read and delivered; forever without `TailConfig.once`."""
+        """Wait until all files were read to their end and delivered. Without `TailConfig.once` this never happens."""
         await self._finished.wait()
 
 
@@ -57,20 +57,23 @@ async def tail(
     registry: str | os.PathLike[str] | None = None,
     config: TailConfig | None = None,
 ) -> AsyncIterator[Tail]:
-    """Follow files while the block lasts, and hand their lines to `deliver`: each line at least once.
+    """Follow files while the block lasts, and hand each of their lines to `deliver` at least once.
 
-    Entering the block means that files have been looked for.
-    Leaving the block reads no more, gives lines under way `TailConfig.drain_timeout` seconds to be delivered, and writes the registry.
+    The block begins after the first look for files.
+    Leaving it stops reading, waits up to `TailConfig.drain_timeout` seconds until the lines under way are delivered, and writes the registry.
 
     Args:
-        system: has been entered.
-        patterns: names of files, or patterns of them as in a shell, ``**`` included.
+        system: a running system.
+        patterns: names of files, or patterns as in a shell, including ``**``.
         deliver: takes a list of events and returns when they are safe. If it fails, the same events come again.
-        registry: folder that keeps the places; ``None``: they are not kept, so the next run begins anew.
-        config: ``None``: the defaults.
+        registry: folder that keeps the place in each file; ``None``: the places are not kept, so the next run starts anew.
+        config: how files are followed; ``None``: the defaults.
 
     Raises:
         ConfigurationError: the registry cannot be used.
+
+    Cancellation:
+        lines under way are not waited for, and come again in the next run; the registry is written.
     """
     config = config or TailConfig()
     with contextlib.ExitStack() as files:
@@ -79,7 +82,7 @@ async def tail(
         shared = Shared(config, entries, deliver)
         scanner = system.spawn(Scanner, tuple(patterns), shared, finished, supervise="escalate")
         try:
-            await shared.looked.wait()  # from now on it is known what there is to do
+            await shared.looked.wait()
             yield Tail(shared, finished)
             with trio.move_on_after(config.drain_timeout):
                 await scanner.ask(Drain(), timeout=None)

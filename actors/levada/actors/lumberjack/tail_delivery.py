@@ -1,7 +1,7 @@
-"""Handing on the lines of one file, in batches, and moving its place over those that are safe.
+"""Deliver the lines of one file in batches, and move its place over the lines that are safe.
 
-Several batches may be under way, and they may be done in any order; the place moves over the batches at the front that are done.
-Lines under way are bounded, in number and in bytes.
+Several batches may be under way and may finish in any order.  The place moves over the finished batches at the front.
+Lines under way are bounded in number and in bytes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Key = tuple[int, int]
 """Device and inode of a file."""
 
 _BATCH = 1024  # lines in one call of `deliver`
-_LINE_COST = 256  # bytes that a line costs beside its text
+_LINE_COST = 256  # bytes of memory that a line takes beside its text
 
 
 @attrs.define
 class Counters:
-    """What a `TailStatus` tells beside what there is now."""
+    """The counters of a `TailStatus`."""
 
     lines_read: int = 0
     lines_acked: int = 0
@@ -44,7 +44,7 @@ class Counters:
 
 @attrs.define(eq=False)
 class Shared:
-    """What the scanner and the actors of its files have in common."""
+    """The state that the scanner shares with the actors of its files."""
 
     config: TailConfig
     registry: FileRegistry
@@ -53,15 +53,15 @@ class Shared:
     files: int = 0
     waiting: int = 0
     looked: trio.Event = attrs.field(factory=trio.Event)
-    """Set once files have been looked for."""
+    """Set after the first look for files."""
     bytes_waiting: int = 0
-    """In files that wait for a place."""
+    """Unacknowledged bytes of the files that wait."""
     crowded: bool = False
-    """Whether files wait for a place."""
+    """Whether files wait until others are closed."""
     sizes: dict[Key, tuple[FileEntry, int]] = attrs.field(factory=dict)
-    """Entry and last known size of the files being read, and of those that were let go before they were delivered."""
+    """Entry and last known size of the files that are being read, and of those that were closed undelivered at the end."""
     left: dict[Key, int] = attrs.field(factory=dict)
-    """Size of files that were let go, at that time."""
+    """Sizes that files had when they were closed as inactive."""
 
 
 @attrs.define(eq=False)
@@ -80,13 +80,13 @@ class Delivery:
     """The lines of one file that are under way.
 
     Args:
-        shared: what is counted, and how lines are delivered.
+        shared: the settings and counters.
         start_soon: runs a task of the file's actor that delivers a batch; if it fails, the actor fails.
     """
 
     def __init__(self, shared: Shared, start_soon: Callable[..., None]) -> None:
         self.draining = False
-        """Whether nothing more is to be read, and what waits for room is left for the next time."""
+        """Whether reading has ended; records that wait for room are left for the next run."""
         self._shared = shared
         self._start_soon = start_soon
         self._under_way: deque[_Batch] = deque()
@@ -99,7 +99,7 @@ class Delivery:
         self._wake.set()
 
     async def woken(self) -> None:
-        """Wait until a batch is done or the end is wanted."""
+        """Wait until a batch is done, or `drain` is called."""
         if not self.draining or self._under_way:
             self._wake = trio.Event()
             await self._wake.wait()
@@ -110,13 +110,16 @@ class Delivery:
             await self.woken()
 
     async def hand_on(self, entry: FileEntry, records: list[Record], window: bytes, end: int) -> None:
-        """Hand records on in batches, waiting while too much is under way; records left over at the end are read again next time.
+        """Begin to deliver records in batches, waiting while too much is under way. After `drain`, the rest is left for the next run.
 
         Args:
-            entry: of the file.
+            entry: the registry's entry of the file.
             records: in the order of the file.
-            window: the bytes around them, which identify the place behind a batch.
-            end: place in the file behind the window.
+            window: the bytes around the records; the last bytes before a place identify it.
+            end: offset in the file behind the window.
+
+        Cancellation:
+            batches that have begun stay under way; the rest was not taken.
         """
         config, counters = self._shared.config, self._shared.counters
         base = end - len(window)

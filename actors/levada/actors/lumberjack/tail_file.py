@@ -1,8 +1,8 @@
-"""One open file that grows, is renamed, truncated or written over: everything here blocks and runs in a thread.
+"""An open file that grows, is renamed, truncated or overwritten. Everything here blocks and runs in a thread.
 
-A round of reading is one call, `OpenFile.look`: it asks the system for the size, compares the bytes that identify the file, and reads
-new bytes.  Comparing comes before reading: if the file is truncated and written again between the two, one damaged line may
-come out, but the new content is then read from its start in the next round, so that nothing is left out.
+Each call of `OpenFile.look` gets the size from the system, compares the bytes that identify the file, and then reads new bytes.  If the
+file is truncated and written again between the comparison and the read, one damaged line may come out.  The next call notices, and the
+new content is read from its start, so nothing is left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Found", "Look", "OpenFile", "find_files", "find_moved"]
 
 @attrs.frozen
 class Found:
-    """A regular file that a pattern names."""
+    """A regular file that a pattern matches."""
 
     path: str
     device: int
@@ -39,7 +39,7 @@ class Look:
     size: int
     """Bytes of the file."""
     replaced: bool = False
-    """The file was truncated or written over: the bytes read before are no longer there."""
+    """The file was truncated or overwritten: the bytes read before are no longer there."""
     head: bytes = b""
     """The first bytes, up to `HEAD`."""
     before: bytes = b""
@@ -47,31 +47,31 @@ class Look:
 
 
 class OpenFile:
-    """A file held open for reading: it stays the same file when it is renamed or unlinked.
+    """A file that is open for reading. It stays the same file when it is renamed or unlinked.
 
     Args:
-        path: of a regular file.
+        path: the path of a regular file.
 
     Raises:
         OSError: it cannot be opened.
     """
 
     def __init__(self, path: str) -> None:
-        # Without O_NONBLOCK the opening of a pipe that has taken the file's place would wait for a writer.
+        # Without O_NONBLOCK, opening a pipe that has replaced the file would wait for a writer.
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         status = os.fstat(self._descriptor)
         self.device, self.inode, self.size = status.st_dev, status.st_ino, status.st_size
         self.position = 0
-        """Bytes read so far."""
+        """Offset of the next byte to read."""
         self._head = b""
         self._tail = b""
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._descriptor)
 
     def is_described_by(self, entry: FileEntry) -> bool:
-        """Whether this file has the content that `entry` tells of."""
+        """Whether this file has the content that `entry` describes."""
         return entry.describes(self._descriptor, self.size)
 
     def head(self) -> bytes:
@@ -85,7 +85,10 @@ class OpenFile:
         self._tail = os.pread(self._descriptor, TAIL, max(0, position - TAIL))[: min(TAIL, position)]
 
     def end_of_lines(self, most: int) -> int:
-        """Return where the last whole line ends, looked for in the last `most` bytes; if there is none, the size."""
+        """Return the offset behind the last complete line, searched in the last `most` bytes.
+
+        Without a line end in them it is 0 if they are the whole file, and otherwise the size.
+        """
         start = max(0, self.size - most)
         last = os.pread(self._descriptor, self.size - start, start).rfind(b"\n")
         if last < 0:
@@ -109,10 +112,10 @@ class OpenFile:
 
 
 def find_files(patterns: Iterable[str], exclude: Sequence[str]) -> list[Found]:
-    """List the regular files that the patterns name, each inode once, the least recently changed first; what cannot be looked at is left out."""
+    """List the regular files that the patterns match, each inode once, the least recently changed first. Inaccessible files are left out."""
     found: dict[tuple[int, int], tuple[float, Found]] = {}
     for pattern in patterns:
-        # A name that exists is meant literally, whatever characters it is made of.
+        # An existing name is taken literally, even if it looks like a pattern.
         paths = [pattern] if os.path.lexists(pattern) else glob.glob(pattern, recursive=True)
         for path in map(os.path.abspath, paths):
             if any(fnmatch(os.path.basename(path), wrong) for wrong in exclude):
@@ -120,7 +123,7 @@ def find_files(patterns: Iterable[str], exclude: Sequence[str]) -> list[Found]:
             try:
                 status = os.stat(path)
             except OSError:
-                continue  # it went away, or is a link to nothing
+                continue  # it was removed, or is a broken link
             if stat.S_ISREG(status.st_mode):
                 key = (status.st_dev, status.st_ino)
                 found.setdefault(key, (status.st_mtime, Found(path, *key, status.st_size)))
@@ -128,7 +131,11 @@ def find_files(patterns: Iterable[str], exclude: Sequence[str]) -> list[Found]:
 
 
 def find_moved(entries: Iterable[FileEntry]) -> list[Found]:
-    """Find files of the registry that no pattern names any more, in the folders where they were, if something of them was not shipped."""
+    """Find renamed files in the folders where they were, if a part of them was not shipped.
+
+    Args:
+        entries: the registry's entries of files that no pattern matches any more.
+    """
     wanted = {(entry.device, entry.inode): entry for entry in entries}
     found: list[Found] = []
     for folder in {os.path.dirname(entry.path) for entry in wanted.values()}:

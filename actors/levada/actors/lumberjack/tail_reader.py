@@ -1,7 +1,7 @@
 """The actor that reads one file.
 
-Everything that may wait for a disk runs in a thread, one bounded read a round; a file with nothing new is looked at
-every `TailConfig.poll` seconds.
+Every call that may wait for a disk runs in a thread, with one bounded read at a time.  A file without new bytes is looked at every
+`TailConfig.poll` seconds.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ logger = logging.getLogger("levada.actors.lumberjack.tail")
 
 @attrs.frozen
 class Drain(Asks[None]):
-    """Read no more and wait for lines under way; answered when all files are let go. A file's actor does it for its file."""
+    """Stop reading, and wait for lines under way. The scanner answers when all files are closed; the actor of a file then stops."""
 
 
 @attrs.frozen
 class Located:
-    """Where the file is now; ``None``: no pattern names it."""
+    """The place of the file."""
 
     path: str | None
+    """``None`` if no pattern matches the file any more."""
 
 
 class FileReader(Actor[Located | Drain]):
@@ -51,25 +52,25 @@ class FileReader(Actor[Located | Drain]):
         """Whether there is a task that closes the file."""
 
     def started(self) -> None:
-        """Start to follow the file from its acknowledged place."""
+        """Begin to follow the file, from its acknowledged place."""
         self.last_data = trio.current_time()
         self.begin_at(self.entry.offset)
         self.start_soon(self.follow)
         self.reads = True
 
     def stopping(self, reason: Reason) -> None:
-        """Take no more lines; those under way are read again by the next actor of the file."""
-        if not self.delivery.draining:  # else it tells what is left
+        """Forget the file. Lines under way are read again by its next actor."""
+        if not self.delivery.draining:  # at the end, the entry still says how much is left
             self.shared.sizes.pop(self.key, None)
         if not self.reads:
             self.file.close()
 
     def undelivered(self, messages: list[Any]) -> None:
-        """Leave it: where a file is that was let go is of no interest, and no dead letter."""
+        """Drop the messages: the place of a closed file does not matter, so they are not dead letters."""
 
     @handles
     def locate(self, m: Located) -> None:
-        """Note where the file is."""
+        """Note the place of the file."""
         self.gone = m.path is None
         if m.path is not None and m.path != self.entry.path:
             self.entry.path = m.path
@@ -77,7 +78,7 @@ class FileReader(Actor[Located | Drain]):
 
     @handles
     def drain(self, _: Drain) -> None:
-        """Come to an end."""
+        """Stop reading."""
         self.delivery.drain()
 
     def begin_at(self, offset: int) -> None:
@@ -88,7 +89,7 @@ class FileReader(Actor[Located | Drain]):
         )
 
     async def follow(self) -> None:
-        """Read and deliver, as the task of this actor; then end it."""
+        """Read and deliver until there is nothing more to do, then stop the actor."""
         try:
             await trio.to_thread.run_sync(self.file.go_to, self.entry.offset)
             while not self.delivery.draining and await self.read_once():
@@ -99,10 +100,10 @@ class FileReader(Actor[Located | Drain]):
         self.stop()
 
     async def read_once(self) -> bool:
-        """One round; false when there is nothing more to do here."""
+        """Read once, or wait; return false when there is nothing more to do."""
         config = self.shared.config
         look = await trio.to_thread.run_sync(self.file.look, config.read_size)
-        # The end may have come while the thread looked: no delivery may begin.
+        # If this task was cancelled while the thread read, no delivery may begin.
         await trio.lowlevel.checkpoint_if_cancelled()
         now = trio.current_time()
         self.shared.sizes[self.key] = (self.entry, look.size)
@@ -119,7 +120,7 @@ class FileReader(Actor[Located | Drain]):
             return True
         quiet = now - self.last_data
         if config.once or (self.gone and quiet >= config.rotate_wait):
-            # Nobody will write the end of the last line any more.
+            # The last line will not be finished.
             await self.hand_on(self.lines_of.finish(partial=True), look)
             return False
         if self.lines_of.holding and quiet >= config.multiline_timeout:
@@ -136,7 +137,7 @@ class FileReader(Actor[Located | Drain]):
         await self.delivery.hand_on(self.entry, records, look.before + look.data, self.file.position)
 
     def begin_again(self) -> None:
-        """Read the file from its start, as a new one; the old entry stays for the lines under way and for copies of the old content."""
+        """Read the file from its start, as a new one. The old entry stays, for lines under way and for copies of the old content."""
         self.shared.counters.replacements += 1
         self.entry = self.shared.registry.add(
             FileEntry(path=self.entry.path, device=self.file.device, inode=self.file.inode)

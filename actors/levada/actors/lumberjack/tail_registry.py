@@ -1,4 +1,4 @@
-"""The registry: how far each file has been shipped. It is on disk, so that a shipper that was killed continues at the last ack.
+"""The registry: how far each file has been shipped. It is kept on disk, so a shipper that was killed continues at the last ack.
 
 A file is identified by its device and inode *and* by its content: a digest of its first bytes, and a digest of the last bytes that were
 shipped.  The inode alone is not enough, because systems reuse inodes; the content alone is not enough, because many logs begin with the
@@ -46,7 +46,7 @@ __all__ = ["HEAD", "TAIL", "FileEntry", "FileRegistry", "digest", "names_before_
 HEAD = 1024
 """Bytes at the beginning of a file that identify it."""
 TAIL = 64
-"""Bytes before the acked place that must still be there."""
+"""Bytes before the acked place that must be unchanged."""
 FORGET = 7 * 86400.0
 """Seconds after which a file that is gone is forgotten."""
 
@@ -57,12 +57,12 @@ logger = logging.getLogger("levada.actors.lumberjack.tail")
 
 
 def digest(data: bytes) -> str:
-    """Return a digest to compare bytes of a file."""
+    """Return a digest of bytes of a file, for comparison."""
     return hashlib.sha256(data).hexdigest()[:32]
 
 
 def names_before_rotation(path: str) -> list[str]:
-    """List the paths that rotation may have copied to `path`: itself, and without a suffix behind ``.``, ``-`` or ``_``.
+    """List the paths that rotation may have copied to `path`: the path itself, and the path without a suffix after ``.``, ``-`` or ``_``.
 
     Example:
         >>> names_before_rotation("/var/app.log-2026.1")
@@ -77,18 +77,20 @@ class FileEntry:
     """One file, and how far it was shipped."""
 
     path: str
-    """Where it was seen last."""
+    """Its last known path."""
     device: int
-    """0 and inode 0: the file is not there any more in this form; it was truncated or written over."""
     inode: int
+    """0, with device 0: this content is gone, because the file was truncated or overwritten."""
     head_length: int = 0
     head_digest: str = ""
+    """Digest of the first `head_length` bytes."""
     offset: int = 0
     """Bytes that the reader has acknowledged."""
     tail_length: int = 0
     tail_digest: str = ""
+    """Digest of the `tail_length` bytes before `offset`."""
     seen: float = attrs.field(factory=time.time)
-    """When the file was there last, in seconds since 1970."""
+    """The time at which the file was last found, in seconds since 1970."""
 
     def describes(self, descriptor: int, size: int) -> bool:
         """Whether an open file of `size` bytes has the content that was shipped. Reads the file."""
@@ -103,15 +105,15 @@ class FileEntry:
 
     @property
     def can_be_copied(self) -> bool:
-        """Whether enough of the file is known, and shipped, to know a copy of it (rule 3)."""
+        """Whether enough of the file is known and shipped to recognise a copy of it (rule 3)."""
         return self.offset > 0 and self.head_length == HEAD
 
     def note_head(self, head: bytes) -> None:
-        """Know the file by these first bytes from now on."""
+        """Identify the file by these first bytes from now on."""
         self.head_length, self.head_digest = len(head), digest(head)
 
     def move_to(self, offset: int, tail: bytes) -> None:
-        """Note that everything before `offset`, the last of it being `tail`, is acknowledged."""
+        """Note that all bytes before `offset` are acknowledged; `tail` are the last of them."""
         self.offset, self.tail_length, self.tail_digest = offset, len(tail), digest(tail)
 
 
@@ -123,12 +125,12 @@ Snapshot = list[tuple[Any, ...]]
 
 
 class FileRegistry:
-    """All entries, and the file that keeps them. Made by `open_registry`; for one thread only.
+    """All entries, and the file that keeps them. Made by `open_registry`. Only `write` may run in another thread.
 
     Args:
-        path: of the JSON file; ``None``: nothing is kept on disk.
-        entries: what it held.
-        is_new: there was no such file.
+        path: the JSON file; ``None``: nothing is kept on disk.
+        entries: the entries in the file.
+        is_new: whether there was no such file.
     """
 
     def __init__(self, path: Path | None, entries: Iterable[FileEntry] = (), *, is_new: bool = True) -> None:
@@ -138,14 +140,14 @@ class FileRegistry:
         self.is_new = is_new
         """Whether there was no registry before."""
         self.dirty = is_new
-        """Whether there is something to write."""
+        """Whether the entries differ from the file."""
 
     def by_inode(self, device: int, inode: int) -> FileEntry | None:
-        """Find the entry of a file that is there."""
+        """Find the entry of an existing file."""
         return self._by_inode.get((device, inode))
 
     def add(self, entry: FileEntry) -> FileEntry:
-        """Take in an entry; an older entry with the same inode is kept only to recognise copies."""
+        """Add an entry. An older entry with the same inode stays only to recognise copies."""
         before = self.by_inode(entry.device, entry.inode)
         if before is not None:
             before.device = before.inode = 0
@@ -155,7 +157,7 @@ class FileRegistry:
         return entry
 
     def by_path(self) -> dict[str, list[FileEntry]]:
-        """Return the entries whose copies would be known, by the path of the file."""
+        """Return the entries whose copies can be recognised, by path."""
         found: dict[str, list[FileEntry]] = {}
         for entry in self.entries:
             if entry.can_be_copied:
@@ -171,21 +173,21 @@ class FileRegistry:
             self._by_inode = {(entry.device, entry.inode): entry for entry in kept if entry.inode}
 
     def snapshot(self) -> Snapshot | None:
-        """Return what `write` should put on disk, or ``None`` if that is there already. 10 ms for 10,000 files."""
+        """Return the entries for `write`, or ``None`` if the file is up to date. Takes 10 ms for 10,000 files."""
         if not self.dirty:
             return None
         self.dirty = False
         return list(map(_values, self.entries))
 
     def write(self, snapshot: Snapshot) -> None:
-        """Put a snapshot in the place of the file; it is on the disk when this returns. Blocks; for a thread.
+        """Replace the file by a snapshot, which is on the disk when this returns. Blocks: run it in a thread.
 
         Raises:
-            OSError: it cannot be written; the old file is as it was.
+            OSError: it cannot be written; the old file is unchanged.
         """
         if self._path is None:
             return
-        # A line for each, so that C code writes it: with indents, and of all at once, it took 220 ms for 10,000 files, and not in a thread.
+        # One entry at a time is encoded in C. Indented JSON of all entries took 220 ms for 10,000 files, and held the GIL.
         files = ",\n".join(json.dumps(dict(zip(_FIELDS, values, strict=True))) for values in snapshot)
         octets = f'{{"version": {_VERSION}, "files": [\n{files}\n],\n'.encode("ascii")
         replace_file(self._path, b"%s%s: %d}\n" % (octets, _CHECKSUM, zlib.crc32(octets)))
@@ -194,13 +196,13 @@ class FileRegistry:
 
 @contextmanager
 def open_registry(folder: str | os.PathLike[str] | None) -> Iterator[FileRegistry]:
-    """Read the registry in `folder`, which is made if need be, and keep other shippers off it while the block lasts. Blocks.
+    """Read the registry in `folder`, which is created if needed, and lock it while the block lasts. Blocks.
 
     Args:
         folder: ``None``: a registry in memory only.
 
     Raises:
-        ConfigurationError: the folder cannot be used, another shipper uses it, or the file in it is no registry.
+        ConfigurationError: the folder cannot be used, another shipper uses it, or its file is not a registry.
     """
     if folder is None:
         yield FileRegistry(None)
@@ -227,7 +229,7 @@ def _read(path: Path, *, used: bool) -> FileRegistry:
         registry = FileRegistry(path, is_new=not used)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigurationError(
-            f"{path} is no registry of files ({error}); move it away to ship everything again"
+            f"{path} is not a registry of files ({error}); move it away to ship everything again"
         ) from error
     try:
         registry.write([])

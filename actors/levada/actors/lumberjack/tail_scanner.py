@@ -1,7 +1,7 @@
-"""The actor that looks for files, keeps an actor at each of them, and writes the registry.
+"""The actor that looks for files, keeps an actor for each of them, and writes the registry.
 
-What goes wrong with a file (a disk error, a delivery that fails) ends the actor of that file alone, and the next look for files starts
-another one at the place that is acknowledged.  So `Scanner` is the supervisor, with its interval as the back-off.
+An error with a file (a disk error, a failed delivery) ends only the actor of that file.  The next look for files starts another one at the
+acknowledged place.  So `Scanner` is the supervisor, with its interval as the back-off.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ logger = logging.getLogger("levada.actors.lumberjack.tail")
 
 
 class Scanner(Actor[Drain | Down]):
-    """Looks for files, and keeps an actor at each of them."""
+    """Looks for files, and keeps an actor for each of them."""
 
     patterns: tuple[str, ...]
     shared: Shared
     finished: trio.Event
-    """Set when, with `TailConfig.once`, everything has been read and delivered."""
+    """Set when, with `TailConfig.once`, all files were read and delivered."""
     readers: dict[Key, Ref[Located | Drain]] = attrs.field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
-        self.done: set[Key] = set()  # files of a single run that are not taken up again
-        self.unripe: dict[Key, int] = {}  # sizes of what may be copies under way
-        # Files that are not read to their end; renamed to a name without a pattern they must be looked for.
+        self.done: set[Key] = set()  # with `once`: files that were read, or cannot be
+        self.unripe: dict[Key, int] = {}  # sizes of files that may be unfinished copies
+        # Files that are not read to their end. If one is renamed so that no pattern matches, it must be searched for.
         self.unfinished = {(entry.device, entry.inode) for entry in self.shared.registry.entries if entry.inode}
         self.refused: set[tuple[str, str]] = set()
         self.looked = False
@@ -59,11 +59,11 @@ class Scanner(Actor[Drain | Down]):
         await self.write_registry()
 
     def undelivered(self, messages: list[Any]) -> None:
-        """Leave it: which actors of files have ended is of no interest any more, and no dead letter."""
+        """Drop the messages: the ends of readers do not matter any more, so they are not dead letters."""
 
     @handles
     def drain(self, m: Drain) -> None:
-        """Let all files come to an end; answered then."""
+        """End the reading of all files; the answer comes when all are closed."""
         self.drained = self.reply_later()
         for reader in self.readers.values():
             if reader.is_alive:
@@ -72,7 +72,7 @@ class Scanner(Actor[Drain | Down]):
 
     @handles
     def file_ended(self, m: Down) -> None:
-        """An actor of a file is gone."""
+        """Note that the actor of a file has ended."""
         key = m.tag
         del self.readers[key]
         self.shared.files = len(self.readers)
@@ -86,7 +86,7 @@ class Scanner(Actor[Drain | Down]):
         self.look_whether_done()
 
     def look_whether_done(self) -> None:
-        """If no file is being read any more, tell those who wait for that."""
+        """If no file is being read any more, answer `Drain` and set `finished`."""
         if self.readers:
             return
         if self.drained is not None:
@@ -96,13 +96,13 @@ class Scanner(Actor[Drain | Down]):
             self.finished.set()
 
     async def save(self) -> None:
-        """Write the registry now and then."""
+        """Write the registry every `TailConfig.save` seconds."""
         while True:
             await trio.sleep(self.shared.config.save)
             await self.write_registry()
 
     async def write_registry(self) -> None:
-        """Write the registry if anything in it has changed."""
+        """Write the registry if it has changed."""
         registry = self.shared.registry
         async with self.writing:
             snapshot = registry.snapshot()
@@ -116,7 +116,7 @@ class Scanner(Actor[Drain | Down]):
                 logger.error("the registry of files cannot be written: %s", error, extra={"event": "registry_error"})
 
     async def look_for_files(self) -> None:
-        """Look for files now and then, and start actors for them."""
+        """Look for files every `TailConfig.scan` seconds, or when places are free, and start actors for them."""
         config = self.shared.config
         while self.drained is None and not (self.looked and config.once and not self.shared.waiting):
             self.freed = trio.Event()
@@ -132,7 +132,7 @@ class Scanner(Actor[Drain | Down]):
                 await self.take_in(here | moved)
             except ActorStopped:
                 return  # the end came while threads looked at files
-            self.unfinished |= moved.keys() - self.readers.keys() - self.done  # there was no place for them
+            self.unfinished |= moved.keys() - self.readers.keys() - self.done  # they wait until others are closed
             self.looked = True
             self.shared.looked.set()
             self.look_whether_done()
@@ -140,7 +140,7 @@ class Scanner(Actor[Drain | Down]):
                 await self.freed.wait()
 
     async def take_in(self, here: dict[Key, Found]) -> None:
-        """Tell the actors where their files are, and start those that are missing."""
+        """Tell the actors where their files are, and start the missing actors."""
         shared, registry = self.shared, self.shared.registry
         for key, reader in self.readers.items():
             if reader.is_alive:  # else its `Down` is under way
@@ -167,14 +167,14 @@ class Scanner(Actor[Drain | Down]):
                 if opened is not None and entry is not None:
                     taken.append((key, opened, entry))
             if taken:
-                # Before anything is read: killed now and the file renamed then, the next shipper would not know that it must look for it.
+                # Before anything is read: otherwise, if this process is killed and the file is renamed, the next shipper would not know it.
                 await self.write_registry()
             while taken:
                 key, opened, entry = taken[0]
                 self.readers[key] = reader = self.spawn(FileReader, opened, entry, shared)
-                taken.popleft()  # it is the reader's now
+                taken.popleft()  # the reader closes it
                 self.watch(reader, key)
-                if self.drained is not None:  # meanwhile
+                if self.drained is not None:  # since the check above
                     reader.tell(Drain())
         except BaseException:
             for _, opened, _ in taken:
@@ -190,14 +190,14 @@ class Scanner(Actor[Drain | Down]):
         registry.forget_old(now)
 
     def behind(self, key: Key, file: Found) -> int:
-        """Return how much of a file was not shipped, as far as its entry is known without opening it."""
+        """Return the bytes of a file that were not shipped, as far as is known without opening it."""
         entry = self.shared.registry.by_inode(*key)
         return max(0, file.size - (0 if entry is None else entry.offset))
 
     async def take_in_file(
         self, key: Key, file: Found, originals: list[FileEntry]
     ) -> tuple[OpenFile | None, FileEntry | None]:
-        """Open a file and see to it that it has an entry; nothing if it cannot be read, or not yet."""
+        """Open a file and find or make its entry; return neither if it cannot be read, or not yet."""
         shared, registry = self.shared, self.shared.registry
         try:
             opened, entry = await trio.to_thread.run_sync(self.identify, file, registry.by_inode(*key), originals)
@@ -215,7 +215,7 @@ class Scanner(Actor[Drain | Down]):
         if opened is None:
             return None, None
         if (opened.device, opened.inode) != key:
-            opened.close()  # another file has taken its place just now
+            opened.close()  # another file has replaced it meanwhile
             return None, None
         if entry is None:
             entry = FileEntry(path=file.path, device=file.device, inode=file.inode)
@@ -233,12 +233,18 @@ class Scanner(Actor[Drain | Down]):
     def identify(
         self, file: Found, own: FileEntry | None, originals: list[FileEntry]
     ) -> tuple[OpenFile | None, FileEntry | None]:
-        """Open a file and find its entry, see the rules of the registry; no file if it should be looked at again later. Blocks.
+        """Open a file and find its entry by the rules of the registry. Blocks.
 
         Args:
-            file: as it was found.
+            file: the file to open.
             own: the entry of its inode.
-            originals: entries of files that it may be a copy of.
+            originals: entries of files of which it may be a copy.
+
+        Returns:
+            File and entry; no entry for a new file; neither if the file may be an unfinished copy, to be looked at again later.
+
+        Raises:
+            OSError: the file cannot be opened or read.
         """
         opened = OpenFile(file.path)
         try:
@@ -250,7 +256,7 @@ class Scanner(Actor[Drain | Down]):
                 if entry is own or head != entry.head_digest:
                     continue
                 if opened.size < entry.offset and self.unripe.get(key) != opened.size and not self.shared.config.once:
-                    # Perhaps it is still being copied. If it does not grow until the next look, it is a file of its own.
+                    # It may still be being copied. If it has not grown at the next look, it is a new file.
                     self.unripe[key] = opened.size
                     opened.close()
                     return None, None

@@ -1,4 +1,4 @@
-"""Contexts of traces as fields of events."""
+"""Trace contexts in the fields of events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from levada.framework.tracing import Span, TraceHeaders, Tracing
 __all__ = ["fields_of", "serving"]
 
 _MOST: Final = 128
-"""Contexts of one unit: what OpenTelemetry keeps as links of a span."""
+"""Contexts of one unit that are used: the default limit of OpenTelemetry for the links of a span."""
 
 
 def fields_of(headers: TraceHeaders) -> dict[str, str]:
@@ -24,7 +24,7 @@ def fields_of(headers: TraceHeaders) -> dict[str, str]:
 
 
 def serving(tracing: Tracing, events: Iterable[Mapping[str, Any]], peer: RemotePeer | None) -> Span:
-    """Begin the span of a unit: below the context of its events if they share one, otherwise with links to them. Source: LJ-64."""
+    """Begin the span of a unit, as a child of the context of its events if they share one, otherwise with links to theirs. Source: LJ-64."""
     found = {TraceHeaders.parse(event.get("traceparent"), event.get("tracestate", "")): None for event in events}
     contexts = [tracing.context(headers, peer) for headers in islice(filter(None, found), _MOST)]
     known = [context for context in contexts if context is not None]

@@ -1,6 +1,6 @@
-"""Turns of unpacking and parsing: busy connections, however many, do not delay a connection with little work.
+"""Fair turns of unpacking and parsing: any number of busy connections does not delay a connection with little work.
 
-A step takes 10 ms at worst, or 300 ms if it is large (one very long JSON text), and an envelope of 9 kB can ask for a thousand steps.
+A step takes 10 ms at worst, or 300 ms if it is large (one very long JSON text), and an envelope of 9 kB can need a thousand steps.
 Each connection may use `_FREE` seconds at any time, and earns more at a rate of `_EARNED`.  A connection that has used more waits for
 its turn, and so does every large step; the least busy connection goes first.  Between two such steps the scheduler runs all other tasks
 once.  After a large step, no other large step begins for as long as it took.
@@ -21,16 +21,17 @@ __all__ = ["Share", "Turns"]
 _FREE: Final = 0.01
 _EARNED: Final = 1 / 64
 _LARGE: Final = 0.25
-_MOST: Final = 0.5  # seconds that are remembered: who has worked for hours is not last for hours
+_MOST: Final = 0.5  # upper bound of the used seconds: a connection that worked for hours does not come last for hours
 
 
 @attrs.define(eq=False)
 class Share:
-    """What one connection has used of the processor."""
+    """The processor time that one connection has used."""
 
     used: float = 0.0
-    """Seconds, minus those earned since."""
+    """Seconds used, minus seconds earned until `at`."""
     at: float = attrs.field(factory=perf_counter)
+    """The time of the last step."""
 
     @property
     def spent(self) -> bool:
@@ -51,26 +52,29 @@ class _Waiting:
 
 
 class Turns:
-    """Steps of the connections of one reader, one after another where they are not small."""
+    """The order of the steps of all connections of one reader."""
 
     def __init__(self) -> None:
         self._busy = False
         self._resting = False  # no large step may begin
-        self._lines: tuple[list[tuple[float, int, _Waiting]], ...] = ([], [])  # of steps, and of large ones
+        self._lines: tuple[list[tuple[float, int, _Waiting]], ...] = (
+            [],
+            [],
+        )  # heaps of waiting steps: other, and large
         self._numbers = count()
 
     def take(self, *, large: bool) -> bool:
-        """Let a connection make a step now if no other step is in its way; call `rest` after it, whatever happens."""
+        """Begin a step if no other step is in its way, and return whether. After it, call `rest`, whatever happens."""
         if self._busy or (large and self._resting):
             return False
         self._busy = True
         return True
 
     async def wait(self, share: Share, *, large: bool) -> None:
-        """Wait until a connection may make a step; call `rest` after it, whatever happens.
+        """Wait until a connection may make a step. After it, call `rest`, whatever happens.
 
         Cancellation:
-            it may not.
+            the step has not begun, and the turn goes to the next connection.
         """
         place = _Waiting()
         heapq.heappush(self._lines[large], (share.used + _LARGE * large, next(self._numbers), place))
@@ -98,7 +102,7 @@ class Turns:
                         self._pass_on()
 
     def _pass_on(self) -> None:
-        """Let the next one begin."""
+        """Let the next step begin."""
         for line in self._lines:
             while line and line[0][-1].gone:
                 heapq.heappop(line)

@@ -1,4 +1,4 @@
-"""What a sink is asked: a unit of events, and where they came from."""
+"""The message that a sink handles: a unit of events, and their origin."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["Origin", "Sink", "Unit"]
 
 @message("levada.lumberjack.Origin", frozen=True)
 class Origin:
-    """The connection that events came over."""
+    """The connection over which events came."""
 
     connection: str
-    """A name that no other connection has or ever had, even before a restart of the program."""
+    """A random name, unique among all connections, also those before a restart of the program."""
     peer: str
     """The writer's address."""
     version: int
-    """Of the protocol."""
+    """Version of the protocol."""
     subject: str | None = None
     """Subject of the writer's certificate, if it showed a verified one (LJ-61)."""
     names: tuple[str, ...] = ()
@@ -30,14 +30,14 @@ class Origin:
 
 @message("levada.lumberjack.Unit")
 class Unit(Asks[object]):
-    """Events that are acked together: any answer means that they are safe (LJ-25).
+    """Events that are acked together. Any answer means that they are safe (LJ-25).
 
-    A failure, or no answer, closes the connection, and its writer sends the events again.  So answered events are
-    never lost, and any event may come twice, and in a different order (LJ-55, LJ-56).
+    A failure closes the connection, and so does a missing answer to a writer of version 1.  Then the writer sends the events again.  So
+    answered events are never lost, and any event may come twice, and in a different order (LJ-55, LJ-56).
     """
 
     events: list[dict[str, Any]]
-    """What the writer sent, in order; see `levada.transports.lumberjack.UnitReady.events`."""
+    """The events as the writer sent them, in order; `levada.transports.lumberjack.UnitReady.events` says how text is decoded."""
     origin: Origin
     number: int
     """Counts the units of the connection from 1, in the order of the asks."""
@@ -46,10 +46,10 @@ class Unit(Asks[object]):
 
     @property
     def name(self) -> str:
-        """Connection and number: one name for one unit, usable for a file."""
+        """Connection and number: a unique name, usable as the name of a file."""
         return f"{self.origin.connection}-{self.number:06d}"
 
 
 Sink: TypeAlias = Ref[Unit] | Callable[[], Actor[Unit]] | Callable[[Unit], Awaitable[object]]
-"""An actor that handles `Unit`, shared by all connections; or an actor class or an async function of one unit: then each
-connection has an actor of its own."""
+"""A `Ref` of an actor that handles `Unit`, shared by all connections; or an actor class, a factory of actors, or an async function of one
+unit: then each connection has an actor of its own."""

@@ -1,4 +1,4 @@
-"""The writer: one queue, and for each host that it uses at a time an actor with a connection.
+"""The writer: one queue, and one actor for each connection.
 
 ::
 
@@ -57,8 +57,8 @@ __all__ = ["Writer", "WriterStatistics", "connect"]
 
 logger = logging.getLogger("levada.actors.lumberjack.writer")
 
-_UNYIELDED = 64  # sends without a wait after which others get their turn; a checkpoint costs as much as two sends
-_SLICE = 64 * 1024  # bytes handed to the carrier at a time, so that its progress is seen (LJ-53)
+_UNYIELDED = 64  # sends without a wait before a checkpoint, which costs as much as two sends
+_SLICE = 64 * 1024  # bytes handed to the carrier at a time, to see its progress (LJ-53)
 
 
 @attrs.frozen(kw_only=True)
@@ -66,17 +66,17 @@ class WriterStatistics:
     """Counters of a writer; a snapshot."""
 
     unacked: int
-    """Events that were taken and are not acked."""
+    """Events that were taken and are not acked. With a spool, events that are only on disk do not count."""
     events_sent: int
-    """Events in windows sent, those sent again included."""
+    """Events in windows sent, including those sent again."""
     events_acked: int
     events_dropped: int
-    """Dropped by a full queue (`WriterConfig.drop`)."""
+    """Events that a full queue dropped (`WriterConfig.drop`)."""
     events_rejected: int
-    """Given up by `WriterConfig.on_stuck`."""
+    """Events dropped by `WriterConfig.on_stuck`."""
     windows_sent: int
     stuck_windows: int
-    """Windows that ended five connections with no event acked (LJ-59)."""
+    """Windows that ended five connections in a row without an ack (LJ-59)."""
     bytes_sent: int
     connections: int
     """Connections that are up."""
@@ -95,9 +95,9 @@ class _Connection(DescribedActor[Any]):
     rota: Rota
     ttl: float | None
     _talk: _Talk | None = attrs.field(init=False, default=None)
-    """While there is a carrier."""
+    """The connection, while there is a carrier."""
     _before: CarrierStatistics | None = attrs.field(init=False, default=None)
-    """Of the carriers before that."""
+    """The sums of earlier carriers."""
     _connects: int = attrs.field(init=False, default=0)
     _lost: int = attrs.field(init=False, default=0)
     _failed: int = attrs.field(init=False, default=0)
@@ -131,7 +131,7 @@ class _Connection(DescribedActor[Any]):
         return now if self._before is None else self._before + now
 
     async def report(self) -> dict[str, object]:
-        """Return who is there, how much has passed, and how much waits for acks."""
+        """Return the state, the reader's URL, and the counters."""
         talk, queue = self._talk, self.hub.queue
         return {
             "protocol": "lumberjack",
@@ -148,7 +148,7 @@ class _Connection(DescribedActor[Any]):
         self.start_soon(self.keep_connected)
 
     async def keep_connected(self) -> None:
-        """Connect, talk, and after each end connect again."""
+        """Connect, send until the connection ends, and connect again."""
         hub = self.hub
         while True:
             target = self.rota.current
@@ -168,7 +168,7 @@ class _Connection(DescribedActor[Any]):
                         self._before, self._talk = self._total(stream), None
                         hub.counters.connections -= 1
                 if why is None:
-                    continue  # its time was over, and everything on it is acked
+                    continue  # its time to live was over, and everything on it is acked
             except CarrierError as error:
                 why = str(error)
             except ConfigurationError as error:
@@ -188,7 +188,7 @@ class _Connection(DescribedActor[Any]):
             await trio.sleep(pause)
 
     async def talk(self, talk: _Talk) -> str | None:
-        """Send windows and take acks until the connection ends; return why, ``None`` if its time to live is over."""
+        """Send windows and take acks until the connection ends; return the reason, or ``None`` if its time to live is over."""
         ttl = self.ttl and self.ttl * self.system.random.uniform(0.8, 1.2)  # LJ-58
         try:
             async with trio.open_nursery() as nursery:
@@ -197,7 +197,7 @@ class _Connection(DescribedActor[Any]):
                 nursery.start_soon(talk.watch_clock)
                 nursery.start_soon(talk.send_windows, ttl)
         finally:
-            # LJ-55: whatever ended this, what is unacked goes back.
+            # LJ-55: unacked windows go back, whatever ended the connection.
             talk.core.close(0, "", trio.current_time())
             self.hub.give_back(talk.core.unacked())
         return talk.why
@@ -260,7 +260,7 @@ class _Talk:
     async def watch_clock(self) -> None:
         while not self.scope.cancel_called:
             deadline = self.core.next_deadline()
-            # A deadline that comes up meanwhile is later than this.
+            # A deadline that is set meanwhile is later than this.
             await trio.sleep_until(trio.current_time() + self.hub.config.ack_timeout if deadline is None else deadline)
             self.apply(self.core.handle_timeout(trio.current_time()))
 
@@ -281,12 +281,12 @@ class _Talk:
                 case Finished():
                     self.end(None)
                 case KeepaliveReceived():
-                    pass  # the core has seen it
+                    pass  # the core has restarted its clock
         self.hub.work.unpark_all()
 
 
 class _Writer(Actor[Any]):
-    """Holds the connections, each an actor of its own."""
+    """The parent of the connections and of the spool's pump."""
 
     hub: Hub
     rotas: Sequence[Rota]
@@ -310,7 +310,8 @@ class _Writer(Actor[Any]):
 class Writer:
     """Sends events to Lumberjack readers, each at least once. Made by `connect`.
 
-    An event is *taken* when `send` returns, and *safe* when a reader has acked it.  After a fault, events that are not safe are sent again.
+    An event is *taken* when `send` returns, and *safe* when a reader has acked it, or with a spool when it is on disk.  After a fault,
+    events that are not acked are sent again.
     """
 
     def __init__(self, hub: Hub, intake: Intake, stamp: str | None) -> None:
@@ -331,17 +332,19 @@ class Writer:
         return encode_event(event, self._hub.config)
 
     async def send(self, event: Mapping[str, Any]) -> None:
-        """Take an event; waits while the queue is full, unless `WriterConfig.drop` says otherwise.
+        """Take an event, waiting while the queue is full unless `WriterConfig.drop` says otherwise.
+
+        Not every call is a checkpoint: a loop of sends yields at every 64th.
 
         Args:
-            event: text to anything that JSON can hold; version 1 flattens it to text (LJ-9).
+            event: maps text to any JSON value; version 1 flattens it to text (LJ-9).
 
         Raises:
-            EventRejected: it cannot be encoded or is too large (LJ-59).
+            EventRejected: it cannot be encoded, or is too large (LJ-59).
             ConnectionClosed: the writer was closed.
 
         Cancellation:
-            the event was not taken.  Does not always yield; a loop of sends yields every 64.
+            the event was not taken.
         """
         body = self._encode(event)
         self._unyielded += 1
@@ -359,7 +362,7 @@ class Writer:
         """Take an event without waiting.
 
         Raises:
-            trio.WouldBlock: the queue is full and nothing may be dropped.
+            trio.WouldBlock: the queue is full, and `WriterConfig.drop` is ``None``.
             EventRejected, ConnectionClosed: as `send`.
         """
         self._intake.put_nowait(self._encode(event))
@@ -367,8 +370,8 @@ class Writer:
     async def deliver(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Take events, all or none of them, and return when they are safe: acked by a reader, or on disk if there is a spool.
 
-        It waits for room, whatever `WriterConfig.drop` says, because it waits for the acks anyway.  Events that `WriterConfig.on_stuck` gives
-        up are counted, and it stops waiting for them.
+        It waits for room whatever `WriterConfig.drop` says, because it waits for the acks anyway.  It does not wait for events that
+        `WriterConfig.on_stuck` drops.
 
         Raises:
             EventRejected: as `send`; none was taken.
@@ -376,7 +379,7 @@ class Writer:
             EventsDropped: the policy ``"oldest"`` dropped some to make room for newer events; the others are acked.
 
         Cancellation:
-            some may have been taken, and will be sent.
+            some events may have been taken; those are sent.
         """
         await self._intake.deliver([self._encode(event) for event in events])
 
@@ -390,7 +393,7 @@ class Writer:
 
     @property
     def unacked(self) -> int:
-        """Events taken and not acked; with a spool, events that are only on disk do not count."""
+        """Number of events that are taken and not acked. With a spool, events that are only on disk do not count."""
         return len(self._hub.queue)
 
     def statistics(self) -> WriterStatistics:
@@ -408,7 +411,10 @@ class Writer:
         """Take no more events, and wait up to `timeout` seconds for acks.
 
         Returns:
-            Events that are still not acked.
+            The number of events that are still not acked.
+
+        Cancellation:
+            the writer is closed.
         """
         self._closed = True
         with trio.move_on_after(timeout), contextlib.suppress(ConnectionClosed):
@@ -440,24 +446,28 @@ async def connect(
     traces: bool = False,
     close_timeout: float = 5.0,
 ) -> AsyncIterator[Writer]:
-    """Send events to one reader or to several while the block lasts.
+    """Send events to one or several readers while the block lasts.
 
-    Entering waits for the first attempt to connect.  An unreachable reader is not an error: events are queued, and the writer
-    tries again and again.  Leaving flushes, within `close_timeout`, and logs how many events are not acked.
+    The block begins after the first attempt to connect.  An unreachable reader is not an error: events are queued, and the writer keeps
+    trying.  Leaving the block flushes, for `close_timeout` seconds at most, and logs the number of unacked events.  Calls of the writer
+    that still wait then raise `ConnectionClosed`.
 
     Args:
-        system: has been entered.
-        url: ``lumberjack://host:port`` or ``lumberjack+tls://host:port``, or several of them, see `HostConfig.several`.
-        config: of the protocol; ``None``: version 2 with the defaults.
-        hosts: of the connections; ``None``: the defaults.
-        spool: keep events on disk until they are acked, also beyond this process; ``None``: in memory.
-        stamp: put ``"stamp": "<id of this writer>-<number>"`` into each event, so that a sink can drop duplicates (LJ-56).
-        traces: put the current context into each event that has none, as ``traceparent`` and ``tracestate``, for a reader that goes on with
+        system: a running system.
+        url: ``lumberjack://host:port`` or ``lumberjack+tls://host:port``, or several of them: see `HostConfig.several`.
+        config: settings of the protocol; ``None``: version 2 with the defaults.
+        hosts: settings of the connections; ``None``: the defaults.
+        spool: keep events on disk until they are acked, also after the end of this process; ``None``: keep them in memory.
+        stamp: add ``"stamp": "<id of this writer>-<number>"`` to each event, so that a sink can drop duplicates (LJ-56).
+        traces: add the current trace context as ``traceparent`` and ``tracestate`` to each event that has none, for a reader that continues
             the trace (LJ-64).
-        close_timeout: seconds that unacked events have at the end of the block.
+        close_timeout: seconds that the end of the block waits for acks.
 
     Raises:
-        ConfigurationError: a URL, certificates or a spool that cannot be used; `traces` in a system that is not traced.
+        ConfigurationError: a URL, the certificates or the spool cannot be used, or `traces` is set in a system that is not traced.
+
+    Cancellation:
+        unacked events in memory are lost; those in a spool are sent by the next writer.
     """
     if traces and system.tracing is None:
         raise ConfigurationError("traces=True needs a traced system: ActorSystem(tracing=…)")

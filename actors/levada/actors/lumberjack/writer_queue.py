@@ -1,9 +1,9 @@
-"""The waits around a writer's queue: senders wait for room and for acks, connections wait for work.
+"""The waits around a writer's queue: senders wait for room and for acks, connections wait for events.
 
 `levada.transports.lumberjack.SendQueue` decides which events wait, which are in flight, and which go next.
 
 Each event carries a *ticket*.  A ticket counts the events of one call of `Intake.deliver`, or all events of `Intake.put` since the last
-`Intake.flush`.  An ack takes its events off their tickets; a task that waits for a ticket continues when the count is zero.
+`Intake.flush`.  An ack takes its events off their tickets.  A task that waits for a ticket continues when the count is zero.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ logger = logging.getLogger("levada.actors.lumberjack.writer")
 
 @attrs.define(eq=False, slots=False, str=False)
 class EventsDropped(LevadaError):
-    """Events that were to be delivered were dropped from a full queue to make room for others (`WriterConfig.drop`)."""
+    """Events of a call of `Writer.deliver` were dropped from a full queue to make room for others (`WriterConfig.drop`)."""
 
     count: int = 0
-    """So many; the others are acked."""
+    """Number of dropped events. The others are acked."""
 
 
 class Ticket:
@@ -47,7 +47,7 @@ class Ticket:
 
 @attrs.define
 class Counters:
-    """What a `WriterStatistics` tells beside what the queue knows."""
+    """The counters of a `WriterStatistics` that are not the queue's."""
 
     events_sent: int = 0
     events_acked: int = 0
@@ -59,10 +59,14 @@ class Counters:
 
 
 class Intake(Protocol):
-    """Where encoded events go first: the queue, or a spool on disk before it."""
+    """The first place of encoded events: the queue, or a spool on disk before it."""
 
     async def put(self, bodies: list[bytes]) -> None:
-        """Take events, waiting for room; for events that `put_nowait` did not take, whatever the policy."""
+        """Take events, waiting for room whatever `WriterConfig.drop` says.
+
+        Raises:
+            ConnectionClosed: the writer has ended.
+        """
         ...
 
     def put_nowait(self, body: bytes) -> None:
@@ -70,41 +74,41 @@ class Intake(Protocol):
         ...
 
     async def deliver(self, bodies: list[bytes]) -> None:
-        """Take events, waiting for room, and return when they are safe; errors as `Writer.deliver`."""
+        """Take events, waiting for room, and return when they are safe. Errors as `Writer.deliver`."""
         ...
 
     async def flush(self) -> None:
-        """Wait until all that was taken is acked."""
+        """Wait until all events taken so far are acked. Errors as `put`."""
         ...
 
 
 class Hub:
-    """What the connections of one writer share: the queue, who waits for what, counters."""
+    """The state that the connections of one writer share: the queue, the waiting tasks, the counters."""
 
     def __init__(self, config: WriterConfig) -> None:
         self.config = config
         self.queue = SendQueue(config)
         self.counters = Counters()
         self.windows = 0
-        """In flight on all connections."""
+        """Windows in flight on all connections."""
         self.work = trio.lowlevel.ParkingLot()
-        """Connections that wait for something to send."""
+        """Connections that wait for events to send."""
         self.attempted = trio.Event()
-        """Each connection was tried once, or one is up."""
+        """Set after the first attempt to connect."""
         self.mistake: ConfigurationError | None = None
-        """Why no connection can ever be made, found at the first attempt."""
+        """Why no connection can ever be made; found at the first attempt."""
         self._room = trio.lowlevel.ParkingLot()
         self._common = Ticket()
         self._open: set[Ticket] = set()
         self._ended = False
         self.idle = False
-        """Whether a connection sleeps until there is an event at all."""
+        """Whether a connection waits for the first event of a window."""
         self._fresh = 0  # events since a connection was woken
         self._fresh_bytes = 0
         self._flushing = 0
 
     async def put(self, bodies: list[bytes], ticket: Ticket | None = None) -> None:
-        """Take events, waiting for room whatever `WriterConfig.drop` says."""
+        """Take events, waiting for room whatever `WriterConfig.drop` says. Errors as `Intake.put`."""
         for body in bodies:
             while self.queue.full:
                 self.check_open()
@@ -126,7 +130,7 @@ class Hub:
             self._settle(dropped, 1)
         self._fresh += 1
         self._fresh_bytes += len(body)
-        # Waking a connection costs as much as ten sends: only for the first event, which starts the clock, and for a whole window.
+        # Waking a connection costs as much as ten sends, so only the first event, which starts the clock, and a full window do it.
         if self.idle or self._fresh >= self.config.window or self._fresh_bytes >= self.config.max_bytes:
             self.idle = False
             self._fresh = self._fresh_bytes = 0
@@ -142,7 +146,7 @@ class Hub:
     async def hand_in(self, bodies: list[bytes]) -> Ticket:
         """Take events, waiting for room, and return a ticket for them."""
         ticket = Ticket()
-        ticket.left = 1  # until all are in: it must not be at zero because the first ones are acked already
+        ticket.left = 1  # held until all are in, because the first may be acked before
         try:
             await self.put(bodies, ticket)
         finally:
@@ -150,7 +154,7 @@ class Hub:
         return ticket
 
     async def flush(self) -> None:
-        """Wait until all events taken so far are acked, without waiting for windows to fill."""
+        """Wait until all events taken so far are acked, without waiting for windows to fill. Errors as `Intake.put`."""
         tickets, self._common = list(self._open), Ticket()
         with self.flushing():
             for ticket in tickets:
@@ -159,7 +163,7 @@ class Hub:
 
     @contextmanager
     def flushing(self) -> Iterator[None]:
-        """Let no window wait for more events while the block lasts."""
+        """Send windows without waiting for more events while the block lasts."""
         self._flushing += 1
         self.work.unpark_all()
         try:
@@ -168,7 +172,7 @@ class Hub:
             self._flushing -= 1
 
     async def wait_for(self, ticket: Ticket) -> None:
-        """Wait until all events of a ticket are acked or given up."""
+        """Wait until all events of a ticket are acked, dropped or given up. Errors as `Intake.put`."""
         if ticket.left:
             self.check_open()
             if ticket.done is None:
@@ -178,7 +182,7 @@ class Hub:
                 self.check_open()
 
     def end(self) -> None:
-        """Fail the tasks that still wait for room or for acks: the connections have ended for good."""
+        """Fail the tasks that still wait for room or for acks, because all connections have ended for good."""
         self._ended = True
         self._room.unpark_all()
         for ticket in self._open:
@@ -198,7 +202,7 @@ class Hub:
                 ticket.done.set()
 
     def take(self, core: WriterCore) -> Batch | float:
-        """Return a window to send now, or the time until which there is none unless `work` wakes the connection."""
+        """Return a window to send now, or the time at which to ask again if `work` does not wake the connection before."""
         room = core.room
         if not room or (self.queue.stuck and self.windows):
             return math.inf  # an ack, or the end of another connection, wakes it
@@ -212,27 +216,27 @@ class Hub:
         return deadline
 
     def acked(self, event: EventsAcked) -> None:
-        """Events are safe."""
+        """Take the events of an ack off their tickets, and make room."""
         self.queue.acked(event)
         self.counters.events_acked += len(event.tokens)
-        # Most tokens of a window are one ticket; counting them costs a tenth of taking them off one by one.
+        # Most tokens of a window are the same ticket; counting them costs a tenth of taking them off one by one.
         for ticket, count in Counter(event.tokens).items():
             self._settle(ticket, count)
         self._room.unpark(count=len(event.tokens))
 
     def give_back(self, batches: list[Batch]) -> None:
-        """A connection that was up is lost, with these windows on it."""
+        """Take back the windows of a connection that has ended."""
         self.windows -= len(batches)
         stuck = self.queue.stuck_windows
         for ticket in self.queue.give_back(batches):
             logger.error(
-                "an event is given up: it ended one connection after another", extra={"event": "event_rejected"}
+                "an event is dropped, because it ended five connections in a row", extra={"event": "event_rejected"}
             )
             self._settle(ticket, 1)
             self._room.unpark()
         if self.queue.stuck_windows > stuck:
             logger.warning(
-                "a window has ended five connections and no event of it was acked: it is sent in halves",
+                "a window has ended five connections in a row without an ack: it is sent in halves",
                 extra={"event": "window_stuck"},
             )
         self.work.unpark_all()

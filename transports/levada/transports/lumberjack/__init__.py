@@ -1,6 +1,6 @@
-"""Lumberjack, versions 1 and 2, without I/O: what shippers of logs speak to those who take them in.
+"""Lumberjack versions 1 and 2, the protocol between log shippers and log receivers, without I/O.
 
-`ReaderCore` is the side that receives and acks, `WriterCore` with its `SendQueue` the side that sends.
+`ReaderCore` receives events and acknowledges them. `WriterCore` sends the events of a `SendQueue`.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
 """The reader's side, without I/O: units, acks, limits and clocks of one connection.
 
-Words:
+Terms:
 
 * A *unit* is the set of events that one ack covers, usually a window (LJ-16).  The *open* unit still grows.
 * A *piece* is a unit, or a slice of a unit that is too large to hold (LJ-42a).  The sink gets one piece at a time.  Pieces go to the
-  sink in order and may be committed in any order; acks are sent in order.  The sink never sees a piece without events, which only
-  keeps the place of an ack in the line.
+  sink in order and may be committed in any order; acks are sent in order.  The sink never sees a piece without events: such a piece
+  only keeps the place of an ack in the queue.
 
-An envelope passes through up to three steps (`_Phase`).  First, its events are built while it is unpacked, and finished pieces wait
-until the end, the checksum and the inner frames have proved right (LJ-31a).  Most envelopes end here.  If the events cost more than a
-connection may hold, the rest of the envelope is only checked.  Then the envelope is unpacked again: the first events are skipped, and
-the rest is built slice by slice, at the speed of the sink.  Broken JSON fails at its place in the line of units (LJ-12), so the rest
-of its envelope is checked first, too.
+An envelope passes through up to three phases (`_Phase`).  First, its events are built while it is unpacked, and finished pieces wait
+until the whole envelope, its checksum included, has proved valid (LJ-31a).  Most envelopes end here.  If the events cost more than a
+connection may hold, the rest of the envelope is only checked.  Then the envelope is unpacked again: the events that were built are
+skipped, and the rest is built slice by slice, at the speed of the sink.  Invalid JSON is an error at its place in the order of units
+(LJ-12), so the rest of its envelope is also checked first.
 
-Clocks run only while the driver waits in a read (`reading`, `stop_reading`): silence means nothing while the driver does not listen.
+Clocks run only while the driver waits in a read (`reading`, `stop_reading`): silence means nothing while the driver does not read.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ _IMPLICIT_WINDOW = 1024  # LJ-22
 _ANNOUNCED_PER_SECOND = 256 * 1024  # LJ-29
 _UNBOUNDED = 2**63
 _WHEN = itemgetter(0)
-_SMALLEST = 10  # bytes of an event without anything, and so of a window of its own
-_WINDOWS = 1024  # W frames in one step; one takes longer than the six bytes of other frames
-# Answers that may stand in line behind a unit at the sink; a writer that asks for more (LJ-21) is not read.
+_SMALLEST = 10  # bytes of the smallest event, and so of the smallest window with an event
+_WINDOWS = 1024  # W frames in one step; one takes longer than six bytes of other frames
+# Acks that may wait behind a unit at the sink. At this limit the reader stops reading (LJ-21).
 _LINE = 1024
 
 
 class _Phase(Enum):
     BUILD = auto()
-    """First pass: events are built, pieces held back."""
+    """First pass: events are built, and pieces are held back."""
     CHECK = auto()
-    """First pass, rest: frames are only checked."""
+    """Rest of the first pass: frames are only checked."""
     SKIP = auto()
-    """Second pass: what the first one built is passed over."""
+    """Second pass: the events of the first pass are skipped."""
     REST = auto()
-    """Second pass: the rest is built."""
+    """Second pass: the other events are built."""
 
 
 @attrs.define
@@ -66,7 +66,7 @@ class _Piece:
     events: int
     cost: int
     partial: bool = False
-    """More of the unit comes (LJ-19)."""
+    """More of the unit follows (LJ-19)."""
     committed: bool = False
     since: float = 0.0
     """When the sink got it."""
@@ -90,22 +90,22 @@ class ReaderCore:
         self.version: int | None = None
         """Fixed by the first byte (LJ-3); ``None`` before it."""
         self.units = 0
-        """Units and slices made."""
+        """Units and slices delivered, or about to be."""
         self.events = 0
         """Events received, as windows count them."""
         self.bytes_unpacked = 0
-        """What envelopes unpacked to."""
+        """Bytes that came out of envelopes."""
         self.acks = 0
-        """A frames sent, keepalives not counted."""
+        """Acks sent, without keepalives."""
         self.keepalives = 0
-        """Acks of 0 that say that the sink is at work."""
+        """Acks of 0 sent while the sink was working."""
         self.late_commits = 0
         """Units committed after the connection had ended (LJ-26)."""
         self._config = config
         self._line = config.max_uncommitted_units + _LINE
         self._out: list[bytes] = []
         self._events: list[ReaderEvent] = []
-        # Input, and what it is in the midst of.
+        # Input, and the frame or envelope that is being parsed.
         self._parser = FrameParser(1, config)
         self._input: deque[bytes] = deque()
         self._ended = False  # no more bytes will come
@@ -114,14 +114,14 @@ class ReaderCore:
         self._phase = _Phase.BUILD
         self._payload = memoryview(b"")
         self._built = 0  # events of the envelope that the first pass built
-        self._built_windows = 0  # and W frames that it took after the last of them
+        self._built_windows = 0  # W frames that it took after the last of these events
         self._windows_left = 0  # that it may still announce or fill
         self._bad_json: RemoteProtocolError | None = None
         # The open unit.
         self._window = self._left = _IMPLICIT_WINDOW
         self._since = 0  # its events
         self._sequence = 0  # number of the last one
-        self._open: list[dict[str, Any]] = []  # those not handed on yet
+        self._open: list[dict[str, Any]] = []  # the events among them that were not handed on
         self._open_count = 0
         self._open_cost = 0
         # Pieces, the oldest first: with the sink; waiting for it; waiting for the end of their envelope.
@@ -136,7 +136,7 @@ class ReaderCore:
         self._now = now
         self._reading_since: float | None = None
         self._silence = 0.0  # seconds in reads without bytes from the writer
-        self._quiet = 0.0  # the same, either way
+        self._quiet = 0.0  # seconds in reads without bytes in either direction
         self._frame = 0  # offset of the unfinished frame
         self._frame_time = 0.0  # seconds in reads since it began
         self._alive_at: float | None = None
@@ -144,7 +144,7 @@ class ReaderCore:
 
     @property
     def wants_data(self) -> bool:
-        """Whether to read: false while work is left, or enough units wait for their commit (LJ-25)."""
+        """Whether the driver should read: false while `work` is left, or the sink has `max_uncommitted_units` to commit (LJ-25)."""
         return (
             not self._ended
             and self._uncommitted < self._config.max_uncommitted_units
@@ -159,7 +159,7 @@ class ReaderCore:
 
     @property
     def large(self) -> bool:
-        """Whether the next `work` takes long, as it counts or builds an event of very many bytes."""
+        """Whether the next `work` takes long, because it counts or builds an event of more than 64 KiB."""
         return self._parser.large if self._envelope is None else self._envelope.large
 
     @property
@@ -189,19 +189,19 @@ class ReaderCore:
 
     @property
     def unacked(self) -> int:
-        """Events handed on, or about to be, whose commit has not come."""
+        """Events handed to the sink, or about to be, that it has not committed."""
         return sum(piece.events for pieces in (self._handed, self._waiting) for piece in pieces)
 
     @property
     def oldest_uncommitted(self) -> float | None:
-        """Since when the sink has had the oldest unit that it has not committed."""
+        """The time at which the sink got the oldest unit that it has not committed; ``None`` if there is none."""
         for piece in self._handed:
             if not piece.committed:
                 return piece.since
         return None
 
     def take_events(self) -> list[ReaderEvent]:
-        """Return the events that `commit`, `sink_failed` and `hand_on` left behind; each is returned once."""
+        """Return the events that `commit`, `sink_failed` and `hand_on` caused. Each is returned once."""
         events, self._events = self._events, []
         return events
 
@@ -211,10 +211,12 @@ class ReaderCore:
         return out
 
     def receive_data(self, data: bytes, now: float) -> list[ReaderEvent]:
-        """Take bytes from the writer, and process the first of them; `work` processes the rest.
+        """Take bytes from the writer, and process the first of them; `work` processes the rest. After the end, input is ignored.
+
+        A broken rule is the event `Refused`, not an exception.
 
         Args:
-            data: cut anywhere; ``b""`` is the end of the writer's direction.
+            data: any number of bytes, cut anywhere; ``b""`` is the end of the writer's direction.
             now: the time.
         """
         if self.state is not ReaderState.OPEN or self._ended:
@@ -229,7 +231,7 @@ class ReaderCore:
         return self.work(now)
 
     def connection_lost(self, code: int, reason: str, now: float) -> list[ReaderEvent]:
-        """Note that the carrier has ended. What had come whole is still handed on, without ack (LJ-28); go on with `work`."""
+        """Note that the carrier has failed. Complete events are still handed to the sink, without an ack (LJ-28); continue with `work`."""
         if self._lost or self.state is ReaderState.CLOSED:
             return self.take_events()
         self._lost = True
@@ -242,7 +244,7 @@ class ReaderCore:
         return self.take_events()
 
     def work(self, now: float) -> list[ReaderEvent]:
-        """Process more of the input: one step of an envelope (LJ-35), or plain frames."""
+        """Process more of the input: one step of an envelope (LJ-35), or frames outside envelopes."""
         if self.has_work:
             try:
                 self._step(now)
@@ -348,7 +350,7 @@ class ReaderCore:
         return stop
 
     def _use_window(self) -> None:
-        """Count a window that the envelope announces or fills: each is a question to the sink, or an answer (LJ-41a)."""
+        """Count a window that the envelope announces or fills, because each makes work for the sink or an ack (LJ-41a)."""
         if not self._windows_left:
             limit = self._config.max_windows
             raise RemoteProtocolError(
@@ -359,7 +361,7 @@ class ReaderCore:
         self._windows_left -= 1
 
     def _end_envelope(self) -> None:
-        """The envelope is right: release its pieces, and build the events that were only checked."""
+        """Release the pieces of a valid envelope, and build the events that were only checked."""
         self._envelope = None
         self._waiting += self._held
         self._piece_cost += self._held_cost
@@ -375,9 +377,9 @@ class ReaderCore:
         self._phase = _Phase.SKIP
 
     def _room(self) -> int:
-        """Events after which something is due."""
+        """Return how many events fit before the unit or the piece must be closed."""
         config = self._config
-        # LJ-23: in an envelope of version 1 a slice is due then, outside the end of the unit.
+        # LJ-23: in an envelope of version 1 `max_window` ends a slice, elsewhere the unit.
         size = self._open_count if self.version == 1 and self._envelope is not None else self._since
         room = min(self._left, max(1, config.max_window - size))
         if config.partial_ack_every is not None and self.version == 2:
@@ -427,7 +429,7 @@ class ReaderCore:
         self._since = 0
 
     def _slice(self) -> None:
-        """Hand on the open unit so far (LJ-42a); it is acked only if the settings say so (LJ-19)."""
+        """Hand on the open unit as far as it has come (LJ-42a). It is acked only with `partial_ack_every` (LJ-19)."""
         if self._open_count or self._open:
             partial = self.version == 2 and self._config.partial_ack_every is not None
             self._close_piece(self._sequence if partial else None, partial=partial)
@@ -444,7 +446,7 @@ class ReaderCore:
                 whole=ack is not None and not partial,
                 cost=self._open_cost,
             )
-        # What has no events takes memory too, until it is acked.
+        # A piece without events also takes memory until it is acked.
         piece = _Piece(unit, ack, self._open_count, max(EVENT_COST, self._open_cost), partial)
         if self._envelope is not None and self._phase is _Phase.BUILD:
             self._held.append(piece)
@@ -453,7 +455,7 @@ class ReaderCore:
             self._piece_cost += piece.cost
             if unit is not None or self._waiting:
                 self._waiting.append(piece)
-            else:  # the sink has nothing to do with it
+            else:  # nothing for the sink
                 piece.committed = True
                 self._handed.append(piece)
                 self._queue_acks()
@@ -497,7 +499,7 @@ class ReaderCore:
         self._advance(now)
 
     def _advance(self, now: float) -> None:
-        """Hand on pieces, queue acks, and see whether it is over."""
+        """Hand on pieces, queue acks, and finish if nothing is left to do."""
         if self.state is ReaderState.CLOSED:
             return
         limit = self._config.max_uncommitted_units
@@ -546,13 +548,13 @@ class ReaderCore:
             self._finish(what)
 
     def hand_on(self, now: float) -> None:
-        """Hand on the open unit as a slice, as nothing is read for a while (LJ-42b)."""
+        """Hand on the open unit as a slice, because the driver stops reading for a while (LJ-42b)."""
         if self.state is ReaderState.OPEN and self._envelope is None:
             self._slice()
         self._advance(now)
 
     def _take_end(self) -> None:
-        """End of input, and all of it is worked off (LJ-6, LJ-28)."""
+        """Take the end of the input, all of which was processed (LJ-6, LJ-28)."""
         lost = self._lost
         clean = not lost and not self._parser.in_frame
         if clean and self._since:
@@ -564,7 +566,7 @@ class ReaderCore:
         self._move(ReaderInput.LOST if lost else ReaderInput.PEER_ENDED)
 
     def _refuse(self, error: RemoteProtocolError, head: bytes, now: float) -> None:
-        # Its traceback holds what was being parsed, and this event.
+        # The traceback refers to the data that was being parsed, and to this event.
         error.__traceback__ = error.__context__ = None
         self._drop_input()
         self._move(ReaderInput.BROKEN_RULE)
@@ -572,7 +574,7 @@ class ReaderCore:
         self._events.append(Refused(error, head))
 
     def drain(self, now: float) -> list[ReaderEvent]:
-        """End this side: units at the sink may still be committed and acked for `drain_timeout`; the rest comes again (LJ-28)."""
+        """End this side. Units at the sink may be committed for `drain_timeout`, and are acked; the writer sends the rest again (LJ-28)."""
         if self.state in (ReaderState.CLOSED, ReaderState.DRAINING):
             return self.take_events()
         if self.state is not ReaderState.REFUSING:
@@ -585,7 +587,10 @@ class ReaderCore:
         return self.take_events()
 
     def close(self, code: int, reason: str, now: float) -> list[ReaderEvent]:
-        """End now: units at the sink are not acked and come again. The writer sees only the end of the connection."""
+        """End now. Units at the sink are not acked, so the writer sends them again.
+
+        Lumberjack sends neither `code` nor `reason`: the writer only sees the connection close.
+        """
         self._end_now(ReaderInput.CLOSE)
         return self.take_events()
 
@@ -614,7 +619,7 @@ class ReaderCore:
             self._frame_time += waited
 
     def next_deadline(self) -> float | None:
-        """Return when `handle_timeout` is due, or ``None`` if no clock runs. Any other call may change it."""
+        """Return when `handle_timeout` is due, or ``None`` if no clock runs. Any other call may change the answer."""
         if self.state is ReaderState.CLOSED:
             return None
         clocks = self._deadlines()
@@ -627,7 +632,7 @@ class ReaderCore:
         if self._grace_ends is not None:
             clocks.append((self._grace_ends, _Clock.GRACE))
         since, config = self._reading_since, self._config
-        # LJ-25a: keepalives hold a writer of version 2 for as long as the sink takes.
+        # LJ-25a: keepalives make a writer of version 2 wait for as long as the sink takes.
         if self.version == 1 and config.commit_timeout is not None and (asked := self.oldest_uncommitted) is not None:
             clocks.append((asked + config.commit_timeout, _Clock.COMMIT))
         if since is None or self.state is not ReaderState.OPEN:

@@ -1,4 +1,4 @@
-"""Unpacking envelopes in steps, so that neither memory nor time depends on what a peer claims (LJ-30, LJ-32, LJ-35, LJ-41)."""
+"""Unpack envelopes in bounded steps: a small envelope cannot take much memory or time at once (LJ-30, LJ-32, LJ-35, LJ-41)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from levada.transports.lumberjack.parser import FrameParser, Stop
 __all__ = ["STEP", "Unpacker"]
 
 STEP = 64 * 1024  # bytes unpacked at a time (LJ-35)
-# Bytes given to zlib at a time: it copies what it could not take at each step, so all at once would be quadratic.
+# Bytes given to zlib at a time. At each step zlib copies its unused input, so a whole envelope at once would take quadratic time.
 _PIECE = 16 * 1024
 
 
@@ -30,12 +30,12 @@ class _Layer:
 
 
 class Unpacker:
-    """The frames in an outer envelope and in those inside it, as if they stood one after another (LJ-31).
+    """The frames of an envelope and of the envelopes nested in it, as one sequence (LJ-31).
 
     Args:
         version: of the connection.
         payload: of the C frame.
-        config: the limits, which count over the whole of it.
+        config: the limits, which apply to the whole envelope.
     """
 
     def __init__(self, version: int, payload: memoryview, config: ReaderConfig) -> None:
@@ -48,7 +48,7 @@ class Unpacker:
 
     @property
     def large(self) -> bool:
-        """Whether the next `parse` takes long."""
+        """Whether the next `parse` takes long: see `FrameParser.large`."""
         return self._layers[-1].parser.large
 
     @property
@@ -57,10 +57,10 @@ class Unpacker:
         return sum(len(layer.payload) + layer.parser.held for layer in self._layers)
 
     def parse(self, out: list[dict[str, Any]] | None, room: int, cost_room: int, *, cut: bool = True) -> Stop | None:
-        """As `FrameParser.parse`; NEED_DATA asks for `unpack`, ``None`` is the end of the envelope.
+        """Find events, as `FrameParser.parse` does. `Stop.NEED_DATA` asks for `unpack`; ``None`` is the end of the envelope.
 
         Raises:
-            RemoteProtocolError: as there, or an envelope that is nested too deep or ends inside a frame.
+            RemoteProtocolError: as `FrameParser.parse`; or the envelope ends inside a frame, or has bytes after its zlib stream.
         """
         self.count = self.cost = 0
         while True:
@@ -101,7 +101,7 @@ class Unpacker:
         """Unpack up to `STEP` bytes for the next `parse`.
 
         Raises:
-            RemoteProtocolError: no zlib stream, a wrong checksum, a stream cut short, or too many bytes.
+            RemoteProtocolError: not a zlib stream, a wrong checksum, a truncated stream, or more than `ReaderConfig.max_unpacked` bytes.
         """
         layer = self._layers[-1]
         data = b""
@@ -113,14 +113,16 @@ class Unpacker:
             try:
                 data = layer.inflater.decompress(layer.tail, min(STEP, self._config.max_unpacked - self.unpacked + 1))
             except zlib.error as error:
-                raise RemoteProtocolError(f"an envelope without a zlib stream: {error}", rule="LJ-30") from None
+                raise RemoteProtocolError(
+                    f"the payload of an envelope is not a zlib stream: {error}", rule="LJ-30"
+                ) from None
             layer.tail = layer.inflater.unconsumed_tail
             if not given and not data and not layer.inflater.eof:
-                raise RemoteProtocolError("the zlib stream of an envelope is cut short", rule="LJ-30")
+                raise RemoteProtocolError("the zlib stream of an envelope is truncated", rule="LJ-30")
         self.unpacked += len(data)
         if self.unpacked > self._config.max_unpacked:
             raise RemoteProtocolError(
-                f"an envelope of more than {self._config.max_unpacked} bytes unpacked (raise max_unpacked)",
+                f"an envelope unpacks to more than {self._config.max_unpacked} bytes (raise max_unpacked)",
                 rule="LJ-41",
             )
         layer.parser.feed(data)

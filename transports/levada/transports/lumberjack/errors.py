@@ -1,6 +1,6 @@
-"""What can go wrong in Lumberjack beside the errors that all protocols share.
+"""The errors that only Lumberjack has.
 
-The protocol has no error frame: a reader that refuses closes the connection (LJ-1), so there are no codes here.
+The protocol has no error frame and no error codes: a reader that refuses a writer closes the connection (LJ-1).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ __all__ = ["EventRejected"]
 
 @attrs.define(eq=False, slots=False, str=False)
 class EventRejected(LocalProtocolError, ValueError):
-    """An event that no window can hold: it cannot be encoded, or is larger than a frame may be (LJ-59). Nothing was queued."""
+    """An event cannot be encoded, or its frame is larger than `WriterConfig.max_frame` (LJ-59). Nothing was queued."""
 
     size: int = 0
-    """Bytes of its frame; 0 if it could not be encoded at all."""
+    """Bytes of its frame; 0 if it could not be encoded."""
     limit: int = 0
-    """Bytes that a frame may have."""
+    """Bytes that a frame may have; 0 if the event could not be encoded."""

@@ -1,4 +1,4 @@
-"""What the two cores tell their drivers."""
+"""The events of the two cores, for their drivers."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class PeerClosed:
     """The peer has ended its direction, or the connection was lost."""
 
     clean: bool
-    """Not inside a frame (LJ-6), and not lost."""
+    """The end came between two frames (LJ-6), and the connection was not lost."""
     lost: bool = False
-    """The carrier failed; a peer that ends its direction may still read."""
+    """The carrier failed. If false, the peer may still read."""
 
 
 @attrs.frozen
 class Refused:
-    """The peer broke a rule: the connection is over, and nothing more is read (LJ-46). Comes at most once."""
+    """The peer broke a rule: the connection is over, and the core ignores all further input (LJ-46). Comes at most once."""
 
     error: RemoteProtocolError
-    """Which rule, and where."""
+    """The rule, and the place of the frame that broke it."""
     head: bytes
-    """The first bytes of the frame at fault, 32 at most, for the log line."""
+    """The first bytes of that frame, 32 at most, for the log."""
 
 
 @attrs.frozen
@@ -42,11 +42,11 @@ class Finished:
     """This side is done with the connection: send what `data_to_send` still gives, then close as LJ-28a says."""
 
     reason: EndReason
-    """Why a reader has: the writer ended and has its acks; it broke a rule; nothing came for long; `ReaderCore.drain`;
-    `ReaderCore.sink_failed`; `ReaderCore.close`; the carrier failed and no unit waits for its commit any more. A writer has
-    ``"drained"`` and ``"closed"`` only; its other ends are `PeerClosed`, `Refused` and `AckTimedOut`."""
+    """Why a reader has ended: the writer ended its direction and has all its acks; the writer broke a rule; the connection was idle;
+    `ReaderCore.drain`; `ReaderCore.sink_failed`; `ReaderCore.close`; the carrier failed and the sink has committed every unit.
+    A writer has only ``"drained"`` and ``"closed"``; its other ends are `PeerClosed`, `Refused` and `AckTimedOut`."""
     unacked: int
-    """Events that were handed on or sent, and not committed or acked in time; they come again."""
+    """Events of a reader that were delivered and not committed, or events of a writer that were sent and not acked. They come again."""
 
     @property
     def code(self) -> int:
@@ -61,39 +61,39 @@ class UnitReady:
     number: int
     """Counts the units of this connection from 1."""
     events: list[dict[str, Any]]
-    """What the writer sent: D as text to text, J as JSON. Text that was not UTF-8 holds surrogate escapes: encoding it with
-    ``errors="surrogateescape"`` gives the bytes back (LJ-7)."""
+    """The events as the writer sent them: D frames map text to text, J frames hold any JSON. Text that was not UTF-8 holds surrogate
+    escapes: encoding it with ``errors="surrogateescape"`` gives the bytes back (LJ-7)."""
     count: int
     """Events as windows count them; an array in a J frame of version 1 is one event and several items (LJ-11)."""
     sequence: int
     """Number of the last event."""
     whole: bool
-    """Whether this is, or ends, a unit that is acked; false for a slice of a larger one (LJ-42a) and for what came without an
-    end before the connection was lost (LJ-28)."""
+    """Whether an ack of the whole unit follows the commit. False for a slice of a larger unit (LJ-42a), and for a unit whose end
+    was lost with the connection (LJ-28)."""
     cost: int
-    """What it holds of memory, as `ReaderConfig.max_cost` counts."""
+    """Its cost in memory, as `ReaderConfig.max_cost` counts."""
 
 
 ReaderEvent: TypeAlias = UnitReady | PeerClosed | Refused | Finished
-"""What `ReaderCore` tells."""
+"""The events of `ReaderCore`."""
 
 
 @attrs.define(eq=False)
 class Batch:
-    """Encoded events that travel in one window; made by `SendQueue.next_batch`. Equal only to itself."""
+    """Encoded events that travel in one window; made by `SendQueue.next_batch`. Batches are compared by identity."""
 
     bodies: list[bytes]
-    """Frames without their first six bytes (version, type and number), oldest first; those acked are taken out."""
+    """Frames without their first six bytes (version, type and number), oldest first. Acked events are removed."""
     tokens: list[Any]
-    """What the sender gave along with each event, in the same order."""
+    """The sender's token of each event, in the same order."""
     age: tuple[int, ...] = ()
-    """Orders the batches of one queue, the oldest first."""
+    """Sort key among the batches of one queue, the oldest first."""
     failures: int = 0
-    """Live connections that ended with this batch in flight and no event of it acked (LJ-59)."""
+    """Connections that ended with this batch in flight and no event of it acked (LJ-59)."""
 
     @property
     def size(self) -> int:
-        """Bytes of its frames."""
+        """Bytes of its frames, before compression."""
         return sum(map(len, self.bodies)) + 6 * len(self.bodies)
 
 
@@ -102,31 +102,31 @@ class EventsAcked:
     """The reader has committed events (LJ-52)."""
 
     batch: Batch
-    """The window they were in; they are out of `Batch.bodies` already."""
+    """The window that they were in. They are no longer in `Batch.bodies`."""
     tokens: list[Any]
-    """Of the events now safe, oldest first."""
+    """The tokens of these events, oldest first."""
     octets: int
-    """Of their frames."""
+    """Bytes of their frames, before compression."""
 
 
 @attrs.frozen
 class BatchDone:
-    """All events of a window are acked; there is room for another one in flight."""
+    """All events of a window are acked, so another window may be sent."""
 
     batch: Batch
 
 
 @attrs.frozen
 class KeepaliveReceived:
-    """An ack that acks nothing new: the reader is alive and at work (LJ-52)."""
+    """An ack of 0: the reader is alive, and its sink is working (LJ-52)."""
 
 
 @attrs.frozen
 class AckTimedOut:
-    """No ack in `WriterConfig.ack_timeout`: close, and connect again (LJ-53)."""
+    """No ack came within `WriterConfig.ack_timeout`: close, and connect again (LJ-53)."""
 
     seconds: float
 
 
 WriterEvent: TypeAlias = EventsAcked | BatchDone | KeepaliveReceived | AckTimedOut | PeerClosed | Refused | Finished
-"""What `WriterCore` tells."""
+"""The events of `WriterCore`."""

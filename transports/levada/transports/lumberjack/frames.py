@@ -1,6 +1,6 @@
-"""Frames of the writer and of the reader as octets; taking them apart is `parser`.
+"""Encode the frames of the writer and of the reader; `parser` decodes them.
 
-A frame is a version octet, a type octet and a payload; all integers are unsigned and big-endian (LJ-1, LJ-2, LJ-4).
+A frame is a version byte, a type byte and a payload; all integers are unsigned and big-endian (LJ-1, LJ-2, LJ-4).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def _json_dumper() -> Callable[[Any], str]:
     make: Any = getattr(json.encoder, "c_make_encoder", None)  # not in typeshed, and not in every Python
     if make is None:
         return _encoder.encode
-    # `JSONEncoder.encode` makes this for each value: 3.8 instead of 4.9 us for 400 octets. No table of what is being encoded,
-    # which an error would leave filled: a value that contains itself is a RecursionError.
+    # `JSONEncoder.encode` makes this for each value: 3.8 instead of 4.9 us for 400 bytes. It does not get the table of the values
+    # that are being encoded, because an error would leave it filled: a value that contains itself is a RecursionError.
     parts = make(None, _encoder.default, json.encoder.encode_basestring, None, ":", ",", False, False, False)
     return lambda value: "".join(parts(value, 0))
 
@@ -35,12 +35,12 @@ _dump_json = _json_dumper()
 
 
 def encode_window(version: int, size: int) -> bytes:
-    """Return a W frame: so many events come before the writer waits for an ack (LJ-14)."""
+    """Return a W frame: `size` events follow before the writer waits for an ack (LJ-14)."""
     return _HEAD.pack(b"%dW" % version, size)
 
 
 def encode_ack(version: int, sequence: int) -> bytes:
-    """Return an A frame: everything up to this number is safe (LJ-15)."""
+    """Return an A frame: every event up to this number is safe (LJ-15)."""
     return _HEAD.pack(b"%dA" % version, sequence)
 
 
@@ -50,25 +50,25 @@ def encode_envelope(version: int, packed: bytes) -> bytes:
 
 
 def encode_data(version: int, sequence: int, pairs: Mapping[str, str]) -> bytes:
-    """Return a D frame (LJ-7)."""
+    """Return a D frame, an event that maps text to text (LJ-7). Surrogate escapes become the bytes that they stand for."""
     return _HEAD.pack(b"%dD" % version, sequence) + _data_body(pairs)
 
 
 def encode_json(version: int, sequence: int, value: Any) -> bytes:
-    """Return a J frame.
+    """Return a J frame, an event as JSON (LJ-11).
 
     Raises:
-        TypeError, ValueError, RecursionError: the value is not JSON.
+        TypeError, ValueError, RecursionError: the value cannot be JSON.
     """
     return _HEAD.pack(b"%dJ" % version, sequence) + _json_body(value)
 
 
 def encode_event(event: Mapping[str, Any], config: WriterConfig) -> bytes:
-    """Return an event's frame without its first six octets, for `SendQueue.put`.
+    """Return an event's frame without its first six bytes (version, type and number), for `SendQueue.put`.
 
     Args:
-        event: D takes any values, see `flatten`; J takes what JSON can hold.
-        config: the version, the kind of frame, and how large it may be.
+        event: for a J frame, any JSON; for a D frame, the values that `flatten` takes.
+        config: the version, the frame type, and the size limit.
 
     Raises:
         EventRejected: it cannot be encoded, or is too large (LJ-59).
@@ -76,7 +76,7 @@ def encode_event(event: Mapping[str, Any], config: WriterConfig) -> bytes:
     try:
         body = _json_body(event) if config.json else _data_body(flatten(event))
     except (TypeError, ValueError, RecursionError, AttributeError) as error:
-        raise EventRejected(f"cannot encode the event: {error}", rule="LJ-59") from error
+        raise EventRejected(f"the event cannot be encoded: {error}", rule="LJ-59") from error
     size = _HEAD.size + len(body)
     if size > config.max_frame:
         raise EventRejected(
@@ -89,15 +89,15 @@ def encode_event(event: Mapping[str, Any], config: WriterConfig) -> bytes:
 
 
 def flatten(event: Mapping[str, Any]) -> dict[str, str]:
-    """Turn an event into text to text, as D needs it (LJ-9).
+    """Turn an event into a flat map of text to text, for a D frame (LJ-9).
 
-    Numbers become decimal text, booleans ``true`` and ``false``, maps inside are joined to their keys with ``.``, lists become
-    JSON text, ``None`` is left out.
+    Numbers become decimal text, and booleans ``true`` and ``false``. The keys of a nested map are joined to its own key with ``.``.
+    Lists become JSON text. Keys with the value ``None`` are left out.
 
     Raises:
-        ValueError: NaN or infinity in a list, or a map that contains itself.
-        TypeError: a value of any other class.
-        RecursionError: maps nested too deep.
+        ValueError: NaN or infinity in a list.
+        TypeError: a key is not text, or a value has another class.
+        RecursionError: maps or lists are nested too deep, or contain themselves.
 
     Example:
         >>> flatten({"line": "hi", "offset": 7, "ok": True, "tags": ["a"], "host": {"name": "web"}, "none": None})
@@ -111,7 +111,7 @@ def flatten(event: Mapping[str, Any]) -> dict[str, str]:
 def _flatten_into(flat: dict[str, str], prefix: str, values: Mapping[str, Any]) -> None:
     for key, value in values.items():
         if not isinstance(key, str):
-            raise TypeError(f"keys are text, not {key!r}")
+            raise TypeError(f"a key must be text, got {key!r}")
         name = prefix + key
         if isinstance(value, str):
             flat[name] = value
@@ -126,14 +126,16 @@ def _flatten_into(flat: dict[str, str], prefix: str, values: Mapping[str, Any]) 
         elif isinstance(value, list | tuple):
             flat[name] = _dump_json(value)
         else:
-            raise TypeError(f"field {name!r} is a {type(value).__name__}")
+            raise TypeError(
+                f"field {name!r} must be text, a number, a bool, a map, a list or None, got {type(value).__name__}"
+            )
 
 
 def _data_body(pairs: Mapping[str, str]) -> bytes:
     u32 = _U32.pack
     parts = [u32(len(pairs))]
     for key, value in pairs.items():
-        # LJ-7: what came with escaped octets leaves with the same octets.
+        # LJ-7: text that came with escaped bytes leaves with the same bytes.
         octets = key.encode("utf-8", "surrogateescape")
         parts += (u32(len(octets)), octets)
         octets = value.encode("utf-8", "surrogateescape")
@@ -146,6 +148,6 @@ def _json_body(value: Any) -> bytes:
     try:
         octets = text.encode()
     except UnicodeEncodeError:
-        # Surrogates, escaped octets among them, are not UTF-8; as JSON escapes they are legal.
+        # Surrogates, which stand for escaped bytes too, cannot be encoded as UTF-8. As JSON escapes they are legal.
         octets = json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
     return _U32.pack(len(octets)) + octets

@@ -1,11 +1,12 @@
 """Parse frames into events and control frames, in time linear in their bytes (LJ-5).
 
-* Bytes are parsed in the buffer they arrived in.  The parser keeps only the start of an unfinished item (a header, a pair, the payload
-  of J or C), and looks at it again once all its bytes are there.  So each byte is copied at most twice, however small the reads are.
-* A D frame may stop after any pair and resume at the next one; no pair is parsed twice.
-* A length is checked against its limit as soon as its four bytes are there, before anything of that size is made or awaited (LJ-45).
+* Bytes are parsed in the buffer in which they arrived.  The parser keeps only the beginning of an unfinished item (a header, a pair, the
+  payload of a J or C frame), and looks at it again once the item is complete.  So each byte is copied at most twice, however small the
+  reads are.
+* Parsing of a D frame may stop after any pair and resume at the next one.  No pair is parsed twice.
+* A length is checked against its limit as soon as its four bytes have come, before anything of that size is allocated or awaited (LJ-45).
 
-`parse` builds events, or only checks and counts them (`out=None`), which envelopes need (LJ-31a, LJ-42).
+`FrameParser.parse` builds events; with `out=None` it only checks and counts them, which envelopes need (LJ-31a, LJ-42).
 """
 
 from __future__ import annotations
@@ -28,32 +29,32 @@ from levada.transports.lumberjack.json_text import (
 
 __all__ = ["EVENT_COST", "PAIR_COST", "FrameParser", "Stop"]
 
-EVENT_COST = 256  # LJ-42: what an event takes beside its bytes
+EVENT_COST = 256  # LJ-42: memory that an event takes beside its bytes
 PAIR_COST = 128
-_LARGE = 64 * 1024  # bytes of a J frame from which on it is a step of its own: at worst 160 ns a byte
-_SMALL = 1024  # bytes of a J frame that is parsed first, and priced then by what it turned out to be
+_LARGE = 64 * 1024  # bytes above which a J frame or a value is a step of its own; JSON takes 160 ns a byte at worst
+_SMALL = 1024  # bytes up to which a J frame is parsed before its cost is known
 _FLAT_COST = EVENT_COST + OBJECT_COST
-_SMALL_COST = EVENT_COST + _SMALL * (OBJECT_COST + BYTE_COST)  # whatever they are
+_SMALL_COST = EVENT_COST + _SMALL * (OBJECT_COST + BYTE_COST)  # upper bound for such a frame
 _PIECE = 4 * 1024  # bytes; smaller pieces of an unfinished item are joined as they come
 _HEAD = struct.Struct(">2sI")
 _EVENT_HEAD = struct.Struct(">2sII")
 _U32 = struct.Struct(">I")
 _A, _C, _D, _J, _W = b"ACDJW"
-_KEYS = 256  # texts of keys that are remembered, of up to _KEY bytes each
+_KEYS = 256  # keys whose text is cached, of up to _KEY bytes each
 _KEY = 64
 
 
 class Stop(Enum):
-    """Why `FrameParser.parse` came back."""
+    """Why `FrameParser.parse` returned."""
 
     NEED_DATA = auto()
     FULL = auto()
     """`room` events were found."""
     COST = auto()
-    """The cost has reached `cost_room`, or the next event would bring it above."""
+    """The cost has reached `cost_room`, or the next event would exceed it."""
     LARGE = auto()
-    """The next event takes long to count or to build, or takes much memory: others should have a turn first, and `FrameParser.held`
-    counts it already; the next call goes on."""
+    """The next event takes long to count or to build, or takes much memory. Other tasks should run first; the next call continues.
+    `FrameParser.held` counts the event already."""
     WINDOW = auto()
     """A W frame: `FrameParser.window`."""
     ENVELOPE = auto()
@@ -61,12 +62,12 @@ class Stop(Enum):
 
 
 class FrameParser:
-    """Frames of a writer, one after another.
+    """Parses the frames of a writer, one after another.
 
     Args:
-        version: 1 or 2; a frame of another one is an error (LJ-3).
+        version: 1 or 2; a frame of any other version is an error (LJ-3).
         config: the limits.
-        depth: envelopes that these frames are in.
+        depth: number of envelopes around these frames.
     """
 
     # fmt: off
@@ -84,40 +85,40 @@ class FrameParser:
         self._data = b""
         self._at = 0
         self._base = 0  # bytes before `_data`
-        # An unfinished item. It is joined once: of fifty buffers that grew to 9 MiB side by side, the heap kept 700 MB of holes.
+        # An unfinished item, joined once: fifty buffers that grew to 9 MiB side by side left 700 MB of holes in the heap.
         self._tail: list[bytes | bytearray] = []
         self._tail_size = 0
         self._need = 1  # bytes that it needs
         self._left = -1  # pairs of an unfinished D frame; -1 at its header
         self._number = 0
         self._pairs = 0
-        self._used = 0  # bytes of it that are done with
+        self._used = 0  # bytes of it that were parsed
         self._fields: dict[str, str] = {}
         self._keys: dict[bytes, str] = {}
         self._rate = 0.0  # cost of a byte of JSON in the rest of `_data`; 0 if it is not known yet
-        self._items: list[Any] = []  # of an array in version 1, the last one first, that are still to be handed on
+        self._items: list[Any] = []  # items of an array in version 1 that are still to be delivered, the last one first
         self._item_cost = 0
-        # Cost of the large event that comes next, once `LARGE` was returned for it; 0 if it is still to be counted.
+        # Cost of the next event if `LARGE` was returned for it; 0 until that is counted.
         self._ahead: int | None = None
         self.count = 0
         """Events that the last `parse` found."""
         self.cost = 0
-        """What they cost (LJ-42)."""
+        """Their cost (LJ-42)."""
         self.sequence = 0
         """Number of the last event."""
         self.window = 0
-        """Of the last W frame."""
+        """Size that the last W frame announced, in events."""
         self.payload = memoryview(b"")
-        """Of the last C frame."""
+        """Payload of the last C frame."""
 
     @property
     def in_frame(self) -> bool:
-        """Whether a part of a frame is held."""
+        """Whether the parser is inside a frame."""
         return bool(self._tail) or self._left >= 0
 
     @property
     def has_data(self) -> bool:
-        """Whether `parse` can go on without more bytes."""
+        """Whether `parse` can continue without more bytes."""
         return self._at < len(self._data) or bool(self._items)
 
     @property
@@ -132,11 +133,11 @@ class FrameParser:
 
     @property
     def held(self) -> int:
-        """Bytes and costs kept for an unfinished frame, and what the large event that comes next will take."""
+        """Bytes and costs of an unfinished frame, and the cost of a large event that comes next."""
         pairs = BYTE_COST * self._used + PAIR_COST * len(self._fields)
-        # Items of an array are values already; what their events cost is due when these are made.
+        # Items of an array are built already; `EVENT_COST` is counted when their events are made.
         items = (self._item_cost - EVENT_COST) * len(self._items)
-        # While a large event is built, its text is there as characters, too.
+        # While a large event is built, its text is also in memory as characters.
         ahead = self._ahead + BYTE_COST * len(self._data) if self._ahead else 0
         return self._tail_size + len(self._data) + pairs + items + ahead
 
@@ -146,12 +147,12 @@ class FrameParser:
         return self._base + self._at - self._used
 
     def head(self) -> bytes:
-        """Return what there is of the first 32 bytes at the place where `parse` stopped."""
+        """Return up to 32 bytes from the beginning of the frame in which `parse` stopped."""
         start = max(0, self._at - self._used)
         return self._data[start : start + 32] or b"".join(self._tail[:1])[:32]
 
     def feed(self, data: bytes) -> None:
-        """Give bytes, after `parse` has asked for them."""
+        """Take the next bytes. Call it only after `parse` has returned `Stop.NEED_DATA`, or before the first call."""
         if self._tail:
             last = self._tail[-1]
             if len(data) >= _PIECE:
@@ -173,16 +174,16 @@ class FrameParser:
         """Find events until there is a reason to stop.
 
         Args:
-            out: where events go; ``None`` checks their frames, but not the JSON in them, and counts.
+            out: gets the events; ``None`` checks their frames, but not the JSON in them, and counts them.
             room: events at most.
-            cost_room: stop at the event that brings the cost to this; JSON that would bring it above is left for the next call,
+            cost_room: stop at the event that brings the cost to this. A J frame that would exceed it is left for the next call,
                 unless this is all of `ReaderConfig.max_cost`.
-            cut: whether the items of an array (LJ-11) may come in parts, the event being counted with the last of them; else an
-                array that does not fit is left.
+            cut: whether the items of an array (LJ-11) may be delivered in parts; the event is counted with the last part. If not, an
+                array that does not fit is left for the next call.
 
         Raises:
-            RemoteProtocolError: a frame breaks a rule; `head` is its beginning. For JSON, and only for that (LJ-12), parsing
-                may go on with ``out=None``.
+            RemoteProtocolError: a frame breaks a rule; `head` is its beginning. Only after an error in JSON (LJ-12) may parsing
+                continue, with ``out=None``.
         """
         if self._tail:  # still not enough
             self.count = self.cost = 0
@@ -199,7 +200,7 @@ class FrameParser:
         small_room = min(cost_room, max_cost) - _SMALL_COST
         count = cost = 0
         sequence = self.sequence
-        # The unfinished D frame, if there is one: its number, its start, and how many of its pairs are still to come.
+        # The unfinished D frame, if there is one: its number, its start, and the pairs that are still to come.
         fields, number, pairs, left = self._fields, self._number, self._pairs, self._left
         start = at - self._used
         last = start + max_frame  # where it must have ended
@@ -250,8 +251,8 @@ class FrameParser:
                             except ValueError as error:
                                 value = self._bad_json(text[at + 10 : frame_end], str(error), at)
                             if small:
-                                # The collector does not track a dict of texts and numbers alone: 0.05 us, where a scan of 400
-                                # bytes takes 0.35. CPython from 3.14 on tracks all, and scans.
+                                # The garbage collector does not track a dict of only texts and numbers: asking it takes 0.05 us,
+                                # a scan of 400 bytes 0.35. From 3.14 on CPython tracks every dict, so there each frame is scanned.
                                 if not is_tracked(value) and isinstance(value, dict):
                                     out.append(value)
                                     cost += _FLAT_COST + BYTE_COST * length + FIELD_COST * len(value)
@@ -360,7 +361,7 @@ class FrameParser:
         return stop
 
     def _control(self, data: bytes, at: int, end: int) -> Stop:
-        """Take a frame that is no event, or the beginning of any frame; leaves its end in `_at` if it is whole."""
+        """Take a control frame, or the beginning of any frame. If the frame is complete, `_at` is moved to its end."""
         self._at = at
         self._need = 2 if end - at == 1 else 1
         if at == end:
@@ -382,7 +383,7 @@ class FrameParser:
         if kind == _A:
             raise self._broken("an ack from the writer", "LJ-24", at)
         if kind not in (_W, _C):
-            raise self._broken(f"no type of frame: {data[at + 1 : at + 2]!r}", "LJ-2", at)
+            raise self._broken(f"unknown frame type {data[at + 1 : at + 2]!r}", "LJ-2", at)
         self._need = 6
         if end - at < 6:
             return Stop.NEED_DATA
@@ -412,26 +413,26 @@ class FrameParser:
 
     def _price(self, at: int, end: int) -> int:
         """Return an upper bound for the cost of a J frame; if it exceeds the limit, count exactly."""
-        # One scan for it and all that follow in `data`, not one for each: 0.35 instead of 0.85 us for an event of 400 bytes.
+        # One scan for this frame and all that follow in `data`: 0.35 instead of 0.85 us for an event of 400 bytes.
         if not self._rate:
             rest = self._data[at:]
             self._rate = BYTE_COST + structure_cost(rest) / len(rest)
         price = int((end - at) * self._rate)
         limit = self._config.max_cost
-        if price > limit:  # there may be a long text in it
+        if price > limit:  # a long text in it may look like structure
             price = exact_cost(self._data[at + 10 : end], limit)
             if price > limit:
                 raise self._large("cost of the JSON of an event", price, "max_cost", "LJ-42", at)
         return price + EVENT_COST
 
     def _bad_json(self, octets: bytes | memoryview, wrong: str, at: int) -> dict[str, Any]:
-        """Return the event that a J frame without JSON is (LJ-12)."""
+        """Return the event for a J frame that is not JSON, or raise (LJ-12)."""
         if self._config.on_bad_json == "close":
-            raise self._broken(f"a J frame without JSON: {wrong}", "LJ-12", at)
+            raise self._broken(f"a J frame is not JSON: {wrong}", "LJ-12", at)
         return {"message": str(octets, "utf-8", "surrogateescape"), "tags": ["_jsonparsefailure"]}
 
     def _hand_on(self, out: list[dict[str, Any]], cost_room: int) -> int:
-        """Hand on items of an array until their cost reaches `cost_room`; return what they cost."""
+        """Deliver items of an array until their cost reaches `cost_room`; return their cost."""
         items = self._items
         count = min(len(items), -(-cost_room // self._item_cost))
         for _ in range(count):

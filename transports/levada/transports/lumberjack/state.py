@@ -1,4 +1,4 @@
-"""The states of both sides and what leads from one to another, as data; a missing pair is a mistake in a core."""
+"""The states and transitions of both sides, as data. A pair that is missing from a table is a bug in a core."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ __all__ = ["READER_TRANSITIONS", "WRITER_TRANSITIONS", "ReaderInput", "ReaderSta
 
 
 class ReaderState(Enum):
-    """Where a reader's connection is."""
+    """The state of a reader's connection."""
 
     OPEN = auto()
-    """Bytes are taken."""
+    """The reader takes bytes."""
     HALF_CLOSED = auto()
-    """The writer has ended its direction; units wait for their commit and are acked (LJ-28)."""
+    """The writer has ended its direction. Units at the sink may still be committed, and are acked (LJ-28)."""
     REFUSING = auto()
-    """A rule was broken; units that closed before it have a moment to be committed and acked (LJ-46)."""
+    """The writer broke a rule. Earlier units may be committed within `close_timeout`, and are acked (LJ-46)."""
     DRAINING = auto()
-    """This side ends; units at the sink have `drain_timeout` to be committed and acked (LJ-28)."""
+    """This side ends. Units at the sink may be committed within `drain_timeout`, and are acked (LJ-28)."""
     ORPHANED = auto()
-    """The carrier is gone; commits of units at the sink are counted, and not acked (LJ-26)."""
+    """The carrier has failed. Commits are counted and not acked (LJ-26)."""
     CLOSED = auto()
-    """Over."""
+    """The connection is over."""
 
 
 class ReaderInput(Enum):
-    """What moves a reader."""
+    """The inputs that change a reader's state."""
 
     PEER_ENDED = auto()
     BROKEN_RULE = auto()
@@ -37,9 +37,9 @@ class ReaderInput(Enum):
     CLOSE = auto()
     LOST = auto()
     SETTLED = auto()
-    """Nothing waits for a commit any more."""
+    """No unit waits for a commit any more."""
     TIME_OUT = auto()
-    """The time for commits is over."""
+    """The grace period for commits is over."""
 
 
 READER_TRANSITIONS: Final[Mapping[tuple[ReaderState, ReaderInput], ReaderState]] = {
@@ -69,18 +69,18 @@ READER_TRANSITIONS: Final[Mapping[tuple[ReaderState, ReaderInput], ReaderState]]
 
 
 class WriterState(Enum):
-    """Where a writer's connection is."""
+    """The state of a writer's connection."""
 
     OPEN = auto()
-    """Windows are sent and acked."""
+    """The writer sends windows."""
     DRAINING = auto()
-    """No more windows are sent; those in flight are acked."""
+    """The writer sends no more windows, and waits for the acks of those in flight."""
     CLOSED = auto()
-    """Over; events in flight are unacked."""
+    """The connection is over. Events in flight stay unacked."""
 
 
 class WriterInput(Enum):
-    """What moves a writer."""
+    """The inputs that change a writer's state."""
 
     PEER_ENDED = auto()
     BROKEN_RULE = auto()

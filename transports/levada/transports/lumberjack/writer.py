@@ -1,11 +1,11 @@
 """The writer's side, without I/O: `WriterCore` is one connection, `SendQueue` holds the events that wait for a connection.
 
 Until it is acked, an event is in exactly one place: new in the queue, in a batch that came back from a lost connection, or in a batch
-in flight on one core.  Only an ack removes it.  So "at least once" (LJ-55) needs no bookkeeping: when a connection ends, the driver
-returns `WriterCore.unacked` to the queue, and the queue hands out the oldest events first.
+in flight on one core.  Only an ack, a drop policy or `WriterConfig.on_stuck` removes it.  So "at least once" (LJ-55) needs no further
+bookkeeping: when a connection ends, the driver returns `WriterCore.unacked` to the queue, and the queue hands out the oldest events first.
 
 Numbers exist only on the wire.  In batch mode each window counts from 1 (LJ-49), so an ack is a count of the oldest window's events.
-In stream mode numbers run on and wrap, so an ack is a distance mod 2**32 from the last one.
+In stream mode numbers run on and wrap, so an ack is a distance modulo 2**32 from the last one.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from levada.transports.lumberjack.state import WRITER_TRANSITIONS, WriterInput, 
 __all__ = ["SendQueue", "WriterCore"]
 
 _HEAD = struct.Struct(">2sI")
-_PLAIN_BELOW = 200  # LJ-34: bytes of frames that are not worth an envelope
+_PLAIN_BELOW = 200  # LJ-34: fewer bytes of frames are not worth an envelope
 _STUCK_AFTER = 5  # LJ-59
 _MODULUS = 2**32
 
 
 class _InFlight:
-    """A batch on the wire: how many of its events there were, and where its bytes end among all that were queued."""
+    """A batch on the wire: its number of events, and the end of its bytes among all that were queued."""
 
     __slots__ = ("batch", "ends", "number", "size")
 
@@ -52,7 +52,7 @@ class _InFlight:
         self.batch = batch
         self.size = len(batch.bodies)
         self.ends = ends
-        self.number = 0  # acked of it
+        self.number = 0  # its acked events
 
 
 class WriterCore:
@@ -77,8 +77,8 @@ class WriterCore:
         self._in = bytearray()
         self._offset = 0
         self._out: list[bytes] = []
-        self._queued = 0  # bytes ever queued
-        self._taken = 0  # bytes of them that the carrier has
+        self._queued = 0  # bytes queued so far
+        self._taken = 0  # bytes of them that the carrier took
         self._flights: deque[_InFlight] = deque()
         self._unacked = 0
         self._next = first_sequence % _MODULUS
@@ -101,10 +101,10 @@ class WriterCore:
         return self._unacked
 
     def send_batch(self, batch: Batch, now: float) -> None:
-        """Queue a window of events; in stream mode, more of the one window (LJ-48).
+        """Queue a window of events; in stream mode, events of the only window (LJ-48).
 
         Args:
-            batch: at most `room` events; it belongs to the core until it is done, or is among `unacked`.
+            batch: at most `room` events. It belongs to the core until `BatchDone`, or until `unacked` returns it.
             now: the time.
 
         Raises:
@@ -112,7 +112,7 @@ class WriterCore:
         """
         count = len(batch.bodies)
         if not 0 < count <= self.room:
-            raise LocalProtocolError(f"{count} events, between 1 and {self.room} may be sent now", rule="LJ-50")
+            raise LocalProtocolError(f"a batch of {count} events, at most {self.room} may be sent now", rule="LJ-50")
         if not self._flights:
             self._clock = now
         window = b""
@@ -143,7 +143,7 @@ class WriterCore:
         return _HEAD.pack(self._version + b"C", len(packed)) + packed
 
     def take_events(self) -> list[WriterEvent]:
-        """Return nothing: only input causes events, and each call of it returns its own."""
+        """Return an empty list: every call of this core returns its events itself."""
         return []
 
     def data_to_send(self, now: float) -> list[bytes]:
@@ -152,13 +152,20 @@ class WriterCore:
         return out
 
     def bytes_taken(self, count: int, now: float) -> None:
-        """Note that the carrier took `count` more bytes: a slow line is not a dead one (LJ-53)."""
+        """Note that the carrier took `count` more bytes, which restarts the clock of the ack: a slow line is not a dead one (LJ-53)."""
         if self._flights and self._taken < self._flights[0].ends:
             self._clock = now
         self._taken += count
 
     def receive_data(self, data: bytes | bytearray, now: float) -> list[WriterEvent]:
-        """Take bytes from the reader (LJ-2, LJ-4 to LJ-6, LJ-52)."""
+        """Take bytes from the reader. A broken rule is the event `Refused`, not an exception. After the end, input is ignored.
+
+        Args:
+            data: any number of bytes, cut anywhere; ``b""`` is the end of the reader's direction.
+            now: the time.
+
+        Source: LJ-2, LJ-4 to LJ-6, LJ-52.
+        """
         if self.state is WriterState.CLOSED:
             return []
         if not data:
@@ -199,7 +206,7 @@ class WriterCore:
                 raise self._broken(f"ack {number} is beyond the last event sent, {self._next - 1}", "LJ-52", at)
         elif not self._flights:
             if number not in (0, self._last_ack):
-                raise self._broken(f"ack {number}, and nothing is in flight", "LJ-52", at)
+                raise self._broken(f"ack {number} while nothing is in flight", "LJ-52", at)
             return
         else:
             oldest = self._flights[0]
@@ -236,7 +243,7 @@ class WriterCore:
         return self._clock + self._config.ack_timeout
 
     def handle_timeout(self, now: float) -> list[WriterEvent]:
-        """End if the reader has taken too long for an ack (LJ-53)."""
+        """End the connection if no ack came in time (LJ-53)."""
         deadline = self.next_deadline()
         if deadline is None or now < deadline:
             return []
@@ -244,21 +251,24 @@ class WriterCore:
         return [AckTimedOut(self._config.ack_timeout)]
 
     def connection_lost(self, code: int, reason: str, now: float) -> list[WriterEvent]:
-        """Note that the carrier has ended; events in flight are `unacked`."""
+        """Note that the carrier has failed. `unacked` returns the events in flight."""
         if self.state is WriterState.CLOSED:
             return []
         self._move(WriterInput.PEER_ENDED)
         return [PeerClosed(clean=False, lost=True)]
 
     def drain(self, now: float) -> list[WriterEvent]:
-        """Send no more windows; the end comes when those in flight are acked, or `WriterConfig.ack_timeout` without an ack."""
+        """Send no more windows. The connection ends when those in flight are acked, or after `WriterConfig.ack_timeout` without an ack."""
         if self.state is not WriterState.OPEN:
             return []
         self._move(WriterInput.DRAIN)
         return [] if self._flights else [self._finish(WriterInput.SETTLED, "drained")]
 
     def close(self, code: int, reason: str, now: float) -> list[WriterEvent]:
-        """End now; events in flight are `unacked`. The reader sees only the end of the connection."""
+        """End now. `unacked` returns the events in flight.
+
+        Lumberjack sends neither `code` nor `reason`: the reader only sees the connection close.
+        """
         return [] if self.state is WriterState.CLOSED else [self._finish(WriterInput.CLOSE, "closed")]
 
     def unacked(self) -> list[Batch]:
@@ -316,14 +326,14 @@ class SendQueue:
         """Whether a window is stuck: until an event is acked, one window may be in flight on all connections together (LJ-59)."""
 
     def __len__(self) -> int:
-        """Events not acked yet, those in flight included."""
+        """Count the events that are not acked, including those in flight."""
         return self._events
 
     def put(self, body: bytes, token: Any, now: float) -> Sequence[Any]:
         """Take an encoded event, see `encode_event`.
 
         Returns:
-            Tokens of the events dropped to make room, or its own token if it was dropped.
+            The token of the event that was dropped to make room, which may be its own; or nothing.
 
         Raises:
             LocalProtocolError: the queue is full and nothing may be dropped.
@@ -353,12 +363,15 @@ class SendQueue:
         self.full = self._events >= self._max_events or self._octets >= self._max_bytes
 
     def next_batch(self, now: float, room: int, *, flush: bool = False) -> Batch | None:
-        """Take what to send next: what came back first, then new events once there are enough or they waited long enough.
+        """Take the next events to send: first those that came back, then new ones, once there are enough or they have waited long enough.
 
         Args:
             now: the time.
             room: events at most, see `WriterCore.room`.
             flush: do not wait for more events.
+
+        Returns:
+            ``None`` if there is nothing to send now.
         """
         if room < 1:
             return None
@@ -392,27 +405,27 @@ class SendQueue:
         batch = self._again.pop(0)
         limit = min(room, max(1, len(batch.bodies) // 2)) if self.stuck else room
         if len(batch.bodies) > limit:
-            # Nothing newer can come between the two halves: ages compare from the left.
+            # Ages compare from the left, so no other batch can come between the two parts.
             rest = Batch(batch.bodies[limit:], batch.tokens[limit:], (*batch.age, 1), batch.failures)
             del batch.bodies[limit:], batch.tokens[limit:]
             batch.age = (*batch.age, 0)
             self._again.insert(0, rest)
             for part in (batch, rest):
                 if len(part.bodies) == 1:
-                    part.failures = 0  # from here on it is this event alone that fails
+                    part.failures = 0  # from now on the failures of this event alone are counted
         return batch
 
     def acked(self, event: EventsAcked) -> None:
-        """Forget events that are safe."""
+        """Remove the events of an `EventsAcked`."""
         self._gone(len(event.tokens), event.octets)
         event.batch.failures = 0
         self.stuck = False
 
     def give_back(self, batches: Iterable[Batch]) -> list[Any]:
-        """Take what `WriterCore.unacked` gave; it goes before everything newer (LJ-55).
+        """Take back the batches that `WriterCore.unacked` returned; they go before everything newer (LJ-55).
 
         Returns:
-            Tokens of events given up, by `WriterConfig.on_stuck` only.
+            Tokens of the events that are given up, which happens only by `WriterConfig.on_stuck`.
         """
         rejected: list[Any] = []
         for batch in batches:
