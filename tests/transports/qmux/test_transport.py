@@ -621,3 +621,28 @@ async def test_what_one_turn_sends_is_one_write(autojump_clock: MockClock) -> No
         await wait_all_tasks_blocked()
         assert server.statistics().writes == before[1] + 1
         assert [await stream.receive_some() for stream in opened] == [b"answer"] * 20
+
+
+async def test_a_batch_is_told_when_all_its_streams_have_their_data(autojump_clock: MockClock) -> None:
+    """And what is sent then goes out in one write."""
+    async with memory_pair() as (client, server):
+        opened = [await client.open_stream() for _ in range(3)]
+        batches: list[list[bytes | None]] = []
+
+        def ask() -> None:
+            for stream in opened:
+                stream.send_nowait(b"ask", fin=True)
+
+        def answer() -> None:
+            batches.append([])
+            while (stream := server.accept_stream_nowait()) is not None:
+                batches[-1].append(stream.receive_nowait())
+                stream.send_nowait(b"answer", fin=True)
+
+        server.on_batch(answer)
+        before = server.statistics().writes
+        client.together(ask)
+        await wait_all_tasks_blocked()
+        assert batches[0] == [b"ask"] * 3
+        assert server.statistics().writes == before + 1
+        assert [await stream.receive_some() for stream in opened] == [b"answer"] * 3

@@ -401,6 +401,9 @@ class MemoryConnection:
         if self._appeared:
             tell()
 
+    def on_batch(self, tell: Callable[[], None]) -> None:
+        """Never call back: each write arrives by itself."""
+
     def together(self, send: Callable[[], None]) -> None:
         """Call `send`; nothing is joined here."""
         send()

@@ -435,6 +435,14 @@ class Connection(Protocol):
         """
         ...
 
+    def on_batch(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called after each batch of input, behind all `on_readable` and `on_stream` of the batch.
+
+        It is called in the task that moves the bytes, so it must be quick and must not raise. What it sends may go out with the batch's
+        own output. A carrier that reads one stream at a time never calls it. A later call of `on_batch` replaces it.
+        """
+        ...
+
     def together(self, send: Callable[[], None]) -> None:
         """Call `send`, which sends on several streams, and write all of it together. A carrier may write a lonely call at once."""
         ...

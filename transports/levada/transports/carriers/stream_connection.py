@@ -43,6 +43,7 @@ class StreamConnection(ABC, Generic[S]):
         self._make_error: Callable[[], CarrierError] = lambda: ConnectionClosed("the connection is closed")
         self._waiting: deque[S] = deque()
         self._tell_stream: Callable[[], None] | None = None
+        self._tell_batch: Callable[[], None] | None = None
         self._accepting = trio.lowlevel.ParkingLot()
         self._opening = (trio.lowlevel.ParkingLot(), trio.lowlevel.ParkingLot())  # bidirectional, unidirectional
         self._datagrams: deque[Datagram] = deque()
@@ -94,6 +95,10 @@ class StreamConnection(ABC, Generic[S]):
             self._tell_stream = tell
         if self._waiting:
             tell()
+
+    def on_batch(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called after each batch of input; `Connection.on_batch` says more."""
+        self._tell_batch = tell
 
     @abstractmethod
     def together(self, send: Callable[[], None]) -> None:
@@ -149,7 +154,7 @@ class StreamConnection(ABC, Generic[S]):
         """Record why the connection has ended, and wake all tasks."""
         self._reason = reason
         self._make_error = make_error
-        self._tell_stream = None
+        self._tell_stream = self._tell_batch = None
         for stream in list(self.streams.values()):
             stream.connection_ended()
         for lot in (self._accepting, *self._opening, self._datagram_readers, self._datagram_writers):

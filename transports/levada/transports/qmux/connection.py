@@ -324,6 +324,12 @@ class QmuxConnection(StreamConnection[QmuxStream]):
         for event in happened:
             do[type(event)](self, event)
 
+    def _apply_batch(self, happened: list[events.Event]) -> None:
+        """Do what the core says of one batch of input, and let the application read it."""
+        self._apply(happened)
+        if self._tell_batch is not None:
+            self._tell_batch()
+
     def _established(self, event: events.Established) -> None:
         self._shaken.set()
         for unidirectional in (False, True):
@@ -542,7 +548,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
 
     def _take_in(self, happened: list[events.Event]) -> None:
         """Apply a batch of events, and write what they have caused together."""
-        self.together(partial(self._apply, happened))
+        self.together(partial(self._apply_batch, happened))
         if self._reason is None:
             self._joining = len(happened) > _ALONE
             self._set_timer()

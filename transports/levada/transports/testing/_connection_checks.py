@@ -147,6 +147,26 @@ async def tells_when_there_is_a_stream_to_accept(traits: CarrierTraits, a: Conne
 
 
 @check
+async def tells_of_a_batch_when_its_streams_have_their_data(
+    traits: CarrierTraits, a: Connection, b: Connection
+) -> None:
+    batches: list[list[bytes]] = []
+
+    def take() -> None:
+        batches.append([])
+        while (stream := b.accept_stream_nowait()) is not None:
+            batches[-1].append(bytes(stream.receive_nowait() or b""))
+
+    streams = [await a.open_stream() for _ in range(3)]
+    b.on_batch(take)
+    for stream in streams:
+        stream.send_nowait(b"x", fin=True)
+    await traits.settle()
+    take()  # a carrier that has no batches has not called it
+    assert [data for batch in batches for data in batch] == [b"x"] * 3
+
+
+@check
 async def sends_together(traits: CarrierTraits, a: Connection, b: Connection) -> None:
     x = [await a.open_stream() for _ in range(3)]
 
