@@ -17,6 +17,7 @@ BANNED = {
     r"\w+_octets|octets_\w+": "…_bytes or bytes_…",
     r"shutdown|grace|(close|shutdown|stop|cancel|drain)_grace": "drain_timeout, or what the time is for, with _timeout",
     r"is_(over|closed|ended)": "closed",
+    r"keepalive|keepalive_(delay|every|period|seconds|time)": "keepalive_interval",
 }
 """Patterns of whole names, and the name that stands for their meaning."""
 

@@ -150,7 +150,7 @@ async def test_their_server_pings(server: str, config: WebSocketConfig) -> None:
 
 
 async def test_their_server_answers_our_pings(server: str, config: WebSocketConfig) -> None:
-    eager = attrs.evolve(config, keepalive=0.001, keepalive_timeout=5)
+    eager = attrs.evolve(config, keepalive_interval=0.001, keepalive_timeout=5)
     async with dial(f"{server}/echo", eager) as websocket:
         before = websocket.statistics().bytes_received
         async with trio.open_nursery() as nursery:

@@ -34,7 +34,7 @@ class NetworkFleet(Fleet):
         self.sides = sides
 
     def settings(self, name: str) -> Any:
-        return SimConfig.of(self.net, name, self.sides, idle_timeout=IDLE, keepalive=IDLE / 3)
+        return SimConfig.of(self.net, name, self.sides, idle_timeout=IDLE, keepalive_interval=IDLE / 3)
 
     def url(self, name: str) -> str:
         return f"aqueduct+simnet://{name}:4433"

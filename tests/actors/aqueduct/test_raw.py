@@ -110,8 +110,8 @@ async def test_a_quiet_connection_lasts(
     """The client keeps it alive: neither a long silence nor the idle timeout of 30 s ends a channel."""
     net, url = SimNet(1), "quic://server:4433"
     server = fit(url, PeerConfig(carrier=quic[0]), client=False)
-    client = fit(url, PeerConfig(carrier=QuicConfig(ca=quic[1].ca, keepalive=given)), client=True)
-    assert (server.keepalive, client.keepalive) == (None, kept)
+    client = fit(url, PeerConfig(carrier=QuicConfig(ca=quic[1].ca, keepalive_interval=given)), client=True)
+    assert (server.keepalive_interval, client.keepalive_interval) == (None, kept)
 
     async def late(m: RawMessage) -> None:
         await trio.sleep(500)

@@ -75,7 +75,7 @@ async def log_in(dashboard: Dashboard) -> str:
 @asynccontextmanager
 async def looking(dashboard: Dashboard, cookie: str) -> AsyncIterator[WebSocketStream]:
     host, port = place(dashboard)
-    config = WebSocketConfig(headers=(("Cookie", cookie), ("Origin", f"http://{host}:{port}")), keepalive=None)
+    config = WebSocketConfig(headers=(("Cookie", cookie), ("Origin", f"http://{host}:{port}")), keepalive_interval=None)
     async with websocket.dial(f"ws://{host}:{port}/socket", config) as socket:
         assert isinstance(socket, WebSocketStream)
         yield socket

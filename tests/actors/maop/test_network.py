@@ -183,7 +183,7 @@ async def test_ma1_ma2_ma125_ma129_what_maop_asks_of_quic(
     fitted: QuicConfig = _fit("quic://x", PeerConfig(carrier=attrs.evolve(quic[0], alpn=("other",), idle_timeout=5.0)))
     assert (fitted.alpn, fitted.datagrams, fitted.early_data) == (("maop/1",), False, False)
     assert (fitted.connection_window, fitted.stream_window) == (10 * 2**20, 2**20)
-    assert (fitted.idle_timeout, fitted.keepalive) == (30.0, 10.0)
+    assert (fitted.idle_timeout, fitted.keepalive_interval) == (30.0, 10.0)
     assert fitted.max_streams >= 116
     assert fitted.max_streams_unidirectional >= 100
     defaults: QuicConfig = _fit("quic://x", PeerConfig())

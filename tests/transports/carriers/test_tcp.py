@@ -252,8 +252,8 @@ async def test_half_closed_peer_still_listens() -> None:
 
 
 async def test_options_reach_the_kernel() -> None:
-    config = TcpConfig(keepalive=30, keepalive_interval=5, keepalive_count=3, no_delay=True)
-    async with pair(config) as ends, pair(TcpConfig(keepalive=0, no_delay=False)) as others:
+    config = TcpConfig(keepalive_idle=30, keepalive_interval=5, keepalive_count=3, no_delay=True)
+    async with pair(config) as ends, pair(TcpConfig(keepalive_idle=None, no_delay=False)) as others:
         for stream in ends:
             get = stream._socket.getsockopt
             assert get(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_KEEPALIVE) == 1
@@ -321,7 +321,7 @@ async def test_addresses_that_cannot_be() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"keepalive": 86_400},
+        {"keepalive_idle": 86_400},
         {"keepalive_interval": 40_000},
         {"keepalive_count": 128},
         {"send_buffer": 1 << 31},
@@ -335,7 +335,10 @@ def test_what_the_kernel_would_refuse_is_refused_at_once(wrong: dict[str, Any]) 
 
 
 async def test_the_largest_settings_reach_the_kernel() -> None:
-    async with pair(TcpConfig(keepalive=32_767, keepalive_interval=32_767, keepalive_count=127)) as (client, server):
+    async with pair(TcpConfig(keepalive_idle=32_767, keepalive_interval=32_767, keepalive_count=127)) as (
+        client,
+        server,
+    ):
         await client.send_all(b"x")
         assert await server.receive_some() == b"x"
 

@@ -40,7 +40,7 @@ from levada.transports.carriers.websocket import (
 from levada.transports.carriers.websocket_frames import FrameError, encode_binary
 from levada.transports.testing import CarrierCheck, CarrierTraits, carrier_checks
 
-QUIET = WebSocketConfig(keepalive=None)
+QUIET = WebSocketConfig(keepalive_interval=None)
 KEY = b"\x01\x02\x03\x04"
 URL = "ws://desk.example/rsocket"
 
@@ -319,7 +319,7 @@ async def test_a_peer_that_takes_no_pongs_gets_few() -> None:
 
 
 async def test_silence_is_broken_by_a_ping_and_then_ends_it(autojump_clock: MockClock) -> None:
-    websocket, far = await against(client=True, config=WebSocketConfig(keepalive=20, keepalive_timeout=7))
+    websocket, far = await against(client=True, config=WebSocketConfig(keepalive_interval=20, keepalive_timeout=7))
     began = trio.current_time()
     async with in_background(websocket.receive) as received:
         assert await far.events() == [Ping(b"")]
@@ -341,7 +341,7 @@ async def test_silence_is_broken_by_a_ping_and_then_ends_it(autojump_clock: Mock
 
 
 async def test_pings_keep_their_pace_whatever_the_time_for_the_answer(autojump_clock: MockClock) -> None:
-    websocket, far = await against(client=True, config=WebSocketConfig(keepalive=2, keepalive_timeout=60))
+    websocket, far = await against(client=True, config=WebSocketConfig(keepalive_interval=2, keepalive_timeout=60))
     async with in_background(websocket.receive):
         for i in range(1, 6):
             assert await far.events() == [Ping(b"")]
@@ -351,7 +351,7 @@ async def test_pings_keep_their_pace_whatever_the_time_for_the_answer(autojump_c
 
 
 async def test_silence_counts_only_while_a_task_listens(autojump_clock: MockClock) -> None:
-    websocket, far = await against(client=True, config=WebSocketConfig(keepalive=20, keepalive_timeout=20))
+    websocket, far = await against(client=True, config=WebSocketConfig(keepalive_interval=20, keepalive_timeout=20))
     await far.raw(far.frame(b"early"))
     await trio.sleep(1000)  # nobody listens: what the peer does cannot be known
     assert await websocket.receive() == b"early"
@@ -368,7 +368,7 @@ async def test_silence_counts_only_while_a_task_listens(autojump_clock: MockCloc
 async def test_a_peer_that_still_takes_a_long_queue_is_alive(autojump_clock: MockClock) -> None:
     """The ping waits behind what is queued, so its answer may be late; a peer that takes nothing any more is lost."""
     memory = MemoryConfig(window=1000, high_watermark=1 << 20)
-    config = WebSocketConfig(keepalive=1, keepalive_timeout=1.5)
+    config = WebSocketConfig(keepalive_interval=1, keepalive_timeout=1.5)
     websocket, far = await against(client=True, config=config, memory=memory)
     await websocket.send(b"x" * 9500)
     async with in_background(websocket.receive) as received:
@@ -466,7 +466,7 @@ async def test_closing_with_a_peer_that_reads_nothing(autojump_clock: MockClock)
 
 
 async def test_no_ping_while_closing(autojump_clock: MockClock) -> None:
-    websocket, far = await against(client=True, config=WebSocketConfig(keepalive=1, keepalive_timeout=1))
+    websocket, far = await against(client=True, config=WebSocketConfig(keepalive_interval=1, keepalive_timeout=1))
     await websocket.aclose()
     assert trio.current_time() == pytest.approx(5)
     assert await far.events() == [CloseConnection(1000, "")]

@@ -30,7 +30,7 @@ from levada.transports.carriers.websocket import (
 from levada.transports.carriers.websocket_frames import encode_binary
 from levada.transports.carriers.websocket_handshake import refusal_bytes
 
-QUIET = WebSocketConfig(keepalive=None)
+QUIET = WebSocketConfig(keepalive_interval=None)
 URL = "ws://desk.example/rsocket"
 
 
@@ -365,7 +365,7 @@ async def test_urls_that_are_none(url: str) -> None:
         {"headers": (("Sec-WebSocket-Key", "x"),)},
         {"headers": (("X", "a\r\nY: b"),)},
         {"headers": (("X Y", "z"),)},
-        {"keepalive": 0},
+        {"keepalive_interval": 0},
         {"close_timeout": 0},
         {"handshake_timeout": -1},
         {"max_handshake": 100},

@@ -246,7 +246,7 @@ def test_d18_a_silent_peer_is_lost_within_the_time_out(opens_at: float, expected
 @pytest.mark.rule("QX-35", "D-19")
 def test_d19_the_settings_ask_for_it() -> None:
     """Without a stream."""
-    wire = Wire(keepalive=True)
+    wire = Wire(keepalive_without_streams=True)
     assert wire.core.next_deadline() == 10.0
     wire.core.handle_timeout(10.0)
     assert wire.frames() == [Frame(PING, (1,), b"")]

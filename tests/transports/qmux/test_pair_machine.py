@@ -70,7 +70,7 @@ class PairMachine(RuleBasedStateMachine):
             max_streams=streams,
             max_streams_unidirectional=3 - streams,
             datagram_queue=3,
-            keepalive=True,
+            keepalive_without_streams=True,
         )
         self.cores = {
             "client": QmuxCore(client=True, now=0.0, config=config),

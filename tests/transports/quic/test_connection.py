@@ -167,7 +167,7 @@ async def test_data_that_arrived_before_the_close_is_read(lab: Any, autojump_clo
 
 async def test_a_lost_close_is_said_again(lab: Any, autojump_clock: MockClock) -> None:
     net = SimNet(1)
-    async with lab.connected(net, client={"keepalive": 0.05}) as ends:
+    async with lab.connected(net, client={"keepalive_interval": 0.05}) as ends:
         await trio.sleep(2)
         dropped: list[int] = []
 
@@ -198,7 +198,7 @@ async def test_silence_is_an_idle_time_out(lab: Any, autojump_clock: MockClock) 
 
 
 async def test_keepalive_keeps_a_quiet_connection(lab: Any, autojump_clock: MockClock) -> None:
-    async with lab.connected(idle_timeout=5.0, client={"keepalive": 1.0}) as ends:
+    async with lab.connected(idle_timeout=5.0, client={"keepalive_interval": 1.0}) as ends:
         await trio.sleep(100)
         assert not ends.client.closed
         assert not ends.server.closed

@@ -269,7 +269,10 @@ async def test_linger_repeats_a_lost_close(lab: Any, autojump_clock: MockClock, 
     async def accept() -> None:
         accepted.append((await listener.accept()).accept())
 
-    async with lab.listening(net, keepalive=0.05, idle_timeout=20.0) as listener, trio.open_nursery() as nursery:
+    async with (
+        lab.listening(net, keepalive_interval=0.05, idle_timeout=20.0) as listener,
+        trio.open_nursery() as nursery,
+    ):
         nursery.start_soon(accept)
         async with lab.dialling(net, linger=linger):
             await trio.sleep(1)

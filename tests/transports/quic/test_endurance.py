@@ -130,7 +130,7 @@ async def endure(lab: Any, seed: int, trouble: Trouble) -> None:
 
         net.fault(keep)
     # A client that has nothing to say would never be found again behind a NAT that has forgotten it.
-    async with lab.connected(net, client={"keepalive": 1.7, **trouble.config}, **trouble.config) as ends:
+    async with lab.connected(net, client={"keepalive_interval": 1.7, **trouble.config}, **trouble.config) as ends:
 
         async def serve() -> None:
             while True:

@@ -77,7 +77,7 @@ async def siege(lab: Any, net: SimNet | None = None, **server: Any) -> AsyncIter
     net = net or SimNet(1)
     async with lab.listening(net, **server) as listener, trio.open_nursery() as nursery:
         nursery.start_soon(serve, listener)
-        async with lab.dialling(net, keepalive=5.0) as client:
+        async with lab.dialling(net, keepalive_interval=5.0) as client:
             yield Siege(net, listener, client, net.port("stranger"))
         nursery.cancel_scope.cancel()
 

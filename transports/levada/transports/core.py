@@ -25,14 +25,18 @@ may still be sent.
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
-__all__ = ["BytesInput", "Core", "MessagesInput", "StreamsInput"]
+__all__ = ["MAX_CONNECTIONS", "BytesInput", "Core", "MessagesInput", "StreamsInput"]
 
 E = TypeVar("E")
 """The events of the protocol."""
 Out = TypeVar("Out")
 """What goes out: `bytes`, or the actions on streams of a carrier with many."""
+
+MAX_CONNECTIONS: Final = 1_024
+"""Default of `max_connections` in every listener. It is the number of files that a process may open on most systems, so a server that is to
+have more clients over TCP needs a higher limit from the system as well (``ulimit -n``)."""
 
 
 class Core(Protocol[E, Out]):

@@ -16,6 +16,7 @@ from levada.framework.errors import ConfigurationError
 from levada.transports.aqueduct import ALPN, QMUX_ALPN, AqueductConfig, Headers
 from levada.transports.carriers import MemoryConfig, dial, listen
 from levada.transports.carriers.race import Fallback
+from levada.transports.core import MAX_CONNECTIONS
 from levada.transports.qmux import QmuxConfig
 
 from .fleet import FleetRefs
@@ -62,7 +63,7 @@ class PeerConfig:
     fleet: FleetRefs | None = attrs.field(default=None, validator=v.optional(v.instance_of(FleetRefs)))
     """The refs of the fleet that this system is a member of. If the peer is a member too, refs of any member may travel to it. It is the
     listener's ``authenticate`` hook that decides who may say that it is a member: the header ``levada-node`` has its node id."""
-    max_connections: int = attrs.field(default=1000, validator=_COUNT)
+    max_connections: int = attrs.field(default=MAX_CONNECTIONS, validator=_COUNT)
     """Clients connected to a server at the same time; any more wait."""
     max_handlers: int = attrs.field(default=100, validator=_COUNT)
     """Messages of one client that an async function handles at the same time; later ones wait in the window."""
@@ -135,7 +136,7 @@ def fit(url: str, config: PeerConfig, *, client: bool) -> Any:
     return attrs.evolve(
         carrier,
         alpn=(ALPN,),
-        keepalive=carrier.keepalive or (carrier.idle_timeout / 3 if client else None),
+        keepalive_interval=carrier.keepalive_interval or (carrier.idle_timeout / 3 if client else None),
         max_streams=max(streams, carrier.max_streams),
         max_streams_unidirectional=max(streams, carrier.max_streams_unidirectional),
     )

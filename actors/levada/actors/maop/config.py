@@ -14,6 +14,7 @@ from levada.actors.stream_carriers import carrier_url
 from levada.framework import Codec
 from levada.transports.carriers import MemoryConfig, dial, listen
 from levada.transports.carriers.race import Fallback
+from levada.transports.core import MAX_CONNECTIONS
 from levada.transports.maop import ALPN, QMUX_ALPN, Capability, ErrorCode, MaopConfig
 from levada.transports.qmux import QmuxConfig
 
@@ -57,7 +58,7 @@ class PeerConfig:
     """Seconds that a handler's ``on_cancel`` may take."""
     max_running: int = attrs.field(default=1024, validator=_COUNT)
     """Handlers that run at once, over all connections; further operations wait for their turn. Source: MA-117."""
-    max_connections: int = attrs.field(default=1000, validator=_COUNT)
+    max_connections: int = attrs.field(default=MAX_CONNECTIONS, validator=_COUNT)
     """Clients that a server admits at once; any more wait."""
     max_attempts: float | None = attrs.field(default=20.0, validator=_RATE)
     """Connections per second from one network address; above this rate a server refuses them unread. ``None``: no limit. Source: MA-128."""
@@ -117,7 +118,7 @@ def _fit(url: str, config: PeerConfig) -> Any:
             protocols=(QMUX_ALPN,),
             datagrams=False,
             idle_timeout=max(_IDLE, carrier.idle_timeout) if carrier.idle_timeout else 0.0,
-            keepalive=True,
+            keepalive_without_streams=True,
             stream_window=max(2**20, carrier.stream_window),
             connection_window=max(_WINDOW, carrier.connection_window),
         )
@@ -135,7 +136,7 @@ def _fit(url: str, config: PeerConfig) -> Any:
         datagrams=False,
         early_data=False,
         idle_timeout=idle,
-        keepalive=idle / 3 if carrier.keepalive is None else carrier.keepalive,
+        keepalive_interval=idle / 3 if carrier.keepalive_interval is None else carrier.keepalive_interval,
         stream_window=max(2**20, carrier.stream_window),
         connection_window=max(_WINDOW, carrier.connection_window),
     )

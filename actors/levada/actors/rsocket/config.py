@@ -13,6 +13,7 @@ from attrs import validators as v
 from levada.actors.single import CarrierConfig
 from levada.framework import Codec
 from levada.framework.errors import ConfigurationError
+from levada.transports.core import MAX_CONNECTIONS
 from levada.transports.rsocket import CoreConfig, LeaseGrant
 from levada.transports.rsocket.config import MAX_U31
 
@@ -107,7 +108,7 @@ class ClientConfig(_SideConfig):
 class ServerConfig(_SideConfig):
     """How a server behaves. Immutable; derive with `attrs.evolve`."""
 
-    max_connections: int = attrs.field(default=10_000, validator=_COUNT)
+    max_connections: int = attrs.field(default=MAX_CONNECTIONS, validator=_COUNT)
     """Clients at once; at that number no more are accepted from the carrier."""
     max_sessions: int = attrs.field(default=1_000, validator=_COUNT)
     """Sessions that can be resumed, including sessions without a carrier; a SETUP that asks for one more is refused."""

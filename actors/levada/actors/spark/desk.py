@@ -40,6 +40,7 @@ from levada.actors.rsocket import (
 from levada.framework import ActorSystem, Codec, Identity, Ref
 from levada.framework.errors import ActorStopped, ConfigurationError, DecodeError, LevadaError
 from levada.transports.carriers import TlsConfig, UnixConfig
+from levada.transports.core import MAX_CONNECTIONS
 from levada.transports.rsocket import Payload
 from levada.transports.text import printable
 
@@ -78,7 +79,7 @@ class BridgeConfig:
     """Host name or address of the TLS listener for executors; ``None``: the host of the URL, or of this machine if that is a wildcard."""
     allowed_uids: frozenset[int] | None = attrs.field(factory=lambda: frozenset({os.getuid()}))
     """Users whose processes may use the Unix socket; ``None``: any process that can open it and has the token."""
-    max_connections: int = 1024
+    max_connections: int = MAX_CONNECTIONS
     """Processes of Spark at once."""
     max_requests: int = 1024
     """Requests of one process at once. One more is refused before anything is done, and the process sends it again a little later."""

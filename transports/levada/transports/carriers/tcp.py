@@ -9,6 +9,7 @@ import os
 import socket as stdlib_socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import attrs
 import trio
@@ -24,6 +25,7 @@ __all__ = ["TcpConfig", "TcpListener", "dial", "listen"]
 
 # The most that Linux takes; with more, setting the option would fail for each connection.
 _LONGEST_SILENCE = 32_767
+_IDLE: Any = v.optional(v.and_(v.gt(0), v.le(_LONGEST_SILENCE)))
 _BUFFER = v.optional(v.and_(v.instance_of(int), v.gt(0), v.lt(1 << 31)))
 
 
@@ -39,8 +41,8 @@ class TcpConfig(StreamConfig):
     """Local address to connect from; ``None`` lets the system choose."""
     no_delay: bool = True
     """Send small packets at once (TCP_NODELAY); small writes are already joined here."""
-    keepalive: float = attrs.field(default=60.0, validator=[v.ge(0), v.le(_LONGEST_SILENCE)])
-    """Seconds of silence, 32,767 at most, after which the kernel probes the peer; 0 never does. The system counts in whole seconds."""
+    keepalive_idle: float | None = attrs.field(default=60.0, validator=_IDLE)
+    """Seconds of silence, 32,767 at most, after which the kernel probes the peer; None never does. The system counts in whole seconds."""
     keepalive_interval: float = attrs.field(default=10.0, validator=[v.ge(1), v.le(_LONGEST_SILENCE)])
     """Seconds between probes, 32,767 at most."""
     keepalive_count: int = attrs.field(default=6, validator=[v.instance_of(int), v.ge(1), v.le(127)])
@@ -61,10 +63,10 @@ class TcpConfig(StreamConfig):
 def set_options(socket: trio.socket.SocketType, config: TcpConfig) -> None:
     """Apply the settings to a connected socket; options that the system lacks are left out."""
     options: list[tuple[int, str, int]] = [(stdlib_socket.IPPROTO_TCP, "TCP_NODELAY", int(config.no_delay))]
-    if config.keepalive:
+    if config.keepalive_idle is not None:
         options += [
             (stdlib_socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
-            (stdlib_socket.IPPROTO_TCP, "TCP_KEEPIDLE", max(1, round(config.keepalive))),
+            (stdlib_socket.IPPROTO_TCP, "TCP_KEEPIDLE", max(1, round(config.keepalive_idle))),
             (stdlib_socket.IPPROTO_TCP, "TCP_KEEPINTVL", max(1, round(config.keepalive_interval))),
             (stdlib_socket.IPPROTO_TCP, "TCP_KEEPCNT", config.keepalive_count),
         ]

@@ -107,7 +107,7 @@ class WebSocketConfig:
     """Seconds for the HTTP exchange."""
     backlog: int = attrs.field(default=256, validator=[v.instance_of(int), v.ge(1)])
     """Server: peers that may be in their handshake or wait for `accept`. One more ends the oldest handshake."""
-    keepalive: float | None = attrs.field(default=20.0, validator=_check_seconds)
+    keepalive_interval: float | None = attrs.field(default=20.0, validator=_check_seconds)
     """Seconds of silence, while a task waits in `receive`, after which a ping is sent; ``None``: never."""
     keepalive_timeout: float = attrs.field(default=20.0, validator=v.gt(0.0))
     """Seconds that the peer then has to send anything."""

@@ -88,8 +88,10 @@ class WebSocketStream:
         self._pong = b""  # the latest, while no more may be queued
         if early:
             self._take(early)
-        if config.keepalive is not None:
-            trio.lowlevel.spawn_system_task(self._watch, config.keepalive, name=f"levada keepalive of {self.info.peer}")
+        if config.keepalive_interval is not None:
+            trio.lowlevel.spawn_system_task(
+                self._watch, config.keepalive_interval, name=f"levada keepalive of {self.info.peer}"
+            )
 
     @property
     def unsent(self) -> int:
@@ -254,14 +256,14 @@ class WebSocketStream:
             self._over.set()
         logger.debug("%s is over: %s", self.info.peer, self._end, extra={"protocol": "websocket", "event": "closed"})
 
-    async def _watch(self, keepalive: float) -> None:
-        """Ask for a sign of life after `keepalive` seconds of silence, and give the peer up if there is none."""
+    async def _watch(self, interval: float) -> None:
+        """Ask for a sign of life after `interval` seconds of silence, and give the peer up if there is none."""
         while not self._over.is_set():
-            allowed = keepalive if self._pinged is None else self._config.keepalive_timeout
+            allowed = interval if self._pinged is None else self._config.keepalive_timeout
             silence = self._silence + (trio.current_time() - self._reading_since if self._reading else 0.0)
             if silence < allowed:
-                # After a ping not for longer than `keepalive`, as its answer begins a new silence.
-                with trio.move_on_after(min(allowed - silence, keepalive)):
+                # After a ping not for longer than `interval`, as its answer begins a new silence.
+                with trio.move_on_after(min(allowed - silence, interval)):
                     await self._over.wait()
             elif self._end is None:
                 self._break_silence()

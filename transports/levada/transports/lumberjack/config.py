@@ -8,6 +8,7 @@ import attrs
 from attrs import validators as v
 
 from levada.framework.errors import ConfigurationError
+from levada.transports.core import MAX_CONNECTIONS
 
 __all__ = ["MAX_SEQUENCE", "ReaderConfig", "WriterConfig"]
 
@@ -38,7 +39,7 @@ class ReaderConfig:
     """Version 2 only: deliver and ack a window in parts of this many events; ``None``: whole windows (LJ-19)."""
     idle_ack: float = attrs.field(default=1.0, validator=_seconds)
     """Seconds without bytes after which the events of an unfinished window are delivered as a unit (LJ-18)."""
-    keepalive: float = attrs.field(default=3.0, validator=_seconds)
+    keepalive_interval: float = attrs.field(default=3.0, validator=_seconds)
     """Seconds between acks of 0 while the sink works; version 2 only (LJ-20)."""
     commit_timeout: float | None = attrs.field(default=60.0, validator=_maybe_seconds)
     """Seconds that the sink has for a unit from a version 1 writer, because version 1 has no keepalives; ``None``: no limit (LJ-25a)."""
@@ -79,7 +80,7 @@ class ReaderConfig:
     """Levels of nested arrays and objects (LJ-12)."""
     send_buffer: int = attrs.field(default=64 * 1024, validator=_size)
     """Bytes of acks that may wait for a peer that does not read them (LJ-27)."""
-    max_connections: int = attrs.field(default=1_024, validator=_size)
+    max_connections: int = attrs.field(default=MAX_CONNECTIONS, validator=_size)
     """Connections of one listener. Any further one is closed at once and counted (LJ-43)."""
     max_inflight_bytes: int = attrs.field(default=256 * 2**20, validator=_size)
     """Bytes and costs that all connections of one listener may hold together. Near this limit the connections that hold most are not

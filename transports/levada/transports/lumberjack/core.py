@@ -516,7 +516,7 @@ class ReaderCore:
         if not self._uncommitted:
             self._alive_at = None
         elif self._alive_at is None and self.version == 2:
-            self._alive_at = now + self._config.keepalive
+            self._alive_at = now + self._config.keepalive_interval
         if not self._handed and not self._waiting and (self.state, ReaderInput.SETTLED) in READER_TRANSITIONS:
             self._finish(ReaderInput.SETTLED)
 
@@ -656,7 +656,7 @@ class ReaderCore:
         if self._reading_since is not None:
             self.reading(now)
         if _Clock.KEEPALIVE in due:
-            self._alive_at = now + self._config.keepalive
+            self._alive_at = now + self._config.keepalive_interval
             self._quiet = 0.0
             if not self._lost:
                 self._out.append(encode_ack(2, 0))

@@ -50,7 +50,7 @@ class QmuxConfig:
     """Most datagrams kept in each direction: senders wait, receivers lose the oldest."""
     idle_timeout: float = attrs.field(default=30.0, validator=[v.instance_of((int, float)), v.ge(0)])
     """Seconds without a record from the peer after which the connection is lost; the smaller value of both ends counts. 0 for never."""
-    keepalive: bool = False
+    keepalive_without_streams: bool = False
     """Whether a silent peer is pinged while no stream is open. With an open stream it always is. Source: QX-35 (D-19)."""
     handshake_timeout: float = attrs.field(default=10.0, validator=_seconds)
     """Seconds within which the peer's parameters must have come. Source: QX-43."""

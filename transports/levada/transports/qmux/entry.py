@@ -86,7 +86,7 @@ def _settings(scheme: str, config: QmuxConfig) -> Any:
             max_message=DEFAULT_MAX_RECORD,
             accept_text=False,
             leave_faults=True,
-            keepalive=None,
+            keepalive_interval=None,
             handshake_timeout=min(settings.handshake_timeout, config.handshake_timeout),
             tls=_modern(settings.tls, config),
         )

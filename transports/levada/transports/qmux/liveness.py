@@ -122,5 +122,5 @@ class Liveness:
         return (
             self._sent_at is None
             and not self.ping_due
-            and (self._streams.config.keepalive or bool(self._streams.table))
+            and (self._streams.config.keepalive_without_streams or bool(self._streams.table))
         )

@@ -118,7 +118,7 @@ class QuicConfig:
 
     idle_timeout: float = attrs.field(default=30.0, validator=_positive)
     """Seconds without a packet from the peer after which a connection is lost; the smaller value of both ends counts."""
-    keepalive: float | None = attrs.field(default=None, validator=attrs.validators.optional(_positive))
+    keepalive_interval: float | None = attrs.field(default=None, validator=attrs.validators.optional(_positive))
     """Seconds of silence after which a PING is sent; ``None`` for never."""
     handshake_timeout: float = attrs.field(default=10.0, validator=_positive)
     """Seconds that a handshake may take, on both sides."""

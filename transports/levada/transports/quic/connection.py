@@ -362,7 +362,7 @@ class QuicConnection(StreamConnection[QuicStream]):
             return deadline
         if not self.engine.handshake_complete:
             return min(deadline, self._handshake_deadline)
-        keepalive = self._config.keepalive
+        keepalive = self._config.keepalive_interval
         return deadline if keepalive is None else min(deadline, self._heard_at + keepalive)
 
     def fire(self, now: float) -> None:
@@ -374,7 +374,7 @@ class QuicConnection(StreamConnection[QuicStream]):
         at = engine.get_timer()
         if at is not None and at <= now:
             engine.handle_timer(now + _TIMER_SLACK)
-        keepalive = self._config.keepalive
+        keepalive = self._config.keepalive_interval
         if (
             keepalive is not None
             and engine.handshake_complete
