@@ -385,7 +385,7 @@ async def test_a_node_that_comes_back_with_another_class_fails_commands(
 
 async def test_shards_that_nobody_started_are_not_found(tmp_path: Path) -> None:
     async with ActorSystem("alone") as system:
-        with pytest.raises(ConfigurationError, match="has no nodes, and is none"):
+        with pytest.raises(ConfigurationError, match="is neither a node nor the driver"):
             await shards_of(system, Placed)
         accounts = await shards(system, Placed, events=Deposited, journal=tmp_path, shards=2)
         assert await shards_of(system, Placed) is accounts

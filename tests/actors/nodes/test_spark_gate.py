@@ -94,7 +94,7 @@ async def test_a_second_process_of_a_start_is_refused_and_the_first_counts_as_lo
                 assert not ticket.superseded.is_set()
                 async with connect(system, gate.url, object, token=ticket.token, config=config) as second:
                     refusal = await certify(second, b"M" * 16, attempt=1)
-            assert refusal == Refusal("n0#0 has come before: its driver starts nodes again, not Spark (attempt 1)")
+            assert refusal == Refusal("n0#0 was admitted before: the driver restarts nodes, not Spark (attempt 1)")
             assert ticket.superseded.is_set()
             assert ticket.node_id == NODE
 
@@ -179,3 +179,32 @@ async def test_ports_are_taken_from_a_range() -> None:
         assert tried == [low, high]
         async with listening_in(range(low, high + 2), listen) as found:
             assert found not in (low, high)
+
+
+class TwoAddresses(trio.abc.HostnameResolver):
+    """Knows one name, of a machine with two addresses."""
+
+    async def getaddrinfo(
+        self, host: Any, port: Any, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0
+    ) -> Any:
+        assert host in (b"desk.test", "desk.test")
+        kind = socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, ""
+        return [(*kind, (f"127.0.0.{last}", int(port))) for last in (1, 2)]
+
+    async def getnameinfo(self, sockaddr: Any, flags: int) -> Any:
+        raise NotImplementedError
+
+
+async def test_of_a_name_with_two_addresses_heartbeats_use_the_first_alone() -> None:
+    trio.socket.set_custom_hostname_resolver(TwoAddresses())
+    authority, key = Authority(), MemberKey()
+    with key.with_certificate(authority.sign(key.public, DRIVER)) as certificate:
+        serves = PeerConfig(carrier=carrier_settings("tls", authority.certificate, certificate=certificate))
+        async with (
+            ActorSystem() as system,
+            open_gate(system, authority, serves, "tls", "desk.test", "desk.test", range(1)) as gate,
+        ):
+            _, port = gate.heart
+            await (await trio.open_tcp_stream("127.0.0.1", port)).aclose()
+            with pytest.raises(OSError, match=f"127.0.0.2:{port}"):
+                await trio.open_tcp_stream("127.0.0.2", port)

@@ -100,7 +100,7 @@ def test_a_node_takes_more_than_half_of_an_executor(
 
 def test_a_program_says_how_many_cores_a_node_takes() -> None:
     assert cores_of_a_node("spark://desk:7077", {}, 7) == 7
-    with pytest.raises(ConfigurationError, match=r"cores=1: local\[4\] has threads"):
+    with pytest.raises(ConfigurationError, match=r"cores=1: local\[4\] has no executors"):
         cores_of_a_node("local[4]", {}, 1)
     with pytest.raises(ConfigurationError, match="a number from 1 to 3"):
         cores_of_a_node("local-cluster[2,3,1024]", {}, 4)

@@ -164,6 +164,6 @@ async def test_a_session_of_spark_connect_is_refused(spark: SparkSession) -> Non
 
     remote: Any = Remote()
     async with ActorSystem("driver") as system:
-        with pytest.raises(ConfigurationError, match="this one is of Spark Connect"):
+        with pytest.raises(ConfigurationError, match="this is a session of Spark Connect"):
             async with spark_nodes(system, remote, 1, "node_app:app"):
                 pass

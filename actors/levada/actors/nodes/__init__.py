@@ -31,7 +31,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import `spark_nodes` on first use: it needs Spark, which is an extra."""
+    """Import `spark_nodes` on first use, because Spark is an extra."""
     if name == "spark_nodes":
         from .spark import spark_nodes
 

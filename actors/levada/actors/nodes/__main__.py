@@ -32,7 +32,7 @@ _LEVELS = ((logging.ERROR, "<3>"), (logging.WARNING, "<4>"), (logging.INFO, "<6>
 
 
 class _Marked(logging.Formatter):
-    """Begins each line with its level, as syslog does, so that the driver logs it as what it was."""
+    """Begins each line with its level, as syslog does, so that the driver logs it with the same level."""
 
     def format(self, record: logging.LogRecord) -> str:
         mark = next((mark for level, mark in _LEVELS if record.levelno >= level), "<7>")
@@ -65,7 +65,7 @@ class _Process:
         """End without draining; called in the heart's thread."""
         self._lost = reason
         exit_within(self._drain_timeout)
-        if self._folder and self._heart.is_alone:  # of the fleet's sockets, which nobody else can remove
+        if self._folder and self._heart.is_alone:  # the fleet's sockets, which no other process can remove now
             shutil.rmtree(self._folder, ignore_errors=True)
         if self._token is not None:
             try:
@@ -90,12 +90,12 @@ class _Process:
                 resource.setrlimit(getattr(resource, limit), (value, value))
 
     async def _open_sockets(self, address: ListeningAddress) -> list[ListeningSocket]:
-        """Open sockets for listeners: the app's are shared, and the listener for other members is this node's own."""
+        """Open sockets for a listener. The app's are shared with other nodes; the socket for members is this node's own."""
         own = address.kind == "unix" and os.path.dirname(address.host) == self._folder
         return await open_here(address) if self._shared is None or own else await self._shared(address)
 
     def main(self) -> int:
-        """Run until told to end; return the exit code."""
+        """Run the node to its end; return the exit code."""
         log = logging.getLogger("levada.actors.nodes")
         code = 0
         try:
@@ -142,7 +142,7 @@ def main(arguments: list[str]) -> int:
     name, tracing, *numbers = arguments
     inherited = [socket.socket(fileno=int(number)) for number in numbers]
     for each in inherited:
-        each.set_inheritable(False)  # processes that the app starts must not keep them open
+        each.set_inheritable(False)  # child processes of the app must not keep them open
     connection, heartbeat, *passed = inherited
     handler = logging.StreamHandler()
     handler.setFormatter(_Marked("%(name)s: %(message)s"))

@@ -1,4 +1,4 @@
-"""A node's side: connect to the driver, run the app, obey, end with the connection."""
+"""The node's side of a fleet: it connects to the driver, runs the app, carries out orders, and ends with the connection."""
 
 from __future__ import annotations
 
@@ -100,21 +100,21 @@ async def run_node(
     settle: Callable[[Welcome], None] = lambda _: None,
     lost: Callable[[float], None] = lambda _: None,
 ) -> None:
-    """Run one start of a node; returns when it has drained.
+    """Run one start of a node. Returns when the node has drained.
 
     Args:
         opens: connects to the driver, as the client of an Aqueduct connection.
-        name: of the node, for logs until the driver has answered.
-        end: setting it drains the node; so does the driver's order.
-        node_id: 16 random bytes, new for each start; None: made here.
-        tracing: of the node's system.
-        links: ways to connect to other members, besides Unix sockets.
-        settle: applies what the driver says about this process, before the app is imported.
-        lost: called when the driver is gone, with the seconds after which this process must have ended.
+        name: the node's name for logs, until the driver has answered.
+        end: drains the node when it is set, as an order of the driver does.
+        node_id: 16 random bytes, new for each start; None makes them here.
+        tracing: the tracing of the node's system.
+        links: how to connect to other members, by URL scheme; Unix sockets are always known.
+        settle: applies the driver's settings to this process, before the app is imported.
+        lost: called when the driver is gone, with the number of seconds within which this process must end.
 
     Raises:
-        ConnectionLost: the driver has ended or has cut the connection; the actors have ended, without draining.
-        NodeLost: the driver does not want this node, or the app failed, of which the driver knows.
+        ConnectionLost: the driver has ended or cut the connection; the actors have ended without draining.
+        NodeLost: the driver refused this node, or the app failed; the driver knows.
     """
     gone = False
     failure: NodeLost | None = None
@@ -147,7 +147,7 @@ async def run_node(
 def _version() -> str:
     try:
         return version("levada")
-    except PackageNotFoundError:  # it was not installed: it is in an archive, say
+    except PackageNotFoundError:  # not installed, but imported from an archive, for example
         return "of unknown version"
 
 
@@ -161,7 +161,7 @@ class _Body:
         self.drain_timeout = 1.0
 
     async def run(self) -> NodeLost | None:
-        """Run the app until the end; return what went wrong."""
+        """Run the app until it is to end; return the failure, if any."""
         system, side, failure = self._system, self._side, None
         control = system.spawn(Control, side, self._end)
         answer: OneshotSender[Welcome | Refused]
@@ -190,7 +190,7 @@ class _Body:
         side.welcomed(welcome)
         try:
             self._settle(welcome)
-            await side.sharing.whole.wait()  # the app may look for names and members at once
+            await side.sharing.whole.wait()  # the app may use names and groups of the fleet from its first line
             async with (
                 side.listen(welcome.listen) as members,
                 app_of(find(welcome.app), welcome.app)(system) as listeners,
@@ -201,12 +201,12 @@ class _Body:
                 if refusal:
                     return NodeLost(f"refused by the driver: {refusal}")
                 await self._end.wait()
-                # Before any actor ends, so that the driver knows why they do.
+                # Sent before any actor ends, so that the driver knows why they end.
                 await welcome.node.ask(Leaving(), timeout=None)
                 await side.leave(self.drain_timeout)
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
-            # An error of levada says what to do; any other one is the app's, and needs its traceback.
+            # An error of levada says what to do. Any other error is the app's and needs its traceback.
             shown = None if isinstance(error, LevadaError) else error
             logger.error("the app has failed: %s", text, exc_info=shown, extra={"event": "app_failed"})
             failure = NodeLost(text, node=welcome.name)
@@ -217,7 +217,7 @@ class _Body:
 
 
 class Control(UntracedActor[Spawn | Changed | Drain | Look | Measure | Reload | Shared | Watch]):
-    """Obeys the driver. The parent of the actors that it has started here."""
+    """Carries out the driver's orders, and is the parent of the actors that the driver starts here."""
 
     side: NodeSide
     end: trio.Event
@@ -228,12 +228,12 @@ class Control(UntracedActor[Spawn | Changed | Drain | Look | Measure | Reload | 
 
     @handles
     def drain(self, m: Drain) -> None:
-        """End in order."""
+        """Drain this node."""
         self.end.set()
 
     @handles
     def changed(self, m: Changed) -> None:
-        """Note what another node is now."""
+        """Update another node in the directory."""
         self.side.changed(m)
 
     @handles
@@ -248,7 +248,7 @@ class Control(UntracedActor[Spawn | Changed | Drain | Look | Measure | Reload | 
 
     @handles
     def measure(self, m: Measure) -> None:
-        """Collect metrics, which takes a while."""
+        """Collect metrics in a task, because it takes a while."""
         self.start_soon(self._measure, self.reply_later())
 
     async def _measure(self, reply: Reply[str]) -> None:
@@ -257,12 +257,12 @@ class Control(UntracedActor[Spawn | Changed | Drain | Look | Measure | Reload | 
 
     @handles
     def show(self, m: Watch) -> Ref[Any]:
-        """Let a browser see the actors."""
+        """Start a viewer for a browser."""
         return self.spawn(Watcher, m.actions, m.tracebacks)
 
     @handles
     def reload(self, m: Reload) -> list[str]:
-        """Let the listeners read their files again."""
+        """Make the listeners read their files again."""
         return reloaded(self.side.listeners)
 
     @handles
@@ -290,16 +290,16 @@ class Control(UntracedActor[Spawn | Changed | Drain | Look | Measure | Reload | 
 
 
 class NodeSide(Nodes):
-    """A fleet as one of its nodes has it."""
+    """A fleet, as one of its nodes knows it."""
 
     def __init__(self, system: ActorSystem, node_id: bytes) -> None:
         super().__init__(system, node_id)
         self._welcome: Welcome | None = None
         self.listeners: list[Served] = []
-        """What the app serves, once it is ready."""
+        """The app's listeners, once it is ready."""
 
     def welcomed(self, welcome: Welcome) -> None:
-        """Note who else is there."""
+        """Store the driver's answer: the other members, and the refs for orders."""
         self._welcome = welcome
         self.refs.known(welcome.driver, "the driver")
         self.sharing.begin(welcome.driver, welcome.coordinator)
@@ -313,7 +313,7 @@ class NodeSide(Nodes):
         return super()._url_of(node_id)
 
     def changed(self, news: Changed) -> None:
-        """Note what a node is now."""
+        """Update a node in the directory."""
         member = news.member
         if member.state is not MemberState.DOWN or not news.lost:
             self.directory.change(member, Normal())

@@ -1,9 +1,9 @@
 """Identities of the members of a fleet on several machines: an authority in the driver's memory, and a key in the memory of each member.
 
-* `Authority`: made by the driver, and gone with it. It signs one certificate for each node id.
-* `MemberKey`: made by each member. Its private half never leaves the process and is in no file.
-* A certificate is for one DNS name, `member_name`, which has the node id. So a member that dials a node id gets that very member or an
-  error, and a listener knows the node id of each client. Whether the id is still a member's says the directory.
+* `Authority`: made by the driver, and lost with it. It signs one certificate for each node id.
+* `MemberKey`: made by each member. The private key never leaves the process, and is in no file that has a name.
+* A certificate is for one DNS name, `member_name`, which contains the node id. So a member that dials a node id reaches that member or gets
+  an error, and a listener knows the node id of each client. The directory knows whether that node is still a member.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from levada.transports.qmux import QmuxConfig
 __all__ = ["Authority", "Carrier", "MemberKey", "carrier_settings", "member_name", "node_id_of"]
 
 Carrier = Literal["tls", "quic"]
-"""What carries connections between machines: QMux over TLS, or QUIC."""
+"""The carrier of connections between machines: QMux over TLS, or QUIC."""
 
 VALID: Final = datetime.timedelta(days=3650)
-"""Longer than any fleet. The directory says who is a member; certificates only say who is who."""
+"""Longer than any fleet runs. Certificates only prove identities; the directory decides about membership."""
 CLOCKS_DIFFER: Final = datetime.timedelta(days=1)
 NEVER: Final = 1e9
-"""Seconds. Heartbeats find hangs and partitions; a carrier's own time-outs would take a handler that computes for one."""
+"""Seconds. Heartbeats detect hangs and partitions; a carrier's own time-out would mistake a busy handler for one."""
 _NAME: Final = re.compile(r"DNS:([0-9a-f]{32})\.node\.levada")
 
 
@@ -71,9 +71,9 @@ class MemberKey:
 
     @contextmanager
     def with_certificate(self, certificate: bytes) -> Iterator[str]:
-        """Give the path of a file with the key and a certificate, for the settings of carriers, within a block.
+        """Yield the path of a file with the key and a certificate, for the settings of carriers. It is valid within the block.
 
-        The file is in memory and has no name, so nothing is left of it when the process is killed. Needs Linux.
+        The file is in memory and has no name, so nothing remains of it if the process is killed. Needs Linux.
         """
         pem = self._key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -87,7 +87,7 @@ class MemberKey:
 
 
 class Authority:
-    """Signs the certificates of a fleet. Its key exists in this object only."""
+    """Signs the certificates of a fleet. Its key is only in this object."""
 
     def __init__(self) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -100,24 +100,24 @@ class Authority:
             .sign(self._key, hashes.SHA256())
         )
         self.certificate: bytes = signed.public_bytes(serialization.Encoding.PEM)
-        """PEM; what members trust."""
+        """The authority's certificate, which members trust. PEM."""
 
     def sign(self, public: bytes, node_id: bytes) -> bytes:
-        """Certify that a key is this member's; return the certificate in PEM.
+        """Return a certificate for a member's key, in PEM.
 
         Args:
-            public: `MemberKey.public`, perhaps of a peer.
+            public: `MemberKey.public`, which may come from a peer.
             node_id: 16 octets. The caller makes sure that no id is signed twice.
 
         Raises:
-            ConfigurationError: these bytes are not a key of this kind.
+            ConfigurationError: `public` is not a P-256 key.
         """
         try:
             key = serialization.load_der_public_key(public)
         except (ValueError, UnsupportedAlgorithm) as error:
             raise ConfigurationError(f"the public key of a node cannot be read: {error}") from error
         if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-            raise ConfigurationError("the public key of a node is of another kind than P-256")
+            raise ConfigurationError("the public key of a node is not a P-256 key")
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
         signed = (
             self._builder(x509.Name([]), key)
@@ -153,11 +153,11 @@ def carrier_settings(
     """Return the carrier settings of a connection or a listener within a fleet, for ``PeerConfig(carrier=…)``.
 
     Args:
-        carrier: which one.
+        carrier: the carrier.
         authority: `Authority.certificate`, the only authority to trust.
-        certificate: `MemberKey.with_certificate`; None: shows none.
+        certificate: the path from `MemberKey.with_certificate`; None shows no certificate.
         dials: node id of the member to dial; no other member is accepted.
-        clients: whether a listener asks for the certificates of clients.
+        clients: whether a listener asks clients for certificates.
     """
     name = None if dials is None else member_name(dials)
     if carrier == "quic":

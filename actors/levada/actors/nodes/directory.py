@@ -18,7 +18,7 @@ __all__ = ["Directory"]
 
 
 class Directory:
-    """Members by name, and what changes: events for subscribers, and for tasks that wait."""
+    """The members by name, with events for subscribers and a way to wait for changes."""
 
     def __init__(self, system: ActorSystem) -> None:
         self._system = system
@@ -26,7 +26,7 @@ class Directory:
         self._changed = trio.Event()
         self._listeners: dict[Sender[NodeUp | NodeDown], None] = {}
         self.watchers: list[Callable[[Member, Reason | None], None]] = []
-        """Called with each change; the reason if the member is down."""
+        """Called with each changed member, and with the reason if it is down."""
 
     @property
     def members(self) -> list[Member]:
@@ -44,7 +44,7 @@ class Directory:
         return name in self._members
 
     def change(self, member: Member, reason: Reason | None = None) -> None:
-        """Note what a member is now; `reason` if it is down."""
+        """Store the new state of a member; `reason` says why it is down."""
         before = self._members.get(member.name)
         self._members[member.name] = member
         self.wake()
@@ -61,15 +61,15 @@ class Directory:
         self.wake()
 
     def wake(self) -> None:
-        """Let tasks that wait look again."""
+        """Let waiting tasks check their conditions again."""
         self._changed.set()
         self._changed = trio.Event()
 
     async def until(self, ready: Callable[[], bool], timeout: float = math.inf) -> bool:
-        """Wait until something holds; return False after `timeout` seconds.
+        """Wait until a condition holds; return False if it does not within `timeout` seconds.
 
         Args:
-            ready: looked at after each change.
+            ready: the condition, checked after each change.
             timeout: seconds.
         """
         with trio.move_on_after(timeout):
@@ -84,7 +84,7 @@ class Directory:
             try:
                 sender.send_nowait(event)
             except trio.WouldBlock:
-                # A subscriber that does not keep up learns so by an error, rather than by an event that is missing.
+                # A subscriber that does not keep up gets an error, so it cannot miss an event without noticing.
                 self._listeners.pop(sender)
                 sender.cancel()
             except ChannelError:

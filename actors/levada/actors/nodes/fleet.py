@@ -1,4 +1,4 @@
-"""`Fleet`: the driver's side of a fleet, which starts nodes, welcomes them and decides."""
+"""`Fleet`: the driver's side of a fleet. It starts nodes, admits them, and carries out their requests."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Fleet(Nodes):
         self._turn = 0
         self._listeners: list[Listener] = []
         self.supervisor: Ref[Any] = system.spawn(Supervisor, name="nodes", supervise="escalate")
-        """The parent of all `Node` actors. If a node starts too often, its error comes out of the system's block."""
+        """The parent of all `Node` actors. If a node restarts too often, its error ends the system."""
         self.coordinator: Ref[Any] = system.spawn(Coordinator, self, supervise=restart("permanent"))
         """Takes the requests of nodes."""
         self.directory.watchers += [self._tell, self._share]
@@ -112,7 +112,7 @@ class Fleet(Nodes):
             raise ConfigurationError(f"{system.name} is a node itself: only its driver starts nodes")
         return known
 
-    # What launchers use.
+    # For launchers.
 
     @asynccontextmanager
     async def serve(
@@ -121,14 +121,14 @@ class Fleet(Nodes):
         """Let nodes connect.
 
         Args:
-            listening: makes the context of a carrier's listener.
-            authenticate: says which `Run` a connection belongs to, by `Identity.name`; by default the name that the carrier gives
-                the peer, as for a socket pair.
+            listening: returns the context manager of a carrier's listener.
+            authenticate: returns the identity of a connection, whose name is the `Run.id`; by default the carrier's name of the peer, as
+                for a socket pair.
         """
         authenticate = authenticate or _by_address
         config = self.config()
         async with serve_over(
-            # Actors that end may still ask others on nodes.
+            # Closed late (`closes`), because actors that end may still ask actors on nodes.
             self.system,
             listening,
             self._hello,
@@ -147,7 +147,7 @@ class Fleet(Nodes):
     async def nodes(
         self, n: int, app: Any, launcher: Launcher, names: Sequence[str] | None, settings: NodeSettings
     ) -> AsyncIterator[None]:
-        """Run nodes for a block, which begins when all are up; see `levada.actors.nodes.local_nodes`."""
+        """Run nodes while the block lasts. It begins when all are up; see `levada.actors.nodes.local_nodes`."""
         target = importable(app)
         if not isinstance(app, str):
             app_of(app, target)
@@ -169,7 +169,7 @@ class Fleet(Nodes):
         self, n: int, app: str, launcher: Launcher, names: Sequence[str] | None, settings: NodeSettings
     ) -> list[Place]:
         if not isinstance(n, int) or n < 1:
-            raise ConfigurationError(f"a fleet has 1 node or more, not {n!r}")
+            raise ConfigurationError(f"expected 1 node or more, not {n!r}")
         wanted = [f"n{self._count + i}" for i in range(n)] if names is None else list(names)
         if len(wanted) != n or len(set(wanted)) != n:
             raise ConfigurationError(f"{n} nodes need {n} different names, not {wanted!r}")
@@ -186,7 +186,7 @@ class Fleet(Nodes):
         return places
 
     async def _begin(self, place: Place) -> None:
-        """Start a node, for the first time or again."""
+        """Start a node for the first time, or restart it."""
         place.begun, place.error = False, None
         # A node that has drained stays down, whatever the policy.
         policy = attrs.evolve(place.settings.restart, kind=_ABROAD[place.settings.restart.kind])
@@ -216,25 +216,25 @@ class Fleet(Nodes):
             return
         if not place.begun and place.error is None:
             place.error = NodeLost(f"{place.name} was drained before its app was ready", node=place.name)
-            self.directory.wake()  # who started it waits until it is up
+            self.directory.wake()  # the caller that started it waits in `_begun`
         if self.directory[place.name].state is MemberState.DOWN:
-            await self.supervisor.ask(StopChild(place.name), timeout=None)  # it waits to be started again
+            await self.supervisor.ask(StopChild(place.name), timeout=None)  # it is waiting for its restart
             return
         ref.tell(DrainNode())
         await ref.terminated()
 
     async def _end(self, place: Place) -> None:
-        """Make sure that nothing of a node is left, and forget it."""
+        """Make sure that a node's process has ended, and forget the node."""
         place.closed = True
         try:
             await self.supervisor.ask(StopChild(place.name), timeout=None)
-        except ActorStopped:  # the supervisor has failed, and its children end with it
+        except ActorStopped:  # the supervisor has failed, so its children are ending
             if place.ref is not None:
                 await place.ref.terminated()
         self._places.pop(place.name, None)
         self.directory.remove(place.name)
 
-    # What nodes use.
+    # For nodes.
 
     async def _hello(self, m: Hello) -> None:
         peer = current_peer()
@@ -254,10 +254,10 @@ class Fleet(Nodes):
             try:
                 m.answer.send(answer)
             except ChannelError:
-                pass  # it has ended
+                pass  # the node has ended
 
     def cut(self, run: Run) -> None:
-        """Close the connection of a start of a node at once."""
+        """Abort the connection of one start of a node."""
         for peer in self._peers(run.id):
             peer.abort()
 
@@ -278,15 +278,15 @@ class Fleet(Nodes):
         for place in self._places.values():
             if place.control is None or not place.control.is_alive:
                 continue
-            if self.directory[place.name].state is not MemberState.DRAINING:  # else it may end before this comes
+            if self.directory[place.name].state is not MemberState.DRAINING:  # otherwise it may end before this arrives
                 try:
                     place.control.tell(news)
                 except MailboxFull:
-                    # It has read nothing for long, and would know less than the others from now on.
+                    # It has not read for long, and would miss this change.
                     self.cut(place.run)
 
     def _share(self, member: Member, reason: Reason | None) -> None:
-        """Share groups and names with a node from its hello to its end; its actors are members until it drains."""
+        """Share groups and names with a node from its hello to its end. Its actors stay members of groups until it drains."""
         place = self._places.get(member.name)
         if member.state is MemberState.DOWN:
             self.sharing.end(member.node_id)
@@ -295,13 +295,13 @@ class Fleet(Nodes):
         elif member.state is MemberState.STARTING and place is not None and place.control is not None:
             self.sharing.begin(member.node_id, place.control)
 
-    # What programs use.
+    # For programs.
 
     def choose(self, on: str | int) -> Place:
         """Return a node that is up.
 
         Raises:
-            ActorError: it is not up, or none is.
+            ActorError: the node is not up, or with ``"any"`` no node is.
             ConfigurationError: there is no such node.
         """
         if on == "any":
@@ -319,7 +319,7 @@ class Fleet(Nodes):
         raise ConfigurationError(f"there is no node {on!r}; there are: {', '.join(self._places) or 'none'}")
 
     def is_for_any(self, name: str) -> bool:
-        """Say whether ``on="any"`` may choose a node of this name."""
+        """Return whether ``on="any"`` may choose a node of this name."""
         place = self._places.get(name)
         return place is not None and place.settings.on_any
 
@@ -343,13 +343,13 @@ class Fleet(Nodes):
         return await self.spawn_order(spawn_order(cls, args, supervise, mailbox), on, name)
 
     async def spawn_order(self, order: Spawn, on: str | int, name: str | None) -> Ref[Any]:
-        """Start the actor that an order describes, watch over it if it has a policy, and register it."""
+        """Start the actor that an order describes, supervise it if it has a policy, and register its name."""
         if name is not None and name in self.system.registry:
             raise NameTaken(f"the name {name!r} is taken", name=name)
         placing = Placing(self, order, on, name)
         if order.policy is None:
             return await placing.start(self.system.ask_timeout)
-        # Whether a permanent actor restarts when it has ended by itself is the node's to decide.
+        # A permanent actor that ends by itself is restarted on its node; here only the loss of the node counts.
         policy = attrs.evolve(policy_of(order.policy, resume=False), kind=_ABROAD[order.policy.kind])
         self.system.spawn(Supervisor, [child(Placed, placing, supervise=policy)])
         return await placing.first(self.system.ask_timeout)
@@ -407,7 +407,7 @@ async def _by_address(credentials: Credentials) -> Identity:
 
 
 class Coordinator(UntracedActor[SpawnOn | LookupOn | DrainOf | Restart | Shared | Register | Unregister]):
-    """Does what nodes ask of the driver. None of it holds up the others."""
+    """Carries out the requests of nodes, each in a task of its own."""
 
     fleet: Fleet
 
@@ -434,7 +434,7 @@ class Coordinator(UntracedActor[SpawnOn | LookupOn | DrainOf | Restart | Shared 
 
     @handles
     def shared(self, m: Shared) -> None:
-        """Take a node's news of groups."""
+        """Apply a node's changes of groups."""
         self.fleet.sharing.take(m)
 
     @handles

@@ -1,12 +1,12 @@
-"""Heartbeats between a driver and its nodes, from threads of their own, so that a handler that computes is not taken for a hang.
+"""Heartbeats between a driver and its nodes. They have their own threads, so a busy handler does not look like a hang.
 
-Each node has one socket pair with its driver for nothing else. Both sides write a byte now and then, and read what came:
+Each node has a connection to its driver for heartbeats only. Both sides write a byte at intervals, and read what has arrived:
 
-* The end of the socket tells a node at once that its driver is gone, and so does the driver's silence: it may be stopped (SIGSTOP), or
-  out of reach. `Heart` then calls back, and makes sure that the process ends soon whatever its actors do.
-* The driver learns of a node's end from the operating system. Its `Pulse` only notes when it last heard of each node.
+* A node knows at once that its driver has ended, because the connection closes. A silent driver counts as gone too: it may be stopped
+  (SIGSTOP) or out of reach. `Heart` then calls back, and makes sure that the process ends soon, whatever its actors do.
+* The driver learns of the end of a node from the operating system. Its `Pulse` only records when it last heard from each node.
 
-No byte means anything. Only the standard library is imported here.
+The bytes have no meaning. This module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Final
 __all__ = ["LAST", "MARGIN", "ORPHANED", "Beats", "Heart", "Pulse", "exit_within"]
 
 ORPHANED: Final = 70
-"""The exit code of a node that has lost its driver, and could not end in order in time."""
+"""The exit code of a node that has lost its driver."""
 MARGIN: Final = 5.0
-"""Seconds beyond `NodeSettings.silence` after which a node that is out of reach has surely ended: one heartbeat until it notices, which is
-1 second at most, and `LAST`."""
+"""Seconds after `NodeSettings.silence` within which a node that is out of reach has certainly ended: it notices after one heartbeat, 1 second at
+most, and ends within `LAST`."""
 LAST: Final = 3.0
-"""Seconds that the process of a node has at most when it has lost its driver and the driver cannot see it end."""
+"""The most seconds for a process to end that has lost its driver, if the driver cannot see it end."""
 _BEAT: Final = b"\0"
 _ENDED: Final = "the driver has ended"
 _FIRST_BEAT: Final = 1.0  # seconds, until `Heart.settle` says
@@ -44,10 +44,10 @@ def exit_within(seconds: float) -> None:
 
 
 class Heart:
-    """A node's heartbeat, and its ear for the driver's.
+    """Sends a node's heartbeat, and listens to the driver's.
 
     Args:
-        connection: one end of a socket pair; it belongs to this object from now on.
+        connection: a socket; this object closes it.
         lost: called once, in the heart's thread, with the reason why the driver counts as gone.
     """
 
@@ -59,15 +59,15 @@ class Heart:
         self._silence: float | None = None
         self._beat = _FIRST_BEAT
         self.is_alone = False
-        """Whether the driver's process has ended for certain."""
+        """Whether the driver's process has certainly ended."""
         threading.Thread(target=self._run, name="levada heart", daemon=True).start()
 
     def settle(self, beat: float, silence: float) -> None:
-        """Send a byte every `beat` seconds, and give the driver up after `silence` seconds without one."""
+        """Send a byte every `beat` seconds, and treat the driver as gone after `silence` seconds without one."""
         self._beat, self._silence = beat, silence
 
     def close(self) -> None:
-        """Stop without calling back, in a process that has other things to do."""
+        """Stop without calling back, in a process that continues."""
         self._closed = True
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -111,26 +111,26 @@ class Heart:
 
 
 class Beats:
-    """The heartbeat of one node, as its driver has it."""
+    """The heartbeat of one node, on the driver's side."""
 
     def __init__(self, pulse: Pulse, connection: socket.socket) -> None:
         self._pulse = pulse
         self.socket = connection
         self.missed = 0
-        """Rounds of the pulse since the node was last heard. Not a time: a driver that was stopped has not listened either."""
+        """Rounds of the pulse since the node was last heard. Not seconds, because a driver that was stopped has not listened."""
 
     @property
     def silence(self) -> float:
-        """Seconds since the node was last heard, as far as the driver has listened."""
+        """Seconds of listening since the node was last heard."""
         return self.missed * self._pulse.beat
 
     def close(self) -> None:
-        """Stop. The node notices."""
+        """Close the connection, which the node notices."""
         self._pulse.forget(self)
 
 
 class Pulse:
-    """The thread of a driver that sends heartbeats to nodes and notes theirs: ``with Pulse(beat) as pulse``.
+    """The driver's thread that sends heartbeats to nodes and records theirs: ``with Pulse(beat) as pulse``.
 
     Args:
         beat: seconds between two bytes.
@@ -154,7 +154,7 @@ class Pulse:
             node.close()
 
     def listen(self, connection: socket.socket) -> Beats:
-        """Begin with a node; its socket belongs to the result from now on."""
+        """Add a node. The returned object closes the socket."""
         connection.setblocking(False)
         beats = Beats(self, connection)
         with self._lock:
@@ -162,7 +162,7 @@ class Pulse:
         return beats
 
     def forget(self, beats: Beats) -> None:
-        """Drop a node, and close its socket."""
+        """Remove a node, and close its socket."""
         with self._lock:
             if beats in self._nodes:
                 self._nodes.remove(beats)
@@ -178,7 +178,7 @@ class Pulse:
         try:
             node.socket.send(_BEAT)
         except OSError:
-            pass  # it is stopped, or has ended, which the operating system tells
+            pass  # the node is stopped, or has ended, which the operating system reports
         node.missed += 1
         try:
             if node.socket.recv(4096):

@@ -1,4 +1,4 @@
-"""Questions of a driver to its nodes: what their actors do, and whether their listeners can read their files again."""
+"""Questions of a driver to its nodes: snapshots, metrics, viewers, and reloading files."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = ["look", "measure", "reload", "watch"]
 logger = logging.getLogger("levada.actors.nodes")
 
 _PATIENCE: Final = 1.0
-"""Seconds for an answer; a node that computes for longer is shown without its actors."""
+"""Seconds for an answer; a node that is busy for longer is shown without its actors."""
 _MEASURING: Final = 3.0
-"""Seconds for metrics: a node goes over all its actors for 2 s at most."""
+"""Seconds for metrics: a node visits its actors for 2 s at most."""
 _WATCHING: Final = 8.0
-"""Seconds for what a browser shows; a viewer rests for 3 after an answer that took long."""
+"""Seconds for an answer to a browser; a viewer pauses for up to 3 s after an answer that took long."""
 _READING: Final = 5.0
 """Seconds to read files."""
 
@@ -36,11 +36,11 @@ async def look(fleet: Fleet, limit: int) -> list[dict[str, Any]]:
     """Ask all nodes for snapshots.
 
     Args:
-        fleet: of the driver.
-        limit: actors in all snapshots together, the driver's included.
+        fleet: the driver's fleet.
+        limit: the most actors in all snapshots together, the driver's included.
 
     Returns:
-        For each member what `levada.actors.console.NodeSnapshot.from_json` takes.
+        A value for `levada.actors.console.NodeSnapshot.from_json` for each member.
     """
     members = fleet.members
     share = max(1, limit // (1 + len(members)))
@@ -57,7 +57,7 @@ async def look(fleet: Fleet, limit: int) -> list[dict[str, Any]]:
 
     async with trio.open_nursery() as nursery:
         for member in members:
-            if member.state in (MemberState.UP, MemberState.DRAINING):
+            if member.state is MemberState.UP:
                 nursery.start_soon(ask, member.name)
     return [
         {
@@ -88,7 +88,7 @@ async def measure(fleet: Fleet) -> list[NodeFigures]:
     members = fleet.members
     async with trio.open_nursery() as nursery:
         for member in members:
-            if member.state in (MemberState.UP, MemberState.DRAINING):
+            if member.state is MemberState.UP:
                 nursery.start_soon(ask, member.name)
     return [
         NodeFigures(member.name, member.state.value, member.restarts, figures.get(member.name)) for member in members
@@ -96,7 +96,7 @@ async def measure(fleet: Fleet) -> list[NodeFigures]:
 
 
 async def watch(fleet: Fleet, name: str, actions: bool, tracebacks: bool) -> Watching:
-    """Let a browser see the actors of a node.
+    """Start a viewer on a node, for a browser.
 
     Raises:
         ActorError: the node is not up, or does not answer.
@@ -114,7 +114,7 @@ async def watch(fleet: Fleet, name: str, actions: bool, tracebacks: bool) -> Wat
 
 
 async def reload(fleet: Fleet, name: str) -> list[str]:
-    """Let the listeners of a node read their files again; see `levada.actors.listening.ListenerHandle.reload`.
+    """Make the listeners of a node read their files again; see `levada.actors.listening.ListenerHandle.reload`.
 
     Returns:
         A line for each listener that has files.

@@ -40,14 +40,14 @@ __all__ = ["ChildProcesses", "local_nodes"]
 
 logger = logging.getLogger("levada.actors.nodes")
 output = logging.getLogger("levada.actors.nodes.output")
-"""Has the lines that nodes write; a record's ``node`` and ``stream`` (``stdout`` or ``stderr``) say where."""
+"""Gets the lines that nodes write. A record's ``node`` and ``stream`` (``stdout`` or ``stderr``) say where a line is from."""
 
 _LINE: Final = 16 * 1024  # bytes of a line that are logged; the rest of it is dropped
 _KEPT: Final = 5  # lines of stderr that errors show
 _LEVEL: Final = re.compile(rb"<([3-7])>")  # as in syslog; written by `levada.actors.nodes.__main__`
 _LEVELS: Final = {b"3": logging.ERROR, b"4": logging.WARNING, b"6": logging.INFO, b"7": logging.DEBUG}
-_REST: Final = 16  # times 64 KiB that are read after the end of a process; a process of its own may still write
-_GONE: Final = 5.0  # seconds for a process that was killed; longer only in the kernel's uninterruptible sleep
+_REST: Final = 16  # times 64 KiB that are read after the end of a process, whose own children may still write
+_GONE: Final = 5.0  # seconds for a killed process to end; only the kernel's uninterruptible sleep takes longer
 
 
 @asynccontextmanager
@@ -60,17 +60,18 @@ async def local_nodes(
     settings: NodeSettings | None = None,
     sockets: SharedSockets | None = None,
 ) -> AsyncIterator[Nodes]:
-    """Start nodes as child processes; the block begins when the app is ready on all of them.
+    """Start nodes as child processes. The block begins when the app is ready on all of them.
 
-    Leaving the block drains all nodes at the same time; after an exception or a cancellation they are killed. Nothing of them is left.
+    Leaving the block drains all nodes at the same time; after an exception or a cancellation they are killed. No process and no file of
+    them remains.
 
     Args:
-        system: has been entered. It becomes the driver of a fleet; there is one fleet for each system.
-        n: how many.
+        system: has been entered. It becomes the driver of a fleet; a system has one fleet.
+        n: the number of nodes.
         app: an async generator function of an actor system, as for ``levada serve``, that can be imported; or its ``"module:name"``.
-        names: of the nodes; by default ``"n0"``, ``"n1"`` and so on.
-        settings: how they start, end and restart.
-        sockets: shares the addresses of the nodes' listeners among them, as ``levada serve --nodes`` does. None: each node binds its own.
+        names: the names of the nodes; by default ``"n0"``, ``"n1"`` and so on.
+        settings: how the nodes start, end and restart.
+        sockets: shares the addresses of the apps' listeners among the nodes, as ``levada serve --nodes`` does. None: each node binds its own.
 
     Yields:
         The fleet.
@@ -78,7 +79,7 @@ async def local_nodes(
     Raises:
         ConfigurationError: the app cannot be imported elsewhere, or a name is taken.
         NodeLost: a node could not start; the text says why, and a note has its traceback.
-        OSError: there is no room for the folder of the nodes' sockets.
+        OSError: the folder for the nodes' sockets cannot be made.
 
     Example:
         ::
@@ -92,7 +93,7 @@ async def local_nodes(
     fleet = Fleet.of(system)
     with Pulse(settings.beat) as pulse, TemporaryDirectory(prefix="levada-") as folder:
         handed = unix.HandedListener(1024)
-        # It begins with the process, which has to import everything first.
+        # The time starts with the process, which has to import everything first.
         qmux = attrs.evolve(QMUX, handshake_timeout=settings.start_timeout)
         launcher = ChildProcesses(handed, pulse, folder, settings, sockets, tracing_in_nodes(system))
         async with (
@@ -107,12 +108,12 @@ class ChildProcesses:
     """Starts nodes as child processes; a `Launcher`.
 
     Args:
-        handed: takes the driver's ends of their connections.
+        handed: gets the driver's ends of their connections.
         pulse: exchanges heartbeats with them.
-        folder: for their sockets; only this user may enter it.
-        settings: of the nodes.
+        folder: the folder of their sockets, which only this user may enter.
+        settings: the settings of the nodes.
         sockets: opens listening sockets for them.
-        tracing: what makes their tracing, see `levada.framework.tracing.Tracing.elsewhere`.
+        tracing: the name of the function that makes their tracing, see `levada.framework.tracing.Tracing.elsewhere`.
     """
 
     def __init__(
@@ -225,11 +226,11 @@ class Child:
         """Log what the process writes to a pipe, line by line."""
         lines = Lines(number, self._name, level, self._kept if level >= logging.WARNING else None)
         self._outputs.append(lines)
-        while lines.read(1):  # 64 KiB, so that a node that writes very much does not hold up the others
+        while lines.read(1):  # 64 KiB, so that a node that writes much does not hold up the others
             await trio.lowlevel.wait_readable(number)
 
     async def trouble(self) -> str:
-        """Nothing: its last lines say more."""
+        """Return nothing: its last lines say more."""
         return ""
 
     async def ended(self) -> NodeLost:
@@ -251,20 +252,20 @@ class Child:
         self._process.kill()
 
     def close(self) -> None:
-        """Stop the heartbeat, and log the last line, which has no end."""
+        """Stop the heartbeat, and log the last, incomplete line."""
         self._beats.close()
         for lines in self._outputs:
             lines.finish()
 
 
 class Lines:
-    """Logs the lines that come through a pipe: whole ones, with the node's name, cut to a length.
+    """Logs the lines from a pipe, each with the node's name and cut to `_LINE` bytes.
 
     Args:
-        number: the pipe's descriptor, which does not block.
-        name: of the node.
-        level: for lines that do not begin with one.
-        kept: gets the lines, too.
+        number: the pipe's file descriptor, which does not block.
+        name: the node's name.
+        level: the level of lines that do not begin with one.
+        kept: also gets the lines, of standard error.
     """
 
     def __init__(self, number: int, name: str, level: int, kept: deque[str] | None) -> None:
@@ -276,7 +277,7 @@ class Lines:
         self._dropped = 0
 
     def read(self, times: int) -> bool:
-        """Log what is there, up to `times` 64 KiB; return whether there may be more later."""
+        """Log the available lines, up to `times` 64 KiB; return whether more may follow."""
         for _ in range(times):
             try:
                 data = os.read(self._number, 65536)
@@ -299,7 +300,7 @@ class Lines:
         self._dropped += max(0, len(part) - room)
 
     def finish(self) -> None:
-        """Log the line that has begun."""
+        """Log the line that was read so far."""
         line, dropped, self._begun, self._dropped = self._begun, self._dropped, b"", 0
         level = self._level
         if (found := _LEVEL.match(line)) is not None:

@@ -1,8 +1,8 @@
 """The messages between a driver and its nodes, and `Member`, `NodeUp`, `NodeDown`, `NodeLost`.
 
-A node connects, and sends a `Hello` on the entrypoint. The answer is a `Welcome`, or `Refused` with a text. The connection's identity
-(`levada.framework.Identity.name`) says which start of which node it is, so a `Hello` claims nothing. Afterwards both sides use the refs
-in these two messages: the driver sends `Spawn`, `Changed` and `Drain` to the node's control actor, the node sends `Ready` or `AppFailed`
+A node connects, and sends a `Hello` to the entrypoint. The answer is a `Welcome`, or `Refused` with a text. The connection's identity
+(`levada.framework.Identity.name`) names the node and its start, so `Hello` does not. Then both sides use the refs in these two
+messages: the driver sends `Spawn`, `Changed` and `Drain` to the node's control actor, the node sends `Ready`, `Leaving` and `AppFailed`
 to the driver's `Node` actor and everything else to the fleet's coordinator.
 """
 
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class MemberState(enum.Enum):
-    """How far a node is."""
+    """The state of a node."""
 
     STARTING = "starting"
     UP = "up"
@@ -40,22 +40,22 @@ class Member:
     """A node, as its fleet knows it."""
 
     name: str
-    """It stays the same when the node restarts."""
+    """The node's name, which a restart does not change."""
     index: int
-    """A number, from 0 on."""
+    """The node's number in the fleet, from 0."""
     node_id: bytes
     """16 random bytes for each start of its process; empty until it has said hello."""
     state: MemberState
     pid: int
-    """Of its process; 0 until it has said hello."""
+    """Its process id; 0 until it has said hello."""
     host: str
     """The name of its machine; empty until it has said hello."""
     url: str
     """Where it listens for other members; empty until it is up."""
     started: float
-    """When its process was started: seconds since the epoch."""
+    """When its process was started, in seconds since 1970."""
     restarts: int
-    """How often the process was started again."""
+    """How often the process was restarted."""
 
 
 @attrs.frozen
@@ -71,31 +71,31 @@ class NodeDown:
 
     member: Member
     reason: Reason
-    """`Normal` if it was told to and did in time; else `Failed` with a `NodeLost`."""
+    """`Normal` if it drained in time when it was told to; otherwise `Failed` with a `NodeLost`."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class NodeLost(LevadaError):
-    """A node has ended without an order, or could not start."""
+    """A node ended without being told to, or could not start."""
 
     node: str = ""
     """Its name."""
     exit_code: int | None = None
-    """Of its process, if it exited."""
+    """The exit code of its process, if it exited."""
     signal: int | None = None
     """The signal that killed its process, if one did."""
 
 
 @message("levada.node.Refused", frozen=True)
 class Refused:
-    """The driver does not want this node."""
+    """The driver refuses this node."""
 
     text: str
 
 
 @message("levada.node.Welcome")
 class Welcome:
-    """What a node is to do."""
+    """The driver's answer to `Hello`: the app, the settings, and the other members."""
 
     name: str
     index: int
@@ -111,17 +111,17 @@ class Welcome:
     affinity: list[int]
     rlimits: dict[str, int]
     members: list[Member]
-    """All nodes, this one too."""
+    """All nodes, including this one."""
     listen: str
-    """The URL where the node is to listen for other members."""
+    """The URL at which the node listens for other members."""
     driver: bytes
     """The driver's node id."""
     driver_url: str
-    """Where the driver listens for claims of its refs."""
+    """The URL at which the driver listens for claims of its refs."""
     node: Ref[Any]
-    """Takes `Ready` and `AppFailed`."""
+    """Takes `Ready`, `Leaving` and `AppFailed`."""
     coordinator: Ref[Any]
-    """Takes `SpawnOn`, `LookupOn`, `DrainOf` and `Restart`."""
+    """Takes `SpawnOn`, `LookupOn`, `DrainOf`, `Restart`, `Shared`, `Register` and `Unregister`."""
 
 
 @message("levada.node.Hello")
@@ -133,23 +133,23 @@ class Hello:
     host: str
     python: str
     version: str
-    """Of levada."""
+    """The version of levada."""
     schema: str
-    """The fingerprint of all these messages."""
+    """The fingerprint of the messages in `CONTROL`."""
     control: Ref[Any]
     answer: OneshotSender[Welcome | Refused]
 
 
 @message("levada.node.Ready")
 class Ready(Asks[str]):
-    """The app is ready. The answer is empty, or says why the node is refused."""
+    """The app is ready. The answer is empty, or the reason why the node is refused."""
 
     url: str
     """Where it listens for other members."""
     listeners: list[str]
-    """URLs of the app."""
+    """The URLs that the app serves."""
     classes: dict[str, str]
-    """Fingerprints of the message classes that the node knows, by tag."""
+    """The fingerprints of the node's message classes, by tag."""
 
 
 @message("levada.node.AppFailed")
@@ -162,21 +162,21 @@ class AppFailed:
 
 @message("levada.node.Leaving", frozen=True)
 class Leaving(Asks[None]):
-    """The node ends in order, by the driver's order or by a signal."""
+    """The node begins to drain, by the driver's order or by a signal."""
 
 
 @message("levada.node.Drain", frozen=True)
 class Drain:
-    """End in order."""
+    """Drain: let the app end, then end the process."""
 
 
 @message("levada.node.Changed", frozen=True)
 class Changed:
-    """News of another node."""
+    """Another node has changed."""
 
     member: Member
     lost: str
-    """Why it is down; empty unless it was lost."""
+    """Why it was lost; empty if it was not."""
     exit_code: int | None = None
     signal: int | None = None
 
@@ -203,7 +203,7 @@ class Room:
 
 @message("levada.node.Spawn")
 class Spawn(Asks[Ref[Any]]):
-    """Start an actor on the node that gets this."""
+    """Start an actor on this node."""
 
     cls: str
     """``module:qualname`` of a class that the node's app has imported."""
@@ -217,7 +217,7 @@ class Look(Asks[str], UntracedMessage):
     """Take a snapshot of the actors; the answer is `levada.actors.console.Snapshot.to_json` as JSON."""
 
     limit: int
-    """Actors in it at most."""
+    """The most actors in it."""
 
 
 @message("levada.node.Measure", frozen=True)
@@ -227,7 +227,7 @@ class Measure(Asks[str], UntracedMessage):
 
 @message("levada.node.Watch", frozen=True)
 class Watch(Asks[Ref[Any]], UntracedMessage):
-    """Let a browser see the actors; the answer is an actor that takes `Show`."""
+    """Start a viewer for a browser; the answer is an actor that takes `Show`."""
 
     actions: bool
     tracebacks: bool
@@ -242,12 +242,12 @@ class Show(Asks[str], UntracedMessage):
 
 @message("levada.node.Reload", frozen=True)
 class Reload(Asks[list[str]], UntracedMessage):
-    """Let the listeners read their files again; the answer says how it went."""
+    """Make the listeners read their files again; the answer has a line for each listener with files."""
 
 
 @message("levada.node.SpawnOn")
 class SpawnOn(Asks[Ref[Any]]):
-    """Let the driver start an actor on a node."""
+    """Ask the driver to start an actor on a node."""
 
     spawn: Spawn
     on: str | int
@@ -256,7 +256,7 @@ class SpawnOn(Asks[Ref[Any]]):
 
 @message("levada.node.LookupOn")
 class LookupOn(Asks[Ref[Any]]):
-    """Let the driver find an actor in the registry of a node."""
+    """Ask the driver for an actor in the registry of a node."""
 
     name: str
     on: str | int
@@ -264,38 +264,38 @@ class LookupOn(Asks[Ref[Any]]):
 
 @message("levada.node.DrainOf")
 class DrainOf(Asks[None]):
-    """Let the driver drain a node."""
+    """Ask the driver to drain a node."""
 
     name: str
 
 
 @message("levada.node.Membership")
 class Membership:
-    """An actor is a member of a group, or is none any more."""
+    """An actor has joined a group, or left it."""
 
     topic: Any
     node: bytes
-    """Node id of the actor's process."""
+    """The node id of the actor's process."""
     number: int
     """The actor's `Ref.incarnation` there."""
     ref: Ref[Any] | None
-    """None: it has left."""
+    """The actor; None: it has left."""
 
 
 @message("levada.node.Wish")
 class Wish:
-    """An actor is to join a group, or to leave it."""
+    """A request that an actor joins a group, or leaves it."""
 
     topic: Any
     node: bytes
-    """Node id of the actor's process, which decides."""
+    """The node id of the actor's process, which decides."""
     ref: Ref[Any]
     member: bool
 
 
 @message("levada.node.Named")
 class Named:
-    """A name of the fleet has another actor, or none."""
+    """A name of the fleet belongs to another actor now, or to none."""
 
     name: str
     ref: Ref[Any] | None
@@ -303,11 +303,11 @@ class Named:
 
 @message("levada.node.Shared")
 class Shared:
-    """News of groups and names; the first of them is all there is."""
+    """Changes of groups and names. The first messages to a process have the complete state."""
 
     news: list[Membership | Named | Wish]
     whole: bool
-    """Whether this is all that there was to say."""
+    """Whether no more changes are waiting to be sent."""
 
 
 @message("levada.node.Register")
@@ -327,7 +327,7 @@ class Unregister(Asks[None]):
 
 @message("levada.node.Restart")
 class Restart(Asks[None]):
-    """Let the driver restart a node, or all."""
+    """Ask the driver to restart a node, or all nodes."""
 
     node: str | None
     rolling: bool
@@ -364,10 +364,10 @@ CONTROL: Final = (
 
 
 def fingerprints(tags: Iterable[str] | None = None) -> dict[str, str]:
-    """Return the fingerprint of each message class that can travel.
+    """Return the fingerprints of message classes that can travel, by tag.
 
     Args:
-        tags: which; None: all that this process knows.
+        tags: the tags of the classes; None: all classes that this process knows.
     """
     found: dict[str, str] = {}
     for tag in list(BY_TAG) if tags is None else tags:
@@ -376,5 +376,5 @@ def fingerprints(tags: Iterable[str] | None = None) -> dict[str, str]:
             try:
                 found[tag] = schema_fingerprint([kind])
             except ConfigurationError:
-                pass  # a field of it cannot travel, so no message of it ever will
+                pass  # a field of the class cannot travel, so its messages never do
     return found

@@ -1,8 +1,8 @@
 """`Node`: the driver's actor for one node, from the start of its process to its end; and `Launcher`, which starts processes.
 
-* The actor's process is a context that it enters. However the actor ends or restarts, the process is gone before the next one starts.
-* A start ends the actor as `Normal` if the node was told to drain, and fails it with `NodeLost` otherwise; then the supervisor decides.
-  Until its app was ready for the first time, a node is not restarted: the caller that wanted it gets the error.
+* The actor enters its process as a context. However the actor ends or restarts, the process is gone before the next one starts.
+* The end of the process ends the actor as `Normal` if the node was told to drain. Otherwise the actor fails with `NodeLost`, and its
+  supervisor decides. A node whose app was never ready is not restarted: the caller that started it gets the error.
 * A process that has lost its connection is killed `NodeSettings.drain_timeout` seconds later, if it has not ended by then.
 """
 
@@ -58,11 +58,11 @@ class Run:
     """One start of a node."""
 
     name: str
-    """Of the node."""
+    """The node's name."""
     index: int
-    """Of the node."""
+    """The node's number in the fleet."""
     number: int
-    """Counts the starts, from 0 on."""
+    """The number of this start, from 0."""
 
     @property
     def id(self) -> str:
@@ -71,7 +71,7 @@ class Run:
 
 
 class Process(Protocol):
-    """What runs a node: a child process, or a job of Spark."""
+    """The process of a node: a child process, or a task of Spark."""
 
     @property
     def silence(self) -> float:
@@ -80,23 +80,23 @@ class Process(Protocol):
 
     @property
     def last_lines(self) -> list[str]:
-        """The end of its output, if it is known, for errors."""
+        """The last lines of its output, for errors; empty if they are not known."""
         ...
 
     async def trouble(self) -> str:
-        """Say why it may not have said hello in time, for errors; empty if nothing is known."""
+        """Return a likely reason why it did not say hello in time, for errors; empty if nothing is known."""
         ...
 
     async def ended(self) -> NodeLost:
-        """Wait until it has ended; return how, as an error: only the caller knows whether it should have."""
+        """Wait until it has ended. Return how it ended as an error, which the caller raises if the end was not wanted."""
         ...
 
     def terminate(self) -> None:
-        """Ask it to end, as by SIGTERM, without its connection. Does nothing if it has ended."""
+        """Ask it to end with SIGTERM or the like, because its connection does not help. Does nothing if it has ended."""
         ...
 
     def kill(self) -> None:
-        """End it at once. Does nothing if it has ended."""
+        """Kill it. Does nothing if it has ended."""
         ...
 
 
@@ -105,21 +105,20 @@ class Launcher(Protocol):
 
     @property
     def driver_url(self) -> str:
-        """Where the driver listens for these nodes, when they claim its refs."""
+        """The URL at which the driver listens when these nodes claim its refs."""
         ...
 
     def listen_url(self, run: Run) -> str:
-        """Return the URL where a node is to listen for other members."""
+        """Return the URL at which a node listens for other members."""
         ...
 
     def start(self, run: Run) -> AbstractAsyncContextManager[Process]:
-        """Start a process; leaving the context kills it, if it still runs, and waits until it is gone.
+        """Start a process. Leaving the context kills it if it still runs, and waits until it has ended.
 
         Its connection has to authenticate as `Run.id`.
 
         Raises:
-            NodeLost: it cannot be started; the text names the missing part.
-            OSError: the same.
+            NodeLost, OSError: it cannot be started; the text says why.
         """
         ...
 
@@ -136,29 +135,29 @@ class Place:
     starts: int = 0
     """How often its process was started."""
     begun: bool = False
-    """Whether its app was ready once."""
+    """Whether its app has ever been ready."""
 
     @property
     def run(self) -> Run:
-        """Its present start, or the last one."""
+        """Its current start, or the last one."""
         return Run(self.name, self.index, self.starts - 1)
 
     ref: Ref[Any] | None = None
-    """Its `Node`."""
+    """Its `Node` actor."""
     control: Ref[Any] | None = None
     """The control actor in its process, while it is up."""
     listeners: list[str] = attrs.field(factory=list)
-    """URLs that its app serves, or did before it went down."""
+    """The URLs that its app serves, or served before it went down."""
     error: NodeLost | None = None
     """Why it could not start."""
     closed: bool = False
-    """Whether its block has ended, so that it is not started again."""
+    """Whether the block that started it has ended, so that it does not restart."""
     lock: trio.Lock = attrs.field(factory=trio.Lock)
-    """Held while it is drained or restarted by order."""
+    """Held while a caller drains or restarts it."""
 
 
 class Keeper(Protocol):
-    """The part of a fleet that its nodes use."""
+    """The part of a fleet that `Node` uses."""
 
     directory: Directory
     node_id: bytes
@@ -169,13 +168,13 @@ class Keeper(Protocol):
         ...
 
     def cut(self, run: Run) -> None:
-        """Close the connection of a start of a node at once."""
+        """Abort the connection of one start of a node."""
         ...
 
 
 @attrs.frozen
 class Greet(Asks[Welcome | Refused]):
-    """A hello has come over the connection of one start."""
+    """A hello has arrived over the connection of one start."""
 
     run: str
     hello: Hello
@@ -183,7 +182,7 @@ class Greet(Asks[Welcome | Refused]):
 
 @attrs.frozen
 class DrainNode:
-    """End in order."""
+    """Drain the node, then end."""
 
 
 @attrs.frozen
@@ -193,26 +192,26 @@ class _Ended:
 
 @attrs.frozen
 class _TooLate:
-    """The node has not said that it is ready."""
+    """The node did not become ready within `NodeSettings.start_timeout`."""
 
 
 @attrs.frozen
 class _Look:
-    """Look whether the heartbeat has stopped."""
+    """Check the heartbeat."""
 
 
 @attrs.frozen
 class _Terminate:
-    """The node has not ended in time."""
+    """The node did not drain in time: send SIGTERM."""
 
 
 @attrs.frozen
 class _Kill:
-    """The node must be gone."""
+    """The node did not end: send SIGKILL."""
 
 
 class Node(UntracedActor[Any]):
-    """One node: starts its process, welcomes it, watches it, ends it."""
+    """One node: starts its process, admits it, watches it and ends it."""
 
     fleet: Keeper
     place: Place
@@ -222,7 +221,7 @@ class Node(UntracedActor[Any]):
         self.process: Process | None = None
         self.greeted = False
         self.reason: Reason = Shutdown()
-        """Why the process ends, for the directory."""
+        """Why the process ends; for the directory."""
         self.cut_off: Reason | None = None
         """The same, if it was to drain and did not in order, or not in time."""
         self.place.starts += 1
@@ -270,7 +269,7 @@ class Node(UntracedActor[Any]):
     async def _wait(self, process: Process) -> None:
         how = await process.ended()
         if self.place.control is not None:
-            # What the process has sent is read to its end. A process of its own that has the connection open cannot delay this for long.
+            # Read everything that the process has sent. A child of the process that keeps the connection open delays this by 1 s at most.
             with trio.move_on_after(_LAST_WORDS):
                 await self.place.control.terminated()
         self.ref.tell(_Ended(how))
@@ -281,7 +280,7 @@ class Node(UntracedActor[Any]):
         directory.change(directory.renew(self.place.name, state=state, **more), reason)
 
     def _fail(self, error: NodeLost) -> None:
-        """End this start with an error; the supervisor restarts the node or gives it up, unless the block has not begun."""
+        """End this start with an error. The supervisor restarts the node or gives up; if the node was never ready, the caller gets the error."""
         self.reason = Failed(error)
         if self.place.begun:
             logger.warning("%s", error, extra={"node": self.place.name, "event": "node_lost"})
@@ -300,7 +299,7 @@ class Node(UntracedActor[Any]):
 
     @handles
     def greet(self, m: Greet) -> Welcome | Refused:
-        """Answer a hello."""
+        """Answer the node's hello."""
         hello, place, settings = m.hello, self.place, self.settings
         if m.run != self.run_of.id or self.state is not MemberState.STARTING:
             return Refused(f"{m.run} is not expected: {place.name} is {self.state.value}")
@@ -346,7 +345,7 @@ class Node(UntracedActor[Any]):
 
     @handles
     def ready(self, m: Ready) -> str:
-        """Note that the app is ready, unless it has other versions of message classes."""
+        """Take the node as up, unless it has other versions of message classes."""
         if not self._is_mine() or self.state is not MemberState.STARTING:
             return f"{self.place.name} is {self.state.value}"
         ours = fingerprints(m.classes)
@@ -367,7 +366,7 @@ class Node(UntracedActor[Any]):
         if self._is_mine():
             error = NodeLost(f"{self.place.name} has failed: {printable(m.text)}", node=self.place.name)
             error.add_note(f"In {self.place.name}:\n" + "\n".join(map(printable, m.traceback.splitlines()[-200:])))
-            if isinstance(self.reason, Normal):  # it was to end, and does
+            if isinstance(self.reason, Normal):  # it was draining
                 logger.warning("%s", error, extra={"node": self.place.name, "event": "node_lost"})
                 self.cut_off = Failed(error)
             else:
@@ -375,14 +374,14 @@ class Node(UntracedActor[Any]):
 
     @handles
     def leaving(self, m: Leaving) -> None:
-        """The process has begun to drain, perhaps by a signal that was not the driver's."""
+        """The process has begun to drain, perhaps because of a signal."""
         if self._is_mine() and self.state is not MemberState.DRAINING:
             self._change(MemberState.DRAINING)
             self.timers.once("terminate", self.settings.drain_timeout, _Terminate())
 
     @handles
     def drain(self, m: DrainNode) -> None:
-        """End in order."""
+        """Tell the process to drain."""
         if self.process is None:
             self.stop()  # it could not be started
             return
@@ -393,15 +392,15 @@ class Node(UntracedActor[Any]):
         control = self.place.control
         self._change(MemberState.DRAINING)
         if control is None:
-            self.process.kill()  # it has said nothing yet
+            self.process.kill()  # it has not connected yet
             return
-        if control.is_alive:  # else the process is about to end
+        if control.is_alive:  # otherwise the process is about to end
             control.tell(Drain())
         self.timers.once("terminate", self.settings.drain_timeout, _Terminate())
 
     @handles
     def terminate(self, m: _Terminate) -> None:
-        """The node does not end in order."""
+        """The node did not drain in time."""
         if self.process is not None:
             late = f"has not ended within {self.settings.drain_timeout:g} s (NodeSettings.drain_timeout)"
             self.cut_off = Failed(NodeLost(f"{self.place.name} {late}", node=self.place.name))
@@ -411,7 +410,7 @@ class Node(UntracedActor[Any]):
 
     @handles
     def kill(self, m: _Kill) -> None:
-        """The node does not end."""
+        """The node did not end in time."""
         if self.process is not None:
             logger.warning("%s has not ended: SIGKILL", self.place.name)
             self.process.kill()
@@ -429,13 +428,13 @@ class Node(UntracedActor[Any]):
 
     @handles
     def disconnected(self, m: Down) -> None:
-        """The connection is over, and the process ends with it."""
+        """The connection has ended, and the process is to end with it."""
         if m.ref == self.place.control and "terminate" not in self.timers:
             self.timers.once("kill", self.settings.drain_timeout, _Kill())
 
     @handles
     async def too_late(self, m: _TooLate) -> None:
-        """The node is not there in time."""
+        """The node did not become ready in time."""
         what = "that its app is ready" if self.greeted else "hello"
         trouble = ""
         with trio.move_on_after(_EXPLAINED):
@@ -448,10 +447,10 @@ class Node(UntracedActor[Any]):
     def look(self, m: _Look) -> None:
         """Kill the process if its heartbeat has stopped."""
         process, limit = self.process, self.settings.hang_timeout
-        # A process that ends has no heartbeat, and little time.
+        # A process that is ending sends no heartbeat, and its time is limited anyway.
         running = self.state in (MemberState.STARTING, MemberState.UP)
         if running and process is not None and limit is not None and process.silence > limit:
             self._fail(self._lost(f"hangs: no heartbeat for {process.silence:.1f} s (NodeSettings.hang_timeout)"))
 
     def undelivered(self, messages: list[Any]) -> None:
-        """Ignore what comes too late."""
+        """Drop messages that arrive after the end."""

@@ -1,6 +1,6 @@
-"""`Nodes`: the interface of a fleet for programs, in its driver and in its nodes; and how the members connect to each other.
+"""`Nodes`: a fleet, as programs use it in the driver and in nodes; and how the members connect to each other.
 
-A system has one fleet. In its driver it is a `levada.actors.nodes.fleet.Fleet`, which starts nodes and decides; in a node it is a
+A system has one fleet. In the driver it is a `levada.actors.nodes.fleet.Fleet`, which starts nodes and decides; in a node it is a
 `levada.actors.nodes.body.NodeSide`, which asks the driver. `nodes_of` finds either.
 """
 
@@ -54,12 +54,12 @@ __all__ = ["QMUX", "TO_DRIVER", "Links", "Nodes", "OwnLinks", "fleet_of", "nodes
 T = TypeVar("T")
 
 QMUX: Final = QmuxConfig(protocols=(QMUX_ALPN,), max_streams=4096, max_streams_unidirectional=4096, idle_timeout=0)
-"""For connections whose end the operating system reports: no idle time-out."""
+"""For connections whose end the operating system reports, so they have no idle time-out."""
 TO_DRIVER: Final = attrs.evolve(QMUX, handshake_timeout=1e9)
-"""For a child process. A driver may be busy for long when its node is there; it gives late nodes up itself, and its end is noticed."""
+"""For a child process. The driver may be busy for long when its node connects; it gives up late nodes itself, and its end is noticed."""
 
 _fleets: weakref.WeakKeyDictionary[ActorSystem, Nodes] = weakref.WeakKeyDictionary()
-"""Written by `Nodes` alone, which also removes its entry."""
+"""Only `Nodes` adds and removes entries."""
 
 
 def fleet_of(system: ActorSystem) -> Nodes | None:
@@ -68,21 +68,21 @@ def fleet_of(system: ActorSystem) -> Nodes | None:
 
 
 def nodes_of(system: ActorSystem) -> Nodes:
-    """Return the fleet of a system: of a driver, or of a node, as an app finds it.
+    """Return the fleet of a system, which is a driver or a node.
 
     Raises:
-        ConfigurationError: the system has none: it is neither a node nor a driver.
+        ConfigurationError: the system is neither a driver nor a node.
     """
     fleet = _fleets.get(system)
     if fleet is None:
         raise ConfigurationError(
-            f"the system {system.name!r} has no nodes, and is none: start some with local_nodes(…)"
+            f"the system {system.name!r} is neither a node nor the driver of nodes: start nodes with local_nodes(…)"
         )
     return fleet
 
 
 async def _ignore(_: Any) -> None:
-    """Take what no member sends."""
+    """Ignore messages; members send none to the entrypoint."""
 
 
 def _all(_: str) -> bool:
@@ -90,14 +90,14 @@ def _all(_: str) -> bool:
 
 
 class Links(Protocol):
-    """How members connect to each other at URLs of one scheme."""
+    """How members connect to each other, for URLs of one scheme."""
 
     def listen(self, nodes: Nodes, url: str) -> AbstractAsyncContextManager[Listener]:
-        """Listen for other members, by `Nodes.serve_members`.
+        """Listen for other members, with `Nodes.serve_members`.
 
         Args:
-            nodes: this member's.
-            url: from `levada.actors.nodes.Launcher`.
+            nodes: this member's fleet.
+            url: the URL from `levada.actors.nodes.Launcher`.
         """
         ...
 
@@ -111,7 +111,7 @@ class OwnLinks:
     """Links within a machine, over carriers that only this user can reach."""
 
     settings: Any
-    """Of the carrier."""
+    """The carrier's settings."""
 
     def listen(self, nodes: Nodes, url: str) -> AbstractAsyncContextManager[Listener]:
         """Listen for other members; see `Links.listen`."""
@@ -123,7 +123,7 @@ class OwnLinks:
 
 
 def _own_sockets() -> unix.UnixConfig:
-    # The folder of the sockets is for this user alone, in any case.
+    # On other systems the folder's mode alone keeps other users out.
     return unix.UnixConfig(allowed_uids={os.getuid()} if sys.platform == "linux" else None)
 
 
@@ -138,13 +138,13 @@ class Nodes(ABC):
             raise ConfigurationError(f"the system {system.name!r} has a fleet already")
         self.system = system
         self.node_id = node_id
-        """16 random bytes: this process, in this fleet."""
+        """16 random bytes that identify this process in the fleet."""
         self.directory = Directory(system)
         self.links: dict[str, Links] = {
             "aqueduct+memory": OwnLinks(None),
             "aqueduct+unix": OwnLinks(attrs.evolve(QMUX, below=_own_sockets())),
         }
-        """How members connect to each other, by the scheme of the URL."""
+        """How members connect to each other, by URL scheme."""
         self.refs = FleetRefs(system, node_id, self._dial)
         """The refs that travel between the members."""
         self.sharing = Sharing(system, self.refs, self.directory, driver=self.is_driver)
@@ -155,7 +155,7 @@ class Nodes(ABC):
         system.at_end("flush", self._forget)
 
     def is_for_any(self, name: str) -> bool:
-        """Say whether ``on="any"`` may choose the node of this name. Only the driver knows; elsewhere it may."""
+        """Return whether ``on="any"`` may choose a node of this name. Only the driver knows; nodes return True."""
         return True
 
     async def _forget(self) -> None:
@@ -163,14 +163,14 @@ class Nodes(ABC):
 
     @asynccontextmanager
     async def before_leaving(self, leave: Callable[[], Awaitable[None]], *, last: bool = False) -> AsyncIterator[None]:
-        """While the block lasts: if this node is to end in order, call `leave` first, while its app and its actors still work.
+        """Call `leave` when this node drains, while its app and its actors still work. This holds as long as the block lasts.
 
-        The driver and the other members know by then that the node is draining. All such functions together have
+        By then the driver and the other members know that the node is draining. All such functions together have
         `NodeSettings.drain_timeout` seconds, then they are cancelled.
 
         Args:
-            leave: is called at the same time as others.
-            last: whether it is called when those that are not are over.
+            leave: the function, called at the same time as others.
+            last: whether to call it after all functions without `last`.
         """
         self._leavers[last].append(leave)
         try:
@@ -179,7 +179,7 @@ class Nodes(ABC):
             self._leavers[last].remove(leave)
 
     async def leave(self, seconds: float) -> None:
-        """Call what `before_leaving` registered; for the process of a node."""
+        """Call the functions of `before_leaving`, for at most `seconds`. For the process of a node."""
         with trio.move_on_after(seconds):
             for leavers in self._leavers:
                 async with trio.open_nursery() as nursery:
@@ -194,7 +194,7 @@ class Nodes(ABC):
             raise ConfigurationError(f"this process has no links to members at {scheme}://") from None
 
     def listen(self, url: str) -> AbstractAsyncContextManager[Listener]:
-        """Let other members connect, to claim refs."""
+        """Let other members connect and claim refs."""
         return self._links_of(url).listen(self, url)
 
     def serve_members(
@@ -203,9 +203,9 @@ class Nodes(ABC):
         """Listen for other members; for `Links`.
 
         Args:
-            url: of the listener.
-            carrier: settings of its carrier.
-            authenticate: decides on clients.
+            url: the URL of the listener.
+            carrier: the carrier's settings.
+            authenticate: decides on clients; None admits all.
         """
         config = self.config(carrier)
         return serve(
@@ -213,15 +213,11 @@ class Nodes(ABC):
         )
 
     def config(self, carrier: Any = None) -> PeerConfig:
-        """Return the settings of connections between members.
-
-        Args:
-            carrier: settings of the carrier.
-        """
+        """Return the settings of connections between members, with these settings of the carrier."""
         return PeerConfig(fleet=self.refs, carrier=carrier)
 
     def _url_of(self, node_id: bytes) -> str:
-        """Return where a member listens; empty if that is not known."""
+        """Return the URL of a member; empty if it is not known."""
         return next((member.url for member in self.members if member.node_id == node_id), "")
 
     @asynccontextmanager
@@ -234,7 +230,7 @@ class Nodes(ABC):
             yield peer
 
     def _learn(self, member: Member, reason: Reason | None) -> None:
-        """Let refs of a node be claimed from now on, or end them."""
+        """Make the refs of a node that came up usable, and end the refs of a node that went down."""
         if member.node_id == self.node_id or not member.node_id:
             return
         if member.state is MemberState.UP:
@@ -244,22 +240,21 @@ class Nodes(ABC):
 
     @property
     def members(self) -> list[Member]:
-        """All nodes, by index, as they are now."""
+        """All nodes in their current state, by index."""
         return self.directory.members
 
     def __getitem__(self, name: str) -> Member:
-        """Return a node as it is now.
+        """Return a node in its current state.
 
         Raises:
-            ConfigurationError: there is none of this name.
+            ConfigurationError: there is no node of this name.
         """
         return self.directory[name]
 
     def events(self) -> AbstractAsyncContextManager[Receiver[NodeUp | NodeDown]]:
         """Receive `NodeUp` and `NodeDown` from now on: ``async with nodes.events() as events``.
 
-        The events also go to the subscribers of ``system.events``. A receiver that falls very far behind gets
-        `ChannelCancelled`.
+        The events also go to the subscribers of ``system.events``. A receiver that does not keep up gets `ChannelCancelled`.
         """
         return self.directory.events()
 
@@ -276,21 +271,22 @@ class Nodes(ABC):
         """Start an actor on a node.
 
         Args:
-            cls: an `Actor` class that can be imported, and that the node's app has imported. Its name travels, never code.
-            args: for the class; they must be values that messages can hold.
+            cls: an `Actor` class that can be imported, and that the node's app has imported. Only its name is sent, never code.
+            args: the arguments of the class, which must be values that messages can hold.
             on: the name or the index of a node, or ``"any"``: the nodes that are up take turns.
-            name: registers the actor in the driver's registry.
-            supervise: ``"stop"``, or `restart`: by this policy the actor restarts on its node after a failure, and starts anew,
-                with another ref under the same name, when its node was lost.
+            name: a name for the actor in the driver's registry.
+            supervise: ``"stop"``, or a `restart` policy. With a policy the actor restarts on its node after a failure, and starts on a node
+                again, with another ref and the same name, when its node was lost.
             mailbox: see `bounded`; `conflate` cannot travel.
 
         Raises:
-            ConfigurationError: the class cannot be imported elsewhere; the node has not imported it; no such node; ``"escalate"``.
+            ConfigurationError: the class cannot be imported elsewhere, or the node has not imported it; there is no such node; `supervise` is
+                ``"escalate"``.
             TypeError, ValueError: an argument cannot travel.
             NameTaken: another actor has the name.
-            ActorError: the class raised; no node is up.
+            ActorError: the class raised, or no node is up.
             ActorStopped: the node ended meanwhile.
-            AskTimeout: it did not answer within the system's ``ask_timeout``.
+            AskTimeout: the node did not answer within the system's ``ask_timeout``.
 
         Cancellation:
             the actor may have been started.
@@ -300,22 +296,22 @@ class Nodes(ABC):
     async def register(self, name: str, ref: Ref[Any]) -> None:
         """Give an actor of any member a name of the fleet: a name in the driver's registry, which all members can look up.
 
-        The name is free again when the actor has ended. Other members hear of it soon.
+        The name is free again when the actor has ended. Other members learn of the change a little later.
 
         Raises:
-            NameTaken: another living actor has it.
-            ActorStopped: the actor has ended, or the driver.
+            NameTaken: another living actor has the name.
+            ActorStopped: the actor or the driver has ended.
 
         Cancellation:
-            the actor may have the name.
+            the actor may have got the name.
         """
 
     @abstractmethod
     async def unregister(self, name: str) -> None:
-        """Free a name of the fleet; does nothing if no actor has it.
+        """Free a name of the fleet. Does nothing if no actor has it.
 
         Cancellation:
-            the name may be free.
+            the name may have become free.
         """
 
     async def lookup(
@@ -323,16 +319,16 @@ class Nodes(ABC):
     ) -> Ref[Any]:
         """Find an actor by a name of the fleet, or, with `on`, in the registry of a node.
 
-        A name of the fleet may be free for a while, because its actor is starting on another node: this waits until the name is taken again.
+        A name of the fleet can be free for a while, because its actor is starting on another node. So this waits until the name is taken.
 
         Args:
             name: the name.
-            on: the name or the index of a node; then there is no wait for the name.
+            on: the name or the index of a node, whose registry is asked without waiting for the name.
             timeout: seconds to wait; ``None``: no limit. The default is the system's ``ask_timeout``.
 
         Raises:
-            NameUnknown: no living actor has this name there, or none of the fleet got it in time.
-            ConfigurationError: no such node; `timeout` is negative or NaN.
+            NameUnknown: no living actor has the name, on that node or, until the time-out, in the fleet.
+            ConfigurationError: there is no such node, or `timeout` is negative or NaN.
         """
         if on is not None:
             return await self._lookup_on(name, on)
@@ -352,24 +348,27 @@ class Nodes(ABC):
 
     @abstractmethod
     async def drain(self, name: str) -> None:
-        """End a node in order: its app ends, open work has `NodeSettings.drain_timeout` seconds. It is not started again.
+        """Drain a node, and wait for its end: its app ends, and open work has `NodeSettings.drain_timeout` seconds. It does not restart.
 
         Raises:
-            ConfigurationError: no such node.
+            ConfigurationError: there is no such node.
 
         Cancellation:
-            it goes on ending.
+            the node still ends.
         """
 
     @abstractmethod
     async def restart(self, name: str | None = None, *, rolling: bool = True) -> None:
-        """Drain and start nodes again: new processes, with the app's current code.
+        """Drain nodes and start them again, in new processes with the app's current code.
 
         Args:
-            name: of the only node to restart; None: all of them.
-            rolling: one after another, each when the one before is up; else all at once.
+            name: the only node to restart; None: all nodes.
+            rolling: whether to restart them one after another, each when the one before is up; otherwise all at once.
 
         Raises:
-            NodeLost: one did not start again, and stays down; the nodes after it were not restarted.
-            ConfigurationError: no such node.
+            NodeLost: a node did not start again and stays down; the nodes after it were not restarted.
+            ConfigurationError: there is no such node.
+
+        Cancellation:
+            a node that was told to drain still ends, and may stay down.
         """

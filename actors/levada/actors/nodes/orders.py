@@ -1,4 +1,4 @@
-"""Spawning from afar: what can be said of an actor in a message, on the caller's side and on the node's."""
+"""Orders to start an actor on a node: how the caller describes the actor in a message, and how the node reads the description."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def spawn_order(cls: Any, args: tuple[Any, ...], supervise: Supervision, mailbox
     """Describe an actor to start.
 
     Raises:
-        ConfigurationError: something about it cannot travel.
+        ConfigurationError: a part of the description cannot travel.
     """
     if not (isinstance(cls, type) and issubclass(cls, Actor)):
         raise ConfigurationError(f"a node starts Actor classes by their names, not {cls!r}")
@@ -42,7 +42,7 @@ def spawn_order(cls: Any, args: tuple[Any, ...], supervise: Supervision, mailbox
 
 
 def _imported(name: str) -> Any:
-    """Return what ``module:qualname`` names among the imported modules; None if nothing."""
+    """Return the object ``module:qualname`` of an imported module; None if there is no such object."""
     module, _, attribute = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in attribute.split("."):
@@ -51,16 +51,16 @@ def _imported(name: str) -> Any:
 
 
 def actor_class(name: str) -> type[Actor[Any]]:
-    """Return the actor class of a name that came in a message. Never imports anything.
+    """Return the actor class of a name that came in a message. Never imports a module.
 
     Raises:
-        ConfigurationError: no imported module has it, or it is something else.
+        ConfigurationError: no imported module has such a name, or it is not an actor class.
     """
     found = _imported(name)
     if isinstance(found, type) and issubclass(found, Actor):
         return found
     if found is not None:
-        raise ConfigurationError(f"{printable(name)} is no Actor class")
+        raise ConfigurationError(f"{printable(name)} is not an Actor class")
     raise ConfigurationError(f"{printable(name)} is not imported in this node: let the module of its app import it")
 
 
@@ -69,15 +69,15 @@ def policy_of(policy: Policy, *, resume: bool = True) -> RestartPolicy:
 
     Args:
         policy: the description.
-        resume: whether errors to resume from matter here.
+        resume: whether to read the error classes to resume from, which only the actor's node needs.
 
     Raises:
-        ConfigurationError: it cannot work.
+        ConfigurationError: a value is invalid, or an error class is not imported here.
     """
     errors = [_imported(name) for name in policy.resume] if resume else []
     for name, error in zip(policy.resume, errors, strict=False):
         if not (isinstance(error, type) and issubclass(error, BaseException)):
-            raise ConfigurationError(f"{printable(name)} is no exception class that this node has imported")
+            raise ConfigurationError(f"{printable(name)} is not an exception class that this node has imported")
     return restart(
         policy.kind,
         max=policy.max,

@@ -1,4 +1,4 @@
-"""Actors that the driver has started on nodes, and starts anew elsewhere when their node is lost."""
+"""Actors on nodes that their driver supervises: it starts them again when their node is lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["Placed", "Placing"]
 
 
 class Places(Protocol):
-    """The part of a fleet that knows where to start actors."""
+    """The part of a fleet that chooses nodes for actors."""
 
     system: ActorSystem
     directory: Directory
@@ -38,7 +38,7 @@ class Places(Protocol):
 
 
 class Placing:
-    """An actor on a node: what it is, where it is to be, and where it is now."""
+    """An actor on a node: its order, the choice of its node, and its current ref and node."""
 
     def __init__(self, fleet: Places, order: Spawn, on: str | int, name: str | None) -> None:
         self.fleet = fleet
@@ -48,7 +48,7 @@ class Placing:
         self.ref: Ref[Any] | None = None
         """The actor, until its node is lost."""
         self.member: Member | None = None
-        """The node where it is, as it was then."""
+        """The actor's node, as it was when the actor was started."""
         self.abandoned = False
         """Whether the caller has stopped waiting for the first start."""
         self._known = trio.Event()
@@ -56,11 +56,11 @@ class Placing:
 
     @property
     def begun(self) -> bool:
-        """Whether its first start is over."""
+        """Whether its first start has succeeded or failed."""
         return self._known.is_set()
 
     async def first(self, timeout: float | None) -> Ref[Any]:
-        """Wait until `Placed` has started it for the first time; errors as for `Nodes.spawn`.
+        """Wait until `Placed` has started it for the first time. Errors are as for `Nodes.spawn`.
 
         Cancellation:
             the actor ends as soon as it has started.
@@ -77,7 +77,7 @@ class Placing:
         raise AskTimeout(f"{self.order.cls} was not started within {timeout:g} s", seconds=timeout or 0.0)
 
     async def begin(self) -> bool:
-        """Start it for the first time, and tell the task in `first`; whether there is something to follow."""
+        """Start it for the first time, and wake the task in `first`. Return whether the actor is to be watched."""
         try:
             ref = await self.start(None)
         except (LevadaError, TypeError, ValueError) as error:
@@ -91,7 +91,7 @@ class Placing:
             self._known.set()
 
     async def start(self, timeout: float | None) -> Ref[Any]:
-        """Start it on a node that is up, and register it; errors as for `Nodes.spawn`."""
+        """Start it on a node that is up, and register its name. Errors are as for `Nodes.spawn`."""
         place = self.fleet.choose(self.on)
         assert place.control is not None
         member = self.fleet.directory[place.name]
@@ -111,8 +111,8 @@ class Placing:
         self.ref, self.member = ref, member
         return ref
 
-    def ended(self) -> bool:
-        """Whether the node, as it was when the actor was started, has ended."""
+    def is_over(self) -> bool:
+        """Return whether the node's process in which the actor was started has ended."""
         directory, member = self.fleet.directory, self.member
         if member is None or member.name not in directory:
             return True
@@ -120,17 +120,17 @@ class Placing:
         return now.node_id != member.node_id or now.state is MemberState.DOWN
 
     def is_leaving(self) -> bool:
-        """Whether the node is draining, or has ended."""
+        """Return whether the node is draining or has ended."""
         member = self.member
         return self.ended() or (member is not None and self.fleet.directory[member.name].state is MemberState.DRAINING)
 
     def is_unwanted(self) -> bool:
-        """Whether there will be no node for it."""
+        """Return whether no node for it is left in the fleet."""
         directory = self.fleet.directory
         return not directory.members if isinstance(self.on, int) or self.on == "any" else self.on not in directory
 
     def may_start(self) -> bool:
-        """Whether a node for it is up, or there will be none."""
+        """Return whether a node for it is up, or none is left."""
         try:
             return self.is_unwanted() or self.fleet.choose(self.on) is not None
         except ActorError:
@@ -138,9 +138,9 @@ class Placing:
 
 
 class Placed(Actor[Any]):
-    """Watches an actor on a node, and starts it anew when it has ended with the node.
+    """Watches an actor on a node, and starts it again on a node that is up when its own has drained.
 
-    Ends as `Failed` when the node was lost: its supervisor then restarts it, or gives up, as the caller's policy says.
+    When the node was lost it fails, and its supervisor restarts it or gives up by the caller's policy.
     """
 
     placing: Placing
@@ -165,8 +165,8 @@ class Placed(Actor[Any]):
             reason = await placing.ref.terminated()
             if not isinstance(reason, Lost) and not placing.is_leaving():
                 break
-            # Not before it is certain that the actor has ended: there are never two.
-            await directory.until(placing.ended)
+            # Wait until the actor has certainly ended, so that there are never two.
+            await directory.until(placing.is_over)
             where, placing.ref = placing.ref.where, None
             if isinstance(reason, Lost):
                 release(self, Failed(NodeLost(f"{where} was lost with its node")))

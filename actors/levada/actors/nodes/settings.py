@@ -24,7 +24,7 @@ _SECONDS: Any = [v.instance_of((int, float)), v.gt(0)]
 def _check_rlimits(_: Any, attribute: Any, limits: Mapping[str, int]) -> None:
     for name in limits:
         if not name.startswith("RLIMIT_") or not hasattr(resource, name):
-            raise ConfigurationError(f"rlimits has the names of the module resource, such as RLIMIT_AS, not {name!r}")
+            raise ConfigurationError(f"rlimits takes names of the module resource, such as RLIMIT_AS, not {name!r}")
 
 
 def _sets(sets: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]:
@@ -36,32 +36,32 @@ class NodeSettings:
     """How nodes start, end, and restart. Immutable; derive with `attrs.evolve`."""
 
     start_timeout: float = attrs.field(default=60.0, validator=_SECONDS)
-    """Seconds from the start of a process until its app is ready. A process that ends before is known at once, so this is for one that
-    hangs; on a busy machine Python itself may take half a minute to start."""
+    """Seconds from the start of a process until its app must be ready. It matters for a process that hangs, because a process that ends is
+    noticed at once. On a busy machine Python itself may take half a minute to start."""
     drain_timeout: float = attrs.field(default=10.0, validator=_SECONDS)
     """Seconds that a node has for open work when it drains; then it gets SIGTERM, and `kill_after` seconds later SIGKILL. A node that
     has lost its driver ends its actors at once, and its process after this time at the latest."""
     kill_after: float = attrs.field(default=2.0, validator=_SECONDS)
     """Seconds between SIGTERM and SIGKILL."""
     silence: float = attrs.field(default=10.0, validator=_SECONDS)
-    """Seconds without a heartbeat of the driver after which a node ends its actors and its process: the driver is stopped, or native
-    code in it keeps the interpreter's lock. The node notices the end of the driver's process at once."""
+    """Seconds without a heartbeat from the driver after which a node ends its actors and its process. Then the driver is stopped, or native
+    code in it holds the interpreter's lock. The node notices the end of the driver's process at once."""
     hang_timeout: float | None = attrs.field(default=None, validator=v.optional(_SECONDS))
-    """Seconds without a heartbeat of a node after which the driver kills it; None: never. The heartbeat has a thread of its own, so a
-    handler that computes does not count as a hang; native code that keeps the interpreter's lock does."""
+    """Seconds without a heartbeat from a node after which the driver kills it; None: never. The heartbeat has a thread of its own, so a busy
+    handler does not count as a hang; native code that holds the interpreter's lock does."""
     restart: RestartPolicy = attrs.field(
         factory=lambda: restart("transient", max=10, within=60.0, backoff=(0.2, 5.0)),
         validator=v.instance_of(RestartPolicy),
     )
-    """When a node that was lost starts again. With one restart more than `RestartPolicy.max`, the error comes out of the driver's system."""
+    """How a lost node restarts. If it exceeds `RestartPolicy.max`, the error ends the driver's system."""
     on_any: bool = attrs.field(default=True, validator=v.instance_of(bool))
     """Whether ``on="any"`` chooses these nodes, see `Nodes.spawn`."""
     nice: int = attrs.field(default=0, validator=[v.instance_of(int), v.in_(range(20))])
-    """Added to the niceness of each process."""
+    """The increment of each process's niceness."""
     affinity: tuple[tuple[int, ...], ...] = attrs.field(default=(), converter=_sets)
-    """CPUs that each node may use, by its index modulo the length: ``[[0], [1]]`` pins nodes to two cores in turn. Empty: all CPUs."""
+    """The CPUs of each node, by its index modulo the length: ``[[0], [1]]`` pins nodes to two cores in turn. Empty: all CPUs."""
     rlimits: Mapping[str, int] = attrs.field(factory=dict[str, int], validator=_check_rlimits)
-    """Limits of each process, such as ``{"RLIMIT_AS": 2**31}``: both the soft and the hard one."""
+    """Resource limits of each process, soft and hard, such as ``{"RLIMIT_AS": 2**31}``."""
     env: Mapping[str, str] = attrs.field(factory=dict[str, str], repr=False)
     """Variables added to the environment of child processes."""
 

@@ -1,12 +1,12 @@
-"""The groups and names of a fleet: what its members share, and how news of it travels.
+"""The groups and names of a fleet: the state that its members share, and how changes travel.
 
-* A membership is changed by the process of its actor alone, and told to the driver, which tells all nodes. So news of one membership has
-  one source and one way, and all members end with the same groups. A wish of another process goes the same way to that process.
+* Only the process of an actor changes the actor's membership. It tells the driver, which tells all nodes. So changes of one membership have
+  one source and one path, and all members end with the same groups. The wish of another process travels the same path to that process.
 * The names in the driver's registry are the names of the fleet. The nodes have copies.
-* News goes through a `Relay` for each receiver, in order. A relay keeps the last news of each membership and each name, and no more, so a
-  slow node costs no more memory than the state itself. The first news is everything there is.
-* No process watches the members of another. When a node has ended, its members are lost with its refs (`FleetRefs.ended`), at once and in
-  each process by itself. A ref that is lost although its node lives is replaced by a new one.
+* Changes go through a `Relay` for each receiver, in order. A relay keeps only the last change of each membership and each name, so a slow
+  node costs no more memory than the state itself. The first messages have the complete state.
+* No process watches the members of another. When a node has ended, its members are lost with its refs (`FleetRefs.ended`), at once in each
+  process. If a ref is lost although its node lives, a new ref replaces it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ __all__ = ["Relay", "Sharing"]
 logger = logging.getLogger("levada.actors.nodes")
 
 BATCH: Final = 100
-"""News in one message. Each may bring a ref, and a ref may bring a channel."""
+"""The most changes in one message. Each can carry a ref, and a ref can need a channel."""
 
 Address: TypeAlias = tuple[bytes, int]
 """Node id and incarnation of an actor."""
 
 
 class Relay(UntracedActor[Any]):
-    """Tells one process the news."""
+    """Sends changes to one process."""
 
     def __init__(self, to: Ref[Any]) -> None:
         self.to = to
@@ -47,7 +47,7 @@ class Relay(UntracedActor[Any]):
         self._news = trio.Event()
 
     def put(self, key: Hashable, news: Membership | Named | Wish) -> None:
-        """Tell this, instead of earlier news under the same key."""
+        """Send a change; it replaces an unsent change with the same key."""
         self._pending.pop(key, None)
         self._pending[key] = news
         self._news.set()
@@ -68,21 +68,21 @@ class Relay(UntracedActor[Any]):
         except ActorError:
             self.stop()  # the process has ended
         except LevadaError as error:
-            logger.error("%r knows nothing new of groups and names any more: %s", self.to, error)
+            logger.error("%r gets no more changes of groups and names: %s", self.to, error)
             self.stop()
 
 
 class Sharing:
-    """What one process shares: the `levada.framework.registry.GroupSharer` and `NameSharer` of its system.
+    """The shared state in one process: the `levada.framework.registry.GroupSharer` and `NameSharer` of its system.
 
     Args:
         system: has been entered.
-        refs: of the fleet.
-        directory: of the fleet.
-        driver: whether this is the driver.
+        refs: the refs of the fleet.
+        directory: the members of the fleet.
+        driver: whether this process is the driver.
 
     Raises:
-        ConfigurationError: a topic of this system, or a member, cannot be shared.
+        ConfigurationError: an existing topic or group member of the system cannot travel.
     """
 
     def __init__(self, system: ActorSystem, refs: FleetRefs, directory: Directory, *, driver: bool) -> None:
@@ -92,21 +92,21 @@ class Sharing:
         self._driver = driver
         self._driver_id = refs.node_id if driver else b""
         self._relays: dict[bytes, Relay] = {}
-        """By the node id of the receiver."""
+        """The relays, by the receiver's node id."""
         self._own: dict[tuple[Hashable, Address], Ref[Any]] = {}
         self._others: dict[tuple[Hashable, Address], RemoteRef] = {}
         self._names: dict[str, Ref[Any]] = {}
         """The names of the fleet."""
         self._renamed = trio.Event()
         self.whole = trio.Event()
-        """Set when everything that the driver had to say at first has come."""
+        """Set when the complete first state has arrived from the driver."""
         system.groups.share(self)
         system.registry.share(self)
 
-    # ---------------------------------------------------------------- what the system says
+    # Calls of the system.
 
     def takes(self, topic: Hashable, ref: Ref[Any], *, member: bool) -> bool:
-        """Whether the actor lives here. If not, its process gets the wish.
+        """Return whether the actor lives in this process. If not, pass the wish on to its process.
 
         Raises:
             ConfigurationError: the topic or the ref cannot travel in the fleet.
@@ -120,19 +120,19 @@ class Sharing:
         address = self._address(ref)
         if address is None:
             raise ConfigurationError(
-                f"{ref.where} is in no member of the fleet: let an actor here join that passes messages on"
+                f"{ref.where} is in no member of the fleet: let an actor of this process join, and pass messages on to it"
             )
         self._pass_on(Wish(topic, address[0], ref, member), (topic, address))
         return False
 
     def joined(self, topic: Hashable, ref: Ref[Any]) -> None:
-        """Tell all that an actor here has joined."""
+        """Announce that an actor of this process has joined."""
         address = (self._refs.node_id, ref.incarnation)
         self._own[topic, address] = ref
         self._tell((topic, address), Membership(topic, *address, ref))
 
     def left(self, topic: Hashable, ref: Ref[Any]) -> None:
-        """Tell all that an actor here has left."""
+        """Announce that an actor of this process has left."""
         address = (self._refs.node_id, ref.incarnation)
         del self._own[topic, address]
         self._tell((topic, address), Membership(topic, *address, None))
@@ -143,39 +143,39 @@ class Sharing:
         return ref.where if address is None else f"{ref.path} at {self._name_of(address[0])}"
 
     def named(self, name: str, ref: Ref[Any]) -> None:
-        """Tell all nodes of a name, in the driver. A ref of no member stays known to the driver alone."""
+        """In the driver, announce a name to all nodes. A ref that belongs to no member is known to the driver only."""
         if self._driver and self._address(ref) is not None:
             self._rename(name, ref)
 
     def unnamed(self, name: str) -> None:
-        """Tell all nodes that a name is free, in the driver."""
+        """In the driver, announce that a name is free."""
         if self._driver and name in self._names:
             self._rename(name, None)
 
     def find(self, name: str) -> Ref[Any] | None:
-        """Return the actor of the fleet with this name."""
+        """Return the living actor of the fleet with this name, or None."""
         ref = self._names.get(name)
         if isinstance(ref, RemoteRef) and not ref.is_alive and ref.fleet is not None:
-            # Lost, perhaps only by its connection. The driver says so if the actor has ended.
+            # Lost, perhaps with its connection only. If the actor has ended, the driver announces it.
             ref = self._names[name] = self._refs.third(ref.identity)
         return ref if ref is not None and ref.is_alive else None
 
     async def named_until(self, name: str, timeout: float) -> Ref[Any] | None:
-        """Wait until an actor of the fleet has this name; return None if none has it after `timeout` seconds."""
+        """Wait until an actor of the fleet has this name; return None after `timeout` seconds."""
         with trio.move_on_after(timeout):
             while (ref := self.find(name)) is None:
                 await self._renamed.wait()
             return ref
         return None
 
-    # ---------------------------------------------------------------- what other processes say
+    # Calls for other processes.
 
     def begin(self, node_id: bytes, to: Ref[Any]) -> None:
-        """Tell a process everything, and all news from now on.
+        """Send the complete state to a process, and all changes from now on.
 
         Args:
-            node_id: the process.
-            to: takes `Shared`.
+            node_id: the node id of the process.
+            to: the actor there that takes `Shared`.
         """
         if not self._driver:
             self._driver_id = node_id
@@ -192,18 +192,18 @@ class Sharing:
                 relay.put(name, Named(name, ref))
 
     def end(self, node_id: bytes) -> None:
-        """Tell a process nothing more."""
+        """Send no more changes to a process."""
         relay = self._relays.pop(node_id, None)
         if relay is not None:
             relay.ref.stop(now=True)
 
     def dismiss(self, node_id: bytes) -> None:
-        """Let all members of a node leave, because it is about to end. In the driver: it tells the others."""
+        """In the driver, remove all members of a node that is about to end, and announce it."""
         for key in [key for key in self._others if key[1][0] == node_id]:
             self._take_membership(*key, None)
 
     def take(self, shared: Shared) -> None:
-        """Take the news of another process."""
+        """Apply the changes of another process."""
         for news in shared.news:
             if isinstance(news, Named):
                 if not self._driver:
@@ -211,7 +211,7 @@ class Sharing:
                 continue
             topic = _topic(news.topic)
             if not _travels(topic):
-                logger.warning("news of a group without a topic: %s", printable(repr(topic)[:60]))
+                logger.warning("a change of a group has an invalid topic: %s", printable(repr(topic)[:60]))
             elif isinstance(news, Wish):
                 self._wish(topic, news)
             elif news.node != self._refs.node_id:
@@ -237,7 +237,7 @@ class Sharing:
             self._tell(key, Membership(topic, *address, None))
 
     def _lost(self, key: tuple[Hashable, Address]) -> None:
-        """Replace a ref that is lost, or remove it if its actor or its node has ended."""
+        """Replace a lost ref, or remove it if its actor or its node has ended."""
         ref = self._others[key]
         self._take_membership(*key, self._refs.third(ref.identity))
 
@@ -252,9 +252,9 @@ class Sharing:
             logger.warning("%s", error)
 
     def _pass_on(self, wish: Wish, key: Hashable) -> None:
-        """Send a wish to the process of its actor, or to the driver, which knows it."""
+        """Send a wish to the process of its actor, or to the driver, which passes it on."""
         relay = self._relays.get(wish.node) if self._driver else next(iter(self._relays.values()), None)
-        if relay is not None:  # else the node has ended
+        if relay is not None:  # otherwise the node has ended
             relay.put(("wish", key), wish)
 
     def _rename(self, name: str, ref: Ref[Any] | None) -> None:
@@ -269,13 +269,13 @@ class Sharing:
                 relay.put(name, Named(name, ref))
 
     def _tell(self, key: tuple[Hashable, Address], news: Membership) -> None:
-        """Tell all others: the driver tells all nodes except the actor's, and a node tells the driver of its own actors."""
+        """Announce a change: the driver to all nodes except the actor's, a node to the driver if the actor is its own."""
         for node_id, relay in self._relays.items():
             if node_id != news.node and (self._driver or news.node == self._refs.node_id):
                 relay.put(key, news)
 
     def _address(self, ref: Ref[Any]) -> Address | None:
-        """Return where an actor lives; None if in no member of the fleet."""
+        """Return the address of an actor; None if it lives in no member of the fleet."""
         if isinstance(ref, LocalRef):
             return self._refs.node_id, ref.incarnation
         if isinstance(ref, RemoteRef) and ref.fleet is self._refs:
@@ -290,12 +290,12 @@ class Sharing:
 
 
 def _travels(topic: Hashable) -> bool:
-    """Whether a topic arrives as what it was."""
+    """Return whether a topic is the same after it has travelled."""
     if isinstance(topic, tuple):
         return type(topic) is tuple and all(_travels(part) for part in topic)
     return type(topic) in (str, bytes) or (type(topic) is int and -(1 << 63) <= topic < 1 << 64)
 
 
 def _topic(plain: Any) -> Hashable:
-    """Return a topic as it was before it travelled: an array was a tuple."""
+    """Return a topic as it was before it travelled: arrays become tuples."""
     return tuple(_topic(part) for part in plain) if isinstance(plain, list) else plain

@@ -1,8 +1,8 @@
 """`spark_nodes`: nodes that are tasks of Spark, which places them.
 
-Each node is a job of one task (`SparkJob`), started and watched by an actor of the driver, as a child process would be. Spark's word is the
-failure detector: the job of a node that has gone ends with an error. Heartbeats (`levada.actors.nodes.heart`) find hangs and partitions.
-Nodes come in through a `Gate`.
+Each node is a job of one task (`SparkJob`). An actor of the driver starts and watches it, as it would a child process. Spark is the failure
+detector: when a node is lost, its job ends with an error. Heartbeats (`levada.actors.nodes.heart`) detect hangs and partitions.
+Nodes are admitted by a `Gate`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import attrs
 import trio
 
 try:
-    import cryptography as _  # noqa: F401 - only to say what is missing
+    import cryptography as _  # noqa: F401 - to name the missing package
     from pyspark import SparkContext
     from pyspark.errors import PySparkAttributeError
     from pyspark.sql import SparkSession
@@ -54,10 +54,10 @@ __all__ = ["SparkTasks", "TaskProcess", "spark_nodes"]
 logger = logging.getLogger("levada.actors.nodes")
 
 CANCELLED: Final = 10.0
-"""Seconds for Spark to end a job that was cancelled; 0.5 at most in trials."""
+"""Seconds for Spark to end a cancelled job; in trials it took 0.5 at most."""
 
 _authorities: weakref.WeakKeyDictionary[Fleet, Authority] = weakref.WeakKeyDictionary()
-"""One for each fleet, so that nodes of several blocks know each other. Written by `spark_nodes` alone."""
+"""The authority of each fleet, shared by all blocks so that their nodes know each other. Only `spark_nodes` adds entries."""
 
 
 @asynccontextmanager
@@ -73,25 +73,24 @@ async def spark_nodes(
     carrier: Carrier = "tls",
     ports: range = range(1),
 ) -> AsyncIterator[Nodes]:
-    """Start nodes as tasks of Spark; the block begins when the app is ready on all of them.
+    """Start nodes as tasks of Spark. The block begins when the app is ready on all of them.
 
     Spark decides where each node runs, and a node holds its slot until it ends. Leaving the block drains all nodes at the same time; after
     an exception or a cancellation they are killed.
 
     Args:
-        system: has been entered. It becomes the driver of a fleet; there is one fleet for each system.
-        spark: a classic session; its driver is this process.
-        n: how many.
+        system: has been entered. It becomes the driver of a fleet; a system has one fleet.
+        spark: a classic session, whose driver is this process.
+        n: the number of nodes.
         app: an async generator function of an actor system, as for ``levada serve``, that the executors can import
             (``SparkContext.addPyFile``); or its ``"module:name"``.
-        names: of the nodes; by default ``"n0"``, ``"n1"`` and so on.
-        settings: how they start, end and restart. With ``hang_timeout=None`` it is ``silence + 5`` seconds here: only heartbeats tell that a
-            machine is out of reach. ``nice``, ``affinity``, ``rlimits`` and ``env`` are for child processes only.
-        cores: that each node takes of its executor. None: more than half of ``spark.executor.cores``, so that no executor gets two nodes;
-            if that is not known, as many as every task.
-        carrier: of all connections: QMux over TLS, or QUIC. Both are mutual TLS, with certificates that live in memory.
-        ports: at which the driver and the nodes listen, for firewalls; ``range(1)`` takes free ones. The driver takes four of them, and each
-            node one.
+        names: the names of the nodes; by default ``"n0"``, ``"n1"`` and so on.
+        settings: how the nodes start, end and restart. Here ``hang_timeout=None`` means ``silence + 5`` seconds, because only heartbeats tell
+            that a machine is out of reach. ``nice``, ``affinity``, ``rlimits`` and ``env`` are for child processes only.
+        cores: the cores that each node takes of its executor. None: more than half of ``spark.executor.cores``, so that no executor gets
+            two nodes; if that setting is not known, as many as any task.
+        carrier: the carrier of all connections: QMux over TLS, or QUIC. Both are mutual TLS, with certificates in memory.
+        ports: the ports for the driver and the nodes, for firewalls; ``range(1)`` takes free ones. The driver needs four, each node one.
 
     Yields:
         The fleet.
@@ -166,7 +165,7 @@ async def spark_nodes(
 
 @asynccontextmanager
 async def _linked(fleet: Fleet, scheme: str, links: Links) -> AsyncIterator[None]:
-    """Let members connect by these links within a block; blocks may be nested."""
+    """Let members connect with these links while the block lasts; blocks may be nested."""
     before = fleet.links.get(scheme, links)
     fleet.links[scheme] = links
     try:
@@ -181,7 +180,7 @@ def _context_of(spark: SparkSession) -> SparkContext:
         return spark.sparkContext
     except PySparkAttributeError as error:
         raise ConfigurationError(
-            "nodes need a classic session of Spark, whose driver is this process; this one is of Spark Connect"
+            "nodes need a classic session of Spark, whose driver is this process; this is a session of Spark Connect"
         ) from error
 
 
@@ -189,13 +188,13 @@ class SparkTasks:
     """Starts nodes as jobs of one task; a `levada.actors.nodes.node.Launcher`.
 
     Args:
-        context: of the application.
-        gate: lets their processes in.
+        context: the context of the application.
+        gate: admits their processes.
         pulse: exchanges heartbeats with them.
-        driver_url: where the driver listens for claims of its refs.
-        task: what they run; the fields of a single start are still empty.
-        settings: of the nodes.
-        cores: that each takes; None: what every task takes.
+        driver_url: the URL at which the driver listens for claims of its refs.
+        task: the task to run, without the fields of a single start.
+        settings: the settings of the nodes.
+        cores: the cores of each task; None: Spark's default.
     """
 
     def __init__(
@@ -213,14 +212,14 @@ class SparkTasks:
         self.master = str(context.master)
         self.cores = cores
         self.running: set[TaskProcess] = set()
-        """Those that have their certificate."""
+        """The processes that have connected."""
         self._gate = gate
         self._pulse = pulse
         self._task = task
         self._settings = settings
 
     def listen_url(self, run: Run) -> str:
-        """Return the driver's URL, for its scheme: a node alone knows its address."""
+        """Return the driver's URL, of which a node uses the scheme: only the node knows its own address."""
         return self.driver_url
 
     @asynccontextmanager
@@ -248,7 +247,7 @@ class SparkTasks:
 
 
 class TaskProcess:
-    """The process of a node, and the job that it is the task of; a `levada.actors.nodes.node.Process`."""
+    """The process of a node, and its job; a `levada.actors.nodes.node.Process`."""
 
     def __init__(self, launcher: SparkTasks, job: SparkJob, ticket: Ticket, name: str) -> None:
         self._launcher = launcher
@@ -265,18 +264,18 @@ class TaskProcess:
 
     @property
     def last_lines(self) -> list[str]:
-        """Nothing: its output is in the log of its executor."""
+        """Always empty: the output is in the log of the executor."""
         return []
 
     async def listen(self, pulse: Pulse) -> None:
-        """Begin with heartbeats when it has connected."""
+        """Exchange heartbeats once the process has connected."""
         await self._ticket.came.wait()
         assert self._ticket.heart is not None
         self._beats = pulse.listen(self._ticket.heart)
         self._launcher.running.add(self)
 
     async def ended(self) -> NodeLost:
-        """Wait until Spark says that it has ended, or starts it again."""
+        """Wait until Spark reports its end, or starts its task again."""
         how: NodeLost | None = None
 
         async def first(wait: Callable[[], Awaitable[NodeLost]]) -> None:
@@ -301,10 +300,10 @@ class TaskProcess:
         return NodeLost("has ended; Spark has tried its task again", node=self._name)
 
     async def trouble(self) -> str:
-        """Say why it has not said hello; empty if nothing is known.
+        """Return a likely reason why it did not say hello; empty if nothing is known.
 
         Cancellation:
-            only the waiting ends.
+            has no effect on the process.
         """
         launcher = self._launcher
         if self._ticket.node_id or await self._job.is_running():
@@ -313,15 +312,15 @@ class TaskProcess:
         return found.describe(launcher.master)
 
     def terminate(self) -> None:
-        """Have Spark cancel the task; some seconds later Spark kills its process."""
+        """Let Spark cancel the task; Spark kills the process some seconds later."""
         self.kill()
 
     def kill(self) -> None:
-        """Let the process know by the end of heartbeats, and have Spark cancel its task, and kill it."""
+        """Close the heartbeats, which the process notices, and let Spark cancel the task and kill the process."""
         self._killed.set()
 
     async def obey(self) -> None:
-        """Carry `kill` out."""
+        """Wait for `kill`, and carry it out."""
         await self._killed.wait()
         if self._ticket.heart is not None:
             with contextlib.suppress(OSError):
@@ -329,16 +328,16 @@ class TaskProcess:
         await self._job.cancel()
 
     async def gone(self, longest: float) -> None:
-        """Make sure that the process is gone: its connection ends with it, which takes Spark 3.5 seconds at most in trials.
+        """Kill the process, and wait until its connection closes. In trials Spark needed 3.5 seconds at most.
 
         Args:
-            longest: seconds after the driver's last heartbeat after which a process that is out of reach has surely ended.
+            longest: the seconds after the driver's last heartbeat within which a process that is out of reach has certainly ended.
         """
         self.kill()
         with trio.move_on_after(CANCELLED) as scope:
             await self._job.ended()
         if scope.cancelled_caught:
-            logger.error("%s: Spark has not ended its job within %g s", self._name, CANCELLED)
+            logger.error("%s: Spark did not end its job within %g s", self._name, CANCELLED)
         heart = self._ticket.heart
         if heart is not None:
             with trio.move_on_after(longest):
@@ -351,13 +350,13 @@ class TaskProcess:
 
 
 async def _hung_up(connection: socket.socket) -> None:
-    """Wait until the other end of a socket is closed, which the kernel does for a process that is killed."""
+    """Wait until the other end of a socket is closed; the kernel closes it when its process is killed."""
     while True:
         await trio.lowlevel.wait_readable(connection)
         try:
             if not connection.recv(4096):
                 return
         except BlockingIOError:
-            pass  # the thread of the heartbeats was faster
+            pass  # the heartbeat thread was faster
         except OSError:
             return

@@ -1,14 +1,14 @@
-"""How the nodes that Spark starts come in: the driver's listener for certificates, and its socket for heartbeats.
+"""How the driver admits nodes that Spark starts: a listener that issues certificates, and a socket for heartbeats.
 
-A node knows the driver's addresses, the authority's certificate and the token of its run; all three are in the closure of its job. It
+A node has the driver's addresses, the authority's certificate and the token of its run from the closure of its job. It
 
-1. dials the driver, whose certificate must be this authority's, shows the token, sends `Certify` with its public key, and gets its own
-   certificate;
-2. opens the socket for heartbeats, and shows there the second token from that answer;
+1. dials the driver, whose certificate must be signed by the authority, shows the token, sends `Certify` with its public key, and gets its
+   own certificate;
+2. connects to the socket for heartbeats, and shows the second token from that answer;
 3. dials the fleet's listener with its certificate, and says `Hello`, as every node does.
 
-A token is good for one start of a process. If Spark starts the task of a run again, the newer process is refused, and the run counts as
-lost: Spark starts no task twice while it believes the first to be alive. So the driver alone decides when a node starts again.
+A token is valid for one start of a process. If Spark starts the task of a run again, the new process is refused and the run counts as lost,
+because Spark repeats a task only if it believes that the first one has ended. So only the driver decides when a node restarts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["Certified", "Certify", "Gate", "Refusal", "Ticket", "listening_in", 
 
 TOKEN: Final = 32  # octets
 HEART_TIMEOUT: Final = 5.0  # seconds for a new connection to show its token
-UNPROVED: Final = 64  # most connections that have shown no token yet
+UNPROVED: Final = 64  # the most connections that have not shown a token yet
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class Certified:
 
 @message("levada.node.Refusal", frozen=True)
 class Refusal:
-    """A node gets no certificate."""
+    """The driver issues no certificate to a node."""
 
     text: str
 
@@ -67,15 +67,15 @@ class Certify:
     public: bytes
     """`MemberKey.public`."""
     attempt: int
-    """Spark's number for this try of the task, from 0."""
+    """Spark's number of this attempt at the task, from 0."""
     answer: OneshotSender[Certified | Refusal]
 
 
 class Ticket:
-    """Lets one process in: what it has to show, and how far it is.
+    """Admits one process: its tokens, and its progress.
 
     Args:
-        name: the identity of its connection (`levada.framework.Identity.name`).
+        name: the name of its connection's identity (`levada.framework.Identity.name`).
     """
 
     def __init__(self, name: str) -> None:
@@ -85,7 +85,7 @@ class Ticket:
         self.node_id = b""
         """Empty until the process has its certificate."""
         self.heart: socket.socket | None = None
-        """The connection for heartbeats, once there is one; belongs to the owner of this ticket."""
+        """The connection for heartbeats, once there is one. The owner of this ticket closes it."""
         self.came = trio.Event()
         """Set with `heart`."""
         self.superseded = trio.Event()
@@ -93,12 +93,12 @@ class Ticket:
 
 
 def _digest(token: bytes) -> bytes:
-    # Tokens are looked up by digest, not compared, so the time of a look-up tells nothing about them.
+    # Tokens are looked up by their digests, so the time of a look-up reveals nothing about them.
     return hashlib.sha256(token).digest()
 
 
 class Gate:
-    """Lets the processes in that are expected. Comes from `open_gate`."""
+    """Admits the processes that are expected. Made by `open_gate`."""
 
     def __init__(self, authority: Authority) -> None:
         self._authority = authority
@@ -106,16 +106,16 @@ class Gate:
         self._hearts: dict[bytes, Ticket] = {}
         self._unproved = 0
         self.url = ""
-        """Where nodes get their certificates."""
+        """The URL at which nodes get their certificates."""
         self.heart: tuple[str, int] = "", 0
         """Host and port of the socket for heartbeats."""
 
     @contextmanager
     def expect(self, name: str) -> Iterator[Ticket]:
-        """Let one process in that shows the token of the ticket, within a block.
+        """While the block lasts, admit one process that shows the token of the ticket.
 
         Args:
-            name: the identity of its connection.
+            name: the name of its connection's identity.
         """
         ticket = Ticket(name)
         self._tickets[_digest(ticket.token)] = ticket
@@ -136,7 +136,7 @@ class Gate:
         for ticket in self._tickets.values():
             if node_id is not None and ticket.node_id == node_id:
                 return Identity(ticket.name)
-        return Refused("This node is not expected any more.")
+        return Refused("This node is no longer expected.")
 
     async def certify(self, m: Certify) -> None:
         """Answer a node."""
@@ -144,17 +144,17 @@ class Gate:
             try:
                 answer.send(self._decide(m))
             except ChannelError:
-                pass  # the node has gone
+                pass  # the node has ended
 
     def _decide(self, m: Certify) -> Certified | Refusal:
         peer = current_peer()
         name = "" if peer is None or peer.identity is None else peer.identity.name
         ticket = next((ticket for ticket in self._tickets.values() if ticket.name == name), None)
         if ticket is None:
-            return Refusal("this node is not expected any more")
+            return Refusal("this node is no longer expected")
         if ticket.node_id:
             ticket.superseded.set()
-            return Refusal(f"{name} has come before: its driver starts nodes again, not Spark (attempt {m.attempt})")
+            return Refusal(f"{name} was admitted before: the driver restarts nodes, not Spark (attempt {m.attempt})")
         if len(m.node_id) != 16:
             return Refusal(f"a node id has 16 bytes, not {len(m.node_id)}")
         try:
@@ -183,7 +183,7 @@ class Gate:
 
 
 async def _read(stream: trio.SocketStream) -> bytes:
-    """Read a token; less if the peer is gone or slow."""
+    """Read a token. The result is shorter if the peer has left or is slow."""
     token = b""
     with trio.move_on_after(HEART_TIMEOUT):
         while len(token) < TOKEN:
@@ -215,14 +215,14 @@ def port_of(url: str) -> int:
 
 @asynccontextmanager
 async def listening_in(ports: range, listen: Callable[[int], AbstractAsyncContextManager[T]]) -> AsyncIterator[T]:
-    """Listen at the first free port of some.
+    """Listen at the first free port of a range.
 
     Args:
-        ports: in this order; ``range(1)``, which has only 0, is any free port.
+        ports: the ports to try, in this order; ``range(1)``, which has only 0, is any free port.
         listen: listens at a port; raises `ConfigurationError` if it is taken.
 
     Raises:
-        ConfigurationError: the last port's error, with the whole range.
+        ConfigurationError: no port is free; the text has the range and the last error.
     """
     async with AsyncExitStack() as stack:
         for port in ports:
@@ -243,9 +243,11 @@ async def listening_in(ports: range, listen: Callable[[int], AbstractAsyncContex
 @asynccontextmanager
 async def _heart_listener(host: str, port: int) -> AsyncIterator[trio.SocketListener]:
     try:
-        [listener, *_] = await trio.open_tcp_listeners(port, host=host)
+        listener, *others = await trio.open_tcp_listeners(port, host=host)
     except OSError as error:
-        raise ConfigurationError(f"cannot listen at {host}:{port}: {error}") from error
+        raise ConfigurationError(f"cannot listen at {host}:{port}: {error.strerror or error}") from error
+    for other in others:  # a name may have several addresses, and the nodes get one
+        other.socket.close()
     async with listener:
         yield listener
 
@@ -254,16 +256,16 @@ async def _heart_listener(host: str, port: int) -> AsyncIterator[trio.SocketList
 async def open_gate(
     system: ActorSystem, authority: Authority, config: PeerConfig, carrier: Carrier, host: str, bind: str, ports: range
 ) -> AsyncIterator[Gate]:
-    """Listen for nodes within a block.
+    """Listen for nodes while the block lasts.
 
     Args:
-        system: of the driver.
-        authority: of the fleet.
-        config: with the driver's certificate.
-        carrier: for certificates.
-        host: the driver's name or address, as the nodes reach it.
-        bind: name or address to listen at.
-        ports: to listen at, see `listening_in`.
+        system: the driver's system.
+        authority: signs the certificates of the fleet.
+        config: the settings of connections, with the driver's certificate.
+        carrier: the carrier of the connections for certificates.
+        host: the driver's name or address, as nodes reach it.
+        bind: the name or address to listen at.
+        ports: the ports to try, see `listening_in`.
 
     Raises:
         ConfigurationError: no port is free, or the address is not one of this machine.

@@ -1,6 +1,6 @@
-"""A Spark job of one task, as a coroutine sees it: start, end, cancel, and why it does not start.
+"""A Spark job of one task for coroutines: starting, waiting, cancelling, and finding out why it does not start.
 
-Calls to Spark's Java block, for as long as Java is stopped or computes, so all of them are made in threads.
+Calls to Spark's JVM block while the JVM is busy or stopped, so all of them are made in threads.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .spark_settings import Room
 __all__ = ["SparkJob", "room"]
 
 AGAIN: Final = 0.5
-"""Seconds between two tries to cancel a job; Spark takes 0.04 to 0.5."""
+"""Seconds between two attempts to cancel a job; Spark takes 0.04 to 0.5."""
 LONGEST: Final = 400
-"""Characters of an error of Spark."""
+"""The most characters of a Spark error."""
 
 
 _FAILURE: Final = re.compile(r"most recent failure: (.+)")
@@ -34,7 +34,7 @@ _ADVICE: Final = re.compile(r" Consider setting 'spark\..*")
 
 
 def _cause(text: str) -> str:
-    r"""Return the line of Spark's error that says most.
+    r"""Return the most informative line of a Spark error.
 
     Example:
         >>> _cause("aborted, most recent failure: Lost task 0.0 (desk executor 1): ExecutorLostFailure (executor 1 exited)\n at x")
@@ -50,11 +50,11 @@ class SparkJob:
     """A job of one task; `submit` starts it.
 
     Args:
-        context: of the application.
-        group: Spark's job group of this job alone.
-        description: for Spark's web interface.
-        task: called with one argument in a Python worker of Spark; pickled. What it returns is dropped.
-        cores: of the task; None: what every task gets.
+        context: the context of the application.
+        group: a Spark job group for this job alone.
+        description: a description for Spark's web interface.
+        task: pickled, and called with one argument in a Python worker of Spark. Its result is dropped.
+        cores: the cores of the task; None: Spark's default.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class SparkJob:
         """Start the job.
 
         Raises:
-            ConfigurationError: Spark has stopped, or its Java has gone.
+            ConfigurationError: Spark has stopped, or its JVM has ended.
 
         Cancellation:
             the job may have been started.
@@ -81,8 +81,8 @@ class SparkJob:
         thread = InheritableThread(target=self._run, name=self._group, daemon=True)
         try:
             await trio.to_thread.run_sync(thread.start, abandon_on_cancel=True)
-        except Exception as error:  # of Py4J, of the operating system, or an assertion of Spark's
-            raise ConfigurationError(f"Spark has stopped, or its Java has gone: {error}") from error
+        except Exception as error:  # from Py4J, the operating system, or an assertion of Spark
+            raise ConfigurationError(f"Spark has stopped, or its JVM has ended: {error}") from error
 
     @property
     def done(self) -> bool:
@@ -93,24 +93,24 @@ class SparkJob:
         """Wait for the end of the job; return Spark's error in one line, or None if the task returned.
 
         Cancellation:
-            only the waiting ends.
+            the job continues.
         """
         await self._over.wait()
         return self._error
 
     async def cancel(self) -> None:
-        """Cancel the job, and wait for its end; Spark kills the process of its task some seconds later.
+        """Cancel the job, and wait for its end. Spark kills the process of its task some seconds later.
 
         Cancellation:
-            Spark may have been asked.
+            the job may have been cancelled.
         """
-        while not self.done:  # again and again, because a job that is just being submitted cannot be cancelled yet
+        while not self.is_over:  # repeated, because a job that is being submitted cannot be cancelled yet
             await trio.to_thread.run_sync(self._cancel, abandon_on_cancel=True)
             with trio.move_on_after(AGAIN):
                 await self._over.wait()
 
     def _cancel(self) -> None:
-        # A Java that is gone has ended the job with it.
+        # If the JVM has ended, so has the job.
         with contextlib.suppress(Exception):
             self._context.cancelJobGroup(self._group)
 
@@ -143,21 +143,21 @@ class SparkJob:
         """Return whether Spark has started the task.
 
         Cancellation:
-            only the waiting ends.
+            has no effect on the job.
         """
         return await trio.to_thread.run_sync(self._tasks, abandon_on_cancel=True) > 0
 
 
 async def room(context: SparkContext, cores: int | None, nodes: int) -> Room:
-    """Return how many tasks have room in an application.
+    """Return the slots of an application, and their use.
 
     Args:
-        context: of the application.
-        cores: that a node takes; None: what every task takes.
-        nodes: how many nodes of this fleet run there.
+        context: the context of the application.
+        cores: the cores of a node; None: Spark's default for a task.
+        nodes: the number of running nodes of this fleet.
 
     Cancellation:
-        only the waiting ends.
+        has no effect.
     """
 
     def read() -> Room:

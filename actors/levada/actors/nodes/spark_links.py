@@ -1,4 +1,4 @@
-"""Links between members on several machines: mutual TLS, and a look into the directory."""
+"""Links between members on several machines: mutual TLS, and a check that the client is a member."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .spark_gate import listening_in, member_url
 __all__ = ["SparkLinks"]
 
 NEWS: Final = 3.0
-"""Seconds for the news of a member to come from the driver, if that member is faster. Less than an authentication may take."""
+"""Seconds to wait for the driver to announce a member that connects first. It is less than an authentication may take."""
 
 
 @attrs.frozen(kw_only=True)
@@ -28,28 +28,28 @@ class SparkLinks:
     """Links to members that show the certificates of the fleet's authority; `levada.actors.nodes.fleet.Links`."""
 
     kind: Carrier
-    """What carries them."""
+    """The carrier of the links."""
     authority: bytes
     """`Authority.certificate`."""
     certificate: str
-    """This member's: `MemberKey.with_certificate`."""
+    """The path of this member's key and certificate, from `MemberKey.with_certificate`."""
     driver: bytes
-    """Node id of the driver."""
+    """The driver's node id."""
     bind: str
-    """Address to listen at."""
+    """The address to listen at."""
     ports: range
-    """Ports to listen at; see `listening_in`."""
+    """The ports to try; see `listening_in`."""
 
     @asynccontextmanager
     async def listen(self, nodes: Nodes, url: str) -> AsyncIterator[Listener]:
-        """Listen for other members at this machine's address, which a driver cannot know."""
+        """Listen for other members at this machine's address; only the scheme of the URL counts."""
         carrier = carrier_settings(self.kind, self.authority, certificate=self.certificate, clients="required")
 
         async def authenticate(credentials: Credentials) -> Identity | Refused:
             node_id = node_id_of(credentials.info.peer_names) or b""
             if node_id == self.driver or await nodes.directory.until(lambda: _is_member(nodes, node_id), NEWS):
                 return Identity(node_id.hex())
-            return Refused("This node is no member of the fleet, or none any more.")
+            return Refused("This node is not a member of the fleet, or no longer one.")
 
         def listen(port: int) -> AbstractAsyncContextManager[Listener]:
             return nodes.serve_members(member_url(self.kind, self.bind, port), carrier, authenticate)

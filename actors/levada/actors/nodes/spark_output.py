@@ -1,6 +1,6 @@
-"""Output of a node under Spark: whole lines with the node's name.
+"""The output of a node under Spark: complete lines with the node's name.
 
-All nodes of an executor, and Spark itself, write into one pipe. Python writes a printed text and its end of line separately, so lines of two
+All nodes of an executor, and Spark itself, write to one pipe. Python writes a printed text and its line end separately, so the lines of two
 nodes would mix.
 """
 
@@ -17,15 +17,15 @@ from typing import Final
 __all__ = ["NamedLines", "named_output"]
 
 LONGEST: Final = 64 << 10
-"""Characters after which a line without an end is cut."""
+"""The most characters of a line; a longer line is cut."""
 
 
 class NamedLines(io.TextIOBase):
-    """A text stream that writes each line at once, behind a name. Threads may share it.
+    """A text stream that writes each line in one call, after a name. Threads may share it.
 
     Args:
         name: the name.
-        descriptor: of the file to write to.
+        descriptor: the file descriptor to write to.
     """
 
     def __init__(self, name: str, descriptor: int) -> None:
@@ -39,11 +39,11 @@ class NamedLines(io.TextIOBase):
         return True
 
     def fileno(self) -> int:
-        """Return the descriptor of the file below, for `faulthandler` and child processes."""
+        """Return the file descriptor, for `faulthandler` and child processes."""
         return self._descriptor
 
     def write(self, text: str) -> int:
-        """Write the lines that are complete, and keep the rest."""
+        """Write complete lines, and keep the rest."""
         with self._lock:
             whole, end, self._begun = (self._begun + text).rpartition("\n")
             if len(self._begun) > LONGEST:
@@ -53,7 +53,7 @@ class NamedLines(io.TextIOBase):
         return len(text)
 
     def finish(self) -> None:
-        """Write a line that has no end yet."""
+        """Write the incomplete line."""
         with self._lock:
             if self._begun:
                 self._put(self._begun)
@@ -62,15 +62,15 @@ class NamedLines(io.TextIOBase):
     def _put(self, lines: str) -> None:
         text = "".join(f"{self._prefix}{line}\n" for line in lines.split("\n"))
         data = text.encode(errors="backslashreplace")
-        with contextlib.suppress(BrokenPipeError):  # Spark's executor has gone, and output with it
-            while data:  # one call for all of it, unless the pipe is full
+        with contextlib.suppress(BrokenPipeError):  # Spark's executor has ended
+            while data:  # one call, unless the pipe is full
                 data = data[os.write(self._descriptor, data) :]
 
 
 @contextmanager
 def named_output(name: str) -> Iterator[None]:
-    """Write standard output and errors as lines of this name, within a block."""
-    # Spark sends both to the same file.
+    """While the block lasts, write standard output and standard error as lines with this name."""
+    # Spark writes both to the same file.
     out, err = NamedLines(name, 1), NamedLines(name, 2)
     with redirect_stdout(out), redirect_stderr(err):
         try:

@@ -1,4 +1,4 @@
-"""Settings of Spark under which nodes cannot live, and how many tasks have room: plain functions of the settings."""
+"""Checks of Spark's settings: settings that harm nodes, the cores of a node, and the slots of an application."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CLUSTER: Final = re.compile(r"local-cluster\[\s*(?P<executors>\d+)\s*,\s*(?P<co
 
 
 def is_local(master: str) -> bool:
-    """Whether all processes of Spark are on this machine, and were started by the driver.
+    """Return whether all processes of Spark are on this machine and were started by the driver.
 
     Example:
         >>> is_local("local[4]"), is_local("local-cluster[2,1,1024]"), is_local("spark://desk:7077")
@@ -36,15 +36,15 @@ def executor_cores(master: str, settings: Mapping[str, str]) -> int | None:
 
 
 def cores_of_a_node(master: str, settings: Mapping[str, str], asked: int | None) -> int | None:
-    """Return how many cores the task of a node asks for; None: what every task gets.
+    """Return the number of cores that the task of a node asks for; None: Spark's default.
 
     Args:
-        master: of the application.
-        settings: its settings.
-        asked: what the program wants. None: more than half of an executor, so that no executor gets two nodes.
+        master: the master of the application.
+        settings: the settings of the application.
+        asked: the number that the program asks for. None: more than half of an executor, so that no executor gets two nodes.
 
     Raises:
-        ConfigurationError: tasks have no cores of their own here, or no executor has so many.
+        ConfigurationError: the master has no executors with cores, or no executor has so many.
 
     Example:
         >>> cores_of_a_node("local-cluster[2,4,1024]", {}, None)
@@ -55,7 +55,7 @@ def cores_of_a_node(master: str, settings: Mapping[str, str], asked: int | None)
         return None if cores is None else cores // 2 + 1
     if _LOCAL.fullmatch(master):
         raise ConfigurationError(
-            f"cores={asked}: {master} has threads and no cores to give; leave `cores` out, or take a master with executors"
+            f"cores={asked}: {master} has no executors with cores: leave `cores` out, or use a master with executors"
         )
     if asked < 1 or (cores is not None and asked > cores):
         raise ConfigurationError(f"cores={asked}: expected a number from 1 to {cores or 'the cores of an executor'}")
@@ -63,15 +63,15 @@ def cores_of_a_node(master: str, settings: Mapping[str, str], asked: int | None)
 
 
 def check_settings(master: str, settings: Mapping[str, str], count: int) -> None:
-    """Check that nodes can live under these settings of Spark.
+    """Check that nodes can run with these settings of Spark.
 
     Args:
-        master: of the application, ``SparkContext.master``.
-        settings: of the application, ``SparkContext.getConf().getAll()``.
-        count: how many nodes are wanted.
+        master: the master of the application, ``SparkContext.master``.
+        settings: the settings of the application, ``SparkContext.getConf().getAll()``.
+        count: the number of nodes.
 
     Raises:
-        ConfigurationError: names every setting that harms, and its remedy.
+        ConfigurationError: some settings would harm nodes; the text names each with its remedy.
 
     Example:
         >>> check_settings("local[4]", {"spark.speculation": "true"}, 2)  # doctest: +ELLIPSIS
@@ -152,16 +152,16 @@ class Room:
     """The slots of an application, as Spark reports them when a node does not start."""
 
     slots: int
-    """Tasks that run at the same time."""
+    """The number of tasks that can run at the same time."""
     cores: int
-    """Cores of this machine, or of all executors."""
+    """The cores of this machine, or of all executors."""
     running: int
-    """Tasks that run now, nodes among them."""
+    """The running tasks, including nodes."""
     nodes: int
-    """Nodes among them, of this fleet."""
+    """The running nodes of this fleet."""
 
     def describe(self, master: str) -> str:
-        """Say what the numbers are, and what to do."""
+        """Return the numbers and a remedy as text."""
         remedy = (
             "set the master to local[nodes + cores]"
             if _LOCAL.fullmatch(master)

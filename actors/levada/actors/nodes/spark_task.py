@@ -1,4 +1,4 @@
-"""A node as a task of Spark: what runs in a Python worker of an executor."""
+"""A node as a task of Spark: the code that runs in a Python worker of an executor."""
 
 from __future__ import annotations
 
@@ -37,38 +37,38 @@ __all__ = ["NodeTask"]
 PR_SET_PDEATHSIG: Final = 1
 """Source: prctl(2)."""
 ANSWERED: Final = 10.0
-"""Seconds for the driver to answer, each time."""
+"""Seconds for each answer of the driver."""
 
 
 @attrs.frozen(kw_only=True)
 class NodeTask:
-    """One start of a node, as Spark ships it to an executor. Calling it runs the node, and returns when it has drained.
+    """One start of a node, as Spark ships it to an executor. A call runs the node, and returns when it has drained.
 
-    Any other end raises, or ends the process, so that Spark reports it and takes a fresh process for the next task.
+    If the node ends otherwise, the call raises or ends the process, so Spark reports it and uses a new process for the next task.
     """
 
     driver: bytes
     """The driver's node id."""
     gate: str
-    """URL for certificates."""
+    """The URL of the listener for certificates."""
     fleet: str
-    """URL of the fleet's listener."""
+    """The URL of the fleet's listener."""
     heart: tuple[str, int]
-    """Host and port for heartbeats."""
+    """Host and port of the socket for heartbeats."""
     authority: bytes
-    """The certificate to trust, PEM."""
+    """The certificate to trust, in PEM."""
     carrier: Carrier
     ports: range
-    """At which the node may listen."""
+    """The ports at which the node may listen."""
     tracing: str = ""
-    """What makes the tracing of the node, see `levada.framework.tracing.Tracing.elsewhere`."""
+    """The name of the function that makes the node's tracing, see `levada.framework.tracing.Tracing.elsewhere`."""
     run: str = ""
     """`levada.actors.nodes.node.Run.id`."""
     token: bytes = attrs.field(default=b"", repr=False)
     """Proves that this process was started for that run."""
 
     def __call__(self, _: Any) -> None:
-        """Run the node. Called by Spark, with the only row of the job."""
+        """Run the node. Spark calls this with the only row of the job."""
         _end_with_daemon()
         process, name = _Process(self), self.run.partition("#")[0]
         if self.tracing:
@@ -85,27 +85,27 @@ class NodeTask:
                 gc.callbacks.append(_end_after_task)
                 return
         if process.is_alone:
-            os._exit(1)  # nobody is left to be told more
-        raise first from None  # Spark passes the text on, and this process ends
+            os._exit(1)  # the driver has gone, so no process reads the error
+        raise first from None  # Spark reports the text, and this process ends
 
 
 def _end_with_daemon() -> None:
-    """Have the kernel end this process together with Spark's fork daemon, its parent: Spark kills no worker without it.
+    """Let the kernel kill this process when its parent ends, Spark's fork daemon, without which Spark cannot kill a worker.
 
     Raises:
-        NodeLost: the daemon has gone already.
+        NodeLost: the daemon has already ended.
     """
-    # By SIGKILL, as this process may be stopped or compute. The daemon is the leader of the process group of its workers.
+    # SIGKILL, because this process may be stopped or busy. The daemon is the leader of the process group of its workers.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != os.getpgid(0):
-        raise NodeLost("Spark's daemon for Python workers has gone")
+        raise NodeLost("Spark's daemon for Python workers has ended")
 
 
 def _end_after_task(phase: str, info: Mapping[str, int]) -> None:
-    """End this process when Spark's daemon has delivered the task's result, so that the next node gets a fresh one.
+    """End this process after the task's result was delivered, so that the next node gets a new process.
 
-    Spark keeps workers for further tasks, with all modules and globals of this node. Between two tasks its daemon calls `gc.collect` in
-    this process (``manager`` in ``pyspark/daemon.py``), and it does not miss a worker that has ended by then.
+    Spark reuses workers for further tasks, with all modules and globals of this node. Between two tasks ``manager`` in ``pyspark/daemon.py``
+    calls `gc.collect` in this process, and Spark tolerates that the worker ends then.
     """
     frame = inspect.currentframe()
     if frame is not None and frame.f_back is not None and frame.f_back.f_code.co_name == "manager":
@@ -126,11 +126,11 @@ class _Process:
         self._signal: signal.Signals | None = None
 
     async def run(self) -> None:
-        """Run until told to end.
+        """Run the node to its end.
 
         Raises:
             ConnectionLost: the driver cannot be reached, or has gone.
-            NodeLost: it does not want this node, the app failed, or a signal came.
+            NodeLost: the driver refused this node, the app failed, or a signal ended the node.
         """
         task, key, node_id = self._task, MemberKey(), secrets.token_bytes(16)
         self._token = trio.lowlevel.current_trio_token()
@@ -173,7 +173,7 @@ class _Process:
                 nursery.cancel_scope.cancel()
 
     async def _certified(self, node_id: bytes, key: MemberKey) -> tuple[Certified, str]:
-        """Get a certificate; return it, and the address of this machine on the way to the driver."""
+        """Get a certificate. Return it, and this machine's address on the path to the driver."""
         task = self._task
         config = PeerConfig(carrier=carrier_settings(task.carrier, task.authority, dials=task.driver))
         answer: OneshotSender[Certified | Refusal]
@@ -242,7 +242,7 @@ class _Process:
 
 
 def _attempt() -> int:
-    """Return Spark's number for this try of the task."""
+    """Return Spark's number of this attempt at the task."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

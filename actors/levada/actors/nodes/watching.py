@@ -1,4 +1,4 @@
-"""A browser's look at a node: requests come from the driver, whose dashboard or console the browser has asked."""
+"""The viewer of a browser on a node. Requests come through the driver, which has the dashboard or console that the browser uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .messages import Show
 __all__ = ["Watcher"]
 
 SILENCE: Final = 30.0
-"""Seconds without a request after which no client watches any more."""
+"""Seconds without a request after which the client counts as gone."""
 
 
 @attrs.frozen
@@ -25,19 +25,19 @@ class _Silent:
 
 
 class Watcher(UntracedActor[Show | _Silent]):
-    """Answers one browser, until it shows something else."""
+    """Answers one browser, until it is silent."""
 
     actions: bool
     tracebacks: bool
     _viewer: Viewer | None = attrs.field(init=False, default=None)
 
     def started(self) -> None:
-        """Begin to record events."""
+        """Start to record events."""
         self._viewer = Viewer(self.system, actions=self.actions, tracebacks=self.tracebacks)
         self.timers.once("silence", SILENCE, _Silent())
 
     def stopping(self, reason: Reason) -> None:
-        """Record no more."""
+        """Stop recording events."""
         if self._viewer is not None:
             self._viewer.close()
 
@@ -50,5 +50,5 @@ class Watcher(UntracedActor[Show | _Silent]):
 
     @handles
     def silent(self, m: _Silent) -> None:
-        """End, because no client watches."""
+        """Stop, because the client is gone."""
         self.stop()
