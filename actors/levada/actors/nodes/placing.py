@@ -111,7 +111,7 @@ class Placing:
         self.ref, self.member = ref, member
         return ref
 
-    def is_over(self) -> bool:
+    def ended(self) -> bool:
         """Return whether the node's process in which the actor was started has ended."""
         directory, member = self.fleet.directory, self.member
         if member is None or member.name not in directory:
@@ -166,7 +166,7 @@ class Placed(Actor[Any]):
             if not isinstance(reason, Lost) and not placing.is_leaving():
                 break
             # Wait until the actor has certainly ended, so that there are never two.
-            await directory.until(placing.is_over)
+            await directory.until(placing.ended)
             where, placing.ref = placing.ref.where, None
             if isinstance(reason, Lost):
                 release(self, Failed(NodeLost(f"{where} was lost with its node")))

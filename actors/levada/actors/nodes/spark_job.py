@@ -104,7 +104,7 @@ class SparkJob:
         Cancellation:
             the job may have been cancelled.
         """
-        while not self.is_over:  # repeated, because a job that is being submitted cannot be cancelled yet
+        while not self.done:  # repeated, because a job that is being submitted cannot be cancelled yet
             await trio.to_thread.run_sync(self._cancel, abandon_on_cancel=True)
             with trio.move_on_after(AGAIN):
                 await self._over.wait()
