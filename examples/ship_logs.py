@@ -57,7 +57,7 @@ async def main() -> None:
     handled: list[int] = []
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "access.log"
-        settings = WriterConfig(window=200, linger=0.05, reconnect_min=0.05)
+        settings = WriterConfig(window=200, linger=0.05, initial_backoff=0.05)
         follow = TailConfig(scan=0.05, poll=0.02)
         async with ActorSystem() as system:
             ledger = system.spawn(Ledger, seen, enough, handled, supervise=restart(max=1000))

@@ -68,7 +68,7 @@ class Foreman(Actor[Done | Crashed | Work]):
         self.done: list[int] = []
         self.given_up: list[int] = []
         # The first restart of a worker is at once; the pauses before the next ones double from 1 ms to 20 ms.
-        policy = restart(max=100, within=10.0, backoff=(0.001, 0.02))
+        policy = restart(max=100, within=10.0, initial_backoff=0.001, max_backoff=0.02)
         crew = pool(Worker, self.ref, size=4, routing=pull(), supervise=policy)
         self.crew = self.spawn(crew, name="crew", mailbox=bounded(8))
         self.reply: Reply[Outcome]

@@ -18,6 +18,7 @@ BANNED = {
     r"shutdown|grace|(close|shutdown|stop|cancel|drain)_grace": "drain_timeout, or what the time is for, with _timeout",
     r"is_(over|closed|ended)": "closed",
     r"keepalive|keepalive_(delay|every|period|seconds|time)": "keepalive_interval",
+    r"backoff|(first|min)_backoff|reconnect_(min|max|delay)": "initial_backoff and max_backoff",
 }
 """Patterns of whole names, and the name that stands for their meaning."""
 

@@ -161,7 +161,7 @@ async def test_a_busy_system_yields_the_table(tmp_path: Path) -> None:
         await accounts["anna"].ask(Deposit(5))
         restarted = trio.Event()
         system.events.subscribe(ActorRestarted, system.spawn(Witness, restarted))
-        clerk = system.spawn(Clerk, supervise=restart("transient", backoff=(0.001, 0.001)))
+        clerk = system.spawn(Clerk, supervise=restart("transient", initial_backoff=0.001, max_backoff=0.001))
         clerk.tell("fail")
         fleet_measured_by(system, ask)
         await restarted.wait()

@@ -376,7 +376,7 @@ async def test_a_down_that_comes_between_two_incarnations_waits_for_started(
             self.log.append("started")
 
     target = system.spawn(Peer, [])
-    watcher: Ref[Any] = system.spawn(Starting, log, supervise=restart(backoff=(1.0, 1.0)))
+    watcher: Ref[Any] = system.spawn(Starting, log, supervise=restart(initial_backoff=1.0, max_backoff=1.0))
     await watch(watcher, target)
     watcher.tell(Raise(ValueError()))
     watcher.tell(Raise(ValueError()))

@@ -70,7 +70,7 @@ class Worker(Actor[Do | Note]):
 class Family(Actor[Any]):
     def started(self) -> None:
         self.spawn(Worker, [], name="one")
-        self.spawn(Worker, [], name="two", supervise=restart(backoff=(10.0, 10.0)))
+        self.spawn(Worker, [], name="two", supervise=restart(initial_backoff=10.0, max_backoff=10.0))
 
 
 async def pause(seconds: float = 1e9) -> None:

@@ -719,7 +719,7 @@ async def test_pull_passes_over_a_routee_that_waits_for_its_new_start(
     system: ActorSystem, autojump_clock: MockClock
 ) -> None:
     log: Handled = []
-    patient = restart(backoff=(60.0, 60.0), jitter=0.0)
+    patient = restart(initial_backoff=60.0, max_backoff=60.0, jitter=0.0)
     router = system.spawn(pool(Worker, log, size=2, routing=pull(), supervise=patient), name="w")
     await wait_all_tasks_blocked()
     first = system.lookup("/w/0")
@@ -937,7 +937,7 @@ def trouble(routing: Callable[[], Routing]) -> Callable[[ActorSystem], Any]:
             "stop",
             restart(max=50),
             restart("permanent", max=50),
-            restart(backoff=(0.1, 1.0)),
+            restart(initial_backoff=0.1, max_backoff=1.0),
         ]
         described = pool(
             Worker,

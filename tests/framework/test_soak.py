@@ -263,7 +263,8 @@ def policy(lot: random.Random) -> Any:
         lot.choice(["permanent", "transient", "temporary"]),
         max=lot.randrange(5),
         within=lot.choice([0.1, 1.0]),
-        backoff=lot.choice([(0.0, 0.0), (0.05, 0.5)]),
+        initial_backoff=lot.choice([0.0, 0.05]),
+        max_backoff=0.5,
         resume=lot.choice([(), (Trouble,)]),
     )
 

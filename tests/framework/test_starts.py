@@ -46,7 +46,7 @@ async def test_an_object_is_started_once_however_often_its_actor_is_killed(
     ticks = itertools.count()
     objects: list[Once] = []
     async with ActorSystem(_clock=lambda: next(ticks) * 0.001) as system:
-        policy = restart(max=1_000_000, within=0.02, backoff=(0.001, 0.01))
+        policy = restart(max=1_000_000, within=0.02, initial_backoff=0.001, max_backoff=0.01)
         refs = [system.spawn(Once, objects, supervise=policy) for _ in range(3)]
         system.events.subscribe(ActorRestarted, system.spawn(Striker, lot))
         for _ in range(1500):

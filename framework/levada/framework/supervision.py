@@ -37,10 +37,12 @@ class RestartPolicy:
     """The most restarts within `within` seconds; with one more the parent fails."""
     within: float
     """Seconds."""
-    backoff: tuple[float, float]
-    """Seconds before the second restart in a row, and the maximum; the wait doubles from one to the other."""
+    initial_backoff: float
+    """Seconds before the second restart in a row; each further wait is twice as long."""
+    max_backoff: float
+    """The longest wait in seconds."""
     jitter: float
-    """The random share of the back-off, 0 to 1."""
+    """The random share of each wait, 0 to 1."""
     resume: tuple[type[BaseException], ...]
     """Errors after which the actor keeps its state and goes on with its next message."""
 
@@ -54,7 +56,8 @@ def restart(
     *,
     max: int = 5,
     within: float = 10.0,
-    backoff: tuple[float, float] = (0.0, 0.0),
+    initial_backoff: float = 0.0,
+    max_backoff: float = 60.0,
     jitter: float = 0.2,
     resume: Sequence[type[BaseException]] = (),
 ) -> RestartPolicy:
@@ -66,7 +69,9 @@ def restart(
         kind: after which ends, see `RestartPolicy.kind`.
         max: the most restarts…
         within: …in this many seconds. With one more the child ends for good and its parent fails.
-        backoff: seconds to wait before the second restart in a row, and the maximum; the first restart is immediate.
+        initial_backoff: seconds to wait before the second restart in a row; the first restart is immediate, and each further wait is
+            twice as long. 0: all restarts are immediate.
+        max_backoff: the longest wait in seconds.
         jitter: a random share of the wait, up to this, is taken off, so that many children do not restart in step.
         resume: errors that do not end the actor.
 
@@ -77,9 +82,13 @@ def restart(
         raise ConfigurationError(f"kind is permanent, transient or temporary, not {kind!r}")
     if max < 0 or not within > 0:
         raise ConfigurationError(f"max is 0 or more restarts within more than 0 seconds, not {max!r} within {within!r}")
-    if not 0 <= backoff[0] <= backoff[1] or not 0 <= jitter <= 1:
-        raise ConfigurationError(f"backoff is (first, most) seconds and jitter 0 to 1, not {backoff!r} and {jitter!r}")
-    return RestartPolicy(kind, max, within, backoff, jitter, tuple(resume))
+    if not 0 <= initial_backoff <= max_backoff:
+        raise ConfigurationError(
+            f"initial_backoff is 0 to max_backoff seconds, not {initial_backoff!r} of {max_backoff!r}"
+        )
+    if not 0 <= jitter <= 1:
+        raise ConfigurationError(f"jitter is 0 to 1, not {jitter!r}")
+    return RestartPolicy(kind, max, within, initial_backoff, max_backoff, jitter, tuple(resume))
 
 
 @attrs.frozen
@@ -170,9 +179,8 @@ def record(times: deque[float], now: float, *, max: int, within: float) -> bool:
 
 def delay(policy: RestartPolicy, in_a_row: int, rng: random.Random) -> float:
     """Return the seconds to wait before restart number `in_a_row` (1: the first) within the policy's window."""
-    first, most = policy.backoff
-    if in_a_row < 2 or first == 0.0:
+    if in_a_row < 2 or policy.initial_backoff == 0.0:
         return 0.0
     # The exponent is capped, because 2 ** 1100 overflows a float.
-    wait: float = min(most, first * 2.0 ** min(in_a_row - 2, 64))
+    wait: float = min(policy.max_backoff, policy.initial_backoff * 2.0 ** min(in_a_row - 2, 64))
     return wait * (1.0 - policy.jitter * rng.random())

@@ -25,7 +25,7 @@ SETTINGS = NodeSettings(
     hang_timeout=3.0,
     silence=30.0,
     drain_timeout=5.0,
-    restart=restart(max=10_000, within=1.0, backoff=(0.0, 0.0)),
+    restart=restart(max=10_000, within=1.0, initial_backoff=0.0, max_backoff=0.0),
 )
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.loopback
 
 Readers = Callable[..., AbstractAsyncContextManager[Any]]
 ANY = "tls://127.0.0.1:0"
-CONFIG = WriterConfig(reconnect_min=0.01, linger=0.01)
+CONFIG = WriterConfig(initial_backoff=0.01, linger=0.01)
 
 
 async def try_to_send(url: str, tls: TlsConfig, *, faults: int = 0) -> WriterStatistics:

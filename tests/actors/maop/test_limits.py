@@ -388,7 +388,7 @@ async def test_ma120_nothing_is_repeated_without_a_policy(start: Start) -> None:
 @pytest.mark.rule("MA-127")
 async def test_ma120_ma127_a_policy_repeats_with_backoff_and_hints(start: Start, autojump_clock: MockClock) -> None:
     """Only after Refuse with 14 or with a hint, or with a key; back-off is exponential with a limit, hints are the least."""
-    policy = RetryPolicy(attempts=5, backoff=1.0, max_backoff=3.0, jitter=0.0)
+    policy = RetryPolicy(attempts=5, initial_backoff=1.0, max_backoff=3.0, jitter=0.0)
     unreliable = Unreliable(Refuse(14), Refuse(1024, 0.5), Refuse(14, 10.0), Refuse(14))
     async with start({101: unreliable.handler()}) as ends:
         assert await ends.peer.request(101, b"x", retry=policy) == b"x"
@@ -424,7 +424,7 @@ async def test_an_iterator_that_was_begun_is_not_sent_again(start: Start, autoju
 
 
 def test_jitter_and_policies_have_bounds() -> None:
-    policy = RetryPolicy(backoff=1.0, max_backoff=8.0, jitter=0.5)
+    policy = RetryPolicy(initial_backoff=1.0, max_backoff=8.0, jitter=0.5)
     lot = random.Random(1)
     refused = OperationRefused(code=14)
     for attempt in range(1, 2000):

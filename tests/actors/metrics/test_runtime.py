@@ -98,7 +98,9 @@ async def test_totals_never_go_back() -> None:
         sent = 0
         desks: list[Ref[Work | Fail]] = []
         for round_ in range(40):
-            desks.append(system.spawn(Desk, supervise=restart("transient", max=1000, backoff=(0.0001, 0.0001))))
+            desks.append(
+                system.spawn(Desk, supervise=restart("transient", max=1000, initial_backoff=0.0001, max_backoff=0.0001))
+            )
             for desk in desks:
                 desk.tell(Work())
                 sent += 1

@@ -37,7 +37,7 @@ SETTINGS = NodeSettings(
     drain_timeout=2.0,
     silence=SILENCE,
     hang_timeout=SILENCE + MARGIN,
-    restart=restart("permanent", max=1000, backoff=(0.5, 0.5)),
+    restart=restart("permanent", max=1000, initial_backoff=0.5, max_backoff=0.5),
 )
 
 

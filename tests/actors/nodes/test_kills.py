@@ -25,7 +25,10 @@ SOON = 10.0  # seconds; what is measured here must hold on a busy machine
 STARTED = 60.0  # seconds for a node to start, which takes most of a second of CPU
 PART = 30
 SETTINGS = NodeSettings(
-    hang_timeout=HANG, silence=30.0, drain_timeout=5.0, restart=restart(max=1000, within=1.0, backoff=(0.0, 0.0))
+    hang_timeout=HANG,
+    silence=30.0,
+    drain_timeout=5.0,
+    restart=restart(max=1000, within=1.0, initial_backoff=0.0, max_backoff=0.0),
 )
 
 

@@ -62,7 +62,7 @@ class Fleet:
 
 @asynccontextmanager
 async def fleet(n: int = 2, **settings: Any) -> AsyncIterator[Fleet]:
-    policy = restart("permanent", max=1000, backoff=(0.5, 0.5))
+    policy = restart("permanent", max=1000, initial_backoff=0.5, max_backoff=0.5)
     settings = {"start_timeout": 5.0, "drain_timeout": 2.0, "restart": policy, **settings}
     async with (
         ActorSystem("driver") as system,

@@ -11,10 +11,10 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.rsocket import (
-    Backoff,
     ClientConfig,
     ConnectedPeer,
     CoreConfig,
+    Reconnect,
     Request,
     RequestCanceled,
     ServerConfig,
@@ -178,7 +178,7 @@ async def test_dialling_again_is_cancelled(autojump_clock: MockClock) -> None:
     resuming = CoreConfig(resume=True)
     async with ActorSystem() as system:
         with trio.move_on_after(3):
-            async with connect(system, "rsocket+memory://desk", reconnect=Backoff()):
+            async with connect(system, "rsocket+memory://desk", reconnect=Reconnect()):
                 raise AssertionError("nobody is there")
         async with balanced(system, ["rsocket+memory://desk"]):
             await trio.sleep(3)

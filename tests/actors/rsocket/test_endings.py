@@ -12,13 +12,13 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.rsocket import (
     ApplicationError,
-    Backoff,
     ClientConfig,
     ConnectedPeer,
     CoreConfig,
     Interaction,
     LeaseGrant,
     Payload,
+    Reconnect,
     Request,
     RequestCanceled,
     ServerConfig,
@@ -166,7 +166,7 @@ async def test_leases_while_the_carrier_is_down(fixed: bool, autojump_clock: Moc
     """RS-103: one that runs out meanwhile is renewed when there is a carrier again."""
     grant = LeaseGrant(ttl=1.0, n=1)
     core = CoreConfig(resume=True, resume_timeout=30.0)
-    client = ClientConfig(core=core, lease=LeaseGrant(), redial=Backoff(first=5.0, jitter=0.0))
+    client = ClientConfig(core=core, lease=LeaseGrant(), redial=Reconnect(initial_backoff=5.0, jitter=0.0))
     server = ServerConfig(core=core, lease=grant if fixed else lambda peer: grant)
     async with pair(lambda request: request.payload, client=client, server=server) as (peer, _, system):
         for data in (b"1", b"2"):

@@ -14,12 +14,12 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.authentication import Credentials, Refused
 from levada.actors.rsocket import (
-    Backoff,
     ClientConfig,
     Handler,
     Listener,
     NoEndpoint,
     Peer,
+    Reconnect,
     Request,
     ServerConfig,
     balanced,
@@ -34,7 +34,7 @@ from levada.transports.testing import FaultyNetwork
 
 from .conftest import connect, serve
 
-QUICK = Backoff(first=0.1, most=1.0, jitter=0.0)
+QUICK = Reconnect(initial_backoff=0.1, max_backoff=1.0, jitter=0.0)
 
 
 async def echo(request: Request) -> bytes:
@@ -85,7 +85,7 @@ async def test_a_client_comes_back_after_a_restart(autojump_clock: MockClock) ->
 async def test_failing_at_once_by_choice(autojump_clock: MockClock) -> None:
     async with ActorSystem() as system:
         async with serve(system, "rsocket+memory://desk", echo) as listener:
-            entered = connect(system, "rsocket+memory://desk", reconnect=Backoff(wait=0.0))
+            entered = connect(system, "rsocket+memory://desk", reconnect=Reconnect(wait=0.0))
             peer = await entered.__aenter__()
             await listener.aclose()
         with pytest.raises(NoEndpoint, match="none of 1 endpoints is up") as caught:
@@ -163,7 +163,7 @@ async def test_round_robin_over_those_that_are_up(autojump_clock: MockClock) -> 
         async with (
             desk(system, "a", named(b"a")),
             desk(system, "b", named(b"b")),
-            balanced(system, urls, reconnect=Backoff(first=0.1, most=0.5, wait=0.0)) as peer,
+            balanced(system, urls, reconnect=Reconnect(initial_backoff=0.1, max_backoff=0.5, wait=0.0)) as peer,
         ):
             await trio.sleep(0.01)
             assert peer.connected == 2
@@ -208,7 +208,7 @@ async def test_when_all_are_down_requests_fail_at_once(autojump_clock: MockClock
             with pytest.raises(NoEndpoint, match="none of 2 endpoints is up"):
                 await peer.request_response(b"")
             assert trio.current_time() == began
-        async with balanced(system, ["rsocket+memory://a"], reconnect=Backoff(wait=2.0)) as peer:
+        async with balanced(system, ["rsocket+memory://a"], reconnect=Reconnect(wait=2.0)) as peer:
             began = trio.current_time()
             with pytest.raises(NoEndpoint):
                 await peer.request_response(b"")
@@ -223,7 +223,7 @@ async def test_when_all_are_down_requests_fail_at_once(autojump_clock: MockClock
 def test_backoff_doubles_to_its_most() -> None:
     lot = random.Random(1)
     assert [QUICK.delay(attempt, lot) for attempt in (1, 2, 3, 4, 5, 2000)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
-    assert all(0.5 <= Backoff(first=1.0, jitter=0.5).delay(1, lot) <= 1.0 for _ in range(50))
+    assert all(0.5 <= Reconnect(initial_backoff=1.0, jitter=0.5).delay(1, lot) <= 1.0 for _ in range(50))
 
 
 # ---------------------------------------------------------------- a network that goes wrong

@@ -18,13 +18,13 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from levada.actors.authentication import Credentials, PeerRefused, Refused
 from levada.actors.authenticators import UnixUsers
 from levada.actors.rsocket import (
-    Backoff,
     ClientConfig,
     ConnectedPeer,
     CoreConfig,
     EndReason,
     Listener,
     Payload,
+    Reconnect,
     Request,
     ServerConfig,
 )
@@ -47,7 +47,7 @@ from .conftest import below, connect, serve
 from .test_requests import pair
 
 CORE = CoreConfig(metadata_mime_type="text/plain", resume=True, resume_timeout=20.0)
-CLIENT = ClientConfig(core=CORE, redial=Backoff(first=0.01, most=0.1))
+CLIENT = ClientConfig(core=CORE, redial=Reconnect(initial_backoff=0.01, max_backoff=0.1))
 SERVER = ServerConfig(core=CORE, carrier=MemoryConfig(window=512))
 
 

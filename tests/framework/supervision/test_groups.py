@@ -116,7 +116,7 @@ async def test_two_failures_of_one_moment_are_one_group_restart(system: ActorSys
 
 async def test_a_group_waits_for_its_backoff(system: ActorSystem, autojump_clock: MockClock) -> None:
     log: Log = []
-    policy = restart(backoff=(3.0, 3.0), jitter=0.0)
+    policy = restart(initial_backoff=3.0, max_backoff=3.0, jitter=0.0)
     _, a, b = await crew(system, log, one_for_all(), policy, policy)
     a.tell(Raise(ValueError()))
     await b.ask(Say(""))

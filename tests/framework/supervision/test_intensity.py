@@ -87,7 +87,7 @@ def test_record_counts_what_lies_within_the_window(gaps: list[float], most: int,
     st.integers(0, 2**32),
 )
 def test_the_delay_is_within_its_bounds(first: float, factor: float, jitter: float, in_a_row: int, seed: int) -> None:
-    policy = restart(backoff=(first, first * factor), jitter=jitter)
+    policy = restart(initial_backoff=first, max_backoff=first * factor, jitter=jitter)
     wait = delay(policy, in_a_row, random.Random(seed))
     if in_a_row == 1:
         assert wait == 0.0
@@ -99,7 +99,7 @@ def test_the_delay_is_within_its_bounds(first: float, factor: float, jitter: flo
 async def test_backoff_doubles_to_its_most_in_virtual_time(autojump_clock: MockClock) -> None:
     async with ActorSystem() as system:
         log: Log = []
-        policy = restart(max=100, within=1000.0, backoff=(1.0, 5.0), jitter=0.0)
+        policy = restart(max=100, within=1000.0, initial_backoff=1.0, max_backoff=5.0, jitter=0.0)
         ref = system.spawn(Worker, log, "w", supervise=policy)
         waits = []
         for _ in range(6):
@@ -113,7 +113,7 @@ async def test_backoff_doubles_to_its_most_in_virtual_time(autojump_clock: MockC
 async def test_jitter_takes_off_up_to_its_share_and_follows_the_seed(autojump_clock: MockClock) -> None:
     async def wait(seed: int) -> float:
         async with ActorSystem(seed=seed) as system:
-            ref = system.spawn(Worker, [], "w", supervise=restart(backoff=(10.0, 10.0), jitter=0.5))
+            ref = system.spawn(Worker, [], "w", supervise=restart(initial_backoff=10.0, max_backoff=10.0, jitter=0.5))
             ref.tell(Raise(ValueError()))
             await ref.ask(Say(""))
             before = trio.current_time()
@@ -155,7 +155,7 @@ async def test_kill_and_stop_during_backoff(
     system: ActorSystem, autojump_clock: MockClock, kind: Any, how: str, lives: bool
 ) -> None:
     log: Log = []
-    policy = restart(kind, backoff=(10.0, 10.0), jitter=0.0)
+    policy = restart(kind, initial_backoff=10.0, max_backoff=10.0, jitter=0.0)
     _, worker = await crew(system, log, one_for_one(), policy)
     for _ in range(2):
         worker.tell(Raise(ValueError()))
@@ -183,7 +183,9 @@ async def test_kill_and_stop_during_backoff(
 
 async def test_the_parent_stops_during_backoff(system: ActorSystem, autojump_clock: MockClock) -> None:
     log: Log = []
-    parent, worker = await crew(system, log, one_for_one(), restart("permanent", backoff=(10.0, 10.0)))
+    parent, worker = await crew(
+        system, log, one_for_one(), restart("permanent", initial_backoff=10.0, max_backoff=10.0)
+    )
     for _ in range(2):
         worker.tell(Raise(ValueError()))
     await wait_all_tasks_blocked()
@@ -228,8 +230,8 @@ async def test_stop_now_while_a_restarting_hook_waits_ends_a_transient_child(
         {"max": -1},
         {"within": 0},
         {"within": -1.0},
-        {"backoff": (2.0, 1.0)},
-        {"backoff": (-1.0, 1.0)},
+        {"initial_backoff": 2.0, "max_backoff": 1.0},
+        {"initial_backoff": -1.0},
         {"jitter": 1.1},
         {"jitter": -0.1},
     ],

@@ -121,7 +121,7 @@ async def test_asks_that_were_queued_are_answered_by_the_next_incarnation(system
 async def test_senders_that_wait_for_room_go_on_waiting(system: ActorSystem, autojump_clock: MockClock) -> None:
     log: Log = []
     worker: Ref[Any] = system.spawn(
-        Worker, log, "w", mailbox=bounded(1), supervise=restart(backoff=(1.0, 1.0), jitter=0)
+        Worker, log, "w", mailbox=bounded(1), supervise=restart(initial_backoff=1.0, max_backoff=1.0, jitter=0)
     )
     worker.tell(Raise(ValueError()))
     await wait_all_tasks_blocked()

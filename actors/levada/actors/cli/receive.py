@@ -147,7 +147,7 @@ class _Spooler(_Output):
         except OSError as error:
             raise ConfigurationError(f"cannot write to {folder}: {error.strerror or error}") from error
         # While the disk refuses writes, every unit is refused, and writers keep their events.
-        always = restart("permanent", max=1_000_000, within=3600.0, backoff=(0.1, 5.0))
+        always = restart("permanent", max=1_000_000, within=3600.0, initial_backoff=0.1, max_backoff=5.0)
         self._sink = system.spawn(functools.partial(SpoolSink, Path(folder)), supervise=always)
 
     async def put(self, unit: Unit) -> None:

@@ -36,7 +36,7 @@ __all__ = ["Driver", "logs_of_nodes"]
 
 logger = logging.getLogger("levada.serve")
 
-_RESTART: Final = restart("transient", max=1000, within=300.0, backoff=(0.2, 30.0))
+_RESTART: Final = restart("transient", max=1000, within=300.0, initial_backoff=0.2, max_backoff=30.0)
 """Restarts never stop: with this backoff a node starts at most 17 times in 300 s."""
 _LOOK_EVERY: Final = 1.0  # seconds
 _SUMS: Final[tuple[str, ...]] = ("actors", "failures", "restarts", "dead_letters")

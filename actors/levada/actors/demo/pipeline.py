@@ -51,7 +51,7 @@ LANES = 2
 """Queries that start at a time."""
 DRAIN = 1.0
 """Seconds that subscribers over Aqueduct have at the end; their channels have no end of their own."""
-AGAIN = restart("transient", max=8, within=300.0, backoff=(1.0, 10.0))
+AGAIN = restart("transient", max=8, within=300.0, initial_backoff=1.0, max_backoff=10.0)
 """A failed query goes on from its checkpoint. On a busy machine that happens: Spark gives each of its Python processes ten seconds to start."""
 GRACE = 2.0
 """Seconds that queries have to end after a cancellation."""

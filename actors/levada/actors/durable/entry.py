@@ -45,7 +45,7 @@ R = TypeVar("R")
 
 LONGEST_ID = 1000
 """Bytes of an id."""
-_AGAIN = restart("transient", max=1 << 30, within=60.0, backoff=(0.05, 5.0))
+_AGAIN = restart("transient", max=1 << 30, within=60.0, initial_backoff=0.05, max_backoff=5.0)
 
 
 @attrs.define(eq=False)

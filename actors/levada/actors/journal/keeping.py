@@ -31,7 +31,7 @@ from .store import Store
 
 __all__ = ["Keeper", "KeptJournal", "app", "keeper"]
 
-_AGAIN = restart("permanent", max=1 << 30, within=60.0, backoff=(0.05, 5.0))
+_AGAIN = restart("permanent", max=1 << 30, within=60.0, initial_backoff=0.05, max_backoff=5.0)
 """Only the end of its keeper ends a journal."""
 
 

@@ -115,5 +115,5 @@ class Rota:
         if rest:
             return 0.0
         # The exponent is capped, because 2.0 ** 1100 overflows.
-        most = min(self._config.reconnect_max, self._config.reconnect_min * 2.0 ** min(rounds - 1, 64))
+        most = min(self._config.max_backoff, self._config.initial_backoff * 2.0 ** min(rounds - 1, 64))
         return self._lot.uniform(0.0, most)

@@ -303,7 +303,7 @@ class _Writer(Actor[Any]):
         for rota in self.rotas:
             self.spawn(
                 functools.partial(_Connection, self.hub, rota, self.ttl),
-                supervise=restart("permanent", backoff=(1.0, 30.0)),
+                supervise=restart("permanent", initial_backoff=1.0, max_backoff=30.0),
             )
 
 

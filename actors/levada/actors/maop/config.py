@@ -148,7 +148,7 @@ class RetryPolicy:
 
     attempts: int = attrs.field(default=3, validator=_COUNT)
     """Attempts in total, including the first."""
-    backoff: float = attrs.field(default=0.1, validator=v.ge(0.0))
+    initial_backoff: float = attrs.field(default=0.1, validator=v.ge(0.0))
     """Seconds before the first repetition; each further wait is twice as long."""
     max_backoff: float = attrs.field(default=10.0, validator=v.ge(0.0))
     """The longest wait in seconds; a longer hint from the peer still applies."""
@@ -174,6 +174,8 @@ class RetryPolicy:
     def delay(self, attempt: int, error: MaopError, lot: random.Random) -> float:
         """Seconds to wait after attempt number `attempt`, counted from 1; never less than the peer's hint."""
         # The exponent is capped: 2 ** 1100 does not fit a float.
-        wait = min(self.max_backoff, self.backoff * 2.0 ** min(attempt - 1, 64)) * (1.0 - self.jitter * lot.random())
+        wait = min(self.max_backoff, self.initial_backoff * 2.0 ** min(attempt - 1, 64)) * (
+            1.0 - self.jitter * lot.random()
+        )
         hint = error.retry_after if isinstance(error, OperationRefused) else None
         return max(wait, hint or 0.0)

@@ -188,7 +188,8 @@ class Policy:
     kind: Literal["permanent", "transient", "temporary"]
     max: int
     within: float
-    backoff: tuple[float, float]
+    initial_backoff: float
+    max_backoff: float
     jitter: float
     resume: list[str]
 

@@ -29,7 +29,7 @@ def spawn_order(cls: Any, args: tuple[Any, ...], supervise: Supervision, mailbox
     if isinstance(supervise, RestartPolicy):
         resume = [importable(error) for error in supervise.resume]
         policy = Policy(
-            supervise.kind, supervise.max, supervise.within, supervise.backoff, supervise.jitter, resume
+            supervise.kind, supervise.max, supervise.within, supervise.initial_backoff, supervise.max_backoff, supervise.jitter, resume
         )  # fmt: skip
     elif supervise != "stop":
         raise ConfigurationError(f"supervise is 'stop' or restart(…), not {supervise!r}")
@@ -82,7 +82,8 @@ def policy_of(policy: Policy, *, resume: bool = True) -> RestartPolicy:
         policy.kind,
         max=policy.max,
         within=policy.within,
-        backoff=policy.backoff,
+        initial_backoff=policy.initial_backoff,
+        max_backoff=policy.max_backoff,
         jitter=policy.jitter,
         resume=errors,
     )

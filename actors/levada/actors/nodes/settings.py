@@ -50,7 +50,7 @@ class NodeSettings:
     """Seconds without a heartbeat from a node after which the driver kills it; None: never. The heartbeat has a thread of its own, so a busy
     handler does not count as a hang; native code that holds the interpreter's lock does."""
     restart: RestartPolicy = attrs.field(
-        factory=lambda: restart("transient", max=10, within=60.0, backoff=(0.2, 5.0)),
+        factory=lambda: restart("transient", max=10, within=60.0, initial_backoff=0.2, max_backoff=5.0),
         validator=v.instance_of(RestartPolicy),
     )
     """How a lost node restarts. If it exceeds `RestartPolicy.max`, the error ends the driver's system."""

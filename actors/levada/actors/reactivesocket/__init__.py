@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from levada.actors.rsocket import (
     ApplicationError,
-    Backoff,
     ClientConfig,
     ConnectedPeer,
     CoreConfig,
@@ -18,6 +17,7 @@ from levada.actors.rsocket import (
     NoEndpoint,
     Payload,
     Peer,
+    Reconnect,
     ReconnectingPeer,
     Request,
     RequestCanceled,
@@ -33,7 +33,27 @@ from levada.actors.rsocket import (
 )
 
 __all__ = [
-    "ApplicationError", "Backoff", "ClientConfig", "ConnectedPeer", "CoreConfig", "Handler", "LeaseGrant", "Listener", "NoEndpoint",
-    "Payload", "Peer", "ReconnectingPeer", "Request", "RequestCanceled", "RequestFailed", "RequestInvalid", "RequestRejected",
-    "ServerConfig", "SetupRejected", "balanced", "connect", "route", "serve",
+    "ApplicationError",
+    "ClientConfig",
+    "ConnectedPeer",
+    "CoreConfig",
+    "Handler",
+    "LeaseGrant",
+    "Listener",
+    "NoEndpoint",
+    "Payload",
+    "Peer",
+    "Reconnect",
+    "ReconnectingPeer",
+    "Request",
+    "RequestCanceled",
+    "RequestFailed",
+    "RequestInvalid",
+    "RequestRejected",
+    "ServerConfig",
+    "SetupRejected",
+    "balanced",
+    "connect",
+    "route",
+    "serve",
 ]  # fmt: skip

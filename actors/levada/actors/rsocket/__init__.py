@@ -20,7 +20,7 @@ from __future__ import annotations
 from levada.transports.rsocket import CoreConfig, LeaseGrant, Payload
 from levada.transports.rsocket.events import ConnectionEnded, EndReason, Interaction
 
-from .config import Backoff, ClientConfig, Lease, ServerConfig
+from .config import ClientConfig, Lease, Reconnect, ServerConfig
 from .encoding import COMPOSITE, MESSAGES, Metadata
 from .entry import balanced, connect, serve
 from .errors import (
@@ -39,8 +39,36 @@ from .routing import Handler, route
 from .server import Listener
 
 __all__ = [
-    "COMPOSITE", "MESSAGES", "ApplicationError", "Backoff", "ClientConfig", "ConnectedPeer", "ConnectionEnded", "ConnectionStatistics",
-    "CoreConfig", "EndReason", "Handler", "Interaction", "Lease", "LeaseGrant", "Listener", "Metadata", "NoEndpoint", "Payload", "Peer",
-    "Policy", "ReconnectingPeer", "Request", "RequestCanceled", "RequestFailed", "RequestInvalid", "RequestRejected", "ServerConfig",
-    "SetupRejected", "balanced", "connect", "route", "serve",
+    "COMPOSITE",
+    "MESSAGES",
+    "ApplicationError",
+    "ClientConfig",
+    "ConnectedPeer",
+    "ConnectionEnded",
+    "ConnectionStatistics",
+    "CoreConfig",
+    "EndReason",
+    "Handler",
+    "Interaction",
+    "Lease",
+    "LeaseGrant",
+    "Listener",
+    "Metadata",
+    "NoEndpoint",
+    "Payload",
+    "Peer",
+    "Policy",
+    "Reconnect",
+    "ReconnectingPeer",
+    "Request",
+    "RequestCanceled",
+    "RequestFailed",
+    "RequestInvalid",
+    "RequestRejected",
+    "ServerConfig",
+    "SetupRejected",
+    "balanced",
+    "connect",
+    "route",
+    "serve",
 ]  # fmt: skip

@@ -22,7 +22,7 @@ from .encoding import COMPOSITE
 if TYPE_CHECKING:
     from .peers import ConnectedPeer
 
-__all__ = ["Backoff", "ClientConfig", "Lease", "ServerConfig"]
+__all__ = ["ClientConfig", "Lease", "Reconnect", "ServerConfig"]
 
 _COUNT = [v.instance_of(int), v.ge(1)]
 
@@ -35,12 +35,12 @@ def _composite() -> CoreConfig:
 
 
 @attrs.frozen(kw_only=True)
-class Backoff:
+class Reconnect:
     """How a client reconnects after its connection is lost."""
 
-    first: float = attrs.field(default=0.1, validator=v.ge(0.0))
+    initial_backoff: float = attrs.field(default=0.1, validator=v.ge(0.0))
     """Seconds before the first attempt; each further wait is twice as long."""
-    most: float = attrs.field(default=10.0, validator=v.ge(0.0))
+    max_backoff: float = attrs.field(default=10.0, validator=v.ge(0.0))
     """The longest wait in seconds."""
     jitter: float = attrs.field(default=0.2, validator=[v.ge(0.0), v.le(1.0)])
     """Share of each wait that is random, so that many clients do not come back in step."""
@@ -50,7 +50,7 @@ class Backoff:
     def delay(self, attempt: int, lot: random.Random) -> float:
         """Seconds to wait before attempt number `attempt`, counted from 1."""
         # The exponent is capped: 2 ** 1100 does not fit a float.
-        wait: float = min(self.most, self.first * 2.0 ** min(attempt - 1, 64))
+        wait: float = min(self.max_backoff, self.initial_backoff * 2.0 ** min(attempt - 1, 64))
         return wait * (1.0 - self.jitter * lot.random())
 
 
@@ -100,8 +100,8 @@ class _SideConfig:
 class ClientConfig(_SideConfig):
     """How a client behaves. Immutable; derive with `attrs.evolve`."""
 
-    redial: Backoff = attrs.field(factory=Backoff, validator=v.instance_of(Backoff))
-    """How to dial a new carrier for a session that is resumed; its `Backoff.wait` has no meaning here."""
+    redial: Reconnect = attrs.field(factory=Reconnect, validator=v.instance_of(Reconnect))
+    """How to dial a new carrier for a session that is resumed; its `Reconnect.wait` has no meaning here."""
 
 
 @attrs.frozen(kw_only=True)

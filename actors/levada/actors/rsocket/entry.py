@@ -12,7 +12,7 @@ from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 
 from .client import make_client
-from .config import Backoff, ClientConfig, ServerConfig
+from .config import ClientConfig, Reconnect, ServerConfig
 from .dialects import core_of
 from .peers import ConnectedPeer
 from .reconnecting import Link, Policy, ReconnectingPeer
@@ -34,7 +34,7 @@ def connect(
 ) -> AbstractAsyncContextManager[ConnectedPeer]: ...
 @overload
 def connect(
-    system: ActorSystem, url: str, handler: Handler = None, *, config: ClientConfig | None = None, reconnect: Backoff
+    system: ActorSystem, url: str, handler: Handler = None, *, config: ClientConfig | None = None, reconnect: Reconnect
 ) -> AbstractAsyncContextManager[ReconnectingPeer]: ...
 def connect(
     system: ActorSystem,
@@ -42,7 +42,7 @@ def connect(
     handler: Handler = None,
     *,
     config: ClientConfig | None = None,
-    reconnect: Backoff | None = None,
+    reconnect: Reconnect | None = None,
 ) -> AbstractAsyncContextManager[ConnectedPeer] | AbstractAsyncContextManager[ReconnectingPeer]:
     """Connect to a server; entering the block means that the carrier is connected and SETUP sent.
 
@@ -83,11 +83,11 @@ def balanced(
     *,
     policy: Policy = "round_robin",
     config: ClientConfig | None = None,
-    reconnect: Backoff | None = None,
+    reconnect: Reconnect | None = None,
 ) -> AbstractAsyncContextManager[ReconnectingPeer]:
     """Connect to several servers and choose an available one for each request.
 
-    A lost server is dialled again and rejoins. While none is up, requests fail at once with `NoEndpoint`, unless `Backoff.wait` lets them
+    A lost server is dialled again and rejoins. While none is up, requests fail at once with `NoEndpoint`, unless `Reconnect.wait` lets them
     wait. Entering the block waits until one is up, or the first attempt has failed for all.
 
     Args:
@@ -96,7 +96,7 @@ def balanced(
         handler: answers the servers' requests.
         policy: selects the server for the next request, see `Policy`.
         config: for all connections.
-        reconnect: how to dial again; without it, the defaults of `Backoff` apply, and requests do not wait.
+        reconnect: how to dial again; without it, the defaults of `Reconnect` apply, and requests do not wait.
 
     Yields:
         The peer to send requests to.
@@ -106,7 +106,7 @@ def balanced(
     """
     if not urls:
         raise ConfigurationError("balanced() needs one URL or more")
-    return _keep_connected(system, tuple(urls), handler, config, reconnect or Backoff(wait=0.0), policy, first=False)
+    return _keep_connected(system, tuple(urls), handler, config, reconnect or Reconnect(wait=0.0), policy, first=False)
 
 
 @asynccontextmanager
@@ -115,13 +115,13 @@ async def _keep_connected(
     urls: Sequence[str],
     handler: Handler,
     config: ClientConfig | None,
-    backoff: Backoff,
+    reconnect: Reconnect,
     policy: Policy,
     *,
     first: bool,
 ) -> AsyncIterator[ReconnectingPeer]:
-    peer = ReconnectingPeer(policy, backoff)
-    peer.links = [Link(make_client(url, handler, config), backoff, peer.changed) for url in urls]
+    peer = ReconnectingPeer(policy, reconnect)
+    peer.links = [Link(make_client(url, handler, config), reconnect, peer.changed) for url in urls]
     roots = [system.spawn(lambda actor: actor, link) for link in peer.links]
     async with closing(roots, peer.shut, peer.aclose):
         try:

@@ -16,7 +16,7 @@ from levada.framework import Actor
 from levada.framework.errors import CarrierError, ConfigurationError, ConnectionClosed, LevadaError
 
 from .client import ClientConnection
-from .config import Backoff
+from .config import Reconnect
 from .connection import RSocketDriver
 from .errors import NoEndpoint
 from .peers import Peer
@@ -31,7 +31,7 @@ class Link(Actor[Any]):
     """Keeps a connection to one endpoint."""
 
     make: Callable[[], ClientConnection]
-    backoff: Backoff
+    reconnect: Reconnect
     changed: Callable[[], None]
 
     def __attrs_post_init__(self) -> None:
@@ -65,7 +65,7 @@ class Link(Actor[Any]):
                 if connection.accepted:
                     attempt = 0
             attempt += 1
-            await trio.sleep(self.backoff.delay(attempt, self.system.random))
+            await trio.sleep(self.reconnect.delay(attempt, self.system.random))
 
     def _connect(self) -> ClientConnection:
         connection = self.make()
@@ -80,11 +80,11 @@ class Link(Actor[Any]):
 class ReconnectingPeer(Peer):
     """One endpoint that is dialled again whenever its connection is lost, or several that share the requests."""
 
-    def __init__(self, policy: Policy, backoff: Backoff) -> None:
+    def __init__(self, policy: Policy, reconnect: Reconnect) -> None:
         if policy not in ("round_robin", "least_pending"):
             raise ConfigurationError(f"policy is round_robin or least_pending, not {policy!r}")
         self._policy = policy
-        self._backoff = backoff
+        self._reconnect = reconnect
         self._turn = 0
         self._event = trio.Event()
         self._closed = False
@@ -120,7 +120,7 @@ class ReconnectingPeer(Peer):
     async def _choose(self) -> RSocketDriver:
         usable = self._usable()
         if not usable:
-            with trio.move_on_after(self._backoff.wait):
+            with trio.move_on_after(self._reconnect.wait):
                 while not self._closed and not (usable := self._usable()):
                     await self._event.wait()
         if self._closed:

@@ -257,7 +257,7 @@ class Bridge(Desk):
             partial(Journal, folder, columns, config=settings),
             name=name,
             mailbox=bounded(256),
-            supervise=restart("transient", backoff=(0.1, 5.0)),
+            supervise=restart("transient", initial_backoff=0.1, max_backoff=5.0),
         )
         self._home.journals.append(ref)
         return self._open(Mailbox(name, ref, known))

@@ -5,7 +5,7 @@ Example:
     >>> def count(spark):  # doctest: +SKIP
     ...     lines = spark.readStream.format("mailbox").option("mailbox", "logs").load()
     ...     return lines.writeStream.format("noop").option("checkpointLocation", "/var/lib/desk/count")
-    >>> query = system.spawn(Query, spark, count, supervise=restart(backoff=(1.0, 60.0)))  # doctest: +SKIP
+    >>> query = system.spawn(Query, spark, count, supervise=restart(initial_backoff=1.0, max_backoff=60.0))  # doctest: +SKIP
 
 How it works:
 

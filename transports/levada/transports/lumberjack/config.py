@@ -119,9 +119,9 @@ class WriterConfig:
     """What a full queue does: ``None`` makes the sender wait; the others drop an event that was never sent, and count it (LJ-57)."""
     on_stuck: Literal["keep", "reject"] = attrs.field(default="keep", validator=v.in_(("keep", "reject")))
     """``"reject"``: an event that has ended five connections in a row on its own is dropped and counted (LJ-59)."""
-    reconnect_min: float = attrs.field(default=1.0, validator=_seconds)
+    initial_backoff: float = attrs.field(default=1.0, validator=_seconds)
     """Upper bound of the first pause before reconnecting, in seconds (LJ-54)."""
-    reconnect_max: float = attrs.field(default=60.0, validator=_seconds)
+    max_backoff: float = attrs.field(default=60.0, validator=_seconds)
     """Upper bound of every pause, in seconds (LJ-54)."""
 
     def __attrs_post_init__(self) -> None:
