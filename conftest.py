@@ -36,6 +36,22 @@ SPARK = "tests/actors/spark/"
 ENVIRONMENTS = "tests/test_environments.py"
 """Each test of this file takes a minute and makes an environment of its own."""
 
+LONG = (
+    "tests/actors/aqueduct/test_cost.py",
+    "tests/actors/aqueduct/test_fleet_model.py",
+    "tests/actors/aqueduct/test_memory.py",
+    "tests/actors/durable/test_placement_network.py",
+    "tests/actors/journal/test_ledger.py",
+    "tests/actors/nodes/test_local.py",
+    "tests/actors/rsocket/test_cost.py",
+    "tests/actors/test_console_cost.py",
+    "tests/cli/test_serve_nodes.py",
+    "tests/transports/quic/test_contract.py",
+    "tests/transports/quic/test_network.py",
+    "tests/transports/quic/test_recovery.py",
+)
+"""Files that take 15 seconds and more in ci, though none of their tests has a time limit of its own."""
+
 # Deadlines are off: other work on the machine makes one slow example say nothing. `print_blob` shows how to repeat a failure.
 # The newcomer's run has the same examples every time, so that a failure is the fault of the change at hand.
 settings.register_profile(
@@ -152,7 +168,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         marker = item.get_closest_marker("timeout")
         longest[item.path] = max(longest.get(item.path, 0.0), float(marker.args[0]) if marker else 0.0)
-    items.sort(key=lambda item: -longest[item.path])
+    items.sort(key=lambda item: (-longest[item.path], not item.nodeid.startswith(LONG)))
 
 
 def pytest_collection_finish() -> None:

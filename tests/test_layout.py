@@ -87,6 +87,7 @@ def circles(graph: Mapping[str, Collection[str]]) -> list[list[str]]:
     return [list(group) for group in sorted(groups)]
 
 
+@pytest.mark.ci
 def test_modules_go_in_small_circles_only() -> None:
     """Also imports for types only count: modules of one circle can only be understood together."""
     files = source_modules()

@@ -77,6 +77,7 @@ def test_sets_up_once(run: ModuleType, root: Path, capfd: pytest.CaptureFixture[
     ).read_text() == "install --disable-pip-version-check -c constraints.txt -e .[dev] --quiet\n"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
 def test_a_changed_file_updates_in_place(
     run: ModuleType, root: Path, name: str, capfd: pytest.CaptureFixture[str]
@@ -92,6 +93,7 @@ def test_a_changed_file_updates_in_place(
     assert not run.outdated(root)
 
 
+@pytest.mark.ci
 def test_a_changed_recipe_updates_in_place(run: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run.set_up(root)
     monkeypatch.setattr(run, "PIP_INSTALL", [*run.PIP_INSTALL, "--no-deps"])
@@ -144,6 +146,7 @@ def put_a_dangling_link(root: Path) -> None:
     (root / ".venv").symlink_to(root / "nowhere")
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(sys.platform == "win32", reason="breaks what is in bin/")
 @pytest.mark.parametrize(
     "damage",
@@ -170,6 +173,7 @@ def test_a_broken_environment_is_made_anew(run: ModuleType, root: Path, damage: 
     assert pip_calls(root) == 2
 
 
+@pytest.mark.ci
 def test_a_moved_checkout_is_set_up_anew(run: ModuleType, root: Path) -> None:
     """The scripts and the editable install in ``.venv`` point to the old place."""
     (root / "a").mkdir()
@@ -180,6 +184,7 @@ def test_a_moved_checkout_is_set_up_anew(run: ModuleType, root: Path) -> None:
     assert "another folder" in run.broken(moved)
 
 
+@pytest.mark.ci
 def test_a_failed_install_is_reported_and_started_anew(
     run: ModuleType, root: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,6 +197,7 @@ def test_a_failed_install_is_reported_and_started_anew(
     assert run.broken(root) is None
 
 
+@pytest.mark.ci
 def test_ctrl_c_during_an_update_is_started_anew(run: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*args: object, **kwargs: object) -> int:
         raise KeyboardInterrupt
@@ -206,6 +212,7 @@ def test_ctrl_c_during_an_update_is_started_anew(run: ModuleType, root: Path, mo
     assert not run.outdated(root)
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no FIFOs")
 def test_a_long_installation_says_that_it_goes_on(run: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(root / "gate")
@@ -222,6 +229,7 @@ def test_a_long_installation_says_that_it_goes_on(run: ModuleType, root: Path, m
     assert set(said) == {"still installing"}
 
 
+@pytest.mark.ci
 def test_two_at_once_install_once(run: ModuleType, root: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(run.set_up, [root] * 4))
@@ -249,6 +257,7 @@ def test_a_real_environment_has_pip(root: Path) -> None:
     subprocess.run([root / ".venv/bin/python", "-m", "pip", "--version"], check=True, stdout=subprocess.DEVNULL)
 
 
+@pytest.mark.ci
 def test_every_check_runs_and_one_failure_counts(
     run: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -272,6 +281,7 @@ def test_the_exit_code_of_a_task_passes_through(run: ModuleType, root: Path) -> 
     assert (done.returncode, done.stdout) == (7, f"{root.resolve()} -k x\n")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("environment", [{}, {"PYTHONDONTWRITEBYTECODE": "1"}])
 def test_bytecode_is_kept(run: ModuleType, root: Path, environment: dict[str, str]) -> None:
     """To compile everything anew takes most of the time of a short program."""

@@ -41,6 +41,7 @@ def test_every_row_of_the_actors_benchmark(capsys: pytest.CaptureFixture[str]) -
     assert all({"trio", "asyncio"} <= set(rows[key]["figures"]) for key in list(rows)[:8])
 
 
+@pytest.mark.ci
 def test_the_table_names_who_is_not_installed(capsys: pytest.CaptureFixture[str], measures: ModuleType) -> None:
     present = measures.Contender(name="levada", remark="here", runs={"a": lambda n: 100.0, "b": lambda n: 7.0})
     absent = measures.Contender(name="Rival", remark="not installed (pip install rival)", runs={})

@@ -87,6 +87,7 @@ def test_a_channel_takes_each_data(url: str, capsys: pytest.CaptureFixture[str])
     assert call(capsys, url, "--route", "chan", "--channel", "--data", "a", "--data", "b") == (0, "a\nb\n", "")
 
 
+@pytest.mark.ci
 def test_a_channel_takes_lines_of_standard_input(url: str) -> None:
     done = subprocess.run(
         [*LEVADA, "call", url, "--route", "chan", "--channel"],
@@ -116,6 +117,7 @@ def test_an_error_of_the_responder_is_exit_code_1(url: str, capsys: pytest.Captu
     assert call(capsys, url, "--route", "nowhere") == (1, "", "levada: APPLICATION_ERROR: unknown route: nowhere\n")
 
 
+@pytest.mark.ci
 def test_no_answer_in_time_is_exit_code_1(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = call(capsys, url, "--route", "slow", "--timeout", "0.5")
     assert (code, out, err) == (1, "", "levada: no answer, or not all of them, within 0.5 s\n")
@@ -151,6 +153,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert err.count("\n") == 1
 
 
+@pytest.mark.ci
 def test_ctrl_c_cancels_the_request(url: str) -> None:
     process = subprocess.Popen(
         [*LEVADA, "call", url, "--route", "chan", "--channel"],

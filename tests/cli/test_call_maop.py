@@ -66,6 +66,7 @@ def call(endpoint: Endpoint, capsys: pytest.CaptureFixture[str]) -> Call:
     return call
 
 
+@pytest.mark.ci
 def test_a_request_is_answered(call: Call) -> None:
     assert call("--id", "101", "--data", "hällo") == (0, "hällo\n", "")
     assert call("--id", "101", "--request", "--priority", "0", "--timeout", "20") == (0, "\n", "")
@@ -116,6 +117,7 @@ def test_what_the_peer_refuses_or_fails_is_exit_code_1(call: Call) -> None:
     assert call("--id", "999") == (1, "", "levada: refused by INCOMPATIBLE_MESSAGE\n")
 
 
+@pytest.mark.ci
 def test_no_answer_in_time_is_exit_code_1(call: Call) -> None:
     code, out, err = call("--id", "103", "--timeout", "1")
     assert (code, out) == (1, "")

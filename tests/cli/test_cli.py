@@ -188,6 +188,7 @@ def test_registered_modules_keep_the_contract(name: str) -> None:
     assert callable(module.run)
 
 
+@pytest.mark.ci
 def test_as_a_module() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "levada.actors", "--version"],

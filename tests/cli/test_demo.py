@@ -91,7 +91,7 @@ def wait_for(process: subprocess.Popen[str], text: str) -> str:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.ci
+@pytest.mark.release
 def test_a_log_of_ones_own(tmp_path: Path) -> None:
     """One log, of events of several lines: shipped, counted by Spark, delivered; as JSON and as a report. And all that without QUIC."""
     (log,) = (path for path in unpack(tmp_path / "logs", 600) if "kafka" in path.name)
@@ -217,6 +217,7 @@ def terminal() -> Iterator[tuple[int, TextIO]]:
     os.close(ours)
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 async def test_bars_on_a_terminal_make_way_for_what_is_printed(terminal: tuple[int, TextIO]) -> None:
     """As many bars as there are things to count, their totals when they are known; all of it is erased before `end` returns."""

@@ -152,6 +152,7 @@ def test_all_vectors_of_lumberjack(capsys: pytest.CaptureFixture[str], capture: 
         assert code == int(vector["bad"] and name not in ("V15", "V17", "V18")), (name, lines)
 
 
+@pytest.mark.ci
 def test_messages_that_would_take_much_memory_are_octets_to_it() -> None:
     """What a hostile peer sends is not made only to be shown."""
     nested = bytes(10_000)

@@ -141,6 +141,7 @@ def test_interop(folder: Path) -> None:
             server.kill()
 
 
+@pytest.mark.ci
 def test_explain(folder: Path) -> None:
     (folder / "capture").write_text("abc")
     assert said(folder, "explain", "echo", "--upper", "capture") == (0, "         0        3  ABC\n", "")
@@ -169,6 +170,7 @@ def test_a_mistake_is_one_line(folder: Path, arguments: list[str], complaint: st
     assert err.count("\n") == 1
 
 
+@pytest.mark.ci
 def test_a_package_that_no_command_names_is_not_imported(folder: Path) -> None:
     program = (
         "import sys; from levada.actors import cli; cli.main(['call', 'rsocket://127.0.0.1:1']); "
@@ -207,6 +209,7 @@ def test_a_protocol_of_levada_cannot_be_replaced() -> None:
         protocols.register(mine)
 
 
+@pytest.mark.ci
 def test_the_core_of_the_registry_needs_no_extra() -> None:
     """Looking a protocol up imports nothing of it."""
     program = (

@@ -61,6 +61,7 @@ def test_interop_and_call(
         assert (code, capsys.readouterr()) == (0, ("hällo\n", ""))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("carrier", CARRIERS)
 def test_serve_and_call(carrier: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "desk.py").write_text(

@@ -108,6 +108,7 @@ def called(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]
 Called = Callable[..., tuple[int, str]]
 
 
+@pytest.mark.ci
 def test_the_app_of_the_page(tmp_path: Path, called: Called) -> None:
     """It serves, says how it is, takes a new certificate on SIGHUP and keeps the old one if that is none, and drains on SIGTERM."""
     block = re.search(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)

@@ -117,6 +117,7 @@ async def progress_on_a_terminal(log: Path, url: str) -> None:
     os.close(ours)
 
 
+@pytest.mark.ci
 async def test_json_on_both_sides_and_the_count_on_a_signal(tmp_path: Path) -> None:
     log = tmp_path / "app.log"
     log.write_text("[1] a\n b\n[2] c\n")

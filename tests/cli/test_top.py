@@ -69,6 +69,7 @@ async def start(*argv: str, stdout: int, stderr: int) -> trio.Process:
     )
 
 
+@pytest.mark.ci
 async def test_q_quits_and_the_terminal_is_as_before(console: str) -> None:
     here, there = pty.openpty()
     before = termios.tcgetattr(there)
@@ -125,6 +126,7 @@ def pipes(process: trio.Process) -> tuple[trio.abc.ReceiveStream, trio.abc.Recei
     return process.stdout, process.stderr
 
 
+@pytest.mark.ci
 async def test_again_and_again_until_the_program_ends(tmp_path: Path) -> None:
     async with ActorSystem() as system, serve_console(system, tmp_path / "c") as path:
         process = await start(
@@ -140,6 +142,7 @@ async def test_again_and_again_until_the_program_ends(tmp_path: Path) -> None:
     assert second.time > first.time
 
 
+@pytest.mark.ci
 async def test_a_reader_that_goes_away_ends_it_quietly(console: str) -> None:
     process = await start("top", console, "--interval", "0.1", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     out, err = pipes(process)
@@ -185,6 +188,7 @@ def test_a_key_without_a_certificate(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr() == ("", "levada: --key needs --cert\n")
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 async def test_on_a_terminal_the_picture_is_redrawn(console: str) -> None:
     pytest.importorskip("rich")

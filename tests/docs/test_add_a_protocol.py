@@ -127,6 +127,7 @@ def test_the_toy_is_small() -> None:
     assert len(lines) <= 210
 
 
+@pytest.mark.ci
 def test_its_program_prints_what_the_page_says(folder: Path) -> None:
     done = run(folder, "use_toy.py")
     assert (done.stdout, done.stderr, done.returncode) == (MODULES["use_toy"][1], "", 0)

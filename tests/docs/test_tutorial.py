@@ -19,7 +19,6 @@ TEXT = (ROOT / "docs" / "tutorial" / "index.md").read_text("utf-8")
 BLOCKS = re.findall(r"(?:<!-- (output of )?(\S+) -->\n)?```(python|text)\n(.*?)```", TEXT, re.DOTALL)
 SNIPPETS = [(path, code) for _, path, language, code in BLOCKS if language == "python"]
 OUTPUTS = [(path, code) for _, path, language, code in BLOCKS if language == "text"]
-SLOW = "examples/tutorial/step6_durable.py"
 ENVIRONMENT = os.environ | {
     "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     "PYTHONIOENCODING": "utf-8",
@@ -37,10 +36,8 @@ def test_every_step_shows_its_output() -> None:
     assert [path for path, _ in OUTPUTS] == steps
 
 
-@pytest.mark.parametrize(
-    ("path", "output"),
-    [pytest.param(*each, marks=[pytest.mark.ci] if each[0] == SLOW else []) for each in OUTPUTS],
-)
+@pytest.mark.ci
+@pytest.mark.parametrize(("path", "output"), OUTPUTS)
 def test_a_program_prints_what_the_tutorial_says(path: str, output: str) -> None:
     command = [sys.executable, "-W", "error", str(ROOT / path)]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, encoding="utf-8", check=False, timeout=50)

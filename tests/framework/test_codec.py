@@ -313,6 +313,7 @@ def test_every_cut_is_refused(vector: dict[str, str]) -> None:
                 codec.decode(octets[:end], expected, detach=detach)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("vector", VECTORS["valid"], ids=lambda vector: vector["name"])
 def test_every_single_octet_change_decodes_or_is_refused(vector: dict[str, str]) -> None:
     octets = bytearray.fromhex(vector["hex"])
@@ -748,6 +749,7 @@ some_values = st.recursive(
 )
 
 
+@pytest.mark.ci
 @given(some_values, st.sampled_from([0, 30, 200, 300, 2**16]))
 def test_all_values_of_a_message_have_one_budget_both_ways(value: Any, blob: int) -> None:
     """Values of whatever size and depth are counted, each once."""

@@ -386,6 +386,7 @@ def run_traced(at: int) -> tuple[int, int, int, list[bool]]:
     return tracer.left, told, len(handled), [ref.is_alive for ref in refs]
 
 
+@pytest.mark.ci
 def test_d_ctrl_c_at_any_line_of_the_runtime_loses_no_message_and_leaves_nobody_behind() -> None:
     """What `tell` has taken is handled or given back; every actor has ended; the interrupt comes out."""
     whole = 100_000

@@ -226,6 +226,7 @@ async def test_who_waits_for_whom(system: ActorSystem, autojump_clock: MockClock
     assert system.observe.waits() == []
 
 
+@pytest.mark.ci
 async def test_a_tree_of_10_000_levels_is_no_recursion(system: ActorSystem) -> None:
     class Level(Actor[Any]):
         depth: int

@@ -618,6 +618,7 @@ class Level(Actor[Any]):
         self.count.append(self.depth)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("how", ["stop", "kill", "stop now"])
 async def test_a_tree_10_000_levels_deep_ends_without_recursion(how: str) -> None:
     count: list[int] = []
@@ -634,6 +635,7 @@ async def test_a_tree_10_000_levels_deep_ends_without_recursion(how: str) -> Non
     assert count == list(range(10_001))  # the deepest first
 
 
+@pytest.mark.ci
 async def test_leaving_with_a_deep_tree() -> None:
     count: list[int] = []
     async with ActorSystem(stop_timeout=1000.0, shutdown_timeout=1000.0) as system:

@@ -436,6 +436,7 @@ def run(seconds: float, rounds: int, seed: int) -> dict[str, Any]:
         raise
 
 
+@pytest.mark.ci
 def test_two_rounds() -> None:
     """The same as below, so short that it is part of every run."""
     found = run(0.0, 2, 7)

@@ -123,6 +123,7 @@ async def test_cancelled_at_every_step(autojump_clock: MockClock) -> None:
     assert 50 < steps < 2000
 
 
+@pytest.mark.ci
 @pytest.mark.handler_fails
 async def test_cut_off_at_every_call_of_the_carrier(autojump_clock: MockClock) -> None:
     """The connection is lost at each operation on it, of either side."""

@@ -162,6 +162,7 @@ async def test_channels_travel_over_channels_that_travelled(
         assert ends.left() == NOTHING
 
 
+@pytest.mark.ci
 async def test_a_chain_that_was_queued_is_as_long_as_it_likes(
     start: Start, autojump_clock: trio.testing.MockClock
 ) -> None:

@@ -111,6 +111,7 @@ async def test_one_message_costs_at_most_two_seconds_and_150_mb(octets: bytes, s
         tracemalloc.stop()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", ["function", "actor"])
 async def test_others_are_served_between_large_messages(kind: str, scheme: str) -> None:
     """An echo of an honest client does not wait until all that a hostile one has sent is decoded."""

@@ -34,6 +34,7 @@ class Attached:
     def rollback(self) -> None: ...
 
 
+@pytest.mark.ci
 @carried.memory_only
 async def test_others_run_while_many_channels_are_flushed(start: Start, autojump_clock: MockClock) -> None:
     """A turn that concerns a thousand channels lets others run after every few of them, on both sides."""

@@ -177,6 +177,7 @@ async def test_rf32_a_lost_ref_is_not_that_of_a_later_copy(fleet: BeginFleet, au
         assert await f.give(c, b, ref) == await f.give(c, b, again)  # a lost one may be passed on, and is alive there
 
 
+@pytest.mark.ci
 async def test_claims_of_many_refs_share_a_connection(fleet: BeginFleet, autojump_clock: MockClock) -> None:
     async with fleet() as f:
         a, b, c = [await f.add(name) for name in "abc"]

@@ -331,6 +331,7 @@ async def test_rf29_malformed_claims_are_dropped(raw: BeginRaw, fields: list[Any
         assert (await r.claim(1, KEY)).payload == b"\xc0"
 
 
+@pytest.mark.ci
 async def test_claims_without_end_take_no_memory(raw: BeginRaw, autojump_clock: MockClock) -> None:
     """Of refs that are there, up to the number of channels; of others, none."""
     async with raw() as r:

@@ -60,6 +60,7 @@ async def test_i1_to_i10_over_quic_on_a_bad_network(
         await live(World(ends, rng, (0, 0, 0.01, 0.06, 0.7), settled), seed, 120)
 
 
+@pytest.mark.ci
 @pytest.mark.loopback
 @pytest.mark.rule("I-5", "I-10")
 async def test_i5_i10_over_quic_on_loopback(quic: tuple[QuicConfig, QuicConfig]) -> None:

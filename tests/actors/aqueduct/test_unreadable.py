@@ -68,6 +68,7 @@ async def test_the_senders_in_it_say_why_and_the_next_message_is_read(
     assert [record.getMessage().partition(" cannot be read: ")[2] for record in said] == [CAUSE]
 
 
+@pytest.mark.ci
 async def test_a_client_that_has_no_message_classes_sees_its_senders_cancelled() -> None:
     """One that does not say that it writes messages of the codec may not know what the explanation is."""
     async with (

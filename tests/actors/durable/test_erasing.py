@@ -99,6 +99,7 @@ def test_an_interrupted_erasure_is_finished_when_it_is_asked_again(tmp_path: Pat
     trio.run(main, clock=trio.testing.MockClock(rate=20))
 
 
+@pytest.mark.ci
 async def test_an_entity_on_a_node_is_erased_and_stays_so_when_its_shard_moves(tmp_path: Path) -> None:
     from tests.actors.durable.accounts import Balance, Deposit
 

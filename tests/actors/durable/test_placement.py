@@ -177,6 +177,7 @@ async def test_entities_live_on_nodes_and_are_reached_from_everywhere(tmp_path: 
         assert (await accounts.statistics()).live == 16
 
 
+@pytest.mark.ci
 async def test_a_command_with_an_id_survives_the_loss_of_its_node(tmp_path: Path) -> None:
     async with placed(tmp_path, 3) as (accounts, _, tasks):
         answers: dict[str, int] = {}
@@ -204,6 +205,7 @@ async def test_a_command_with_an_id_survives_the_loss_of_its_node(tmp_path: Path
     assert sorted(found) == sorted((name, number) for name in names(8) for number in range(1, 13))
 
 
+@pytest.mark.ci
 async def test_a_node_that_drains_loses_no_command_not_even_one_without_an_id(tmp_path: Path) -> None:
     async with placed(tmp_path) as (accounts, nodes, _):
         done = dict.fromkeys(names(8), 0)

@@ -118,6 +118,7 @@ EVERYTHING = st.builds(
 )
 
 
+@pytest.mark.ci
 @given(st.lists(EVERYTHING, max_size=4))
 def test_what_goes_in_comes_out(messages: list[Everything]) -> None:
     columns = columns_of(Everything)

@@ -178,6 +178,7 @@ def test_rows_at_the_edges(tmp_path: Path, name: str) -> None:
         assert rows_in(store) == {**left, end: ("anna", 1)}
 
 
+@pytest.mark.ci
 def test_small_blocks_are_merged_around_erased_rows(tmp_path: Path) -> None:
     config = JournalConfig(keyed=KEYED, sync="never", segment_bytes=48 << 10, block_bytes=8 << 10, retain_bytes=1 << 20)
     with open_store(tmp_path, config) as store:

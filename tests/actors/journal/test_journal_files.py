@@ -89,6 +89,7 @@ def test_rows_come_back_with_their_offsets(tmp_path: Path) -> None:
         assert store.statistics().bytes_cut == 0
 
 
+@pytest.mark.ci
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes=st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=4), min_size=1, max_size=8),

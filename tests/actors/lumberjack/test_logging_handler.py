@@ -212,6 +212,7 @@ def program(code: str, url: str, close_timeout: float = 1000.0) -> subprocess.Co
     )
 
 
+@pytest.mark.ci
 async def test_what_was_logged_last_is_sent_at_the_end_of_the_program(small_reader: Readers) -> None:
     async with small_reader(ANY) as reader:
         code = "for number in range(3000): logging.warning('%d', number)"

@@ -36,6 +36,7 @@ def ours() -> Counter[str]:
     )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("scheme", ["tcp", "tls"])
 async def test_a_closed_connection_is_freed_by_reference_counting(
     scheme: str, authorities: Any, no_collector: None

@@ -51,6 +51,7 @@ async def ship_once(
     return events
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("version", [1, 2])
 async def test_a_real_access_log_arrives_whole(version: int, tmp_path: Path, small_reader: Readers) -> None:
     log = real_log("apache-access-2015.log", tmp_path)

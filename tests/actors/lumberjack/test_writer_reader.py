@@ -56,6 +56,7 @@ async def go_through(
     assert set(sink.committed) == set(range(EVENTS))
 
 
+@pytest.mark.ci
 @given(
     st.sampled_from([(1, "batch", 0), (1, "batch", 3), (1, "stream", 0), (2, "batch", 0), (2, "batch", 3)]),
     st.lists(st.integers(0, 3000), max_size=4),

@@ -138,6 +138,7 @@ async def test_a_connection_in_memory_is_freed(
     await check(scenario, connecting, collector_off)
 
 
+@pytest.mark.ci
 @pytest.mark.handler_fails
 @pytest.mark.parametrize("scenario", SCENARIOS)
 async def test_a_connection_over_quic_is_freed(

@@ -163,6 +163,7 @@ async def test_ma134_the_approval_index_spots_abuse(start: Start) -> None:
 # ---------------------------------------------------------------- order
 
 
+@pytest.mark.ci
 @pytest.mark.rule("MA-117")
 async def test_ma117_places_at_work_follow_the_weights(start: Start, autojump_clock: MockClock) -> None:
     """Deficit round robin over classes, 16:8:4:2:1 within 10 %, over all connections; no class starves."""

@@ -196,6 +196,7 @@ async def test_ma1_ma2_ma125_ma129_what_maop_asks_of_quic(
 # ---------------------------------------------------------------- real sockets
 
 
+@pytest.mark.ci
 @pytest.mark.loopback
 async def test_over_a_real_socket(quic: tuple[QuicConfig, QuicConfig], tmp_path: Path) -> None:
     total = Sum()

@@ -368,6 +368,7 @@ def test_a_connection_that_cannot_be_used_is_closed() -> None:
             assert server.recv(1) == b""
 
 
+@pytest.mark.ci
 def test_keepalive_goes_on_while_nobody_calls(server: Server) -> None:
     config = ClientConfig(core=CoreConfig(keepalive_interval=0.05, max_lifetime=50.0))
     with connect(server.url, config=config) as peer:
@@ -438,6 +439,7 @@ def test_a_rejected_request_says_that_it_may_be_sent_again() -> None:
         server.close()
 
 
+@pytest.mark.ci
 def test_importing_it_starts_nothing() -> None:
     program = (
         "import threading, levada.actors.rsocket.blocking\n"

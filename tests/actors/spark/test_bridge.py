@@ -551,6 +551,7 @@ def test_the_token_stays_and_a_delivery_is_known_after_a_new_start(make_actors: 
     assert read(lines) == [1, 2]
 
 
+@pytest.mark.ci
 def test_what_may_not_be_done_twice_is_not(make_actors: Callable[..., Actors]) -> None:
     actors = make_actors()
     tries: list[int] = []

@@ -54,6 +54,7 @@ def test_the_zip_is_importable_where_nothing_else_is(tmp_path: Path) -> None:
     assert done.stdout.split() == [f"{packed}/levada/actors/rsocket/blocking.py", f"{packed}/trio/__init__.py"]
 
 
+@pytest.mark.ci
 def test_the_zip_has_folders_and_nothing_that_is_not_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([str(tmp_path / "levada.zip")])
     with zipfile.ZipFile(tmp_path / "levada.zip") as archive:

@@ -202,6 +202,7 @@ def test_a_command_that_fails_is_named_and_its_batch_fails(actors: Actors, tmp_p
     assert [row[:3] for row in events(actors)] == [("anna", 1, "a")]
 
 
+@pytest.mark.ci
 async def test_a_batch_is_done_once_over_the_loss_of_a_node(tmp_path: Path) -> None:
     rows = commands(*((f"e{n % 7}", f"c{n}", n) for n in range(30)))
     async with placed(tmp_path) as (accounts, nodes, tasks), trio.open_nursery() as nursery:

@@ -98,6 +98,7 @@ def test_a_missing_package_is_named_with_the_extra(
     )
 
 
+@pytest.mark.ci
 def test_the_rest_needs_neither_pytest_nor_hypothesis(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

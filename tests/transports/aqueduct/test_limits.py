@@ -162,6 +162,7 @@ def test_datagrams_that_nobody_declares_are_bounded(wire: Callable[..., Wire]) -
     assert len(w.receiver._arrived or ()) == 100
 
 
+@pytest.mark.ci
 @pytest.mark.rule("I-13")
 def test_i13_finished_channels_leave_nothing(pair: Callable[..., Pair]) -> None:
     """After hundreds of channels there is what there was after a few: no halves, links, records or timers of those that are over."""
@@ -297,6 +298,7 @@ def test_aq40_what_is_taken_and_not_read_still_counts(wire: Callable[..., Wire])
     assert w.core.held == w.receiver.untaken == 0
 
 
+@pytest.mark.ci
 @pytest.mark.rule("AQ-35", "AQ-37")
 def test_aq35_aq37_very_many_channels_are_served_in_pieces(pair: Callable[..., Pair]) -> None:
     """Acks and declarations of a thousand channels that are due at once take several calls, and none is forgotten."""

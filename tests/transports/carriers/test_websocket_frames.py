@@ -333,6 +333,7 @@ def test_after_a_refusal_the_close_frame_of_the_peer_is_still_found() -> None:
         assert list(end.messages) == [b"kept"]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("client", [True, False])
 def test_discarding_finds_the_close_frame_behind_whatever_comes(client: bool) -> None:
     peer = far_end(of_client=client)

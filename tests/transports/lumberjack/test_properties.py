@@ -215,6 +215,7 @@ def test_lj7_any_octets_come_back(pairs: dict[bytes, bytes]) -> None:
     assert exchange(config, [event]) == [event]
 
 
+@pytest.mark.ci
 @pytest.mark.rule("LJ-11")
 @given(events=st.lists(st.dictionaries(st.text(), VALUES, max_size=4), min_size=1, max_size=5))
 def test_lj11_any_objects_come_back(events: list[dict[str, Any]]) -> None:
@@ -278,6 +279,7 @@ def least_cost(value: object) -> int:
     return 0
 
 
+@pytest.mark.ci
 @pytest.mark.rule("LJ-42")
 @given(st.lists(JSON, min_size=1, max_size=12), st.booleans())
 def test_lj42_events_of_a_read_cost_no_less_than_each_by_itself(values: list[Any], compact: bool) -> None:

@@ -181,6 +181,7 @@ def peak_of(reader: Any, payload: bytes, version: int = 1) -> int:
     return peak - before
 
 
+@pytest.mark.ci
 @pytest.mark.rule("LJ-21")
 @pytest.mark.rule("LJ-42")
 def test_lj21_lj42_windows_of_nothing_cost_too(desk: Any) -> None:
@@ -242,6 +243,7 @@ def test_lj41a_an_envelope_asks_no_more_of_the_sink_than_plain_octets_could(
     assert reader.core.held == 0
 
 
+@pytest.mark.ci
 @pytest.mark.rule("LJ-47")
 @pytest.mark.parametrize("unit", [b"\0", encode_data(1, 1, {"k": "v" * 1000})], ids=["zeros", "events"])
 def test_lj47_a_bomb_stays_small(unit: bytes, desk: Any) -> None:

@@ -61,6 +61,7 @@ def test_lj4_frames_of_each_version(desk: Any) -> None:
     assert (reader.refused, reader.units) == ("LJ-4", [])
 
 
+@pytest.mark.ci
 @pytest.mark.rule("LJ-5")
 def test_lj5_work_is_linear_however_small_the_pieces(desk: Any) -> None:
     """LJ-5: no rescan from the start of a frame at each read: the lines of code run for an octet stay the same."""

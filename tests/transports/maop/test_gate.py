@@ -524,6 +524,7 @@ def test_who_has_left_a_queue_does_not_come_out_of_it(steps: list[tuple[str, int
         assert len(queue) == len(waiting)
 
 
+@pytest.mark.ci
 def test_all_who_wait_may_leave_at_once() -> None:
     """65,535 in any order take a fraction of a second; each used to look at all others, for minutes."""
     for order in (1, -1):

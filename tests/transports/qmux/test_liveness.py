@@ -252,6 +252,7 @@ def test_d19_the_settings_ask_for_it() -> None:
     assert wire.frames() == [Frame(PING, (1,), b"")]
 
 
+@pytest.mark.ci
 @pytest.mark.rule("QX-35")
 def test_two_idle_ends_stay_together_for_a_day() -> None:
     """A stream is open; each answers the other's pings."""

@@ -299,6 +299,7 @@ async def test_qx43_parameters_have_their_time(sent: bytes, autojump_clock: Mock
         assert listener.admission.refused == 1
 
 
+@pytest.mark.ci
 @pytest.mark.loopback
 @pytest.mark.rule("QX-43")
 async def test_qx43_the_handshake_of_the_transport_counts(authority: Authority) -> None:

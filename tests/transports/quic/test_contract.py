@@ -78,6 +78,7 @@ async def a_moment() -> None:
 LOOPBACK = attrs.evolve(SIMULATED, settle=a_moment, cut=None, streams=1_000, timeout=30)
 
 
+@pytest.mark.ci
 @on_engines(SIMULATED)
 async def test_simulated(check: CarrierCheck, lab: Any, autojump_clock: MockClock) -> None:
     @asynccontextmanager

@@ -200,6 +200,7 @@ def run(lab: Any, repeatable: Callable[[int], None], seed: int, trouble: str) ->
         trio.run(endure, lab, seed, TROUBLES[trouble], clock=clock)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("trouble", [*TROUBLES, "early data"])
 def test_many_troubles_together_leave_nothing_behind(lab: Any, repeatable: Callable[[int], None], trouble: str) -> None:
     run(lab, repeatable, 1, trouble)

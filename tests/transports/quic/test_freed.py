@@ -61,6 +61,7 @@ async def use(connection: QuicConnection) -> None:
     await trio.sleep(0.05)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("end", ["closed", "lost", "refused", "uncertified", "broken"])
 async def test_connections_leave_nothing_behind(lab: Any, autojump_clock: MockClock, end: str) -> None:
     net = SimNet(1)

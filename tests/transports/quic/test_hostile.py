@@ -207,6 +207,7 @@ async def test_an_address_that_proves_nothing_gets_three_times_what_it_sent(
         await s.is_served()
 
 
+@pytest.mark.ci
 async def test_slow_handshakes_are_bounded_in_number_and_time(lab: Any, autojump_clock: MockClock) -> None:
     """A hundred clients that never go on."""
     net = SimNet(1)
@@ -338,6 +339,7 @@ async def test_rude_frames_under_good_keys_end_no_more_than_their_connection(
         assert any(ends), "none of it was wrong"
 
 
+@pytest.mark.ci
 async def test_a_flood_of_data_beyond_the_window_is_refused(lab: Any, autojump_clock: MockClock, tuned: None) -> None:
     async with siege(lab, stream_window=65_536, connection_window=65_536) as s:
         async with lab.dialling(s.net, host="rude") as rude:
@@ -437,6 +439,7 @@ async def test_packets_under_a_forged_address_take_no_place_of_it(lab: Any, auto
         await s.is_served()
 
 
+@pytest.mark.ci
 async def test_handshakes_that_fail_are_counted_and_told_of_once(
     lab: Any, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -233,6 +233,7 @@ async def test_what_is_never_taken_goes_back_into_the_window(lab: Any, autojump_
         assert len(await read_all(theirs)) == 120_000
 
 
+@pytest.mark.ci
 async def test_send_all_waits_above_the_watermark_and_a_cancelled_one_queues_nothing(
     lab: Any, autojump_clock: MockClock
 ) -> None:

@@ -148,6 +148,7 @@ def test_any_octets_instead_of_setup(pieces: list[bytes]) -> None:
     feed(new_core("server"), *pieces)
 
 
+@pytest.mark.ci
 @pytest.mark.rule("RX-74")
 def test_rx74_fragments_without_end_take_no_room() -> None:
     """Reassembly assumes endless streams: neither full nor empty fragments add up."""

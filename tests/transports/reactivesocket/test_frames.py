@@ -143,6 +143,7 @@ def test_every_cut_is_refused(vector: dict[str, Any]) -> None:
         read_or_refuse(octets[:cut])
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("vector", VECTORS["valid"], ids=named)
 def test_every_changed_octet_is_read_or_refused(vector: dict[str, Any]) -> None:
     octets = bytes.fromhex(vector["hex"])

@@ -269,7 +269,7 @@ class Wired(RuleBasedStateMachine):
 TestWired = Wired.TestCase
 # Short runs hardly get past the requests.
 TestWired.settings = settings(
-    max_examples=max(60, settings().max_examples),
+    max_examples=20 if settings.get_current_profile_name() == "fast" else max(60, settings().max_examples),
     stateful_step_count=max(60, settings().stateful_step_count),
 )
 

@@ -274,6 +274,7 @@ def test_wrong_types_fail_in_the_constructor(make: Any, wrong: str) -> None:
         make()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("vector", [*VECTORS["composite"], *VECTORS["alone"]], ids=named)
 def test_every_cut_and_flip_is_read_or_refused(vector: dict[str, Any]) -> None:
     octets = bytes.fromhex(vector["hex"])
