@@ -96,17 +96,24 @@ async def test_only_so_many_of_one_user(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 @pytest.mark.loopback
-async def test_handshakes_that_stand_still_hold_places_of_their_own_address_only(authority: object) -> None:
+async def test_handshakes_that_stand_still_hold_places_of_their_own_address_only(
+    authority: object, mock_clock: trio.testing.MockClock
+) -> None:
     """Half-open connections count from the first octet of TCP on; those that end give their places back."""
     config = TlsConfig(
         certificate=authority.issue("server"),  # type: ignore[attr-defined]  # the conftest's
         tcp=TcpConfig(max_connections_per_address=3),
-        handshake_timeout=0.2,
+        handshake_timeout=60.0,
     )
+    mock_clock.rate = 1.0
     async with tls.listen("tls://127.0.0.1:0", config) as listener:
         port = int(listener.url.rsplit(":", 1)[1])
         streams = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(5)]
-        for stream in streams:
+        for refused, stream in enumerate(reversed(streams), 1):
+            if refused == 3:
+                assert listener.admission.refused == 2
+                await trio.testing.wait_all_tasks_blocked()
+                mock_clock.jump(60.0)
             try:
                 assert await stream.receive_some() == b""
             except trio.BrokenResourceError:
