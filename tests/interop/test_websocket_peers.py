@@ -260,10 +260,10 @@ async def echo_server(
         ),
         (
             "text",
-            {"code": 1003, "reason": "a text message, where only binary ones are taken (set accept_text to take them)"},
+            {"code": 1003, "reason": "a text message, but only binary ones are accepted (set accept_text)"},
             (
                 1003,
-                "closed with code 1003: a text message, where only binary ones are taken (set accept_text to take them)",
+                "closed with code 1003: a text message, but only binary ones are accepted (set accept_text)",
             ),
         ),
         (

@@ -381,5 +381,5 @@ def test_refusals_are_checked_where_they_are_made() -> None:
     with pytest.raises(ValueError, match="status"):
         Refusal(200)
     assert refusal_bytes(Refusal(599)).startswith(b"HTTP/1.1 599 Refused\r\n")
-    with pytest.raises(ConfigurationError, match="cannot be name and value"):
+    with pytest.raises(ConfigurationError, match="are not the name and value"):
         Refusal(403, "no", (("X", "a\r\nSet-Cookie: b"),))

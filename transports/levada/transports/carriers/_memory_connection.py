@@ -1,4 +1,4 @@
-"""The multi-stream shape of the memory carrier: QUIC's rules for streams, credit, codes, datagrams and 0-RTT, without packets."""
+"""The memory carrier with ``shape="connection"``: QUIC's rules for streams, credit, codes, datagrams and 0-RTT, without packets."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from levada.transports.carriers.streams import again
 
 
 class MemoryStream:
-    """One stream of a memory connection; a `Stream`. Comes from `open_stream` and `accept_stream`.
+    """One stream of a memory connection; a `Stream`, made by `open_stream` and `accept_stream`.
 
-    No method waits unless it must, so not each call is a checkpoint; every call that waits may be cancelled.
+    A call that does not have to wait is not a checkpoint. Every call that waits may be cancelled.
     """
 
     __slots__ = ("__weakref__", "_connection", "_in", "_out", "stream_id")
@@ -37,7 +37,7 @@ class MemoryStream:
     ) -> None:
         self._connection = connection
         self.stream_id = stream_id
-        """Numbered as QUIC does: the lowest bit is 1 for the server's streams, the next 1 for unidirectional ones."""
+        """Number as in QUIC: the lowest bit is 1 for streams of the server, the next bit is 1 for unidirectional streams."""
         self._out = sending
         self._in = receiving
         if sending is not None:
@@ -67,18 +67,18 @@ class MemoryStream:
 
     @property
     def priority(self) -> int:
-        """0 (first) to 255; decides who goes first when the connection's window opens."""
+        """0 (first) to 255: the order of the streams when the connection's window opens."""
         return 128 if self._out is None else self._out.priority
 
     @priority.setter
     def priority(self, value: int) -> None:
         if not 0 <= value <= 255:
-            raise ValueError(f"priority must be between 0 and 255, got {value}")
+            raise ValueError(f"priority is {value}, wanted 0 to 255")
         (self._out or self._cannot_send()).priority = value
 
     @property
     def unsent(self) -> int:
-        """Bytes queued for want of a window."""
+        """Bytes queued without window credit."""
         return 0 if self._out is None else len(self._out.unsent)
 
     @property
@@ -87,17 +87,17 @@ class MemoryStream:
         return 0 if self._out is None else self._out.unacked
 
     def _cannot_send(self) -> NoReturn:
-        raise LocalProtocolError(f"stream {self.stream_id} is the peer's unidirectional one: it cannot be sent on")
+        raise LocalProtocolError(f"stream {self.stream_id} is only received on")
 
     def _cannot_receive(self) -> NoReturn:
-        raise LocalProtocolError(f"stream {self.stream_id} is unidirectional: nothing can be received on it")
+        raise LocalProtocolError(f"stream {self.stream_id} is only sent on")
 
     async def send_all(self, data: Octets) -> None:
         """Queue bytes, waiting for room: see `ByteStream.send_all`."""
         await (self._out or self._cannot_send()).send(data)
 
     def send_nowait(self, data: Octets, *, fin: bool = False) -> None:
-        """Queue bytes without waiting, and perhaps finish: see `Stream.send_nowait`."""
+        """Queue bytes without waiting, and finish if `fin`: see `Stream.send_nowait`."""
         (self._out or self._cannot_send()).send_nowait(data, fin=fin)
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
@@ -110,12 +110,12 @@ class MemoryStream:
 
     @property
     def at_end(self) -> bool:
-        """Whether everything up to the peer's end was taken: see `Stream.at_end`."""
+        """Whether the peer's end has come and everything before it was taken: see `Stream.at_end`."""
         return self._in is not None and self._in.ended and not self._in.arrived
 
     @property
     def was_reset(self) -> bool:
-        """Whether the peer gave up sending: see `Stream.was_reset`."""
+        """Whether the peer gave up sending, so that there is nothing to take: see `Stream.was_reset`."""
         return self._in is not None and not self._in.arrived and isinstance(self._in.receive_error, StreamWasReset)
 
     def on_readable(self, tell: Callable[[], None]) -> None:
@@ -142,7 +142,7 @@ class MemoryStream:
         await (self._out or self._cannot_send()).flush()
 
     async def aclose(self) -> None:
-        """Finish sending and stop receiving with code 0; the queue goes out while the connection lives."""
+        """Finish sending and stop receiving with code 0; the queue is sent while the connection lives."""
         if self._out is not None:
             self._out.finish()
         if self._in is not None:
@@ -188,7 +188,7 @@ class MemoryStream:
             tell(pipe.send_error.code)
 
     async def acked(self) -> bool:
-        """Wait until the peer has everything, the end included: see `Stream.acked`."""
+        """Wait until the peer has everything, including the end: see `Stream.acked`."""
         pipe = self._out or self._cannot_send()
         delivered = await pipe.outcome()
         self._raise_if_lost(pipe)
@@ -207,7 +207,7 @@ class MemoryStream:
         return pipe_statistics(self._out, self._in)
 
     def connection_over(self, error: CarrierError) -> None:
-        """Fail both directions, because the connection has ended; after a loss, bytes that have arrived may still be taken."""
+        """Fail both directions, because the connection has ended. After a loss, bytes that have arrived may still be taken."""
         if self._out is not None:
             self._out.fail_sender(error)
         if self._in is None:
@@ -218,7 +218,7 @@ class MemoryStream:
             self._in.close_receiver(error)
 
     def drained(self) -> bool:
-        """Whether nothing that was sent on this finished stream is still to arrive (an unfinished one is not waited for)."""
+        """Whether closing need not wait for this stream: it is not finished here, or it is delivered, or it has failed."""
         return self._out is None or not self._out.finished or self._out.delivered or self._out.send_error is not None
 
     async def settle(self) -> None:
@@ -243,14 +243,14 @@ class MemoryStream:
 
 
 class MemoryConnection:
-    """One end of a connection of many streams; a `Connection`. Made by `memory_connections`, `dial` and `listen`."""
+    """One end of a connection of many streams; a `Connection`, made by `memory_connections`, `dial` and `listen`."""
 
     def __init__(self, link: MemoryLink, *, is_client: bool, name: str) -> None:
         config = link.config
         self.link = link
-        """What lies between the two ends: hold it, cut it."""
+        """The link between the two ends, which tests may hold and cut."""
         self.error: CarrierError | None = None
-        """Why nothing works any more, if so."""
+        """The error that every call raises after the end; ``None`` before."""
         self._datagrams_dropped = 0
         self._is_client = is_client
         own, other = ("client", "server") if is_client else ("server", "client")
@@ -276,9 +276,9 @@ class MemoryConnection:
         self._reason: CloseReason | None = None
         self._ended = trio.Event()
         self._peer: MemoryConnection | None = None
-        """The other end, while there is one: two that have ended keep each other no longer."""
+        """The other end, until this end has ended."""
         self._back = self._flow
-        """What comes from there."""
+        """The flow from the other end."""
         link.ends.append(self)
 
     @property
@@ -292,7 +292,7 @@ class MemoryConnection:
         return self._is_client
 
     def meet(self, peer: MemoryConnection) -> None:
-        """Say which connection is the other end."""
+        """Set the other end."""
         self._peer, self._back = peer, peer._flow
 
     @property
@@ -305,7 +305,7 @@ class MemoryConnection:
             raise again(self.error)
 
     async def handshake(self) -> CarrierInfo:
-        """Wait until both ends are there; with `MemoryConfig.early`, the client's first call ends its 0-RTT data."""
+        """Wait until the handshake is complete; with `MemoryConfig.early`, the client's first call ends its 0-RTT data."""
         self._check()
         if self._is_client and not self._established and not self._handshake_begun:
             self._handshake_begun = True
@@ -315,7 +315,7 @@ class MemoryConnection:
         return self._info
 
     def establish(self) -> None:
-        """The handshake is complete at this end; a server tells its client."""
+        """Complete the handshake at this end; a server tells its client."""
         if self._established or self.error is not None:
             return
         self._established = True
@@ -369,7 +369,7 @@ class MemoryConnection:
         return stream
 
     def take_in(self, stream: MemoryStream) -> None:
-        """The peer has opened this stream."""
+        """Queue a stream that the peer has opened."""
         if self.error is not None:
             return
         self._streams[stream.stream_id] = stream
@@ -380,7 +380,7 @@ class MemoryConnection:
             self._accepting.unpark()
 
     async def accept_stream(self) -> MemoryStream:
-        """Wait for the peer's next stream. Several tasks may wait, each for another stream: see `Connection.accept_stream`."""
+        """Wait for the peer's next stream. Several tasks may wait, and each gets a different stream: see `Connection.accept_stream`."""
         if self.link.counts:
             self.link.count_call()
         while not self._appeared:
@@ -405,30 +405,30 @@ class MemoryConnection:
         """Never call back: each write arrives by itself."""
 
     def together(self, send: Callable[[], None]) -> None:
-        """Call `send`; nothing is joined here."""
+        """Call `send`. Each send arrives by itself: see `Connection.together`."""
         send()
 
     def forget(self, stream: MemoryStream) -> None:
-        """Both directions of `stream` are over at this end; if the peer opened it, the peer gets its credit back."""
+        """Forget a stream whose directions are both over at this end. If the peer opened it, the peer gets its credit back."""
         stream_id = stream.stream_id
         if self._streams.pop(stream_id, None) is not None and (stream_id & 1 == 0) is not self._is_client:
             self.link.post(self._other_end.grant_stream, stream_id & 2 != 0)
 
     def grant_stream(self, unidirectional: bool) -> None:
-        """One more stream may be opened."""
+        """Allow one more stream."""
         self._may_open[unidirectional] += 1
         self._opening[unidirectional].unpark()
 
     def round_trip(self) -> float:
-        """Nothing is measured."""
+        """Return 0.0: nothing is measured."""
         return 0.0
 
     def max_datagram_size(self) -> int:
-        """`MemoryConfig.max_datagram`."""
+        """Return `MemoryConfig.max_datagram`."""
         return self.link.config.max_datagram
 
     async def send_datagram(self, data: Octets) -> None:
-        """Queue a datagram; they queue only while the link is slow: see `Connection.send_datagram`."""
+        """Queue a datagram. The queue fills only while the link is slow: see `Connection.send_datagram`."""
         while not self.send_datagram_nowait(data):
             await self._sending_datagram.park()
 
@@ -452,7 +452,7 @@ class MemoryConnection:
         return True
 
     def take_datagram(self, datagram: Datagram) -> None:
-        """A datagram has arrived from the peer."""
+        """Take a datagram from the peer."""
         if self._peer is not None:
             self._peer.datagram_gone()
         if self.error is not None:
@@ -464,7 +464,7 @@ class MemoryConnection:
         self._receiving_datagram.unpark()
 
     def datagram_gone(self) -> None:
-        """One datagram fewer is under way."""
+        """Note that one datagram fewer is under way."""
         self._datagrams_flying -= 1
         self._sending_datagram.unpark()
 
@@ -481,7 +481,7 @@ class MemoryConnection:
         return datagram
 
     def close(self, code: int = 0, reason: str = "") -> None:
-        """Close now: see `Connection.close`."""
+        """Close at once: see `Connection.close`."""
         if self.error is None:
             lost = ConnectionLost(
                 f"the peer closed the connection with code {code}: {reason or 'no reason given'}", code=code
@@ -508,11 +508,11 @@ class MemoryConnection:
         return self._reason
 
     def lose(self, error: ConnectionLost) -> None:
-        """The link was cut."""
+        """Fail, because the link was cut."""
         self.end(error, CloseReason(1, error.detail, lost=True))
 
     def end(self, error: CarrierError, reason: CloseReason) -> None:
-        """Nothing works any more; every task that waits here or on a stream is told."""
+        """End the connection, and wake every task that waits here or on a stream."""
         if self.error is not None:
             return
         self.error = error

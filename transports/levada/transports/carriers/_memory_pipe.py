@@ -2,10 +2,10 @@
 
 The rules of this file:
 
-* A `Pipe` is seen from both of its ends. What the sender's side does to the receiver's side, and back, goes through `MemoryLink.post`
-  and nothing else: at once as a plain call, or after the latency, or when a held link is released; always in the order of posting.
-* So there is no task here, but one while bytes are under way with latency; and what two ends do is repeated exactly from one seed.
-* Nothing is sent without credit: of the pipe (what its receiver has not taken) and of the flow (all pipes of a connection together).
+* A `Pipe` has two sides. Each acts on the other only through `MemoryLink.post`: at once as a plain call, after the latency, or when a held
+  link is released, and always in the order of posting.
+* So there is no task here, except one while bytes are under way with latency, and a run with the same seed is repeated exactly.
+* Nothing is sent without credit, which the pipe has (for bytes that its receiver has not taken) and the flow (for all pipes of a connection).
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class MemoryConfig:
     )
     """What `dial` and `listen` give: byte streams, message streams, or connections of many streams."""
     window: int = attrs.field(default=64 * 1024, validator=[v.instance_of(int), v.ge(1)])
-    """Bytes that a sender may be ahead of its receiver's taking them, on each stream."""
+    """Bytes that a sender may send on each stream beyond what the receiver has taken."""
     connection_window: int = attrs.field(default=1024 * 1024, validator=[v.instance_of(int), v.ge(1)])
     """The same for all streams of a connection together, in each direction."""
     high_watermark: int = attrs.field(default=64 * 1024, validator=[v.instance_of(int), v.ge(0)])
-    """Bytes queued for want of a window above which sending waits."""
+    """Bytes queued without window credit above which sending waits."""
     chunk: tuple[int, int] | None = attrs.field(default=None, validator=_span)
     """Least and most bytes that one `receive_some` returns, drawn by `seed`; ``None`` returns all that has arrived."""
     latency: float = attrs.field(default=0.0, validator=v.ge(0))
     """Seconds on trio's clock from one end to the other."""
     seed: int = 0
-    """Of the sizes of chunks and the loss of datagrams."""
+    """Seed of the sizes of chunks and the loss of datagrams."""
     cut_after: int | None = attrs.field(default=None, validator=v.optional(v.ge(0)))
     """Lose the connection once this many bytes have been carried, both directions together; the part before arrives."""
     cut_at_call: int | None = attrs.field(default=None, validator=v.optional(v.ge(1)))
@@ -58,9 +58,9 @@ class MemoryConfig:
     max_message: int = attrs.field(default=16 * 1024 * 1024, validator=[v.instance_of(int), v.ge(1)])
     """Bytes of the largest message that a message stream takes."""
     max_streams: int = attrs.field(default=100, validator=[v.instance_of(int), v.ge(0)])
-    """Streams with two directions that each end may have open."""
+    """Bidirectional streams that each end may have open."""
     max_streams_unidirectional: int = attrs.field(default=100, validator=[v.instance_of(int), v.ge(0)])
-    """Streams with one direction that each end may have open."""
+    """Unidirectional streams that each end may have open."""
     max_datagram: int = attrs.field(default=1200, validator=[v.instance_of(int), v.ge(0)])
     """Bytes of the largest datagram; 0 takes none."""
     datagram_queue: int = attrs.field(default=256, validator=[v.instance_of(int), v.ge(1)])
@@ -70,36 +70,36 @@ class MemoryConfig:
     early: Literal["accepted", "refused"] | None = attrs.field(
         default=None, validator=v.optional(v.in_(["accepted", "refused"]))
     )
-    """Treat what a client sends before its first call of `handshake` as 0-RTT data, and how the server takes that."""
+    """Treat the data that a client sends before its first call of `handshake` as 0-RTT data, which the server accepts or refuses."""
     close_timeout: float = attrs.field(default=5.0, validator=v.ge(0))
-    """Seconds that closing waits for the queue to go out."""
+    """Seconds that closing waits until the queue is sent."""
     handshake_timeout: float = attrs.field(default=10.0, validator=v.gt(0))
     """Seconds that `dial` waits for a connection to be accepted."""
     backlog: int = attrs.field(default=128, validator=[v.instance_of(int), v.ge(1)])
-    """Peers that a listener keeps until they are accepted; further ones are refused."""
+    """Peers that may wait to be accepted; any further one is refused."""
 
 
 class End(Protocol):
-    """What a link does to either of its ends."""
+    """An end of a link."""
 
     def lose(self, error: ConnectionLost) -> None:
         """Make everything fail with `error`; bytes that have arrived may still be taken."""
 
 
 class MemoryLink:
-    """What lies between two ends in one process; tests may hold it, release it, cut it.
+    """The link between two ends in one process, which tests may hold, release and cut.
 
     Args:
-        config: latency and the points at which it is cut.
+        config: the latency, and the points at which the link is cut.
     """
 
     def __init__(self, config: MemoryConfig) -> None:
         self.config = config
         self.ends: list[End] = []
         self.calls = 0
-        """Operations that both ends have begun, counted only for `MemoryConfig.cut_at_call`."""
+        """Operations that both ends have begun; counted only with `MemoryConfig.cut_at_call`."""
         self.octets = 0
-        """Bytes carried, both directions together; see `MemoryConfig.cut_after`."""
+        """Bytes carried, both directions together, for `MemoryConfig.cut_after`."""
         self.dead = False
         """Whether the link was cut."""
         self.random = random.Random(config.seed)
@@ -112,9 +112,9 @@ class MemoryLink:
         """Whether `count_call` is to be called."""
 
     def post(self, arrive: Callable[..., None], *args: object) -> None:
-        """Let `arrive(*args)` happen at the other end: now, or when everything posted before it and the latency are over.
+        """Call `arrive(*args)` at the other end: now, or after the latency and everything posted before.
 
-        What happens for each piece of bytes looks at `direct` itself and saves this call.
+        The code for each piece of bytes looks at `direct` itself, which saves this call.
         """
         if self.direct:
             arrive(*args)
@@ -123,13 +123,13 @@ class MemoryLink:
             self._start_pump()
 
     def count_call(self) -> None:
-        """Count an operation of either end, and cut the link if it is the one chosen for that."""
+        """Count an operation of either end, and cut the link at the chosen one."""
         self.calls += 1
         if self.calls == self.config.cut_at_call:
             self.cut()
 
     def carry(self, octets: int) -> int:
-        """Return how many of `octets` still get through before the link is cut."""
+        """Return how many of the next `octets` bytes get through before the link is cut."""
         limit = self.config.cut_after
         if limit is not None:
             octets = min(octets, limit - self.octets)
@@ -138,25 +138,25 @@ class MemoryLink:
 
     @property
     def worn_out(self) -> bool:
-        """Whether as much was carried as `MemoryConfig.cut_after` allows."""
+        """Whether the link has carried all bytes that `MemoryConfig.cut_after` allows."""
         return self.config.cut_after is not None and self.octets >= self.config.cut_after
 
     def cut(self, why: str = "the memory link was cut") -> None:
         """Lose everything that is under way; both ends see `ConnectionLost`."""
         if self.dead:
             return
-        self.dead = self.direct = True  # whatever is posted from now on finds ends that have failed already
+        self.dead = self.direct = True  # later posts find ends that have failed already
         self._under_way.clear()
         for end in list(self.ends):
             end.lose(ConnectionLost(why))
 
     def hold(self) -> None:
-        """Stop carrying, as a network that has stalled; senders run into their bounds."""
+        """Stop carrying, as a stalled network does; senders reach their bounds."""
         self._held = True
         self.direct = False
 
     def release(self) -> None:
-        """Go on after `hold`: the held bytes arrive in order."""
+        """Carry again after `hold`: the held bytes arrive in order."""
         self._held = False
         if not self.config.latency:
             self._deliver(_UNLIMITED)
@@ -170,7 +170,7 @@ class MemoryLink:
             trio.lowlevel.spawn_system_task(self._pump)
 
     async def _pump(self) -> None:
-        """Runs only while something is under way, so that an idle pair leaves no task behind."""
+        """Deliver after the latency. The task ends when nothing is under way, so an idle pair has no task."""
         while self._under_way and not self._held:
             await trio.sleep_until(self._under_way[0][0])
             if not self._held:
@@ -184,7 +184,7 @@ class MemoryLink:
 
 
 class Flow:
-    """What all pipes in one direction of a connection share: credit, whether 0-RTT is going on, totals."""
+    """The state that all pipes in one direction of a connection share: credit, the phase of 0-RTT data, totals."""
 
     __slots__ = ("blocked", "credit", "early", "bytes_received", "bytes_sent", "reads", "writes")
 
@@ -195,7 +195,7 @@ class Flow:
         self.bytes_sent = self.bytes_received = self.writes = self.reads = 0
 
     def go_on(self) -> None:
-        """Let the blocked pipes go on, as there is credit again: lowest priority number first, equal ones in turn."""
+        """Let blocked pipes send, because there is credit again: lowest priority number first, pipes of equal priority in turn."""
         while self.credit and self.blocked:
             pipe = min(self.blocked, key=lambda pipe: pipe.priority)
             del self.blocked[pipe]
@@ -203,11 +203,11 @@ class Flow:
 
 
 def nothing() -> None:
-    """Do nothing: a stream of its own has no connection to tell."""
+    """Do nothing; the default of callbacks."""
 
 
 class Pipe:
-    """One direction of bytes: the upper half of the methods is the sender's side, the lower half the receiver's."""
+    """One direction of bytes. The first half of the methods is the sender's side, the second half the receiver's."""
 
     __slots__ = (
         "_flying", "_progress", "appear", "arrived", "credit", "delivered", "early", "end_sent", "ended", "finished", "flow", "link",
@@ -223,7 +223,7 @@ class Pipe:
         self.credit = link.config.window
         self.finished = False  # nothing more may be sent
         self.end_sent = False
-        self.delivered = False  # the receiver's side has everything, the end too
+        self.delivered = False  # the receiver's side has everything, including the end
         self.send_error: CarrierError | None = None
         self.sender = Waiter()
         self.sender_over: Callable[[], None] = nothing
@@ -248,14 +248,14 @@ class Pipe:
         return len(self.unsent) + self._flying
 
     def check_sending(self) -> None:
-        """Raise what sending raises now, if anything."""
+        """Raise the error that sending raises now, if any."""
         if self.send_error is not None:
             raise again(self.send_error)
         if self.finished:
             raise ConnectionClosed("sending after send_eof() or aclose() of this side")
 
     async def send(self, data: Octets) -> None:
-        """Queue all of `data`; see `ByteStream.send_all`."""
+        """Queue all of `data`, waiting for room: see `ByteStream.send_all`."""
         if len(self.unsent) <= self.link.config.high_watermark:
             self.send_nowait(data)
             return
@@ -269,7 +269,7 @@ class Pipe:
         self.transmit()
 
     def send_nowait(self, data: Octets, *, fin: bool = False) -> None:
-        """Queue all of `data`, however much is queued; see `Stream.send_nowait`."""
+        """Queue all of `data` without waiting: see `Stream.send_nowait`."""
         if self.link.counts:
             self.link.count_call()
         if self.finished or self.send_error is not None:
@@ -353,7 +353,7 @@ class Pipe:
             self.transmit()
 
     def finish(self) -> None:
-        """End sending after the queue."""
+        """End this direction after the queued bytes."""
         if not self.finished:
             self.finished = True
             self.sender.wake()
@@ -361,7 +361,7 @@ class Pipe:
                 self.transmit()
 
     def fail_sender(self, error: CarrierError) -> None:
-        """Drop the queue; sending raises `error` from now on. The first error stays, unless this side closes."""
+        """Drop the queue; sending raises `error` from now on. An earlier error stays, unless this side closes."""
         if self.delivered or (self.send_error is not None and not isinstance(error, ConnectionClosed)):
             return
         self.send_error = error
@@ -375,7 +375,7 @@ class Pipe:
             tell_stopped(error.code)
 
     def _sender_is_over(self) -> None:
-        # The callbacks refer to the stream and to its user: without this, only the garbage collector could free them.
+        # The callbacks refer to the stream and to its user, which otherwise only the garbage collector could free.
         over, self.sender_over = self.sender_over, nothing
         self.tell_stopped = self.appear = None
         over()
@@ -398,7 +398,7 @@ class Pipe:
             raise again(self.send_error)
 
     async def all_acked(self) -> None:
-        """Wait until everything that was sent is at the receiver's side."""
+        """Wait until the receiver's side has everything that was sent."""
         if self.link.counts:
             self.link.count_call()
         while self.send_error is None and self.unacked:
@@ -407,12 +407,12 @@ class Pipe:
             raise again(self.send_error)
 
     async def sent(self) -> None:
-        """Wait until the queue has been sent, or never will be."""
+        """Wait until the queue is sent, or never will be."""
         while self.send_error is None and (self.unsent or (self.finished and not self.end_sent)):
             await self._next_progress()
 
     async def outcome(self) -> bool:
-        """Wait until everything is delivered (true), or this side has given up or been stopped (false)."""
+        """Wait until everything is delivered (true), or sending has failed (false)."""
         while not self.delivered and self.send_error is None:
             await self._next_progress()
         return self.delivered
@@ -466,7 +466,7 @@ class Pipe:
         over()
 
     async def receive(self, max_bytes: int | None) -> bytes:
-        """Wait for bytes; see `ByteStream.receive_some`."""
+        """Wait for bytes: see `ByteStream.receive_some`."""
         if max_bytes is not None and max_bytes < 1:
             raise ValueError(f"max_bytes must be at least 1, got {max_bytes}")
         if self.link.counts:
@@ -480,7 +480,7 @@ class Pipe:
         return self._take(max_bytes)
 
     def take_nowait(self) -> bytes | None:
-        """Take the bytes that have arrived; see `Stream.receive_nowait`."""
+        """Take the bytes that have arrived: see `Stream.receive_nowait`."""
         if self.link.counts:
             self.link.count_call()
         if self.arrived:
@@ -530,7 +530,7 @@ class Pipe:
             self._receiver_is_over()
 
     def refuse(self, error: ConnectionClosed, told: CarrierError) -> None:
-        """Take nothing more: receiving raises `error` here, sending raises `told` at the other end."""
+        """Take no more: receiving raises `error` here, and sending raises `told` at the other end."""
         if not self.ended and self.receive_error is None:
             self.link.post(self.fail_sender, told)  # first, so that the credit below makes it send no more
         self.ended = False
@@ -538,7 +538,7 @@ class Pipe:
         self._receiver_is_over()
 
     def close_receiver(self, error: CarrierError) -> None:
-        """Make receiving raise `error`: the connection is over, and its credit is of no more use."""
+        """Make receiving raise `error`, because the connection is over; its credit no longer matters."""
         self.ended = False
         self.arrived = b""
         self._drop(error)
@@ -553,13 +553,13 @@ class Pipe:
         self._tell_the_last()
 
     def _tell_the_last(self) -> None:
-        """Call back for the last time: the end is there to take. The callback may hold this pipe."""
+        """Call back for the last time, for the end or an error, and release the callback, which may refer to this pipe."""
         tell_readable, self.tell_readable = self.tell_readable, nothing
         tell_readable()
 
 
 def pipe_statistics(sending: Pipe | None, receiving: Pipe | None) -> CarrierStatistics:
-    """Return the counters of the end that sends into the one and receives out of the other."""
+    """Return the counters of the end that sends into the first pipe and receives from the second."""
     return CarrierStatistics(
         bytes_sent=sending.bytes_sent if sending else 0,
         bytes_received=receiving.bytes_received if receiving else 0,

@@ -24,9 +24,9 @@ class Admission:
     """Counts the connections of each address, and the peers that a listener turned away.
 
     Args:
-        url: of the listener, for its warnings.
-        limit: connections from one address; for IPv6 from one /64, since one host can have that many. ``None``: no limit.
-        of: the words for what is limited, and the option that sets the limit, for the warnings.
+        url: URL of the listener, for its warnings.
+        limit: connections from one address, or for IPv6 from one /64, because one host can have all its addresses; ``None``: no limit.
+        of: the rest of the warning about the limit, with the option that sets it.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Admission:
     ) -> None:
         self.url = url
         self.refused = 0
-        """Peers that were turned away since the beginning."""
+        """Peers that were turned away so far."""
         self._limit = limit
         self._of = of
         self._connections: dict[str, int] = {}

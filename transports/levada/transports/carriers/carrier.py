@@ -46,7 +46,7 @@ class Listen(Protocol[C_contra]):
 
         Args:
             url: the program's URL; `Listener.url` is the same with the real address.
-            config: the program's settings, or an instance of `Carrier.config` made without arguments.
+            config: the program's settings, or `Carrier.config` called without arguments.
 
         Raises:
             ConfigurationError: the URL or the settings cannot work, or the address is taken.
@@ -58,15 +58,15 @@ class Listen(Protocol[C_contra]):
 class Carrier(Generic[C]):
     """A carrier, for `levada.transports.carriers.register` or an entry point of the group ``levada.carriers``.
 
-    Each part is an object, or its name as in an entry point (``"package.module:dial"``), which is imported when it is first used.
+    Each part is an object, or its name as in an entry point (``"package.module:dial"``), which is imported at its first use.
     """
 
     dial: Part[Dial[C]]
-    """Connects: see `Dial`. What it yields keeps the promises of `levada.transports.carriers.contracts`."""
+    """Connects: see `Dial`. It yields a stream or connection that keeps the promises of `levada.transports.carriers.contracts`."""
     listen: Part[Listen[C]]
     """Listens: see `Listen`."""
     config: Part[type[C]]
-    """Class of the settings, which needs no arguments. Instances of other classes are refused."""
+    """Class of the settings; it must work without arguments. Instances of other classes are refused."""
     requires: str = ""
     """The requirement to install for modules that the parts import, such as ``"levada[quic]"``; named in the error if one is missing."""
 

@@ -3,8 +3,8 @@
 The rules of this file:
 
 * Bytes that have arrived wait here, bounded by the window that the connection granted. Bytes to be sent wait in the connection.
-* A stream has no task. The connection calls it when something has happened, and it wakes the tasks that wait.
-* Errors are sticky. The first error of a direction stays, and the end of the connection comes after it.
+* A stream has no task. The connection calls it, and it wakes the waiting tasks.
+* Errors are sticky. The first error of a direction stays, even when the connection ends later.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["ConnectionStream", "StreamOwner"]
 ABORTED = 0
 """Code of a reset or stop for which the application gave none."""
 _SMALL = 512
-"""Bytes below which pieces are joined as they arrive: as objects of their own, two bytes would take sixty."""
+"""Pieces of fewer bytes are joined as they arrive: a separate object of two bytes would take sixty."""
 
 
 class StreamOwner(Protocol):
@@ -53,11 +53,11 @@ class StreamOwner(Protocol):
         ...
 
     def unsent(self, stream_id: int) -> int:
-        """Return the bytes queued that were not handed on."""
+        """Return the number of bytes of a stream that are queued and were not handed on."""
         ...
 
     def is_full(self, stream_id: int) -> bool:
-        """Whether a sender has to wait."""
+        """Whether a sender on this stream has to wait."""
         ...
 
     def has_room(self, stream_id: int) -> bool:
@@ -77,7 +77,7 @@ class StreamOwner(Protocol):
         ...
 
     def consumed(self, stream_id: int, octets: int) -> None:
-        """Note that the application has taken bytes, or dropped them, and grant the peer more."""
+        """Note that the application took or dropped received bytes, and grant the peer as many."""
         ...
 
 
@@ -134,7 +134,7 @@ class ConnectionStream(ABC, Generic[C]):
 
     @property
     def initiated_here(self) -> bool:
-        """Whether this side opened it."""
+        """Whether this side opened the stream."""
         return bool(self.stream_id & 1) != self._connection.is_client
 
     @property
@@ -177,7 +177,7 @@ class ConnectionStream(ABC, Generic[C]):
         """Bytes queued or sent that the peer has not acknowledged."""
 
     def statistics(self) -> CarrierStatistics:
-        """Return the counters as they are now; the connection's own counters count packets."""
+        """Return the counters of this stream as they are now: bytes of the application, and calls."""
         unsent = self.unsent
         return CarrierStatistics(
             bytes_sent=self._written - unsent,
@@ -202,17 +202,20 @@ class ConnectionStream(ABC, Generic[C]):
         """Queue all of `data`, waiting first while more than the high watermark is queued.
 
         Raises:
-            ConnectionClosed: this side closed the connection, finished or reset the stream.
-            ConnectionLost: the connection is gone.
-            StreamWasStopped: the peer wants no more.
-            LocalProtocolError: a stream that only the peer sends on.
+            ConnectionClosed: this side closed the connection, or finished or reset the stream.
+            ConnectionLost: the connection is lost.
+            StreamWasStopped: the peer has stopped the stream.
+            LocalProtocolError: only the peer sends on this stream.
             trio.BusyResourceError: another task is sending.
+
+        Cancellation:
+            nothing was queued.
         """
         if self._writer is not None:
             raise trio.BusyResourceError("another task is sending on this stream")
         self._check_sending()
         if self._paused or self._connection.is_full(self.stream_id):
-            # It stays so if this call is cancelled: the next call also waits for the low watermark.
+            # If this call is cancelled, the next one also waits for the low watermark.
             self._paused = True
             await self._wait_for_room()
             self._paused = False
@@ -231,7 +234,7 @@ class ConnectionStream(ABC, Generic[C]):
         await trio.lowlevel.checkpoint()
 
     async def flush(self) -> None:
-        """Wait until all bytes have been in a packet; raise the stream's error if they never will be."""
+        """Wait until all queued bytes have been handed on; raise the stream's error if they never will be."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while self.unsent:
             self._check_alive()
@@ -244,7 +247,7 @@ class ConnectionStream(ABC, Generic[C]):
     def reset(self, code: int) -> None:
         """Give up sending: the queue is dropped, and the peer's `receive_some` raises `StreamWasReset`."""
         if not self._can_send:
-            raise LocalProtocolError(f"stream {self.stream_id} is the peer's, there is nothing to reset: stop it")
+            raise LocalProtocolError(f"only the peer sends on stream {self.stream_id}, so it cannot be reset: stop it")
         if not self._settled and self._send_error is None:
             self._tell_stopped = None
             self._send_error = ConnectionClosed(
@@ -255,7 +258,7 @@ class ConnectionStream(ABC, Generic[C]):
             self.wake_sending()
 
     async def stopped(self) -> int | None:
-        """Wait until the peer stops this side's sending and return its code; ``None`` once all is acknowledged or given up here."""
+        """Wait until the peer stops this side's sending, and return its code; ``None`` if all was acknowledged or reset here first."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while self._stop_code is None and not self._settled and self._send_error is None:
             self._check_alive()
@@ -293,11 +296,14 @@ class ConnectionStream(ABC, Generic[C]):
 
         Raises:
             ConnectionClosed: this side closed the connection or stopped the stream.
-            ConnectionLost: the connection is gone; earlier bytes were returned first.
-            StreamWasReset: the peer gave up.
-            LocalProtocolError: a stream that only this side sends on.
+            ConnectionLost: the connection is lost, and all bytes that had arrived were taken.
+            StreamWasReset: the peer has reset the stream.
+            LocalProtocolError: only this side sends on this stream.
             trio.BusyResourceError: another task is receiving.
             ValueError: `max_bytes` is below 1.
+
+        Cancellation:
+            no bytes were taken.
         """
         if max_bytes is not None and max_bytes < 1:
             raise ValueError(f"max_bytes is {max_bytes}, wanted at least 1")
@@ -316,7 +322,7 @@ class ConnectionStream(ABC, Generic[C]):
         return self._take_some(max_bytes)
 
     def receive_nowait(self) -> bytes | None:
-        """Take the bytes that have arrived; ``b""`` is the peer's end, ``None``: there are none. Errors as `receive_some`."""
+        """Take all bytes that have arrived; ``b""`` is the peer's end, ``None`` means none yet. Errors as `receive_some`."""
         if self._chunks:
             return self._take_some(None)
         if self._receive_error is not None:
@@ -374,7 +380,7 @@ class ConnectionStream(ABC, Generic[C]):
     def stop(self, code: int) -> None:
         """Ask the peer to stop sending; bytes that have arrived or still arrive are dropped."""
         if not self._can_receive:
-            raise LocalProtocolError(f"stream {self.stream_id} is only sent on, there is nothing to stop: reset it")
+            raise LocalProtocolError(f"stream {self.stream_id} is only sent on, so it cannot be stopped: reset it")
         if self._receive_error is None:
             self._receive_error = ConnectionClosed(
                 f"receiving on stream {self.stream_id} was stopped here with code {code}"
@@ -385,7 +391,7 @@ class ConnectionStream(ABC, Generic[C]):
             self._receiving_is_over()
 
     async def aclose(self) -> None:
-        """Finish sending and stop receiving; queued data is sent while the connection lives."""
+        """Finish sending and stop receiving, without waiting. The connection sends the queued data."""
         if not self._connection.closed:
             if self._can_send and not self._fin and self._send_error is None:
                 self.send_nowait(b"", fin=True)
@@ -397,7 +403,7 @@ class ConnectionStream(ABC, Generic[C]):
         await trio.lowlevel.checkpoint()
 
     def abort(self) -> None:
-        """Give up both directions at once."""
+        """Reset and stop the stream, both with code 0; the queued data is dropped."""
         if self._can_send:
             self.reset(ABORTED)
         if self._can_receive:
@@ -436,7 +442,7 @@ class ConnectionStream(ABC, Generic[C]):
             self._wake_reader()
 
     def outlive(self, ended: C) -> None:
-        """Outlive the connection, which is over for good; `ended` tells how."""
+        """Replace the connection, which has ended, by a copy that only knows how."""
         self._connection = ended
 
     @property
@@ -456,7 +462,7 @@ class ConnectionStream(ABC, Generic[C]):
         self._receiving_is_over()
 
     def stop_arrived(self, code: int) -> None:
-        """Note that the peer wants no more; the connection has reset the stream with the same code."""
+        """Note that the peer has stopped the stream; the connection has reset it with the same code."""
         if self._stop_code is None:
             self._stop_code = code
             if self._send_error is None and not self._settled:
@@ -473,20 +479,20 @@ class ConnectionStream(ABC, Generic[C]):
         self.wake_sending()
 
     def connection_ended(self) -> None:
-        """Wake all waiting tasks, which find out why it ended."""
+        """Wake all waiting tasks, which then raise the connection's error."""
         self._tell_stopped = None
         self._receiving_is_over()
         self.wake_sending()
 
     def wake_room(self) -> None:
-        """Let `send_all` check again."""
+        """Have a waiting `send_all` check again."""
         task = self._writer
         if task is not None:
             self._writer = None
             trio.lowlevel.reschedule(task)
 
     def wake_sending(self) -> None:
-        """Let all tasks check again that wait for this side's sending."""
+        """Have all tasks that wait for this side's sending check again."""
         self.wake_room()
         if self._news is not None:
             self._news.set()
@@ -494,14 +500,14 @@ class ConnectionStream(ABC, Generic[C]):
         self.wake_flushing()
 
     def wake_flushing(self) -> None:
-        """Note that all bytes have been in a packet, or never will be."""
+        """Wake `flush`: all bytes have been handed on, or never will be."""
         if self._flushed is not None:
             self._flushed.set()
             self._flushed = None
 
     @property
     def undelivered(self) -> bool:
-        """Whether it was finished and the peer has not acknowledged all of it."""
+        """Whether the stream was finished here, and the peer has not acknowledged all of it."""
         return self._fin and not self._settled and self._send_error is None
 
     def _check_alive(self) -> None:
@@ -524,7 +530,7 @@ class ConnectionStream(ABC, Generic[C]):
         await self._flushed.wait()
 
     async def _wait_for_news(self, *, end: bool) -> None:
-        """Wait for `wake_sending`; `end`: the end of the stream is to be acknowledged too."""
+        """Wait for `wake_sending`. `end` says whether the caller waits for the end of the stream too; subclasses use it."""
         if self._news is None:
             self._news = trio.Event()
         await self._news.wait()
@@ -547,7 +553,7 @@ class ConnectionStream(ABC, Generic[C]):
             self._tell_readable()
 
     def _receiving_is_over(self) -> None:
-        """Wake the reader for the last time. A callback that stayed might refer to the stream: only the collector would free the two."""
+        """Wake the reader for the last time, and release the callback: if it refers to the stream, only the collector could free both."""
         self._wake_reader()
         self._tell_readable = None
 

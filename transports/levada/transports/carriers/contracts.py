@@ -2,14 +2,14 @@
 
 The rules of this file:
 
-* A carrier moves bytes and knows no protocol above it.  Each of the three shapes below is a `typing.Protocol`; `check_carrier` in
-  `levada.transports.testing` runs one suite of promises against every implementation.
-* **Closed** is what this program did (`ConnectionClosed`), **lost** is what the peer, the network or the system did (`ConnectionLost`,
-  `IdleTimeout`, `StreamWasReset`, `StreamWasStopped`).  Errors are sticky: the next call raises the same again.
-* Sending returns when the bytes are queued below a watermark, not when they have arrived; so small writes are joined.  The queue
-  is bounded, and a receiver that takes nothing stops the peer, within a window.
+* A carrier moves bytes and does not know the protocol above it.  Each of the three shapes below is a `typing.Protocol`; `check_carrier`
+  in `levada.transports.testing` checks their promises for any implementation.
+* **Closed** means that this program ended it (`ConnectionClosed`); **lost** means that the peer, the network or the system did
+  (`ConnectionLost`, `IdleTimeout`, `StreamWasReset`, `StreamWasStopped`).  Errors are sticky: the next call raises the same error.
+* Sending returns when the bytes are queued below a watermark, not when they have arrived, so small writes are joined.  The queue
+  is bounded, and a receiver that takes nothing stops the peer within a window.
 * Every await may be cancelled.  A cancelled `send_all` has queued all of its bytes or none.  A cancelled `receive_some` has taken nothing.
-* Sending and receiving are independent directions; one task at a time in each; a second one gets `trio.BusyResourceError`.
+* Sending and receiving are independent directions, for one task each; a second task gets `trio.BusyResourceError`.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class CarrierInfo:
     scheme: str
     """``"tcp"``, ``"tls"``, ``"unix"``, ``"ws"``, ``"wss"``, ``"quic"``, ``"memory"``, or ``"qmux+unix"`` and so on."""
     local: str
-    """Own address as in a URL's authority, or the path of a Unix socket."""
+    """This side's address as in a URL's authority, or the path of a Unix socket."""
     peer: str
     """The peer's address, in the same form; for a Unix socket ``uid=… gid=… pid=…`` where the system tells."""
     alpn: str | None = None
-    """Protocol agreed on by TLS; for QMux over a WebSocket its subprotocol."""
+    """Protocol that TLS has negotiated; for QMux over a WebSocket its subprotocol."""
     tls_version: str | None = None
     """``"TLSv1.3"``, …; ``None`` without TLS."""
     peer_certificate: bytes | None = None
@@ -51,20 +51,20 @@ class CarrierInfo:
     peer_names: tuple[str, ...] = ()
     """Its subject alternative names, as in ``"DNS:web-01"``, ``"URI:…"``, ``"email:…"`` or ``"IP Address:192.0.2.1"``."""
     server_name: str | None = None
-    """Name that the client asked for (SNI)."""
+    """Host name that the client asked for (SNI)."""
     resumed: bool = False
-    """Whether the TLS session goes on from an earlier one."""
+    """Whether TLS has resumed an earlier session."""
     early_data_accepted: bool | None = None
-    """QUIC 0-RTT: ``None`` if none was tried."""
+    """Whether the server has accepted QUIC's 0-RTT data; ``None`` if there was none."""
     channel_binding: bytes | None = attrs.field(default=None, repr=False)
-    """32 bytes that both ends of this connection have and no other connection (``tls-exporter`` of RFC 9266); QUIC only."""
+    """32 bytes that only the two ends of this connection share (``tls-exporter`` of RFC 9266); QUIC only."""
     peer_credentials: tuple[int, int, int] | None = None
     """(pid, uid, gid) of the process at the other end of a Unix socket."""
 
 
 @attrs.frozen(kw_only=True)
 class CarrierStatistics:
-    """Counters of one connection; plain numbers, a snapshot."""
+    """Counters of one connection or stream; a snapshot."""
 
     bytes_sent: int
     bytes_received: int
@@ -74,10 +74,10 @@ class CarrierStatistics:
     unsent: int
     """Bytes queued and not handed on yet."""
     datagrams_dropped: int = 0
-    """Connections: datagrams that were dropped because no task took them."""
+    """Datagrams that a connection dropped because no task took them."""
 
     def __add__(self, other: CarrierStatistics) -> CarrierStatistics:
-        """Add the counters of another carrier."""
+        """Return the sums of the counters."""
         mine, theirs = attrs.astuple(self), attrs.astuple(other)
         names = (field.name for field in attrs.fields(CarrierStatistics))
         return CarrierStatistics(**dict(zip(names, map(sum, zip(mine, theirs, strict=True)), strict=True)))
@@ -88,11 +88,13 @@ class CloseReason:
     """How a connection ended."""
 
     code: int
-    """The application's code; 0 is orderly. Carriers without codes: 0 closed, 1 lost."""
+    """The application's code; 0 is an orderly end. Without codes, a carrier gives 0 for closed and 1 for lost."""
     text: str = attrs.field(default="", converter=printable)
+    """The reason in words, made printable."""
     by_peer: bool = False
+    """Whether the peer ended it."""
     lost: bool = False
-    """Neither side closed it: idle, network, reset, failed handshake."""
+    """Whether it failed instead of being closed: idle time, network, reset, broken rule, failed handshake."""
 
     def __str__(self) -> str:
         if self.lost:
@@ -144,25 +146,25 @@ class ByteStream(Protocol):
         """End this direction after the queue; receiving goes on. A second call changes nothing.
 
         Raises:
-            NotImplementedError: a carrier without half-close: TLS, whose own end (close_notify) is only said when both directions
-                close. `aclose` instead. All other byte streams have it.
+            NotImplementedError: the carrier has no half-close. Of levada's only TLS has none, because it sends close_notify when both
+                directions close. Use `aclose` instead.
         """
         ...
 
     async def flush(self) -> None:
-        """Wait until nothing is queued on this side any more."""
+        """Wait until nothing is queued on this side any more. Errors as `send_all`."""
         ...
 
     async def aclose(self) -> None:
         """Close both directions. The queue is sent first, within the time that the carrier's settings allow.
 
         Cancellation:
-            closes at once; the queue may be lost.
+            the stream is closed at once; the queue may be lost.
         """
         ...
 
     def abort(self) -> None:
-        """Close at once and drop the queue; the peer sees a loss where the carrier can tell."""
+        """Close at once and drop the queue. The peer sees a loss, if the carrier can express one."""
         ...
 
     def statistics(self) -> CarrierStatistics:
@@ -178,7 +180,7 @@ class ByteStream(Protocol):
 
 @runtime_checkable
 class MessageStream(Protocol):
-    """A reliable, ordered stream of whole messages each way: WebSocket, framed memory pipe."""
+    """A reliable, ordered stream of whole messages each way: WebSocket, or the memory carrier with ``shape="messages"``."""
 
     @property
     def info(self) -> CarrierInfo:
@@ -209,7 +211,7 @@ class MessageStream(Protocol):
     async def wait_for_room(self) -> None:
         """Wait while more than the high watermark is queued, and queue nothing. Errors as `send`.
 
-        With `send_nowait` it is a send whose message is chosen after the wait; `ByteStream.send_all` of no bytes is the same for bytes.
+        With `send_nowait` it makes a send whose message is chosen after the wait, as `ByteStream.send_all` of no bytes does for bytes.
         """
         ...
 
@@ -219,13 +221,16 @@ class MessageStream(Protocol):
         Raises:
             ConnectionClosed: this side closed.
             ConnectionLost: the peer closed or was lost, and every message that came before was taken. `ConnectionLost.code` is the
-                peer's close code; the code with which this side closed, if the peer broke a rule (1009 for a message larger than
-                the limit); ``None`` if it was lost without one.
+                peer's close code, or the code with which this side closed because the peer broke a rule (1009 for a message larger
+                than the limit), or ``None``.
+
+        Cancellation:
+            no message was taken.
         """
         ...
 
     def receive_nowait(self) -> bytes | None:
-        """Take the next message that has arrived; ``None`` if there is none. It never raises: `receive` has the error."""
+        """Take the next message that has arrived; ``None`` if there is none. It never raises: `receive` raises the error."""
         ...
 
     async def flush(self) -> None:
@@ -233,10 +238,10 @@ class MessageStream(Protocol):
         ...
 
     async def aclose(self, code: int = 1000, reason: str = "") -> None:
-        """Send the queue, tell the peer why, and close; messages that have arrived and were not taken are dropped.
+        """Send the queue, then the code and the reason, and close. Messages that have arrived and were not taken are dropped.
 
         Cancellation:
-            closes at once; the queue may be lost.
+            the stream is closed at once; the queue may be lost.
         """
         ...
 
@@ -257,19 +262,19 @@ class MessageStream(Protocol):
 
 @runtime_checkable
 class Stream(ByteStream, Protocol):
-    """One stream of a connection: a byte stream that can be given up with a code, in each direction by itself.
+    """One stream of a connection: a byte stream of which each direction can be given up with a code.
 
-    A unidirectional one has one direction only; the other raises `LocalProtocolError`.
+    A unidirectional stream has only one direction; calls for the other raise `LocalProtocolError`.
     """
 
     @property
     def stream_id(self) -> int:
-        """Number on the wire: QUIC's, also in the memory carrier."""
+        """Number on the wire, counted as in QUIC, also in the memory carrier."""
         ...
 
     @property
     def initiated_here(self) -> bool:
-        """Whether this side opened it."""
+        """Whether this side opened the stream."""
         ...
 
     @property
@@ -284,7 +289,7 @@ class Stream(ByteStream, Protocol):
 
     @property
     def priority(self) -> int:
-        """0 (first) to 255; equal ones share in turn. May be set at any time, but where there is no sending (`LocalProtocolError`)."""
+        """0 (first) to 255; streams with equal priority take turns. Setting it on a stream that is only received on raises `LocalProtocolError`."""
         ...
 
     @priority.setter
@@ -296,7 +301,7 @@ class Stream(ByteStream, Protocol):
         ...
 
     def send_nowait(self, data: Octets, *, fin: bool = False) -> None:
-        """Queue without waiting, also above the watermark, and perhaps finish; the caller keeps its own bound.
+        """Queue without waiting, also above the watermark, and end this direction if `fin`; the caller keeps its own bound.
 
         Raises:
             ConnectionClosed, ConnectionLost, StreamWasStopped: as `send_all`.
@@ -304,35 +309,39 @@ class Stream(ByteStream, Protocol):
         ...
 
     def reset(self, code: int) -> None:
-        """Give up sending: the queue is dropped, and the peer's `receive_some` raises `StreamWasReset(code)`."""
+        """Give up sending: the queue is dropped, and the peer's `receive_some` raises `StreamWasReset` with this code."""
         ...
 
     def stop(self, code: int) -> None:
-        """Ask the peer to stop sending, and drop all that it has sent. Its `send_all` raises `StreamWasStopped(code)`."""
+        """Ask the peer to stop sending, and drop what it has sent. Its `send_all` raises `StreamWasStopped` with this code."""
         ...
 
     async def stopped(self) -> int | None:
-        """Wait until the peer stops this side's sending and return its code; ``None`` once everything was acknowledged."""
+        """Wait until the peer stops this side's sending, and return its code; ``None`` once everything is acknowledged, or reset here."""
         ...
 
     def on_stopped(self, tell: Callable[[int], None]) -> None:
-        """Have `tell` called with the code when the peer stops this side's sending: `stopped` without a task that waits.
+        """Have `tell` called with the code when the peer stops this side's sending, as `stopped` without a waiting task.
 
-        It is called once at most, at once if that has happened already, and never if everything was acknowledged first, if sending was
-        given up here, or if the connection ends.  It runs in the carrier's task, so it must be short, and neither wait nor raise.
-        One for a stream: another call replaces it.
+        It is called at most once: at once if the peer has stopped it already, and never if everything was acknowledged first, if sending
+        was given up here, or if the connection ends.  It runs in the carrier's task, so it must be short and must not raise.
+        Another call replaces it.  The stream releases it when it can no longer be called.
 
         Raises:
-            LocalProtocolError: a stream that only the peer sends on.
+            LocalProtocolError: only the peer sends on this stream.
         """
         ...
 
     async def acked(self) -> bool:
-        """Wait until the peer has everything that was sent, the end included; false if it was reset or stopped."""
+        """Wait until the peer has everything that was sent, including the end; false if the stream was reset or stopped.
+
+        Raises:
+            ConnectionClosed, ConnectionLost: the connection ended before.
+        """
         ...
 
     async def all_acked(self) -> None:
-        """Wait until the peer has acknowledged all that was sent so far, on a stream that goes on; `ByteStream.flush` is as much as TCP knows.
+        """Wait until the peer has acknowledged everything sent so far, while the stream stays open.
 
         Raises:
             ConnectionClosed, ConnectionLost, StreamWasStopped: it never will.
@@ -340,7 +349,7 @@ class Stream(ByteStream, Protocol):
         ...
 
     def receive_nowait(self) -> bytes | None:
-        """Take the bytes that have arrived: ``b""`` if the peer sends no more, ``None`` if there are none yet. Errors as `receive_some`."""
+        """Take all bytes that have arrived: ``b""`` if the peer sends no more, ``None`` if there are none yet. Errors as `receive_some`."""
         ...
 
     @property
@@ -350,34 +359,34 @@ class Stream(ByteStream, Protocol):
 
     @property
     def was_reset(self) -> bool:
-        """Whether the next call that takes bytes raises `StreamWasReset`. It takes nothing, so the peer's window stays as it is."""
+        """Whether the next call that takes bytes will raise `StreamWasReset`. Asking does not change the peer's window."""
         ...
 
     def on_readable(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called when there is something to take: bytes, the end, an error. `receive_some` without a task that waits.
+        """Have `tell` called when there is something to take (bytes, the end, an error), as `receive_some` without a waiting task.
 
-        It is called at once if there is something already, and may be called when there is nothing after all.  It runs in the carrier's
-        task, so that it must be short, and neither wait nor raise, nor take anything: `receive_nowait` comes later.  Another call
-        replaces it.
+        It is called at once if there is something already, and is sometimes called when there is nothing.  It runs in the carrier's task,
+        so it must be short and must not raise, and it must leave `receive_nowait` to a later moment.  Another call replaces it.  The
+        stream releases it after the end or an error.
 
         Raises:
-            LocalProtocolError: a stream that only this side sends on.
+            LocalProtocolError: only this side sends on this stream.
         """
         ...
 
 
 @attrs.frozen
 class Datagram:
-    """An unreliable message as it arrived."""
+    """An unreliable message that has arrived."""
 
     data: bytes
     early: bool = False
-    """It came as 0-RTT data."""
+    """Whether it came as 0-RTT data, which may be a replay."""
 
 
 @runtime_checkable
 class Connection(Protocol):
-    """Many streams and datagrams between two ends: QUIC, multi-stream memory carrier."""
+    """Many streams and datagrams between two ends: QUIC, QMux, or the memory carrier with ``shape="connection"``."""
 
     @property
     def info(self) -> CarrierInfo:
@@ -390,19 +399,28 @@ class Connection(Protocol):
         ...
 
     async def handshake(self) -> CarrierInfo:
-        """Wait until the handshake is complete: the peer is who it says, early data is accepted or not.
+        """Wait until the handshake is complete: the peer is authenticated, and it is known whether early data was accepted.
 
         Raises:
-            ConnectionLost: it failed.
+            ConnectionClosed: this side closed the connection before.
+            ConnectionLost: the handshake failed.
         """
         ...
 
     async def open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> Stream:
-        """Open a stream, waiting for the peer's credit. The peer sees it with its first byte, end or reset."""
+        """Open a stream, waiting for the peer's credit. The peer sees it with its first byte, end or reset.
+
+        Raises:
+            ConnectionClosed, ConnectionLost: the connection has ended.
+            ValueError: the priority is not between 0 and 255.
+
+        Cancellation:
+            no stream was opened.
+        """
         ...
 
     def try_open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> Stream | None:
-        """Open a stream if there is credit for it now."""
+        """Open a stream if there is credit for it now; otherwise return ``None``. Errors as `open_stream`."""
         ...
 
     def stream_credit(self, *, unidirectional: bool) -> int:
@@ -417,13 +435,20 @@ class Connection(Protocol):
         ...
 
     async def accept_stream(self) -> Stream:
-        """Wait for the next stream that the peer opened; streams come in the order of their first byte."""
+        """Wait for the next stream that the peer opened. Streams come in the order in which their first byte, end or reset arrived.
+
+        Raises:
+            ConnectionClosed, ConnectionLost: the connection has ended; after a loss, streams that came before are returned first.
+
+        Cancellation:
+            no stream was taken.
+        """
         ...
 
     def accept_stream_nowait(self) -> Stream | None:
-        """Take the next stream that the peer has opened. All streams of one batch are there at once.
+        """Take the next stream that the peer has opened; ``None`` if there is none. It never raises: `accept_stream` raises the error.
 
-        ``None`` if there is none. It never raises: `accept_stream` has the error.
+        After `accept_stream` has returned, it finds all other streams that arrived together with that one.
         """
         ...
 
@@ -444,15 +469,18 @@ class Connection(Protocol):
         ...
 
     def together(self, send: Callable[[], None]) -> None:
-        """Call `send`, which sends on several streams, and write all of it together. A carrier may write a lonely call at once."""
+        """Call `send`, which sends on several streams, and write its output together. Outside of it, a carrier may write each call at once.
+
+        An error of `send` is raised after its output was written.
+        """
         ...
 
     def round_trip(self) -> float:
-        """Estimate of the time to the peer and back, in seconds; 0 while there is none."""
+        """Return an estimate of the round-trip time in seconds; 0 while there is none."""
         ...
 
     def max_datagram_size(self) -> int:
-        """Bytes of the largest datagram that fits now; 0 if the peer takes none."""
+        """Return the bytes of the largest datagram that fits now; 0 if the peer takes none."""
         ...
 
     async def send_datagram(self, data: Octets) -> None:
@@ -460,27 +488,42 @@ class Connection(Protocol):
 
         Raises:
             DatagramTooLarge: more than `max_datagram_size`.
+            ConnectionClosed, ConnectionLost: the connection has ended.
+
+        Cancellation:
+            nothing was queued.
         """
         ...
 
     def send_datagram_nowait(self, data: Octets) -> bool:
-        """Queue a datagram; false if the queue is full."""
+        """Queue a datagram, and return whether there was room. Errors as `send_datagram`."""
         ...
 
     async def receive_datagram(self) -> Datagram:
-        """Wait for a datagram. While no task takes them, the oldest are dropped and counted."""
+        """Wait for a datagram. While no task takes them, the oldest are dropped and counted.
+
+        Raises:
+            ConnectionClosed, ConnectionLost: the connection has ended; after a loss, datagrams that came before are returned first.
+
+        Cancellation:
+            no datagram was taken.
+        """
         ...
 
     def close(self, code: int = 0, reason: str = "") -> None:
-        """Tell the peer that the connection is over, now, and drop the queues."""
+        """Close the connection at once, tell the peer, and drop the queues. After the end it does nothing."""
         ...
 
     async def aclose(self, code: int = 0, reason: str = "", *, drain_timeout: float = 5.0) -> None:
-        """Wait up to `drain_timeout` seconds until the peer has received the finished streams, then close."""
+        """Wait up to `drain_timeout` seconds until the peer has received the finished streams, then close.
+
+        Cancellation:
+            the connection is closed at once; data that the peer has not received may be lost.
+        """
         ...
 
     async def wait_closed(self) -> CloseReason:
-        """Wait for the end, however it comes."""
+        """Wait for the end of the connection, and return its reason."""
         ...
 
     def statistics(self) -> CarrierStatistics:
@@ -503,18 +546,24 @@ class Listener(Protocol[S_co]):
 
     @property
     def url(self) -> str:
-        """Where it listens, with the real port."""
+        """The URL at which it listens, with the real port."""
         ...
 
     async def accept(self) -> S_co:
-        """Wait for the next peer, its handshake done. A peer that fails its handshake, or is slow, disturbs no other.
+        """Wait for the next peer whose handshake is complete. A peer that fails its handshake, or is slow, does not delay others.
 
-        QUIC hands over an `Incoming` before the handshake instead, so that it can be refused cheaply.
+        QUIC returns an `Incoming` before the handshake instead, so that it can be refused cheaply.
+
+        Raises:
+            ConnectionClosed: the listener was closed.
+
+        Cancellation:
+            no peer was taken.
         """
         ...
 
     async def aclose(self) -> None:
-        """Stop accepting; accepted connections live on."""
+        """Stop accepting. Accepted connections stay open."""
         ...
 
 
@@ -529,21 +578,21 @@ class Incoming(Protocol):
 
     @property
     def validated(self) -> bool:
-        """Whether it has shown that it receives at this address (by a token)."""
+        """Whether it has proved, by a token, that it receives at this address."""
         ...
 
     def accept(self) -> Connection:
-        """Begin the handshake; see `Connection.handshake`."""
+        """Begin the handshake, for which `Connection.handshake` waits."""
         ...
 
     def refuse(self, why: str = ...) -> None:
-        """Close it at once, so that the peer knows; `why` is for this side's log only."""
+        """Refuse it, and tell the peer so. `why` is only for this side's log."""
         ...
 
     def retry(self) -> None:
-        """Make it prove its address first; it comes back as another `Incoming`."""
+        """Make it prove its address first. It comes back as another `Incoming`."""
         ...
 
     def ignore(self) -> None:
-        """Forget it and answer nothing."""
+        """Drop it without an answer."""
         ...

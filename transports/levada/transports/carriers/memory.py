@@ -1,8 +1,8 @@
 """Carriers in memory, for tests and for two parts of one process: byte streams, message streams, connections of many streams.
 
-They keep every promise of `levada.transports.carriers.contracts`, with bounded windows and real backpressure, without a task or a
-system call, and repeat exactly from one seed.  `MemoryConfig` sets windows, latency, the sizes of arriving chunks, and the
-points of a loss; ``.link`` of any of them holds, releases and cuts the connection by hand.
+They keep every promise of `levada.transports.carriers.contracts`, with bounded windows and real backpressure, without system calls, and a
+run with the same seed is repeated exactly.  `MemoryConfig` sets windows, latency, the sizes of chunks, and the point of a loss; the
+attribute ``link`` of any of them holds, releases and cuts the connection.
 
 Example:
     >>> import trio
@@ -43,13 +43,13 @@ _LENGTH = 4  # bytes before each message that hold its length
 
 
 class MemoryByteStream:
-    """One end of a pair of pipes; a `ByteStream`. Made by `memory_streams`, `dial` and `listen`."""
+    """One end of a byte stream in memory; a `ByteStream`, made by `memory_streams`, `dial` and `listen`."""
 
     __slots__ = ("_closing", "_in", "_info", "_out", "link")
 
     def __init__(self, link: MemoryLink, sending: Pipe, receiving: Pipe, info: CarrierInfo) -> None:
         self.link = link
-        """What lies between the two ends: hold it, cut it."""
+        """The link between the two ends, which tests may hold and cut."""
         self._out = sending
         self._in = receiving
         self._info = info
@@ -63,7 +63,7 @@ class MemoryByteStream:
 
     @property
     def unsent(self) -> int:
-        """Bytes queued for want of a window."""
+        """Bytes queued without window credit."""
         return len(self._out.unsent)
 
     async def send_all(self, data: Octets) -> None:
@@ -132,15 +132,15 @@ class MemoryByteStream:
         self._cut_off(told)
 
     def _cut_off(self, told: ConnectionLost) -> None:
-        """Whatever has not been sent by now is lost, and the peer is told so."""
+        """Drop the bytes that are not sent, and tell the peer if there are any."""
         if self in self.link.ends:
-            self.link.ends.remove(self)  # else the two would keep each other, and wait for the collector
+            self.link.ends.remove(self)  # otherwise only the garbage collector could free the two
         if not self._out.end_sent and self._out.send_error is None:
             self.link.post(self._out.fail_receiver, told)
         self._out.fail_sender(ConnectionClosed("this side closed the stream"))
 
     def lose(self, error: ConnectionLost) -> None:
-        """The link was cut."""
+        """Fail, because the link was cut."""
         self._out.fail_sender(error)
         self._in.fail_receiver(error)
 
@@ -166,13 +166,13 @@ class MemoryByteStream:
 
 
 class MemoryMessageStream:
-    """One end of a pair of pipes that carry whole messages; a `MessageStream`. Made by `memory_messages`, `dial` and `listen`."""
+    """One end of a stream of whole messages in memory; a `MessageStream`, made by `memory_messages`, `dial` and `listen`."""
 
     __slots__ = ("_assembled", "_bytes", "_error", "_peer", "_peer_close")
 
     def __init__(self, stream: MemoryByteStream) -> None:
         self._bytes = stream
-        self._assembled = bytearray()  # of the stream and not of a call: a cancelled `receive` loses nothing
+        self._assembled = bytearray()  # an attribute, so that a cancelled `receive` loses nothing
         self._error: ConnectionLost | None = None
         self._peer = self
         self._peer_close = ConnectionLost("the peer closed the stream")
@@ -184,16 +184,16 @@ class MemoryMessageStream:
 
     @property
     def link(self) -> MemoryLink:
-        """What lies between the two ends: hold it, cut it."""
+        """The link between the two ends, which tests may hold and cut."""
         return self._bytes.link
 
     def meet(self, peer: MemoryMessageStream) -> None:
-        """Say which stream is the other end."""
+        """Set the other end."""
         self._peer = peer
 
     @property
     def unsent(self) -> int:
-        """Bytes queued for want of a window, the lengths before the messages included."""
+        """Bytes queued without window credit, including the lengths before the messages."""
         return self._bytes.unsent
 
     async def send(self, message: Octets) -> None:
@@ -236,7 +236,7 @@ class MemoryMessageStream:
         return message
 
     def _missing(self) -> int:
-        """Bytes that the message in the making lacks; one above the limit is refused before any of it is taken."""
+        """Return how many bytes the next message lacks. A message above the limit is refused before any of it is taken."""
         buffer = self._assembled
         if len(buffer) < _LENGTH:
             return _LENGTH - len(buffer)
@@ -253,7 +253,7 @@ class MemoryMessageStream:
             raise again(self._error)
 
     def take_close(self, error: ConnectionLost) -> None:
-        """The peer says why it will close once its messages are sent."""
+        """Note the reason with which the peer will close after its messages."""
         self._peer_close = error
 
     async def flush(self) -> None:
@@ -330,7 +330,7 @@ class MemoryIncoming:
 
     @property
     def validated(self) -> bool:
-        """Whether `retry` was asked of it."""
+        """Whether `retry` was called."""
         return self._validated
 
     def accept(self) -> MemoryConnection:
@@ -339,7 +339,7 @@ class MemoryIncoming:
         return self._server
 
     def refuse(self, why: str = "") -> None:
-        """Close it at once. Peers in this process are not logged: see `Incoming.refuse`."""
+        """Refuse it, without a line in the log: see `Incoming.refuse`."""
         self._server.link.cut("the peer refused the connection")
         self._decided.set()
 
@@ -349,13 +349,13 @@ class MemoryIncoming:
         self._listener.offer(self)
 
     def ignore(self) -> None:
-        """Forget the peer: see `Incoming.ignore`."""
+        """Drop it without an answer, so that it waits until its time is over: see `Incoming.ignore`."""
 
     async def decided(self) -> None:
         """Wait until it is accepted or refused.
 
         Raises:
-            ConnectionLost: refused.
+            ConnectionLost: it was refused.
         """
         await self._decided.wait()
         if self._client.error is not None:
@@ -363,11 +363,11 @@ class MemoryIncoming:
 
 
 MemoryPeer = MemoryByteStream | MemoryMessageStream | MemoryIncoming
-"""What a memory listener accepts, by the shape in its settings."""
+"""The peers that a memory listener accepts; the class depends on `MemoryConfig.shape`."""
 
 
 class MemoryListener:
-    """Takes in what `dial` makes for its name; a `Listener`. Comes from `listen`."""
+    """Accepts the peers that dial its name; a `Listener`, made by `listen`."""
 
     def __init__(self, name: str, config: MemoryConfig) -> None:
         self.config = config
@@ -382,7 +382,7 @@ class MemoryListener:
         return f"memory://{self.name}"
 
     def offer(self, peer: MemoryPeer) -> None:
-        """Put a peer where `accept` takes it.
+        """Queue a peer for `accept`.
 
         Raises:
             ConnectionLost: too many peers wait to be accepted, or the listener is closed.
@@ -395,7 +395,11 @@ class MemoryListener:
         self._accepting.unpark()
 
     async def accept(self) -> MemoryPeer:
-        """Wait for the next peer; of the shape ``"connection"`` it is an `Incoming`."""
+        """Wait for the next peer, which is an `Incoming` if the shape is ``"connection"``.
+
+        Raises:
+            ConnectionClosed: the listener was closed.
+        """
         while not self._backlog:
             if self._closed:
                 raise ConnectionClosed(f"this side closed the listener {self.url}")
@@ -423,7 +427,7 @@ _names: trio.lowlevel.RunVar[dict[str, MemoryListener]] = trio.lowlevel.RunVar(
 
 
 def _listeners() -> dict[str, MemoryListener]:
-    """Names belong to one run of trio: ends in two runs could not wake each other."""
+    """Return the listeners of this run of trio, by name. Ends in two runs could not wake each other."""
     try:
         return _names.get()
     except LookupError:
@@ -444,7 +448,7 @@ async def listen(url: str, config: MemoryConfig | None = None) -> AsyncIterator[
     """Listen at a name in this run of trio; ``memory://`` alone chooses a free one.
 
     Raises:
-        ConfigurationError: not a memory URL, or the name is taken.
+        ConfigurationError: it is not a memory URL, or the name is taken.
     """
     names = _listeners()
     name = _name(url)
@@ -464,7 +468,7 @@ async def listen(url: str, config: MemoryConfig | None = None) -> AsyncIterator[
 async def dial(
     url: str, config: MemoryConfig | None = None
 ) -> AsyncIterator[MemoryByteStream | MemoryMessageStream | MemoryConnection]:
-    """Connect to the listener of that name; without `config` as the listener's settings say.
+    """Connect to the listener with this name, by default with the listener's settings.
 
     Raises:
         ConnectionLost: no listener has that name, it refused, or its backlog is full.

@@ -1,7 +1,7 @@
-"""A connection with many `ConnectionStream`s: the part that QUIC and QMux share.
+"""A connection of many `ConnectionStream`s: the part that QUIC and QMux share.
 
-Everything that the application waits for is here: streams of the peer, credit for streams, datagrams, the handshake, the end. A subclass
-moves the bytes.
+It has the waits of the application: for streams of the peer, credit for streams, datagrams, the handshake and the end. A subclass moves
+the bytes.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class StreamConnection(ABC, Generic[S]):
 
     Args:
         info: the two ends, as far as they are known.
-        is_client: whether this side opened the connection.
-        datagram_queue: the most datagrams that wait for the application; the oldest are dropped.
+        is_client: whether this side dialled.
+        datagram_queue: datagrams that may wait for the application; then the oldest are dropped.
     """
 
     def __init__(self, info: CarrierInfo, *, is_client: bool, datagram_queue: int) -> None:
         self.is_client = is_client
         self.streams: dict[int, S] = {}
-        """The streams that are not over, by number."""
+        """Streams that are not over, by number."""
         self.blocked: dict[S, None] = {}
         """Streams whose `send_all` waits for room."""
         self._info = info
@@ -73,7 +73,14 @@ class StreamConnection(ABC, Generic[S]):
         return self._make_error()
 
     async def accept_stream(self) -> S:
-        """Wait for the next stream that the peer opened, in order. After the end it raises when all streams have been accepted."""
+        """Wait for the next stream that the peer opened, in the order in which they appeared.
+
+        Raises:
+            ConnectionClosed, ConnectionLost: the connection has ended, and all its streams were accepted.
+
+        Cancellation:
+            no stream was taken.
+        """
         await trio.lowlevel.checkpoint_if_cancelled()
         while (stream := self.accept_stream_nowait()) is None:
             if self._reason is not None:
@@ -109,7 +116,14 @@ class StreamConnection(ABC, Generic[S]):
         """Grant the peer credit for a stream that the application has accepted."""
 
     async def receive_datagram(self) -> Datagram:
-        """Wait for a datagram. While no task receives, the oldest are dropped and counted."""
+        """Wait for a datagram. Those that come while the queue is full push out the oldest, which are counted.
+
+        Raises:
+            ConnectionClosed, ConnectionLost: the connection has ended, and all its datagrams were taken.
+
+        Cancellation:
+            no datagram was taken.
+        """
         await trio.lowlevel.checkpoint_if_cancelled()
         while not self._datagrams:
             if self._reason is not None:
@@ -167,7 +181,7 @@ class StreamConnection(ABC, Generic[S]):
     def _release_streams(self) -> None:
         """Release the streams, which refer to the connection. Streams that wait to be accepted stay."""
         self.streams.clear()
-        # They get a copy that does not refer to them.
+        # Those get a copy of the connection that does not refer to them.
         ended = copy.copy(self)
         ended._waiting = deque()
         for stream in self._waiting:

@@ -1,17 +1,17 @@
-"""The parts that byte-stream carriers share: the stream that joins writes, sticky errors, tools for listeners.
+"""The parts that byte-stream carriers share: a stream that joins small writes, sticky errors, parts of listeners.
 
-Theory of `JoinedStream`, which TCP, TLS and Unix sockets are:
+How `JoinedStream`, the stream of TCP, TLS and Unix sockets, writes:
 
-* One send of trio costs 15 us and one turn of its scheduler 5, the system call 2; so all writes of one turn go out together: 64-byte frames
-  at 2 to 4 million a second instead of 26 to 47 thousand.  `send_all` appends to a queue, a writer task takes the whole queue at a time.
-* Waiting for the writer's turn would be a loss where one request waits for one answer.  So a small write that finds nothing queued and
-  comes `_JOIN_WITHIN` seconds or more after the last such write goes straight to the kernel, without any task: 15 instead of 8.5 thousand
-  round trips a second, where trio's own stream, which joins nothing, makes 16.
-* A write above `_JOINED` bytes that finds nothing queued goes straight, too: the kernel mostly takes all of it. What it leaves is queued.
-* The writer is a system task of trio's run, made at the first write that has to queue; so an idle connection has no task, and an accepted one
-  outlives the block of its listener.  It never raises: a failure becomes the sticky error of sending.  It ends when the stream is closed.
-* Queued and being written together stay below the high watermark plus one write.  All of a write is queued at once, so that a
-  cancelled `send_all` has queued all of it or nothing.
+* A send of trio costs 15 us, a turn of its scheduler 5, the system call only 2.  So all writes of one turn go out together: 64-byte frames
+  at 2 to 4 million a second instead of 26 to 47 thousand.  `send_all` appends to a queue, and a writer task takes the whole queue at a time.
+* If one request waits for one answer, waiting for the writer would cost time.  So a small write that finds nothing queued, at least
+  `_JOIN_WITHIN` seconds after the last such write, goes straight to the kernel without any task: 15 instead of 8.5 thousand round trips a
+  second.  Trio's own stream, which joins nothing, makes 16.
+* A write above `_JOINED` bytes that finds nothing queued also goes straight: the kernel usually takes all of it, and the rest is queued.
+* The writer is a system task of trio's run, which the first queued write starts.  So an idle connection has no task, and an accepted one
+  outlives the block of its listener.  The writer never raises: a failure becomes the sticky error of sending.  It ends with the stream.
+* The bytes that are queued or being written stay below the high watermark plus one write.  A write is queued as a whole, so a cancelled
+  `send_all` has queued all of it or nothing.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ _SLICE = (
 
 
 class Waiter:
-    """One task at a time waits here until it is woken; then it checks for itself what there is to do.
+    """A place where one task at a time waits until it is woken; then it checks by itself whether it may continue.
 
-    A slot, where an event or a parking lot would be made anew for each wait.
+    It is a slot for a task, because an event or a parking lot would need new objects for each wait.
     """
 
     __slots__ = ("task",)
 
     def __init__(self) -> None:
         self.task: trio.lowlevel.Task | None = None
-        """Who waits here."""
+        """The waiting task."""
 
     async def wait(self) -> None:
         """Wait for `wake`.
@@ -81,7 +81,7 @@ class Waiter:
         return trio.lowlevel.Abort.SUCCEEDED
 
     def wake(self) -> None:
-        """Let the task that waits go on, if there is one."""
+        """Let the waiting task continue, if there is one."""
         task = self.task
         if task is not None:
             self.task = None
@@ -89,14 +89,14 @@ class Waiter:
 
 
 def again(error: E) -> E:
-    """Return an equal error to raise once more: a raised one would gather the traceback of every call."""
+    """Return a copy of a sticky error to raise. The same object would collect the traceback of every call."""
     copy = attrs.evolve(error)
     copy.__cause__ = error.__cause__
     return copy
 
 
 def cut_front(buffer: bytearray, count: int) -> bytes:
-    """Take the first `count` bytes (or all) out of `buffer`; linear in `count`, not in the rest."""
+    """Remove and return the first `count` bytes of `buffer`, or all. The time is linear in `count`, not in the rest."""
     if count >= len(buffer):
         data = bytes(buffer)
         buffer.clear()
@@ -111,11 +111,11 @@ def split_url(url: str, scheme: str) -> SplitResult:
     """Return the parts of a URL of this scheme.
 
     Raises:
-        ConfigurationError: another scheme, or not a URL.
+        ConfigurationError: it has another scheme, or is not a URL.
     """
     try:
         parts = urlsplit(url)
-        _ = parts.port  # it is only parsed when asked for
+        _ = parts.port  # raises if it is not a port
     except ValueError as error:
         raise ConfigurationError(f"not a URL: {url!r}: {error}") from error
     if parts.scheme != scheme:
@@ -128,26 +128,26 @@ class StreamConfig:
     """Settings that all carriers on sockets share. Immutable; derive with `attrs.evolve`."""
 
     high_watermark: int = attrs.field(default=64 * 1024, validator=[v.instance_of(int), v.ge(0)])
-    """Bytes queued above which sending waits, until half of them are gone."""
+    """Bytes queued above which sending waits, until half as many are left."""
     receive_size: int = attrs.field(default=64 * 1024, validator=[v.instance_of(int), v.ge(1)])
-    """Bytes that one `receive_some` without a limit returns at most."""
+    """Most bytes that one `receive_some` without a limit returns."""
     close_timeout: float = attrs.field(default=5.0, validator=v.ge(0))
-    """Seconds that `aclose` waits for the queue to go out; then the rest is lost."""
+    """Seconds that `aclose` waits until the queue is sent; then the rest is lost."""
     linger: float = attrs.field(default=0.0, validator=v.ge(0))
-    """Seconds of `close_timeout` that `aclose` reads on, and discards, until the peer ends too. For protocols whose peers send until they see
-    the end, and must still get the last bytes."""
+    """Seconds of `close_timeout` for which `aclose` reads and discards until the peer ends too. This is for protocols whose peers send until
+    they see the end, and must still receive the last bytes."""
 
 
 class JoinedStream:
-    """A byte stream on a socket whose small writes are joined; a `ByteStream`. Made by `dial` and `listen` of its carrier.
+    """A byte stream on a socket that joins small writes; a `ByteStream`, made by `dial` and `listen` of its carrier.
 
     Args:
-        raw: sends and receives; over `socket`, perhaps with TLS between.
-        socket: the kernel's side, for what `raw` cannot do.
-        info: who is at the other end.
+        raw: sends and receives over `socket`, directly or with TLS.
+        socket: the socket itself, for operations that `raw` does not have.
+        info: the two ends.
         config: watermark and time limits.
         half_close: whether `raw` can end sending alone.
-        straight: whether bytes for `raw` may be written to the socket as they are.
+        straight: whether bytes may be written to the socket without `raw`.
         since: when the socket was connected, on trio's clock; `None`: now.
     """
 
@@ -163,7 +163,7 @@ class JoinedStream:
         since: float | None = None,
     ) -> None:
         self.since = trio.current_time() if since is None else since
-        """When the socket was connected, on trio's clock: before the handshake of TLS."""
+        """When the socket was connected, on trio's clock, before any TLS handshake."""
         self._raw = raw
         self._socket = socket
         self._fd = (
@@ -193,7 +193,7 @@ class JoinedStream:
         self._leave: Callable[[], None] | None = None
 
     def at_end(self, leave: Callable[[], None]) -> None:
-        """Have something called once, when the socket is closed; at once if it is."""
+        """Have `leave` called once, when the socket is closed; at once if it is closed already."""
         if self._fd < 0:
             leave()
         else:
@@ -205,12 +205,12 @@ class JoinedStream:
         return self._info
 
     def asked_for(self, server_name: str | None) -> None:
-        """Note the name that a TLS client has asked for, which is known only once its handshake is done."""
+        """Set `CarrierInfo.server_name`, which is known only after the TLS handshake."""
         self._info = attrs.evolve(self._info, server_name=server_name)
 
     @property
     def unsent(self) -> int:
-        """Bytes queued and not in the kernel's hands yet."""
+        """Bytes queued that the kernel does not have yet."""
         return len(self._queue) + self._writing
 
     async def send_all(self, data: Octets) -> None:
@@ -232,7 +232,7 @@ class JoinedStream:
         self._put(data)
 
     def _put(self, data: Octets) -> None:
-        """Write small lonely bytes straight to the kernel, queue all others."""
+        """Write straight to the kernel if that is faster, otherwise queue."""
         if self._straight and data and not self._queue and not self._writing:
             now = perf_counter()
             if len(data) > _JOINED or now - self._last_straight >= _JOIN_WITHIN:
@@ -277,7 +277,7 @@ class JoinedStream:
             )
 
     async def _write(self) -> None:
-        """Hand the queue on, all of it at a time, until the stream is closed."""
+        """Write the queue, all of it at a time, until the stream is closed."""
         try:
             while True:
                 if self._queue:
@@ -293,7 +293,7 @@ class JoinedStream:
         except (trio.BrokenResourceError, OSError) as error:
             self._fail_sending(error)
         except trio.ClosedResourceError:
-            pass  # `_shut` did it, and has told everybody
+            pass  # `_shut` closed the socket, and has woken all waiting tasks
 
     async def _write_queue(self) -> None:
         data, self._queue = self._queue, bytearray()
@@ -328,7 +328,9 @@ class JoinedStream:
     async def send_eof(self) -> None:
         """End sending: see `ByteStream.send_eof`."""
         if not self._half_close:
-            raise NotImplementedError(f"{self._info.scheme} has no half-close; aclose() ends both directions")
+            raise NotImplementedError(
+                f"{self._info.scheme} has no half-close: use aclose(), which ends both directions"
+            )
         if self._finished and not self._closed:
             return
         self._check_sending()
@@ -397,7 +399,7 @@ class JoinedStream:
             raise again(self._receive_error) from self._receive_error.__cause__
         finally:
             self._receiving = False
-        if self._closed:  # closing had begun: who closes cannot want these bytes
+        if self._closed:  # meanwhile: closing drops what was not taken
             raise ConnectionClosed("this side closed the stream")
         if data:
             self._bytes_received += len(data)
@@ -424,13 +426,13 @@ class JoinedStream:
             self._shut(hard=self.unsent > 0)
 
     async def _say_goodbye(self) -> None:
-        """Send what the carrier says at the end of a stream; nothing on a plain socket, where closing it says so."""
+        """Send the carrier's own end of a stream. A plain socket has none: closing it is the end."""
 
     async def _linger(self) -> None:
         """Wait until the peer's kernel has everything.
 
         A socket that closes with unread bytes sends a reset, which destroys the last bytes on their way to the peer.
-        So this discards what comes meanwhile.
+        So bytes that come meanwhile are discarded.
         """
         pause = 0.001
         try:
@@ -440,7 +442,7 @@ class JoinedStream:
                 await trio.sleep(pause)
                 pause = min(2 * pause, 0.1)
         except OSError:
-            pass  # the peer is gone: nothing to wait for
+            pass  # the peer has gone
 
     def abort(self) -> None:
         """Close at once and drop the queue: see `ByteStream.abort`."""
@@ -448,7 +450,7 @@ class JoinedStream:
         self._shut(hard=True)
 
     def _shut(self, *, hard: bool) -> None:
-        """Close the socket; `hard` lets the peer see a reset, where the kernel has such a thing."""
+        """Close the socket. With `hard` the peer sees a reset, if the carrier has one."""
         if self._fd < 0:
             return
         self._fd = -1
@@ -456,7 +458,7 @@ class JoinedStream:
             try:
                 self._socket.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_LINGER, struct.pack("ii", 1, 0))
             except OSError:
-                pass  # a socket that is not connected any more
+                pass  # the socket is not connected any more
         self._socket.close()
         self._drop_queue()
         self._work.wake()
@@ -484,7 +486,7 @@ class JoinedStream:
 
 
 def lost(cause: BaseException) -> ConnectionLost:
-    """Return the error that says what ended a connection, without trio's wrapper."""
+    """Return the `ConnectionLost` for an error of the system, without trio's wrapper."""
     told = cause.__cause__ if isinstance(cause, trio.BrokenResourceError) and cause.__cause__ is not None else cause
     error = ConnectionLost(f"the connection was lost: {told}" if str(told) else "the connection was lost")
     # The stream keeps the error; the frames of a traceback would keep the stream.
@@ -497,7 +499,7 @@ def discard(socket: trio.socket.SocketType) -> bool:
     if os.name != "posix":
         return False
     try:
-        for _ in range(64):  # then others have a turn, however fast the peer is
+        for _ in range(64):  # so that a fast peer does not hold up other tasks
             if not os.read(socket.fileno(), 64 * 1024):
                 return True
     except BlockingIOError:
@@ -506,7 +508,7 @@ def discard(socket: trio.socket.SocketType) -> bool:
 
 
 def _unacknowledged(socket: trio.socket.SocketType) -> bool:
-    """Whether the kernel still keeps bytes for the peer; false where it does not tell."""
+    """Whether the kernel still has bytes for the peer; false if the system cannot tell."""
     try:
         import fcntl
         import termios
@@ -518,7 +520,7 @@ def _unacknowledged(socket: trio.socket.SocketType) -> bool:
 
 @asynccontextmanager
 async def plain_nursery() -> AsyncIterator[trio.Nursery]:
-    """A nursery for tasks that never raise; it cancels them at the end, and an error of the block comes out as it is, not in a group."""
+    """Open a nursery for tasks that never raise. It cancels them at the end, and an error of the block is not wrapped in a group."""
     error: BaseException | None = None
     try:
         async with trio.open_nursery(strict_exception_groups=True) as nursery:
@@ -530,7 +532,7 @@ async def plain_nursery() -> AsyncIterator[trio.Nursery]:
         error = _essence(group)
     if error is not None:
         try:
-            raise error  # out here, so that its context is not the group
+            raise error  # outside the handler, so that its context is not the group
         finally:
             del (
                 error
@@ -543,10 +545,10 @@ def _essence(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 class Ready(Generic[T]):
-    """Peers whose handshake is done, until the program accepts them.
+    """The queue of peers between their handshake and the program's `accept`.
 
     Args:
-        room: peers that may be here, or on the way here; each of them reserves a place first.
+        room: number of places. A peer reserves its place before its handshake.
     """
 
     def __init__(self, room: int) -> None:
@@ -567,7 +569,7 @@ class Ready(Generic[T]):
         self._places.release()
 
     def put(self, peer: T) -> None:
-        """Fill a reserved place.
+        """Put a peer in a reserved place.
 
         Raises:
             trio.ClosedResourceError: the listener is closed.
@@ -604,7 +606,10 @@ async def accept_from(
 ) -> None:
     """Take connections from the kernel and hand them to `handle`, one at a time, until the listener is closed.
 
-    When the system is out of descriptors or memory it waits a little and goes on: open connections are not affected.
+    If the system has no descriptors or memory left, it warns, waits 0.1 s and tries again; open connections are not affected.
+
+    Raises:
+        OSError: the system has failed in another way.
     """
     while True:
         try:

@@ -41,11 +41,11 @@ async def open_over(stream: ByteStream, url: str, config: WebSocketConfig | None
 
     Args:
         stream: belongs to the WebSocket from now on; it is closed if this fails.
-        url: names host, path and query for the server: ``ws://host:port/path?query``.
+        url: ``ws://host:port/path?query``; the server gets host, path and query.
 
     Raises:
-        ConnectionLost: the server was lost, or it refused; then `ConnectionLost.code` is the HTTP status, 502 for a malformed answer.
-            answer made no sense.
+        ConnectionLost: the server was lost, or it refused. After a refusal `ConnectionLost.code` is the HTTP status, or 502 for a
+            malformed answer.
         IdleTimeout: no answer within `WebSocketConfig.handshake_timeout`.
         ConfigurationError: the URL is malformed.
 
@@ -84,10 +84,11 @@ async def accept_over(
 
     Args:
         stream: belongs to the WebSocket from now on; it is closed if this fails.
-        path: the only path that is served, others get a 404; ``None``: any.
+        path: the only path to serve, all others get a 404; ``None``: any.
 
     Raises:
-        ConnectionLost: the client was lost, or refused with an HTTP answer; then `ConnectionLost.code` is the HTTP status.
+        ConnectionLost: the client was lost, or it was refused. After a refusal `ConnectionLost.code` is the HTTP status.
+        ConnectionClosed: this side closed the byte stream.
 
     Cancellation:
         the byte stream was aborted.
@@ -121,7 +122,7 @@ async def _read_head(stream: ByteStream, limit: int) -> tuple[bytes, bytes]:
 
 
 async def _refuse(stream: ByteStream, refusal: Refusal) -> None:
-    """Answer, and wait a little until the client has closed: closing with its bytes unread could lose the answer."""
+    """Answer, and give the client a moment to close: closing with its bytes unread could lose the answer."""
     stream.send_nowait(refusal_bytes(refusal))
     with trio.move_on_after(_REFUSED_LINGER):
         try:
@@ -136,11 +137,11 @@ async def _refuse(stream: ByteStream, refusal: Refusal) -> None:
 def _split(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
-        _ = parts.port  # raises if it is none
+        _ = parts.port  # raises if it is not a port
     except ValueError as error:
         raise ConfigurationError(f"{url!r} is not a URL: {error}") from error
     if parts.scheme not in ("ws", "wss") or not parts.hostname:
-        raise ConfigurationError(f"{url!r} is not of the form ws://host:port/path or wss://host:port/path")
+        raise ConfigurationError(f"expected ws://host:port/path or wss://host:port/path, got {url!r}")
     if parts.fragment or "@" in parts.netloc or not re.fullmatch(r"[\x21-\x7e]*", parts.path + parts.query):
         detail = (
             "has a fragment or a user, or bytes that must be percent-encoded (RFC 6455, 3); pass credentials in headers"
@@ -151,12 +152,12 @@ def _split(url: str) -> SplitResult:
     except UnicodeError:
         host = b""
     if not _AUTHORITY.fullmatch(host):
-        raise ConfigurationError(f"{url!r} has a host that cannot be one")
+        raise ConfigurationError(f"{url!r} has a host that is not a host name or an address")
     return parts
 
 
 def _below(parts: SplitResult) -> str:
-    """URL of the byte stream under a WebSocket."""
+    """Return the URL of the byte stream below a WebSocket."""
     scheme, port = ("tls", 443) if parts.scheme == "wss" else ("tcp", 80)
     host = parts.hostname or ""
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port if parts.port is None else parts.port}"
@@ -192,11 +193,11 @@ class WebSocketListener:
         self._ready: Ready[WebSocketStream] = Ready(config.backlog)
         self._handshakes: dict[trio.CancelScope, None] = {}  # oldest first
         self.admission = Admission(url)
-        """Counts the clients that got no WebSocket. Clients that got no connection are counted by the listener below."""
+        """Counts the clients that got no WebSocket. The listener below counts those that got no byte stream."""
         self._serving = trio.CancelScope()
 
     async def accept(self) -> WebSocketStream:
-        """Wait for the next client, its handshake done; a client that fails or is slow disturbs no other.
+        """Wait for the next client whose handshake is complete. A client that fails or is slow does not delay others.
 
         Raises:
             ConnectionClosed: the listener was closed.
@@ -254,17 +255,17 @@ class WebSocketListener:
 async def listen_over(
     below: Listener[ByteStream], url: str, config: WebSocketConfig | None = None
 ) -> AsyncIterator[WebSocketListener]:
-    """Serve WebSockets on the byte streams of another listener; leaving the block stops that.
+    """Serve WebSockets on the byte streams of another listener. Leaving the block stops accepting; accepted connections stay open.
 
     Args:
-        below: belongs to the new listener for the block, and is closed with it.
-        url: scheme, host and path as clients see them. With a path (also ``/``) only that one is served, without one any.
+        below: belongs to the new listener, which closes it at the end of the block.
+        url: scheme, host and path as clients see them. With a path (also ``/``) only this path is served, without one any path.
 
     Raises:
         ConfigurationError: the URL is malformed.
     """
     if _split(url).query:
-        raise ConfigurationError(f"{url!r} has a query: only the path decides whether a client is served")
+        raise ConfigurationError(f"{url!r} has a query, but only the path selects clients: leave the query out")
     listener = WebSocketListener(below, url, config or WebSocketConfig())
     async with plain_nursery() as nursery:
         nursery.start_soon(listener.serve, nursery)
@@ -280,8 +281,8 @@ async def listen(url: str, config: WebSocketConfig | None = None) -> AsyncIterat
     """Listen for WebSocket clients; leaving the block stops listening. Accepted connections stay open.
 
     Args:
-        url: ``ws://host:port/path``, or ``wss://…`` with TLS; port 0 takes a free one. With a path (also ``/``) only that one is
-            served, without one any.
+        url: ``ws://host:port/path``, or ``wss://…`` with TLS; port 0 takes a free one. With a path (also ``/``) only this path is
+            served, without one any path.
 
     Raises:
         ConfigurationError: the URL is malformed, the address is taken, or the TLS settings have no certificate.

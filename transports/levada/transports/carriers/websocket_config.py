@@ -34,7 +34,7 @@ def _check_tokens(_: object, attribute: attrs.Attribute[tuple[str, ...]], value:
 def _check_fields(_: object, __: attrs.Attribute[Headers], value: Headers) -> None:
     for name, content in value:
         if not _TOKEN.fullmatch(name) or not _FIELD_VALUE.fullmatch(content):
-            raise ConfigurationError(f"headers: {name!r} and {content!r} cannot be name and value of a header")
+            raise ConfigurationError(f"headers: {name!r} and {content!r} are not the name and value of an HTTP header")
 
 
 def _check_own(_: object, __: attrs.Attribute[Headers], value: Headers) -> None:
@@ -45,7 +45,7 @@ def _check_own(_: object, __: attrs.Attribute[Headers], value: Headers) -> None:
 
 def _check_seconds(_: object, attribute: attrs.Attribute[Any], value: float | None) -> None:
     if value is not None and not value > 0:
-        raise ConfigurationError(f"{attribute.name} is more than 0 seconds or None, not {value!r}")
+        raise ConfigurationError(f"{attribute.name} must be more than 0 seconds or None, got {value!r}")
 
 
 @attrs.frozen(kw_only=True)
@@ -86,19 +86,19 @@ class WebSocketConfig:
     """How WebSockets behave, on either side. Immutable; derive with `attrs.evolve`."""
 
     max_message: int = attrs.field(default=1 << 24, validator=[v.instance_of(int), v.ge(125), v.lt(1 << 63)])
-    """Bytes of the largest message accepted, all its fragments together; a larger one ends the connection with code 1009."""
+    """Bytes of the largest message to accept, with all its fragments. A larger message ends the connection with code 1009."""
     accept_text: bool = attrs.field(default=False, validator=v.instance_of(bool))
-    """Accept text messages as their UTF-8 bytes; otherwise one ends the connection with code 1003."""
+    """Accept text messages, as their UTF-8 bytes. If false, a text message ends the connection with code 1003."""
     leave_faults: bool = attrs.field(default=False, validator=v.instance_of(bool))
-    """When the peer breaks a rule, leave closing to the application, which may have an end of its own: `receive` raises `ConnectionLost`
-    at once, and messages can be sent until `aclose`."""
+    """When the peer breaks a rule, leave closing to the application, whose protocol may have its own way to end: `receive` raises
+    `ConnectionLost` at once, and messages can be sent until `aclose`."""
     subprotocols: tuple[str, ...] = attrs.field(default=(), validator=[_STRINGS, _check_tokens])
-    """A client offers them. A server chooses the first of them that the client offered, if there is one."""
+    """Subprotocols that a client offers. A server chooses the first of its own that the client offered, if there is one."""
     headers: Headers = attrs.field(default=(), validator=[v.instance_of(tuple), _check_fields, _check_own])
     """Further headers of the request, or of the 101 response."""
     origins: tuple[str, ...] = attrs.field(default=(), validator=_STRINGS)
     """Server: origins (``"https://app.example"``) whose pages may connect, besides the host's own; ``"*"`` for any. Clients that send no
-    ``Origin``, which are all but browsers, are not affected."""
+    ``Origin``, as most except browsers do, are not affected."""
     allow: Callable[[UpgradeRequest], Refusal | None] | None = None
     """Server: called with each valid request. It returns a `Refusal`, or ``None`` to admit the client."""
     max_handshake: int = attrs.field(default=16_384, validator=[v.instance_of(int), v.ge(1024)])
@@ -106,13 +106,13 @@ class WebSocketConfig:
     handshake_timeout: float = attrs.field(default=10.0, validator=v.gt(0.0))
     """Seconds for the HTTP exchange."""
     backlog: int = attrs.field(default=256, validator=[v.instance_of(int), v.ge(1)])
-    """Server: peers that may be in their handshake or wait for `accept`. One more ends the oldest handshake."""
+    """Server: peers that may be in their handshake or wait for `accept`. Any further peer ends the oldest handshake."""
     keepalive_interval: float | None = attrs.field(default=20.0, validator=_check_seconds)
     """Seconds of silence, while a task waits in `receive`, after which a ping is sent; ``None``: never."""
     keepalive_timeout: float = attrs.field(default=20.0, validator=v.gt(0.0))
     """Seconds that the peer then has to send anything."""
     close_timeout: float = attrs.field(default=5.0, validator=v.gt(0.0))
-    """Seconds for sending the queue and for the close handshake."""
+    """Seconds to send the queue and to complete the close handshake."""
     tcp: tcp.TcpConfig = attrs.field(factory=tcp.TcpConfig, validator=v.instance_of(tcp.TcpConfig))
     """Settings of TCP, below ``ws``."""
     tls: tls.TlsConfig = attrs.field(factory=tls.TlsConfig, validator=v.instance_of(tls.TlsConfig))

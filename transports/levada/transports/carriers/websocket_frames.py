@@ -1,14 +1,14 @@
-"""WebSocket frames without I/O: plain binary messages by a short path of our own, all else by wsproto.
+"""WebSocket frames without I/O: this module has a fast path for plain binary messages, and wsproto does the rest.
 
 The rules of this file:
 
-* Frame boundaries are ours.  Each header is read here, so a length is compared with the limit before anything of that size exists, and
-  wsproto is fed one irregular frame at a time: fragments, text, control frames, and whatever is wrong.  It alone judges those.
-* A frame is *plain* if it is a whole binary message without reserved bits, masked as its direction wants, with the shortest length
+* Each frame header is read here, so a length is compared with the limit before anything of that size exists.  wsproto gets one irregular
+  frame at a time: fragments, text, control frames, and wrong frames, which it alone checks.
+* A frame is *plain* if it is a whole binary message without reserved bits, masked as its direction requires, with the shortest length
   field, outside a fragmented message.  Plain frames never reach wsproto.  Both paths give the same bytes and messages.
-* After an error, or once this side is closing, data frames are skipped without being kept, and only the peer's close frame matters.
+* After an error, or once this side is closing, data frames are skipped, and only the peer's close frame matters.
 
-Costs of one message of 64 bytes in µs, ours / wsproto 1.3, Python 3.11: a client sends 1.5 / 5.8, a server 0.14 / 3.2; in batches
+Cost of one message of 64 bytes in µs, here / wsproto 1.3, Python 3.11: a client sends 1.5 / 5.8, a server 0.14 / 3.2; in batches
 of 64 KiB a server receives 1.1 / 9.4, a client 0.3 / 7.2.
 """
 
@@ -32,7 +32,7 @@ __all__ = ["FrameError", "PeerClosed", "Ping", "Pong", "WebSocketCore", "encode_
 
 NORMAL, PROTOCOL_ERROR, UNSUPPORTED_DATA, TOO_BIG = 1000, 1002, 1003, 1009
 NO_CODE = 1005
-"""RFC 6455, 7.1.5: what a close frame without a code counts as; never on the wire."""
+"""The code of a close frame that has none; never on the wire. Source: RFC 6455, 7.1.5."""
 
 _BINARY = 0x82  # FIN and opcode 2
 _TEXT, _FIRST_CONTROL = 0x1, 0x8
@@ -42,17 +42,17 @@ _SHORT_MASKED = tuple(bytes((_BINARY, _MASKED | size)) for size in range(126))
 _MEDIUM = struct.Struct(">BBH")
 _LONG = struct.Struct(">BBQ")
 
-# Masking with one big integer against wsproto's four translated slices, in µs: 0.7 / 1.8 for 64 B, 3.2 / 3.2 for 1,023 B,
-# 181 / 79 for 64 KiB. So small ones are ours and large ones are wsproto's.
+# Masking with one big integer / with wsproto's four translated slices, in µs: 0.7 / 1.8 for 64 B, 3.2 / 3.2 for 1,023 B,
+# 181 / 79 for 64 KiB. So wsproto masks only large payloads.
 _BIG_INTEGER_BELOW = 1024
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class FrameError(RemoteProtocolError):
-    """The peer sent a frame that it must not send, or that this side does not take."""
+    """The peer sent a frame that it must not send, or that this side does not accept."""
 
     code: int = PROTOCOL_ERROR
-    """Close code that tells the peer why."""
+    """Close code for the peer."""
 
 
 @attrs.frozen
@@ -64,14 +64,14 @@ class Ping:
 
 @attrs.frozen
 class Pong:
-    """The peer answered a ping, or just gave a sign of life."""
+    """The peer answered a ping, or sent a pong without being asked."""
 
     payload: bytes
 
 
 @attrs.frozen
 class PeerClosed:
-    """The peer sent its close frame; nothing of it counts any more."""
+    """The peer sent its close frame; later bytes are ignored."""
 
     code: int
     reason: str
@@ -81,7 +81,7 @@ Control = Ping | Pong | PeerClosed
 
 
 def mask(payload: Octets, key: bytes) -> bytes:
-    """XOR the payload with the key of 4 bytes, over and over; the same call takes the mask off again."""
+    """XOR the payload with the repeated key of 4 bytes. The same call removes the mask."""
     size = len(payload)
     if size >= _BIG_INTEGER_BELOW:
         return bytes(XorMaskerSimple(key).process(payload if isinstance(payload, bytearray) else bytearray(payload)))
@@ -109,34 +109,34 @@ class WebSocketCore:
     """One end of a WebSocket after its handshake: bytes to messages and control frames, and back.
 
     Args:
-        client: whether this end is the client, which masks what it sends and takes nothing masked.
-        max_message: bytes of the largest message that is taken, at least 125.
-        accept_text: take text messages, as their UTF-8 bytes; else they are an error (close code 1003).
-        random: gives that many unpredictable bytes, for masks (RFC 6455, 5.3).
+        client: whether this end is the client, which masks its frames and accepts no masked ones.
+        max_message: bytes of the largest message to accept, at least 125.
+        accept_text: accept text messages, as their UTF-8 bytes; if false they are an error (close code 1003).
+        random: returns a number of unpredictable bytes, for masks (RFC 6455, 5.3).
     """
 
     def __init__(
         self, *, client: bool, max_message: int, random: Callable[[int], bytes], accept_text: bool = False
     ) -> None:
         self.messages: deque[bytes] = deque()
-        """Messages that have arrived whole and wait to be taken."""
+        """Complete messages that wait to be taken."""
         self._wsproto = Connection(ConnectionType.CLIENT if client else ConnectionType.SERVER)
         self._client = client
         self._peer_masks = 0 if client else _MASKED
         self._max_message = max_message
         self._accept_text = accept_text
         self._random = random
-        self._offset = 0  # bytes before the next that receive_data looks at
+        self._offset = 0  # bytes before the next one that receive_data looks at
         self._frame_at = 0  # bytes before the frame being read
-        self._rest = b""  # a header that is not complete: at most 13 bytes, but all that followed an error
-        self._left = 0  # bytes to come of a frame whose header is read; who gets them:
+        self._rest = b""  # an incomplete header of at most 13 bytes; after an error all that followed
+        self._left = 0  # bytes to come of a frame whose header is read, which go to
         self._foreign = False  # wsproto,
-        self._part: bytearray | None = None  # or this payload of a plain frame, or else no reader
+        self._part: bytearray | None = None  # or this payload of a plain frame; otherwise they are skipped
         self._key = b""
         self._fragments = bytearray()  # of a message that wsproto is reading
         self._plain = True  # whether a plain frame may come now: no fragmented message, not discarding
         self._discarding = False
-        self._deaf = False  # the peer has closed, or where its frames begin is lost
+        self._deaf = False  # the peer has closed, or the boundaries of its frames are lost
 
     @property
     def may_send(self) -> bool:
@@ -154,15 +154,15 @@ class WebSocketCore:
         return self._wsproto.send(BytesMessage(data=payload if isinstance(payload, bytes) else bytes(payload)))
 
     def ping(self, payload: bytes = b"") -> bytes:
-        """Return a ping frame; nothing once closing."""
+        """Return a ping frame, or nothing once closing has begun."""
         return self._wsproto.send(WsprotoPing(payload)) if self.may_send else b""
 
     def pong(self, payload: bytes) -> bytes:
-        """Return a pong frame; nothing once closing."""
+        """Return a pong frame, or nothing once closing has begun."""
         return self._wsproto.send(WsprotoPong(payload)) if self.may_send else b""
 
     def close(self, code: int, reason: str = "") -> bytes:
-        """Return this side's close frame, the reason cut to 123 bytes; nothing if it was sent before."""
+        """Return this side's close frame, with the reason cut to 123 bytes, or nothing if there was one before."""
         if self._wsproto.state not in (ConnectionState.OPEN, ConnectionState.REMOTE_CLOSING):
             return b""
         if code == NO_CODE:
@@ -170,7 +170,7 @@ class WebSocketCore:
         return self._wsproto.send(CloseConnection(code, reason))
 
     def discard(self) -> None:
-        """Drop the messages not taken, and those that still come; only the peer's close frame is looked for."""
+        """Drop the messages that were not taken and those that still come. From now on only the peer's close frame matters."""
         self.messages.clear()
         self._discarding, self._plain = True, False
         self._part = None
@@ -183,7 +183,7 @@ class WebSocketCore:
             data: any number of bytes, cut anywhere.
 
         Raises:
-            FrameError: a frame is wrong or too large. Messages before it were kept; what comes later is discarded.
+            FrameError: a frame is wrong or too large. Messages before it are kept; later data is discarded.
         """
         found: list[Control] = []
         if self._deaf:
@@ -256,13 +256,13 @@ class WebSocketCore:
             self._offset += at
 
     def _check_irregular(self, opcode: int, length: int, at: int) -> None:
-        """Judge size and kind of a frame for wsproto before any of its payload is taken."""
+        """Check size and kind of a frame for wsproto before any of its payload is taken."""
         is_data = opcode < _FIRST_CONTROL
         self._foreign = not (is_data and self._discarding)
         if not is_data or self._discarding:
             return
         if opcode == _TEXT and not self._accept_text:
-            detail = "a text message, where only binary ones are taken (set accept_text to take them)"
+            detail = "a text message, but only binary ones are accepted (set accept_text)"
             raise FrameError(detail, rule="RFC 6455 5.6", offset=self._offset + at, code=UNSUPPORTED_DATA)
         if len(self._fragments) + length > self._max_message:
             self._refuse_size(len(self._fragments) + length, at)
@@ -304,7 +304,7 @@ class WebSocketCore:
             elif isinstance(event, WsprotoPong):
                 found.append(Pong(bytes(event.payload)))
             elif isinstance(event, CloseConnection):
-                # wsproto says both a close frame and a broken rule by this event; only the former changes its state.
+                # wsproto uses this event for a close frame and for a broken rule; only a close frame changes its state.
                 self._deaf = True
                 if self._wsproto.state in (ConnectionState.REMOTE_CLOSING, ConnectionState.CLOSED):
                     found.append(PeerClosed(int(event.code), event.reason or ""))

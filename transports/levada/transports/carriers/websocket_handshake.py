@@ -1,7 +1,7 @@
 """The HTTP exchange that opens a WebSocket (RFC 6455, section 4), without I/O.
 
-wsproto builds and checks the messages; here is what it leaves to its user: where a head ends, how large it may be, who may come in
-(path, origin, the user's own check), and an HTTP answer for everybody who may not.
+wsproto builds and checks the messages. This module does the rest: it finds the end of a head, bounds its size, decides which clients may
+connect (path, origin, the program's own check), and makes the HTTP answer for all others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
 class HandshakeRefused(Exception):
-    """This peer gets no WebSocket; on a server the refusal is what to answer."""
+    """This peer gets no WebSocket. On a server, `refusal` is the answer."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.detail)
@@ -44,10 +44,10 @@ class Head:
         self._limit = limit
 
     def receive_data(self, data: bytes) -> tuple[bytes, bytes] | None:
-        """Take bytes; return the head with its empty line, and what came after it, once it is complete.
+        """Take bytes; once the head is complete, return it with its empty line, and the bytes after it.
 
         Raises:
-            HandshakeRefused: it is too large, or cannot be HTTP.
+            HandshakeRefused: the head is too large, or is not HTTP.
         """
         searched = max(0, len(self._octets) - len(_END) + 1)
         self._octets += data
@@ -64,18 +64,19 @@ class Head:
 def answer(
     head: bytes, rest: bytes, config: WebSocketConfig, path: str | None
 ) -> tuple[UpgradeRequest, str | None, bytes]:
-    """Judge a request for a WebSocket.
+    """Check a request for a WebSocket, and make the answer.
 
     Args:
         head: the request.
-        rest: what came after it.
+        rest: bytes after it.
+        config: subprotocols, headers, origins and the program's own check.
         path: the only path to serve; ``None``: any.
 
     Returns:
-        The request, the subprotocol that was agreed on, and the bytes of the 101 answer.
+        The request, the chosen subprotocol, and the bytes of the 101 answer.
 
     Raises:
-        HandshakeRefused: with the HTTP answer to give.
+        HandshakeRefused: the client gets no WebSocket; `HandshakeRefused.refusal` is the HTTP answer.
     """
     line = _REQUEST_LINE.match(head)
     if line is None:
@@ -86,10 +87,12 @@ def answer(
         raise HandshakeRefused(Refusal(505, "a WebSocket begins with HTTP/1.1"))
     if b"\r\nupgrade:" not in head.lower():
         raise HandshakeRefused(Refusal(426, "only WebSockets are served here", (("Upgrade", "websocket"),)))
-    if b"\n" in head.replace(b"\r\n", b""):  # some read an empty line, and so an end, where others do not
+    if b"\n" in head.replace(
+        b"\r\n", b""
+    ):  # programs differ on whether that ends a line, and so on where the head ends
         raise HandshakeRefused(Refusal(400, "a line ends without a carriage return"))
     if rest:
-        # RFC 6455, 4.1: a client waits for the answer. What follows the head is a body, or frames that a proxy has not seen as such.
+        # RFC 6455, 4.1: a client waits for the answer. More bytes are a body, or frames that a proxy did not see as frames.
         raise HandshakeRefused(Refusal(400, "bytes after the request"))
     server = H11Handshake(ConnectionType.SERVER)
     request, headers = _parse(server, head)
@@ -140,7 +143,7 @@ def _admit(asked: UpgradeRequest, config: WebSocketConfig, path: str | None) -> 
         return
     try:
         refusal = config.allow(asked)
-    except Exception as error:  # a request that the user's check stumbles over must not end the listener
+    except Exception as error:  # an error of the program's check must not end the listener
         logger.exception("the check of an upgrade request failed", extra={"protocol": "websocket", "event": "refused"})
         raise HandshakeRefused(Refusal(500, "the request could not be checked")) from error
     if refusal is not None:
@@ -164,7 +167,7 @@ def refusal_bytes(refusal: Refusal) -> bytes:
 
 
 class ClientHandshake:
-    """The client's request, and what the server says to it.
+    """The client's request, and the check of the server's answer.
 
     Args:
         host: value of the ``Host`` header, with the port unless it is the scheme's own.
@@ -180,16 +183,18 @@ class ClientHandshake:
         """Bytes to send."""
 
     def receive_head(self, head: bytes) -> str | None:
-        """Judge the server's answer and return the subprotocol that it chose.
+        """Check the server's answer, and return the subprotocol that it chose.
 
         Raises:
-            HandshakeRefused: no WebSocket; the status is the server's, or 502 if its answer makes no sense.
+            HandshakeRefused: the server refused, with its status, or its answer is malformed, with status 502.
         """
         try:
             self._handshake.receive_data(head)
             event = next(self._handshake.events())
         except (WsprotoError, UnicodeError, StopIteration) as error:
-            raise HandshakeRefused(Refusal(502, f"the server's answer is no WebSocket handshake: {error}")) from error
+            raise HandshakeRefused(
+                Refusal(502, f"the server's answer is not a WebSocket handshake: {error}")
+            ) from error
         if isinstance(event, AcceptConnection):
             return event.subprotocol
         assert isinstance(event, RejectConnection)

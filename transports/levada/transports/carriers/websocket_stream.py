@@ -2,18 +2,18 @@
 
 The rules of this file:
 
-* Reading happens inside `receive` (and `aclose`): pings are answered, pongs and close frames seen, and silence is measured while a task
-  waits there.  Nothing is read ahead of the application but one chunk and one message in the making.
-* A connection's only task watches for silence, if keepalive is on.  It wakes about once in each interval and costs
-  messages nothing; a deadline around each wait for bytes would cost 12 of 35 µs.  It never raises.
-* Whatever is written goes to the byte stream's own queue in whole frames, without an await between building and queueing.  `send`
-  waits for room first, with nothing built, and looks again afterwards: so a frame is queued whole or not at all, and none follows the
-  close frame.  Control frames do not wait for room: a receiver that waited there for its peer to read could wait for itself.  They are
-  bounded instead: one ping, one close frame, and pongs of 4 KiB, after which only the latest ping is answered (RFC 6455, 5.5.3).
-* An end has one reason, the first, but this side's own closing goes before any other.  Messages that arrived before the peer's close
-  frame are handed over before `ConnectionLost` is raised; after this side's own `aclose` they are dropped.
-* The server closes the byte stream first, once both close frames have passed (RFC 6455, 7.1.1); the client waits for that.  All within
-  `close_timeout`, after which the byte stream is aborted.
+* Reading happens inside `receive` (and `aclose`): while a task waits there, pings are answered, pongs and close frames are seen, and
+  silence is measured.  Only one chunk and one incomplete message are read ahead of the application.
+* With keepalive, a connection has one task, which watches for silence.  It wakes about once in each interval and costs messages nothing;
+  a deadline around each wait for bytes would cost 12 of 35 µs.  It never raises.
+* Whole frames are written to the byte stream's queue, without an await between building and queueing.  `send` first waits for room and
+  then checks again.  So a frame is queued whole or not at all, and none follows the close frame.  Control frames do not wait for room,
+  because a receiver that waited for its peer to read could wait for itself.  They are bounded instead: one ping, one close frame, and
+  pongs of 4 KiB, after which only the latest ping is answered (RFC 6455, 5.5.3).
+* The first reason of an end stays, unless this side closes.  Messages that arrived before the peer's close frame are returned before
+  `ConnectionLost` is raised; this side's own `aclose` drops them.
+* The server closes the byte stream first, after both close frames (RFC 6455, 7.1.1), and the client waits for that.  After
+  `close_timeout` the byte stream is aborted.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ __all__ = ["WebSocketStream"]
 
 logger = logging.getLogger("levada.transports.websocket")
 
-_CHUNK = 65_536  # bytes taken from the byte stream at a time: the frames of one chunk are parsed in one go
-# Handed over from one chunk before other tasks have a turn: a turn of the scheduler costs as much as 20 small messages.
+_CHUNK = 65_536  # bytes taken from the byte stream and parsed at a time
+# Messages returned without a turn of the scheduler, which costs as much as 20 small messages.
 _MESSAGES_PER_TURN = 64
 _PONGS_UNSENT = 4096  # bytes
 
@@ -62,9 +62,9 @@ class WebSocketStream:
         self.info: CarrierInfo = attrs.evolve(stream.info, scheme="wss" if stream.info.tls_version else "ws")
         """Who is at the other end."""
         self.subprotocol = subprotocol
-        """What both sides agreed on, or ``None``."""
+        """The negotiated subprotocol, or ``None``."""
         self.request = request
-        """What the client asked for; ``None`` at the client."""
+        """The client's request; ``None`` at the client."""
         self._stream = stream
         self._client = client
         self._config = config
@@ -72,18 +72,18 @@ class WebSocketStream:
             client=client, max_message=config.max_message, accept_text=config.accept_text, random=os.urandom
         )
         self._end: CarrierError | None = None  # why it is over
-        self._over = trio.Event()  # nothing is left to do: both directions are closed below
-        self._ending = False  # a task is at it
+        self._over = trio.Event()  # the byte stream is closed
+        self._ending = False  # a task is closing it
         self._eof = False
         self._fault: ConnectionLost | None = None  # the rule that the peer broke
         self._peer_closed = False
         self._reading = False  # whether a task waits for bytes
-        self._not_reading: trio.Event | None = None  # of a task that waits for that task to have some
+        self._not_reading: trio.Event | None = None  # set when that task has returned, for a task that closes
         self._sending = False
         self._turn = _MESSAGES_PER_TURN
         self._reading_since = 0.0  # on trio's clock
-        self._silence = 0.0  # seconds of earlier waits, all cancelled, since bytes came
-        self._pinged: CarrierStatistics | None = None  # as they were when the peer was asked for a sign of life
+        self._silence = 0.0  # seconds of cancelled waits since bytes came
+        self._pinged: CarrierStatistics | None = None  # the counters at the time of the ping under way
         self._pongs_unsent = 0
         self._pong = b""  # the latest, while no more may be queued
         if early:
@@ -95,7 +95,7 @@ class WebSocketStream:
 
     @property
     def unsent(self) -> int:
-        """Bytes queued and not handed on yet, framing included."""
+        """Bytes queued and not handed on yet, including framing."""
         return self._stream.unsent
 
     async def send(self, message: Octets) -> None:
@@ -136,13 +136,13 @@ class WebSocketStream:
             self._queue(pong)
 
     async def receive(self) -> bytes:
-        """Wait for the next message; a text message, where taken, comes as its UTF-8 bytes.
+        """Wait for the next message; an accepted text message comes as its UTF-8 bytes.
 
         Raises:
             ConnectionClosed: this side closed.
-            ConnectionLost: the peer closed: `ConnectionLost.code` is its code, 1005 if it gave none. Or it was lost, without a code.
-                Or it broke a rule and was closed from here, with this code; a `FrameError` is the cause.
-            IdleTimeout: no answer to a ping.
+            ConnectionLost: the peer closed: `ConnectionLost.code` is its code, or 1005 if it gave none. Or the connection was lost, and
+                the code is ``None``. Or the peer broke a rule, so that this side closed with this code; a `FrameError` is the cause.
+            IdleTimeout: the peer did not answer a ping.
             trio.BusyResourceError: another task is receiving.
 
         Cancellation:
@@ -159,7 +159,7 @@ class WebSocketStream:
                 if self._core.messages:
                     return self._core.messages.popleft()
             elif (end := self._end) is not None:
-                if not isinstance(end, ConnectionClosed):  # else `aclose` is at it
+                if not isinstance(end, ConnectionClosed):  # else `aclose` finishes
                     await self._finish()
                 raise again(end)
             elif self._fault is not None:
@@ -168,14 +168,14 @@ class WebSocketStream:
                 await self._read()
 
     def receive_nowait(self) -> bytes | None:
-        """Take the next message that has arrived, if there is one: all that came in one chunk are there at once.
+        """Take the next message that has arrived, or return ``None``. It never raises: `receive` raises the reason of an end.
 
-        After the end it is ``None`` too, and `receive` raises the reason.
+        After `receive` has returned, it finds all other messages of the same chunk.
         """
         return self._core.messages.popleft() if self._core.messages else None
 
     async def flush(self) -> None:
-        """Wait until nothing is queued on this side any more."""
+        """Wait until nothing is queued on this side any more. Errors as `send`."""
         self._raise_if_over()
         try:
             await self._stream.flush()
@@ -192,8 +192,11 @@ class WebSocketStream:
             code: 1000 to 1003 or 1007 to 1013 (RFC 6455, 7.4.1), or 3000 to 4999.
             reason: cut to 123 bytes of UTF-8.
 
+        Raises:
+            ConfigurationError: the code may not be sent.
+
         Cancellation:
-            closes at once; the queue may be lost.
+            the connection is closed at once; the queue may be lost.
         """
         if not (1000 <= code <= 1003 or 1007 <= code <= 1013 or 3000 <= code <= 4999):
             raise ConfigurationError(f"close code {code} may not be sent: 1000 to 1003, 1007 to 1013, or 3000 to 4999")
@@ -212,7 +215,7 @@ class WebSocketStream:
         self._over.set()
 
     def statistics(self) -> CarrierStatistics:
-        """Return the counters of the byte stream below: bytes with all framing, TLS excluded."""
+        """Return the counters of the byte stream below: bytes with all framing, without that of TLS."""
         return self._stream.statistics()
 
     async def __aenter__(self) -> Self:
@@ -228,7 +231,7 @@ class WebSocketStream:
             raise again(self._end)
 
     async def _finish(self) -> None:
-        """Bring the close handshake and the byte stream to their end, or wait for the task that is doing it."""
+        """Finish the close handshake and close the byte stream, or wait for the task that is doing it."""
         if self._ending or self._over.is_set():
             await self._over.wait()
             return
@@ -236,12 +239,12 @@ class WebSocketStream:
         try:
             with trio.move_on_after(self._config.close_timeout) as scope:
                 if self._fault is not None and not self._client:
-                    try:  # perhaps the peer's close frame cannot be recognised any more; with this it goes anyway
+                    try:  # the peer's close frame may not be recognisable any more, but it closes after this
                         await self._stream.send_eof()
                     except NotImplementedError:
                         pass
                 while not (self._eof or (self._peer_closed and not self._client)):
-                    if self._reading:  # in `receive`, which gives up as soon as something comes
+                    if self._reading:  # in `receive`, which ends as soon as bytes come
                         self._not_reading = trio.Event()
                         await self._not_reading.wait()
                     else:
@@ -257,12 +260,12 @@ class WebSocketStream:
         logger.debug("%s is over: %s", self.info.peer, self._end, extra={"protocol": "websocket", "event": "closed"})
 
     async def _watch(self, interval: float) -> None:
-        """Ask for a sign of life after `interval` seconds of silence, and give the peer up if there is none."""
+        """Ping the peer after `interval` seconds of silence, and end the connection if nothing comes."""
         while not self._over.is_set():
             allowed = interval if self._pinged is None else self._config.keepalive_timeout
             silence = self._silence + (trio.current_time() - self._reading_since if self._reading else 0.0)
             if silence < allowed:
-                # After a ping not for longer than `interval`, as its answer begins a new silence.
+                # After a ping for `interval` at most, because its answer begins a new silence.
                 with trio.move_on_after(min(allowed - silence, interval)):
                     await self._over.wait()
             elif self._end is None:
@@ -277,14 +280,14 @@ class WebSocketStream:
         if before is None:
             self._queue(self._core.ping())
         self._pinged = self._stream.statistics()
-        # A peer that still takes a long queue is alive, although our ping may not have reached it yet.
+        # A peer that takes bytes of a long queue is alive, although the ping may not have reached it yet.
         if before is not None and not (before.unsent and self._pinged.bytes_sent > before.bytes_sent):
             self._end = IdleTimeout(f"no answer to a ping within {self._config.keepalive_timeout} s")
             self._stream.abort()
             self._over.set()
 
     async def _read(self) -> None:
-        """Wait for bytes once, and do what they say."""
+        """Wait for bytes once, and process them."""
         if self._reading:
             raise trio.BusyResourceError("another task is receiving from this WebSocket")
         self._reading = True
@@ -340,7 +343,7 @@ class WebSocketStream:
             self._answer(ping)
 
     def _answer(self, ping: Ping) -> None:
-        """Queue a pong, or keep it for later if the peer does not take those it has caused so far."""
+        """Queue a pong, or keep it for later if the peer does not read earlier ones."""
         pong = self._core.pong(ping.payload)
         self._pongs_unsent = min(self._pongs_unsent, self._stream.statistics().unsent)
         if self._pongs_unsent + len(pong) > _PONGS_UNSENT:
@@ -350,7 +353,7 @@ class WebSocketStream:
         self._queue(pong)
 
     def _queue(self, frame: bytes) -> None:
-        """Queue a control frame; if the byte stream is over, reading will tell."""
+        """Queue a control frame. If the byte stream has failed, reading raises the error."""
         if frame:
             try:
                 self._stream.send_nowait(frame)
