@@ -332,9 +332,9 @@ async def test_the_wrong_direction_is_named() -> None:
     x = await a.open_stream(unidirectional=True)
     await x.send_all(b"x")
     y = await b.accept_stream()
-    with pytest.raises(LocalProtocolError, match="stream 2 is unidirectional"):
+    with pytest.raises(LocalProtocolError, match="stream 2 is only sent on"):
         await x.receive_some()
-    with pytest.raises(LocalProtocolError, match="stream 2 is the peer's"):
+    with pytest.raises(LocalProtocolError, match="stream 2 is only received on"):
         y.reset(0)
     assert (y.unsent, y.unacked, y.priority) == (0, 0, 128)
 

@@ -19,6 +19,7 @@ import trio.testing
 
 from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost, IdleTimeout
 from levada.transports.carriers import unix
+from levada.transports.carriers.memory import MemoryByteStream, memory_streams
 from levada.transports.carriers.streams import JoinedStream
 from levada.transports.carriers.unix import UnixConfig
 from levada.transports.testing import CarrierCheck, CarrierTraits, carrier_checks
@@ -233,3 +234,28 @@ async def test_unread_octets_make_an_abort_a_loss(path: Path) -> None:
         server.abort()
         with pytest.raises(ConnectionLost):
             await client.receive_some()
+
+
+async def test_streams_that_wait_for_room_are_aborted_when_a_handed_listener_closes() -> None:
+    listener = unix.HandedListener(1)
+    streams = [memory_streams()[0] for _ in range(4)]
+    await listener.hand(streams[0])
+    refused: list[str] = []
+
+    async def hand(stream: MemoryByteStream) -> None:
+        with pytest.raises(ConnectionClosed) as error:
+            await listener.hand(stream)
+        refused.append(str(error.value))
+
+    with trio.fail_after(1):
+        async with trio.open_nursery() as nursery:
+            for stream in streams[1:3]:
+                nursery.start_soon(hand, stream)
+            await trio.testing.wait_all_tasks_blocked()
+            assert refused == []
+            await listener.aclose()
+        await hand(streams[3])
+    assert refused == ["this side closed the listener"] * 3
+    for stream in streams:
+        with pytest.raises(ConnectionClosed):
+            await stream.receive_some()

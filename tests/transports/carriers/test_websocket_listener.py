@@ -193,7 +193,7 @@ async def test_a_query_says_nothing_to_a_listener() -> None:
     with pytest.raises(ConfigurationError, match="has a query"):
         async with memory.listen("memory://desk") as below, listen_over(streams(below), URL + "?a=b"):
             pass
-    with pytest.raises(ConfigurationError, match="is not of the form"):
+    with pytest.raises(ConfigurationError, match="expected ws://host:port"):
         async with listen("tcp://127.0.0.1:0"):
             pass
 

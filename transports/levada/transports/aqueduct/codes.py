@@ -21,13 +21,13 @@ class CloseCode(enum.IntEnum):
     PROTOCOL_ERROR = 1
     """The other side broke a rule."""
     APPLICATION = 2
-    """The application asked for it."""
+    """The application closed the connection."""
     SERIALISATION = 3
-    """A message could not be encoded or decoded, and the connection is of no further use."""
+    """A message could not be encoded or decoded, so the connection cannot continue."""
     LIMIT = 4
-    """The other side used more than it is allowed."""
+    """The other side used more than its limit."""
     REFUSED = 5
-    """The server does not let this client in."""
+    """The server does not admit this client."""
 
 
 class ResetCode(enum.IntEnum):
@@ -80,4 +80,4 @@ def violation(rule: str, detail: str = "") -> RemoteProtocolError:
 
 @attrs.define(eq=False, slots=False, str=False)
 class LimitExceeded(RemoteProtocolError):
-    """The peer broke no rule but used more than this side allows; the connection is over (close code 4)."""
+    """The peer broke no rule, but used more than this side allows. The connection is over (close code 4)."""

@@ -4,14 +4,14 @@ The owner works in turns:
 
 1. Pass in the input: `receive_stream_data`, `stream_reset`, `stream_stopped`, `receive_datagram`, `handle_timeout`. Use the halves:
    `SenderHalf.send`, `ReceiverHalf.take` and so on.
-2. Act on the events. Each input returns them; calls to halves leave theirs for `take_events`.
+2. Act on the events. Each input returns them; `take_events` returns the events of calls to halves.
 3. Once a turn, call `data_to_send(now)`, carry out the outputs, and sleep until `next_deadline`.
 
-`AqueductCore` is a `levada.transports.core.Core` with `levada.transports.core.StreamsInput`. Calls to halves carry no time: their delays
-count from the last time the core was given.
+`AqueductCore` is a `levada.transports.core.Core` with `levada.transports.core.StreamsInput`. Calls to halves have no time argument: their
+delays count from the last time that the core was given.
 
-Creating, losing and ending channels can touch many channels at once. When a call returns, all of that has happened. A mistake of the peer
-ends the connection: the last output closes it, the last event says why, and later calls do nothing.
+Creating, losing and ending channels can affect many channels at once. All consequences have happened when a call returns. A broken rule of
+the peer ends the connection: the last output closes it, the last event says why, and later calls do nothing.
 
 The protocol uses no randomness: ids are counted.
 """
@@ -56,7 +56,7 @@ from .timers import Timers
 
 __all__ = ["AqueductCore"]
 
-# Looking up an enum member takes 6 times as long as looking up a name, and these are needed for each message.
+# Looking up an enum member takes 6 times as long as looking up a name, and each message needs these.
 _SENDING = (SenderState.OPEN, SenderState.UNATTACHED)
 _OPEN, _MESSAGES = ConnectionState.OPEN, Place.MESSAGES
 _GREETED = (ConnectionState.OPEN, ConnectionState.DRAINING, ConnectionState.CLOSED)
@@ -73,7 +73,7 @@ class AqueductCore:
         client: whether this side dialled.
         headers: a client's connection headers; a server passes its own to `accept`.
         config: windows, limits and delays.
-        early: a client that sends 0-RTT data, before the handshake is complete. Source: AQ-21.
+        early: whether this client sends 0-RTT data, before the handshake is complete. Source: AQ-21.
         delivery: what received messages are made of, so that an owner can queue them with its own fields beside them.
     """
 
@@ -93,12 +93,12 @@ class AqueductCore:
         self.peer_headers: Headers | None = None
         """The peer's connection headers, once they are known."""
         self.halves: dict[int, SenderHalf | ReceiverHalf] = {}
-        """Senders and receivers that are not gone, by channel id. Read only."""
+        """Senders and receivers that have not ended, by channel id. Read only."""
         self.unclaimed: dict[int, ReceiverHalf] = {}
         """Receivers that ended before the message that attaches them arrived. Source: AQ-30."""
         self.streams = Streams(client=client, early=early)
         self.background: set[SenderHalf | ReceiverHalf] = set()
-        """Halves whose channels a drain does not wait for once everything sent on them is settled."""
+        """Halves for which a drain only waits until everything sent on them is settled."""
         self.links: Links[SenderHalf | ReceiverHalf] = Links(
             self.halves, lambda half: self.emit(Reached(half)), self.streams.announce
         )
@@ -153,7 +153,7 @@ class AqueductCore:
         Args:
             max_datagram: bytes of the largest datagram that fits now; 0 if the peer takes none.
             early_data_accepted: False if QUIC has dropped the early data; it is sent again on new streams.
-            now: on a server the time from which the client has `AqueductConfig.greeting` seconds to greet; None: it has any time.
+            now: on a server, the start of the `AqueductConfig.greeting` seconds that the client has to greet; None: no limit.
 
         Source: AQ-14, AQ-15, AQ-21 (D-11), E-11.
         """
@@ -201,7 +201,7 @@ class AqueductCore:
         return self._finish_turn()
 
     def stream_stopped(self, stream_id: int, code: int, now: float) -> list[Event]:
-        """Note that the peer stopped a stream, so that QUIC has reset this direction; the code has no meaning. Source: AQ-15, AQ-20a."""
+        """Note that the peer has stopped a stream, so QUIC has reset this direction; the code has no meaning. Source: AQ-15, AQ-20a."""
         self._now = now
         stream = self._stream(stream_id)
         if stream is not None:
@@ -230,7 +230,7 @@ class AqueductCore:
         return self._finish_turn()
 
     def connection_lost(self, code: int, reason: str, now: float) -> list[Event]:
-        """Note that QUIC has ended, by the peer or the network. Source: AQ-19."""
+        """Note that the QUIC connection has ended, by the peer or the network. Source: AQ-19."""
         self._end(code, reason, None, tell=False)
         return self.take_events()
 
@@ -238,7 +238,7 @@ class AqueductCore:
         """Answer the client, now or later. Data it has sent since its headers is processed now.
 
         Raises:
-            LocalProtocolError: on a client, the second time, or before `HeadersReceived`.
+            LocalProtocolError: this side is the client, the client was answered already, or `HeadersReceived` has not come.
 
         Source: AQ-15, AQ-16, AQ-18.
         """
@@ -288,7 +288,8 @@ class AqueductCore:
     def data_to_send(self, now: float, most: int = LARGEST) -> list[Output]:
         """Take the outputs; call it once a turn.
 
-        `most` is about how much to take, so that an owner of thousands of channels can let other tasks run. A shorter list is the rest.
+        `most` is roughly the number of outputs to take, so that an owner of thousands of channels can let other tasks run. Fewer outputs
+        than `most` are all there are.
         """
         if self.state is ConnectionState.CLOSED:
             out: list[Output] = [] if self._close is None else [self._close]
@@ -399,7 +400,7 @@ class AqueductCore:
             self._excess = self._excess or error
 
     def settle(self) -> None:
-        """Carry out the consequences of the inputs and calls, and check whether the peer uses too much."""
+        """Carry out the consequences of inputs and calls, and check the limits of what is held for the peer."""
         self.links.run()
         if self.crowded and self.unacked <= self.config.max_unacked * 3 // 4:
             crowded, self.crowded = self.crowded, {}
@@ -432,7 +433,7 @@ class AqueductCore:
         stream.fin_seen = fin
         buffer = stream.buffer
         if buffer and not stream.blocked and len(buffer) < _SMALL and len(buffer) + len(data) >= stream.need:
-            # The piece of a message that ended the last packet. Reading bytes is twice as fast as reading a view of them.
+            # The buffer has the beginning of a message from the last packet. Parsing bytes is twice as fast as parsing a view.
             self.held -= len(buffer)
             data = bytes(buffer) + data
             buffer.clear()
@@ -507,7 +508,7 @@ class AqueductCore:
                     place = self._next_place(place, kind)
                 if self._must_wait(kind):
                     self._datagrams.append(data[at:])
-                    self.held += len(data) - at + 64  # 64: the cost of keeping it, so that empty ones count as well
+                    self.held += len(data) - at + 64  # 64: the cost of keeping it, so that empty ones also count
                     return
                 if kind != FrameType.MESSAGE:
                     _, at = decode_frame(data, at)
@@ -527,7 +528,7 @@ class AqueductCore:
             raise
 
     def _next_place(self, place: Place, kind: int) -> Place:
-        """Look up which frame may follow. Source: AQ-8, AQ-10, AQ-16, E-6, E-8, E-12, E-14."""
+        """Check that a frame may occur here, and return the next place. Source: AQ-8, AQ-10, AQ-16, E-6, E-8, E-12, E-14."""
         following = PLACES.get((place, kind))
         if following is None:
             if kind not in _KINDS:
@@ -597,7 +598,7 @@ class AqueductCore:
             case CloseReceiver(runs) if isinstance(half, SenderHalf):
                 half.receiver_closed(runs)
             case _:
-                pass  # Version was compared when it was decoded
+                pass  # Version was checked when it was decoded
         self._open_gate(stream)
 
     def _open_gate(self, stream: Stream) -> None:
@@ -758,7 +759,7 @@ class AqueductCore:
             entry.finish()
 
     def _is_idle(self) -> bool:
-        """Whether no channel is open that a drain waits for."""
+        """Whether a drain need not wait for any channel."""
         background = self.background
         return len(self.halves) <= len(background) and not any(
             isinstance(half, SenderHalf) and half.unsettled for half in background

@@ -60,7 +60,10 @@ class Settled:
 
 @attrs.frozen(eq=False)
 class Reached:
-    """The peer's application has, or will find, the other half of a channel attached here: it can no longer be lost. Source: AQ-54, AQ-56."""
+    """The peer's application has, or can get, the other half of a channel that was attached here: it can no longer be lost.
+
+    Source: AQ-54, AQ-56.
+    """
 
     half: SenderHalf | ReceiverHalf
     """The half that stayed on this side."""
@@ -89,11 +92,11 @@ class ConnectionEnded:
     code: int
     """Close code, this side's or the peer's; see `CloseCode`."""
     reason: str = attrs.field(converter=printable)
-    """Text for people."""
+    """The reason in words."""
     error: RemoteProtocolError | None = None
-    """The peer's mistake, if one ended the connection."""
+    """The rule or limit that the peer broke, if that ended the connection."""
     closed_here: bool = False
-    """Whether this side closed the connection, because it was asked to or because of `error`."""
+    """Whether this side closed the connection, by a call or because of `error`."""
 
 
 Event: TypeAlias = HeadersReceived | Readable | Writable | Settled | Reached | Ended | StreamUnblocked | ConnectionEnded
@@ -101,7 +104,7 @@ Event: TypeAlias = HeadersReceived | Readable | Writable | Settled | Reached | E
 
 @attrs.frozen
 class OpenStream:
-    """Open a stream. QUIC gives the streams of one kind these ids if they are opened in this order."""
+    """Open a stream. If streams are opened in the order of these outputs, QUIC gives them the same ids."""
 
     stream_id: int
     """Number that the core uses for it."""
@@ -125,7 +128,7 @@ class StreamData:
 
 @attrs.frozen
 class ResetStream:
-    """Reset this side's direction of a stream. It is harmless after the end."""
+    """Reset this side's direction of a stream. After its end this may be ignored."""
 
     stream_id: int
     """Number of the stream."""
@@ -166,7 +169,7 @@ class CloseConnection:
     code: int
     """A `CloseCode`."""
     reason: str = attrs.field(converter=printable)
-    """Text for people; it contains the id of a broken rule."""
+    """The reason in words, with the id of a broken rule."""
     drain_timeout: float = 0.0
     """Seconds to wait until the peer has everything sent on finished streams; 0 closes at once."""
 

@@ -38,7 +38,7 @@ QMUX_ALPN: Final = "qmux-02.aqueduct"
 LARGEST: Final = 2**64 - 1
 """The largest var-len int."""
 VERSION: Final = bytes.fromhex("ef505fa6600f408e") + b"AQUEDUCT" + b"\x0b0.0.0-AFTER"
-"""The whole Version frame: magic, text for people, version. Source: AQ-8."""
+"""The whole Version frame: magic, readable text, version. Source: AQ-8."""
 
 
 class FrameType(enum.IntEnum):
@@ -84,11 +84,11 @@ def encode_int(value: int) -> bytes:
 
 
 def decode_int(data: Octets, at: int) -> tuple[int, int]:
-    """Decode the var-len int that begins at `at`; also return where it ends. Source: AQ-2 (D-1).
+    """Decode the var-len int that begins at `at`; return it and its end. Source: AQ-2 (D-1).
 
     Raises:
-        IndexError: it is cut.
-        RemoteProtocolError: it is not minimal, or has over 64 bits (E-1).
+        IndexError: the int is cut.
+        RemoteProtocolError: the int is not minimal, or has over 64 bits (E-1).
     """
     octet = data[at]
     if octet < 0x80:
@@ -236,10 +236,10 @@ class Message:
 
 @attrs.frozen
 class SentUnreliable:
-    """How many datagrams were sent on the channel since the last such frame."""
+    """Declares the datagrams that were sent on the channel since the last such frame."""
 
     count: int
-    """Messages; 0 is legal and says nothing."""
+    """Number of datagrams; 0 is legal and has no effect."""
 
     def encode(self) -> bytes:
         """Encode the frame."""
@@ -275,7 +275,7 @@ class FinishSender:
     """The sender is done."""
 
     count: int
-    """All messages that were sent on streams."""
+    """Number of all messages that were sent on streams."""
 
     def encode(self) -> bytes:
         """Encode the frame."""
@@ -287,7 +287,7 @@ class CloseReceiver:
     """The receiver ends; messages that are not acked now are nacked."""
 
     runs: tuple[int, ...] = ()
-    """Acked, nacked, acked, …, starting with the lowest unacked one; we send none."""
+    """Acked, nacked, acked, …, starting with the lowest unacked one; this implementation sends none."""
 
     def encode(self) -> bytes:
         """Encode the frame."""
@@ -357,7 +357,7 @@ def decode_message(data: Octets, at: int, max_message: int) -> tuple[int, int, t
 
 
 def decode_frame(data: Octets, at: int = 0, *, max_message: int = 2**24, max_control: int = 2**16) -> tuple[Frame, int]:
-    """Decode the frame that begins at `at`; also return where it ends. Source: AQ-8, AQ-9.
+    """Decode the frame that begins at `at`; return it and its end. Source: AQ-8, AQ-9.
 
     Args:
         data: bytes of one stream or datagram.

@@ -1,10 +1,10 @@
-"""Creation links: which channels live or die with which message.
+"""Creation links: the channels that live or die with a message.
 
-A channel made here is *reachable* when the remote application has the other half or can get it by dequeuing: the message that carries
-it was acked, and so on up to a channel of the peer's, or the entrypoint. A nacked message takes everything below it along.
+A channel made here is *reachable* when the remote application has the other half or can get it by taking messages: the message that carries
+it was acked, and so on up to a channel that the peer made, or the entrypoint. If a message is nacked, all channels below it are lost.
 
 A half that ends earlier leaves a *tombstone*: the peer may keep its mailbox for an application that will never get it, and must be told
-(ClosedChannelLost). Every channel minted here hangs on exactly one link until that link is resolved (AQ-58), so every tombstone is
+(ClosedChannelLost). Every channel minted here depends on exactly one link until that link is resolved (AQ-58), so every tombstone is
 removed in the end.
 
 Chains may have any length, and halves call each other in circles, so no code here recurses: actions are queued, and `run` performs them
@@ -27,14 +27,14 @@ class Linked(Protocol):
     id: int
     minted_here: bool
     reachable: bool
-    """Whether the peer's application has the other half, or can get at it."""
+    """Whether the peer's application has the other half, or can get it."""
 
     def take_acked_links(self) -> list[int]:
         """Take the channels attached to acked messages of a sender that was not reachable."""
         ...
 
     def lose(self) -> None:
-        """The peer's application will never get the other half."""
+        """Note that the peer's application will never get the other half."""
 
 
 H = TypeVar("H", bound=Linked)
@@ -64,11 +64,11 @@ class Links(Generic[H]):
         """Ids minted here whose half ended unreached, with the channels of messages acked before. Source: AQ-56."""
 
     def reach(self, channels: Iterable[int]) -> None:
-        """The peer's application can get at these channels. Source: AQ-54, AQ-56."""
+        """Note that the peer's application can get these channels. Source: AQ-54, AQ-56."""
         self.todo += [(self._reach, channel) for channel in channels]
 
     def lose(self, channels: Iterable[int]) -> None:
-        """The peer's application will never get at these channels. Source: AQ-55, AQ-56."""
+        """Note that the peer's application will never get these channels. Source: AQ-55, AQ-56."""
         self.todo += [(self._lose, channel) for channel in channels]
 
     def later(self, action: Callable[[], None]) -> None:
@@ -90,7 +90,7 @@ class Links(Generic[H]):
         self._running = False
 
     def close(self) -> None:
-        """The connection is over: no channel changes any more. This also frees the core without the garbage collector."""
+        """Drop everything at the end of the connection, so that the core is freed without the garbage collector."""
         self.todo.clear()
         self.tombstones.clear()
         del self._halves, self._reached, self._announce

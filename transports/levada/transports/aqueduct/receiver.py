@@ -182,7 +182,10 @@ class ReceiverHalf:
         return False
 
     def close(self) -> None:
-        """Take no more: the mailbox is dropped, and the sender is told *receiver closed*. A second call does nothing. Source: AQ-43, AQ-50, AQ-51."""
+        """Take no more messages: the mailbox is dropped, and the sender is told *receiver closed*. A second call does nothing.
+
+        Source: AQ-43, AQ-50, AQ-51.
+        """
         self.drop_mailbox(lost=False)
         if not self.ended:
             self._go(ReceiverInput.CLOSE)
@@ -191,7 +194,7 @@ class ReceiverHalf:
         self.core.settle()
 
     def tear_down(self) -> None:
-        """End it because the message that carried it is discarded unread: the remote side is told *lost*. Source: AQ-50."""
+        """End the half because the message that carried it is discarded unread. The remote side is told *lost*. Source: AQ-50."""
         self.drop_mailbox(lost=True)
         if self.ended:
             return
@@ -203,7 +206,7 @@ class ReceiverHalf:
                 self._close()
 
     def process(self, number: int, attached: tuple[int, ...], payload: bytes) -> bool:
-        """Process a message from a stream; False if the mailbox has no room, and nothing happened. Source: AQ-28, AQ-29."""
+        """Process a message from a stream. Return False, with no effect, if the mailbox has no room. Source: AQ-28, AQ-29."""
         if self.state is _CLOSE_WAIT:
             return True
         ahead = self._ahead
@@ -384,7 +387,7 @@ class ReceiverHalf:
             self.control.write(b"\x06" + encode_ranges(runs[at : at + _MAX_RUNS]))
 
     def lose(self, *, told: bool = False) -> None:
-        """Lose it; `told` says that the peer said so, which makes no difference here. Source: AQ-48, AQ-56."""
+        """Lose the half. `told` says whether the peer said so, which makes no difference for a receiver. Source: AQ-48, AQ-56."""
         if self.control is not None:
             self.control.reset(ResetCode.LOST)
         self._go(ReceiverInput.LOST)
@@ -392,7 +395,7 @@ class ReceiverHalf:
         self._gone()
 
     def take_acked_links(self) -> list[int]:
-        """Return nothing: a receiver carries no channels."""
+        """Return an empty list: a receiver carries no channels."""
         return []
 
     def connection_lost(self) -> None:
@@ -415,7 +418,7 @@ class ReceiverHalf:
         self.state = RECEIVER[self.state, what]
 
     def _full(self) -> bool:
-        """Whether a message has to wait. One is always let in, so that no channel can stop another for good."""
+        """Whether a message has to wait. An empty mailbox always takes one, so no channel can stop another one forever."""
         core, config = self.core, self.core.config
         return (
             len(self.mailbox) >= config.mailbox

@@ -1,7 +1,7 @@
-"""The sending half of a channel: numbers, window, the fate of each message, and the ways a channel ends.
+"""The sending half of a channel: numbers, window, the fate of each message, and the ways in which a channel ends.
 
 A message is *settled* once: acked or nacked, by a frame of the receiver or because the half has ended. Until then the sender keeps its
-record: size, the caller's token, its own stream if it has one, and in `links` the channels whose halves it carries.
+record: the size, the caller's token, the message's own stream if it has one, and in `links` the channels whose halves it carries.
 
 The gate (AQ-45, D-22): QUIC delivers no data of a stream after its reset. A reset that overtakes ChannelControl names no channel, and
 the peer's half would wait forever. So the side that opened a control stream resets it only once the peer is known to have seen it, and
@@ -101,9 +101,9 @@ class SenderHalf:
         return self._blocked
 
     def has_room(self, mode: Mode = Mode.ORDERED) -> bool:
-        """Whether the window has room for another message; if not, a `Writable` follows. Source: AQ-40 (D-20).
+        """Whether the window has room for another message. If not, a `Writable` follows. Source: AQ-40 (D-20).
 
-        The message that fills the window in bytes may be of any size, so a caller need not know the size before asking.
+        The message that fills the window in bytes may have any size, so the caller need not know the size yet.
         """
         core, config = self.core, self.core.config
         crowd = core.unacked >= config.max_unacked and len(self._inflight) > 0
@@ -120,7 +120,7 @@ class SenderHalf:
         return False
 
     def wake(self) -> None:
-        """After a settlement, tell an owner that waits for room if there is some."""
+        """Emit `Writable` if the owner waits for room and there is some."""
         if self._blocked and self.state in (_OPEN, _UNATTACHED):
             self._blocked = False
             if self.has_room(Mode.UNRELIABLE):
@@ -132,17 +132,18 @@ class SenderHalf:
         """Send one message.
 
         Args:
-            payload: bytes; do not change them, since they are kept until written.
+            payload: the bytes. They are not copied, so do not change them.
             attachments: the halves that the peer gets, by index. Their ids are minted in the same step (AQ-26).
-            mode: how it travels.
-            token: comes back in `Settled`, unless it is None.
+            mode: how the message travels.
+            token: returned in `Settled`, unless it is None.
 
         Returns:
             The opposite half of each attachment. It stays here and may be used at once.
 
         Raises:
-            LocalProtocolError: finished, cancelled or ended; no room (`has_room`); a second message on a oneshot; a payload over
-                `AqueductConfig.max_message`; more channels than `AqueductConfig.max_channels`. No message was sent and no id minted.
+            LocalProtocolError: the half was finished or cancelled, or has ended; there is no room (`has_room`); this is a second message
+                on a oneshot; the payload is over `AqueductConfig.max_message`; there would be more channels than
+                `AqueductConfig.max_channels`. No message was sent and no id minted.
 
         Source: AQ-22, AQ-23, AQ-26, AQ-40.
         """
@@ -193,10 +194,10 @@ class SenderHalf:
         return True
 
     def finish(self) -> None:
-        """Send no more; the channel ends when the peer has everything. After the end, or a second time, it does nothing. Source: AQ-41.
+        """Send no more; the channel ends when the peer has everything. After the end, or a second time, this does nothing. Source: AQ-41.
 
         Raises:
-            LocalProtocolError: it was cancelled.
+            LocalProtocolError: the sender was cancelled.
         """
         if self.ended:
             return
@@ -208,12 +209,12 @@ class SenderHalf:
             self._finish()
 
     def cancel(self) -> None:
-        """Give up the channel: undelivered messages may be dropped. After the end it does nothing. Source: AQ-45, AQ-47 (D-22, D-23)."""
+        """Give up the channel; undelivered messages may be dropped. After the end this does nothing. Source: AQ-45, AQ-47 (D-22, D-23)."""
         if not self.ended:
             self._cancel(ResetCode.CANCELLED)
 
     def tear_down(self) -> None:
-        """End it because the message that carried it is discarded unread: the remote side is told *lost*. Source: AQ-50."""
+        """End the half because the message that carried it is discarded unread. The remote side is told *lost*. Source: AQ-50."""
         if self.ended:
             return
         if self.control is None or self.control.gate_open:
@@ -305,7 +306,10 @@ class SenderHalf:
         self.core.links.leave_tombstone(self)
 
     def lose(self, *, told: bool = False) -> None:
-        """Lose it with everything attached to its messages. `told`: the peer said so, and need not be told (D-25). Source: AQ-48, AQ-56."""
+        """Lose the half and all channels attached to its messages. With `told` the peer has said so, and is not told (D-25).
+
+        Source: AQ-48, AQ-56.
+        """
         control = self.control
         if control is not None:
             if self.minted_here and not told and (control.fin or control.given_up):

@@ -2,8 +2,8 @@
 
 The rules of this file:
 
-* A key missing from `PLACES` is a protocol error of the peer. A key missing from another table cannot be looked up: it cannot happen, or
-  it is a mistake of the caller's that was refused before. Looking it up fails loudly.
+* A key that is missing from `PLACES` is a protocol error of the peer. A key that is missing from another table is never looked up, because
+  it is impossible or was refused before; a lookup would raise `KeyError`.
 * The effects of a transition are beside the lookup (`core`, `sender`, `receiver`), once. No state changes in another way.
 * The diagrams in the documentation are drawn from these tables, and a test compares them.
 """
@@ -48,7 +48,7 @@ class Place(enum.Enum):
     RECEIVER_VERSION = "receiver's direction, after Version"
     RECEIVER_FRAMES = "frames of the receiver"
     RECEIVER_DONE = "after CloseReceiver"
-    DISCARD = "read and thrown away"
+    DISCARD = "read and discarded"
 
 
 _P, _F = Place, FrameType
@@ -132,11 +132,11 @@ class ConnectionState(enum.Enum):
     OFFERED = "offered"
     """Server only: the client's headers are known, and the application has not answered."""
     OPEN = "open"
-    """Both have greeted."""
+    """Both sides have greeted."""
     DRAINING = "draining"
-    """Open channels may end. Then, or when the time is up, the connection ends by itself."""
+    """Open channels may end. When they have, or the time is over, the connection ends by itself."""
     CLOSED = "closed"
-    """Over."""
+    """The connection is over."""
 
 
 class ConnectionInput(enum.Enum):
@@ -184,11 +184,11 @@ class SenderState(enum.Enum):
     """Open; the channel control stream has not come yet."""
     OPEN = "open"
     FINISH_WAIT = "finish-wait"
-    """Finish asked for, unattached."""
+    """The application has finished it; unattached."""
     FINISHING = "finishing"
     """FinishSender was sent."""
     CANCEL_WAIT = "cancel-wait"
-    """Cancel asked for; unattached, or the gate is shut."""
+    """The application has cancelled it; unattached, or the gate is shut."""
     CANCELLING = "cancelling"
     """The sender's direction is reset."""
     FINISHED = "finished"

@@ -1,7 +1,7 @@
-"""The QUIC streams of a connection: their output queues, how far each has been read, and when one is over.
+"""The QUIC streams of a connection: their output queues, their reading positions, and their ends.
 
-A stream opened here gets its number when its first bytes are handed out, so a stream given up before never existed. Writes are queued and
-joined, so that many messages of one turn leave as one piece.
+A stream opened here gets its number when its first bytes are handed out, so a stream that is given up before that never existed. Writes are
+queued and joined, so the messages of one turn leave as one piece.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Stream:
         """Everything written, as long as it may have to be written again. Source: AQ-21."""
 
     def write(self, data: bytes) -> None:
-        """Queue bytes, unless the direction has ended: a control stream that the peer stopped needs no check elsewhere."""
+        """Queue bytes. After the end this does nothing, so callers need not check whether the peer has stopped a control stream."""
         if self.fin or self.given_up:
             return
         self.chunks.append(data)
@@ -112,12 +112,12 @@ class Stream:
             self.all.commands.append(StopStream(self.id, code))
 
     def release(self) -> None:
-        """Note that the sender needs it no more."""
+        """Note that the sender no longer needs the stream."""
         self.kept = False
         self.check()
 
     def check(self) -> None:
-        """Forget it if it is over."""
+        """Forget the stream if it is over."""
         if self.sends or self.receives or self.kept or self.id is None:
             return
         if self.all.table.pop(self.id, None) is not None and (self.opened_here or not self.id & 2):
@@ -146,7 +146,7 @@ class Streams:
         self.commands: list[Output] = []
         """Outputs that follow the queued writes."""
         self.done: set[int] = set()
-        """Streams that are over, and which the owner has not been told of."""
+        """Streams that are over, until the owner has their `StreamDone`."""
         self.next_ids = [0, 2] if client else [1, 3]
 
     def close(self) -> None:
@@ -179,7 +179,7 @@ class Streams:
         stream.finish()
 
     def flush(self, most: int) -> list[Output]:
-        """Take the outputs in an order in which they can be carried out; less than `most` only if nothing is left."""
+        """Take the outputs, in the order in which to carry them out. Fewer than `most` means that nothing is left."""
         out: list[Output] = []
         count = 0
         for stream in self.dirty:

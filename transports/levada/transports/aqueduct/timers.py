@@ -1,7 +1,7 @@
 """The deadlines of all channels of a connection.
 
-A core reads no clock. A half asks for a deadline at once, and gets a date when the owner next asks for a deadline. Acks and declarations
-of all channels share one deadline each: one wake-up, one flush.
+A core reads no clock. A half requests a deadline at once, and the deadline gets its time when the owner next calls `next_deadline`. All acks
+share one deadline, and so do all declarations, for one wake-up and one flush.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ class Timers:
         self._order = 0
         self._unstopped: list[DueSender] = []
         self.end_at: float | None = None
-        """When the connection ends, if it drains."""
+        """When a draining connection ends."""
         self.greet_at: float | None = None
-        """When the connection ends, if the client has not greeted."""
+        """When a connection ends whose client has not greeted."""
         self._stops: list[tuple[float, DueSender]] = []
 
     def close(self) -> None:
@@ -120,11 +120,11 @@ class Timers:
         self._undated.append(receiver)
 
     def stopped(self, sender: DueSender) -> None:
-        """Limit the time for a sender whose message stream was stopped to end."""
+        """Limit the time until a sender whose message stream was stopped must end."""
         self._unstopped.append(sender)
 
     def date(self, now: float, round_trip: float) -> None:
-        """Give a date to new deadlines."""
+        """Set the times of new deadlines."""
         config = self._config
         if self._acking_next and self._ack_at is None:
             self._ack_at = now + config.ack_delay / 2
@@ -146,7 +146,7 @@ class Timers:
             self._unstopped.clear()
 
     def next(self, now: float, round_trip: float) -> float | None:
-        """Give a date to new deadlines, and return the earliest."""
+        """Set the times of new deadlines, and return the earliest of all."""
         self.date(now, round_trip)
         times = [at for at in (self._ack_at, self._declare_at, self.end_at, self.greet_at) if at is not None]
         if self._nacks:

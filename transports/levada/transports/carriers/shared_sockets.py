@@ -1,7 +1,7 @@
 """Listening sockets shared by several processes: one process binds each address, and passes duplicates of the socket to the others.
 
-`SharedSockets` is the side that binds, `PassedSockets` the other one, a `SocketSource`.  Between them is a pair of Unix sockets.  A
-request is a `ListeningAddress` as one line of JSON, with the descriptor of a new socket for its answer.  The answer is one line too:
+`SharedSockets` is the side that binds; `PassedSockets` is the other side, a `SocketSource`.  They are connected by a pair of Unix sockets.
+A request is a `ListeningAddress` as one line of JSON, with the descriptor of a new socket for its answer.  The answer is also one line:
 ``{"sockets": n}`` with n descriptors, or the error as ``{"errno": 98, "text": …}`` or ``{"refused": …}``.
 
 The kernel queues clients for the address, not for a process.  Each connection goes to one of the processes that accept, and waits while
@@ -80,7 +80,7 @@ class SharedSockets:
         self._closed = False
 
     def offer(self) -> stdlib_socket.socket:
-        """Make the socket for one process, where `PassedSockets` takes it.
+        """Make the socket for one process, for its `PassedSockets`.
 
         The caller passes it on and closes its own copy; the process is served until all copies are closed.
         """
@@ -139,7 +139,7 @@ class SharedSockets:
             try:
                 await _send(back, answer, passed)
             except OSError:
-                pass  # the process has ended, or wants no answer any more
+                pass  # the process has ended, or has given up its request
 
     async def _find(self, address: ListeningAddress, asked: dict[tuple[str, str], int]) -> _Shared:
         """Return the sockets of an address, bound at the first request."""

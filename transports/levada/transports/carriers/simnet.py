@@ -1,4 +1,4 @@
-"""A network of datagrams on trio's clock: real QUIC packets, virtual time, chosen trouble.
+"""A network of datagrams on trio's clock: real QUIC packets, virtual time, scripted faults.
 
 ::
 
@@ -7,12 +7,12 @@
         async with dial("quic://server:4433", config, port=net.port("client")) as connection:
             ...
 
-Run it under `trio.testing.MockClock(autojump_threshold=0)`.  All randomness comes from one generator, drawn in the order of sending, the
-same number of draws for each packet; so the same seed gives the same trace of (time, source, destination, size), if the program
-itself is repeatable: trio's scheduler order and the lengths of signatures (Ed25519, not ECDSA) have to be fixed as well.
+Run it under `trio.testing.MockClock(autojump_threshold=0)`.  One generator makes all random choices, in the order of sending, with the same
+number of draws for each packet.  So the same seed gives the same trace of (time, source, destination, size) if the program itself is
+repeatable: the order of trio's scheduler and the lengths of signatures (Ed25519, not ECDSA) have to be fixed as well.
 
-There is no task: each port keeps a heap of datagrams on their way, and its `receive` sleeps until the first is due.  A protocol
-that sets the same timer again forever would stop virtual time; a network notices that after `turns` calls, and says so.
+There is no task: each port keeps a heap of datagrams on their way, and its `receive` sleeps until the first is due.  A protocol that sets
+the same timer again forever would stop virtual time; the network raises `TimeStandsStill` after `turns` calls at one moment.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ SimAddress = tuple[str, int]
 
 
 class TimeStandsStill(AssertionError):
-    """The program went on and on without its clock."""
+    """The program keeps using the network while its clock stands still."""
 
 
 @attrs.define
 class SimPacket:
-    """A datagram on its way. A fault may change it."""
+    """A datagram on its way, which a fault may change."""
 
     n: int
     """Number in the order of sending, from 0."""
@@ -53,12 +53,12 @@ class SimPacket:
 
 @attrs.frozen(kw_only=True)
 class Link:
-    """What lies between two hosts, in one direction."""
+    """The path from one host to another."""
 
     delay: float = 0.01
     """Seconds that each datagram takes."""
     jitter: float = 0.0
-    """Seconds at most that are added, evenly distributed; enough of it reorders."""
+    """Upper bound of the random seconds added to each delay. A jitter above the distance of datagrams reorders them."""
     loss: float = 0.0
     """Share of datagrams that vanish."""
     duplicate: float = 0.0
@@ -68,7 +68,7 @@ class Link:
     rate: float = math.inf
     """Bytes per second that pass the bottleneck."""
     queue: int = 1 << 20
-    """Bytes that wait at the bottleneck at most; what comes then is lost."""
+    """Bytes that may wait at the bottleneck; further datagrams are lost."""
     mtu: int = 1_500
     """Bytes of the largest datagram that passes."""
 
@@ -92,14 +92,21 @@ class SimPort:
         return self._address
 
     async def receive(self) -> list[tuple[bytes, SimAddress]]:
-        """Wait until something is due and take all of it."""
+        """Wait until a datagram is due, and take all that are due.
+
+        Raises:
+            trio.ClosedResourceError: the port was closed.
+
+        Cancellation:
+            no datagram was taken.
+        """
         while True:
             if self._closed:
                 raise trio.ClosedResourceError
             self._net.turn()
             now = trio.current_time() + 1e-9
             if self._heap and self._heap[0][0] <= now:
-                await trio.lowlevel.checkpoint()  # before anything is taken, so that a cancelled call has lost nothing
+                await trio.lowlevel.checkpoint()  # before a datagram is taken, so that a cancelled call loses none
                 due: list[tuple[bytes, SimAddress]] = []
                 while self._heap and self._heap[0][0] <= now:
                     _, _, data, source = heapq.heappop(self._heap)
@@ -117,7 +124,7 @@ class SimPort:
         return len(datagrams)
 
     async def writable(self) -> None:
-        """Return at once: the network takes everything, and loses it if it is too much."""
+        """Return at once: the network takes every datagram, and loses it if there are too many."""
         await trio.lowlevel.checkpoint()
 
     def close(self) -> None:
@@ -128,26 +135,26 @@ class SimPort:
             self._scope.cancel()
 
     def arrive(self, at: float, n: int, data: bytes, source: SimAddress) -> None:
-        """Take a datagram at a time to come."""
+        """Take a datagram that arrives at a later time."""
         heapq.heappush(self._heap, (at, n, data, source))
         if self._scope is not None and at < self._scope.deadline:
             self._scope.deadline = at
 
     def move(self, address: SimAddress) -> None:
-        """Be reached at another address from now on, as behind a NAT that has forgotten; the port does not know."""
+        """Change the address, as a NAT does that has forgotten its mapping."""
         self._address = address
 
 
 class SimNet:
-    """Hosts, the links between them, and faults by script."""
+    """Hosts, the links between them, and scripted faults."""
 
     def __init__(self, seed: int, *, turns: int = 20_000, **link: Any):
         """Make a network.
 
         Args:
-            seed: of everything that happens by chance.
-            turns: sends and receives after which time must have moved.
-            link: fields of `Link` for all pairs of hosts without one of their own.
+            seed: seed of all random choices.
+            turns: sends and receives that may happen at one moment.
+            link: fields of `Link` for all pairs of hosts without their own link.
         """
         self.seed = seed
         self.trace: list[tuple[float, SimAddress, SimAddress, int]] = []
@@ -168,10 +175,10 @@ class SimNet:
         self._turn_time = -math.inf
 
     def port(self, host: str, number: int = 0) -> SimPort:
-        """Open an address, number 0 for a free one.
+        """Open an address; number 0 takes a free one.
 
         Raises:
-            OSError: it is in use.
+            OSError: the address is in use.
         """
         address = self._free(host, number)
         port = self._ports[address] = SimPort(self, address)
@@ -201,7 +208,7 @@ class SimNet:
         self._cut.clear()
 
     def rebind(self, port: SimPort, number: int = 0) -> SimAddress:
-        """Let a port's packets come from another number of its host, and answers to the old one be lost.
+        """Give a port another number on its host. Answers to the old number are lost.
 
         Raises:
             OSError: the number is in use.
@@ -213,7 +220,7 @@ class SimNet:
         return address
 
     def fault(self, fault: Fault) -> None:
-        """Show each datagram to a function before it goes on its way; it may change it."""
+        """Call a function with each datagram before it is sent; the function may change it."""
         self._faults.append(fault)
 
     def drop(self, which: Callable[[SimPacket], bool]) -> None:
@@ -225,7 +232,7 @@ class SimNet:
         self.fault(fault)
 
     def hold(self, which: Callable[[SimPacket], bool], seconds: float) -> None:
-        """Keep some back, so that others overtake them."""
+        """Delay the datagrams that `which` accepts by further seconds, so that others overtake them."""
 
         def fault(packet: SimPacket) -> None:
             if which(packet):
@@ -234,7 +241,7 @@ class SimNet:
         self.fault(fault)
 
     def corrupt(self, which: Callable[[SimPacket], bool], *, at: int = -1, mask: int = 0x01) -> None:
-        """Flip bits of one byte of some."""
+        """Flip the bits of `mask` in one byte of the datagrams that `which` accepts."""
 
         def fault(packet: SimPacket) -> None:
             if which(packet):
@@ -245,15 +252,15 @@ class SimNet:
         self.fault(fault)
 
     def blackhole(self, source: str, destination: str, *, larger_than: int = 0) -> None:
-        """Lose all, or all large, datagrams from one host to another."""
+        """Lose the datagrams from one host to another that have more than `larger_than` bytes."""
         self.drop(lambda p: p.source[0] == source and p.destination[0] == destination and len(p.data) > larger_than)
 
     def clear_faults(self) -> None:
-        """Forget all scripts."""
+        """Remove all faults."""
         self._faults.clear()
 
     def carry(self, source: SimAddress, destination: SimAddress, data: bytes) -> None:
-        """Put one datagram on its way, or lose it."""
+        """Send one datagram, or lose it."""
         now = trio.current_time()
         packet = SimPacket(self.sent, now, source, destination, data)
         self.sent += 1
@@ -288,7 +295,7 @@ class SimNet:
         port.arrive(at, self._arrivals, packet.data, packet.source)
 
     def remove(self, port: SimPort) -> None:
-        """Let nothing arrive at a port's address any more."""
+        """Release a port's address; datagrams to it are lost."""
         if self._ports.get(port.address) is port:
             del self._ports[port.address]
 

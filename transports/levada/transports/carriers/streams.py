@@ -590,12 +590,13 @@ class Ready(Generic[T]):
         return peer
 
     def close(self) -> list[T]:
-        """Close, and return the peers that were not accepted."""
+        """Close, and return the peers that were not accepted. Tasks that wait in `reserve` go on, and their `put` fails."""
         self._give.close()
         left: list[T] = []
         try:
             while True:
                 left.append(self._take.receive_nowait())
+                self._places.release()
         except (trio.EndOfChannel, trio.ClosedResourceError):
             self._take.close()
             return left

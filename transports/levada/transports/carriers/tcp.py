@@ -56,8 +56,8 @@ class TcpConfig(StreamConfig):
     max_connections_per_address: int | None = attrs.field(
         default=None, validator=v.optional(v.and_(v.instance_of(int), v.ge(1)))
     )
-    """Connections from one address (IPv6: from one /64) that a listener admits, including unfinished handshakes; one more is closed
-    at once. ``None``: no limit."""
+    """Connections from one address (IPv6: from one /64) that a listener admits, including unfinished handshakes. Any further one is
+    closed at once. ``None``: no limit."""
 
 
 def set_options(socket: trio.socket.SocketType, config: TcpConfig) -> None:
@@ -77,7 +77,7 @@ def set_options(socket: trio.socket.SocketType, config: TcpConfig) -> None:
 
 
 def set_buffers(socket: trio.socket.SocketType, config: TcpConfig) -> None:
-    """Set the kernel's buffers, if possible before the connection begins, which then agrees on a window."""
+    """Set the kernel's buffers. Before the connection begins is best, because then the two ends agree on a matching window."""
     if config.send_buffer is not None:
         socket.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_SNDBUF, config.send_buffer)
     if config.receive_buffer is not None:
@@ -103,7 +103,7 @@ def host_and_port(url: str, scheme: str) -> tuple[str, int]:
 
 
 def _reason(error: OSError) -> str:
-    """Return what the system says of each address that was tried; trio's own text only says that all have failed."""
+    """Return the system's error for each address that was tried. Trio's own text only says that all have failed."""
     if isinstance(error.__cause__, BaseExceptionGroup):
         tried = (each for each in error.__cause__.exceptions if isinstance(each, OSError))
         return ", ".join(dict.fromkeys(os.strerror(each.errno) if each.errno else str(each) for each in tried))
@@ -114,7 +114,7 @@ async def connect(host: str, port: int, config: TcpConfig) -> trio.SocketStream:
     """Connect to the first address of `host` that answers.
 
     Raises:
-        ConnectionLost: none does, or there is none.
+        ConnectionLost: no address answers, or the host has none.
         IdleTimeout: there was no connection within `TcpConfig.connect_timeout`.
         ConfigurationError: the name is not a valid host name.
     """
@@ -214,7 +214,7 @@ class TcpListener:
         return self._url
 
     async def accept(self) -> JoinedStream:
-        """Wait for the next peer. Several tasks may wait, each for another peer: see `Listener.accept`."""
+        """Wait for the next peer. Several tasks may wait, and each gets a different peer: see `Listener.accept`."""
         return await self._ready.take(self._url)
 
     async def take_in(self, raw: trio.SocketStream) -> None:

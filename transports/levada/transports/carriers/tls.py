@@ -66,7 +66,7 @@ class TlsConfig(StreamConfig):
     handshake_timeout: float = attrs.field(default=10.0, validator=v.gt(0))
     """Seconds that a handshake may take."""
     backlog: int = attrs.field(default=256, validator=[v.instance_of(int), v.ge(1)])
-    """Peers that may be in their handshake or wait to be accepted; one more cuts off the oldest handshake."""
+    """Peers that may be in their handshake or wait to be accepted. Any further peer cuts off the oldest handshake."""
     tcp: TcpConfig = attrs.field(factory=TcpConfig, validator=v.instance_of(TcpConfig))
     """Settings of the connection below."""
 
@@ -278,7 +278,7 @@ class TlsListener:
             self._context.sni_callback = _NoteName(self._context.sni_callback)
 
     async def accept(self) -> JoinedStream:
-        """Wait for the next peer. Several tasks may wait, each for another peer: see `Listener.accept`."""
+        """Wait for the next peer. Several tasks may wait, and each gets a different peer: see `Listener.accept`."""
         return await self._ready.take(self._url)
 
     async def take_in(self, raw: trio.SocketStream) -> None:

@@ -1,8 +1,8 @@
-"""Byte streams over Unix sockets, for programs on one machine, which the kernel identifies.
+"""Byte streams over Unix sockets, for programs on one machine; the kernel identifies the peers.
 
-URLs are ``unix:///path/to/socket``.  The file has mode 0600 before any process can connect.  A listener replaces the file of a dead
-listener, and removes its own file at the end.  Abstract names (Linux) are refused: they have no mode, so any
-process could connect or take the name first.
+URLs are ``unix:///path/to/socket``.  The file has its mode, by default 0600, before any process can connect.  A listener replaces the file of
+a dead listener, and removes its own file at the end.  Abstract names (Linux) are refused, because they have no mode: any process could
+connect, or take the name first.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class UnixConfig(StreamConfig):
     """How connections over Unix sockets behave. Immutable; derive with `attrs.evolve`."""
 
     mode: int = attrs.field(default=0o600, validator=[v.instance_of(int), v.in_(range(0o1000))])
-    """Mode of the listener's file: users who may write to it may connect."""
+    """Mode of the listener's file. Users who may write to the file may connect."""
     allowed_uids: frozenset[int] | None = attrs.field(default=None, converter=_users)
     """Users whose processes may be at the other end, for a listener or a client; ``None``: every user who may open the file."""
     max_connections_per_uid: int | None = attrs.field(default=None, validator=v.optional([v.instance_of(int), v.ge(1)]))
-    """Connections from one user's processes to a listener; one more is closed at once. Needs a system that identifies peers (Linux)."""
+    """Connections from one user's processes to a listener. Any further one is closed at once. Needs a system that identifies peers (Linux)."""
     connect_timeout: float = attrs.field(default=10.0, validator=v.gt(0))
     """Seconds to wait for room in the listener's queue."""
     backlog: int = attrs.field(default=1024, validator=[v.instance_of(int), v.ge(1)])
@@ -72,7 +72,7 @@ def _path(url: str) -> str:
 
 
 def _credentials(socket: trio.socket.SocketType) -> tuple[int, int, int] | None:
-    """Return (pid, uid, gid) of the process at the other end, as of its connect or listen, or None if the system does not say."""
+    """Return (pid, uid, gid) of the process at the other end when it connected or listened; None if the system does not tell."""
     if sys.platform != "linux":
         return None
     pid, uid, gid = _UCRED.unpack(socket.getsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_PEERCRED, _UCRED.size))
@@ -112,7 +112,7 @@ def _stream(raw: trio.SocketStream, path: str, config: UnixConfig) -> JoinedStre
 async def _connect(path: str) -> trio.SocketStream:
     """Connect, waiting for room in the listener's queue.
 
-    Without room Linux refuses at once (EAGAIN); trio takes that for a connection under way, then for an open one.
+    Without room Linux refuses at once (EAGAIN), which trio takes for a connection under way, and then for an open one.
     """
     pause = 0.001
     while True:
@@ -146,7 +146,7 @@ class HandedListener:
     """A `Listener` for byte streams that the program passes to it, such as ends of socket pairs (`over`).
 
     Args:
-        room: streams that may wait for `accept`.
+        room: number of streams that may wait for `accept`.
     """
 
     url = "unix:"
@@ -156,7 +156,7 @@ class HandedListener:
         self._ready: Ready[ByteStream] = Ready(room)
 
     async def hand(self, stream: ByteStream) -> None:
-        """Pass a stream to `accept`; waits for room.
+        """Pass a stream to `accept`, waiting for room.
 
         Raises:
             ConnectionClosed: the listener is closed. The stream was aborted.
@@ -176,7 +176,11 @@ class HandedListener:
             raise
 
     async def accept(self) -> ByteStream:
-        """Wait for the next stream."""
+        """Wait for the next stream.
+
+        Raises:
+            ConnectionClosed: the listener was closed.
+        """
         return await self._ready.take(self.url)
 
     async def aclose(self) -> None:
@@ -243,7 +247,7 @@ class UnixListener:
         return f"unix://{quote(os.fsencode(self._path))}"
 
     async def accept(self) -> JoinedStream:
-        """Wait for the next peer. Several tasks may wait, each for another peer: see `Listener.accept`."""
+        """Wait for the next peer. Several tasks may wait, and each gets a different peer: see `Listener.accept`."""
         return await self._ready.take(self.url)
 
     async def take_in(self, raw: trio.SocketStream) -> None:

@@ -1,6 +1,6 @@
-"""What carries the records of a connection: a byte stream, or the messages of a WebSocket.
+"""The carrier of a connection's records: a byte stream, or the messages of a WebSocket.
 
-Both classes have the same methods. A connection knows no more of its carrier.
+Both classes have the same methods, and a connection uses its carrier only through them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .events import Event
 __all__ = ["Below", "OverBytes", "OverMessages"]
 
 _TURN: Final = 256 * 1024
-"""Bytes that are taken before other tasks have a turn. Source: D-17."""
+"""Bytes that are taken before other tasks run. Source: D-17."""
 _WRONG: Final = {
     1003: (TransportError.PROTOCOL_VIOLATION, "a text message"),
     1009: (TransportError.FRAME_ENCODING_ERROR, "a message above the largest record"),
 }
-"""Rules of QMux that the WebSocket checks, by its code for them. Source: QX-41."""
+"""Rules of QMux that the WebSocket checks, by its close code. Source: QX-41."""
 
 
 class OverBytes:
@@ -40,7 +40,7 @@ class OverBytes:
         return self._stream.unsent
 
     def send(self, pieces: list[bytes]) -> None:
-        """Queue what a core wants sent."""
+        """Queue the output of a core. Errors as `ByteStream.send_nowait`."""
         self._stream.send_nowait(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
     async def flush(self) -> None:
@@ -57,7 +57,7 @@ class OverBytes:
         return core.receive_data(data, trio.current_time())
 
     async def close(self, *, wait: bool) -> None:
-        """Send the queue and end; `wait`: read and drop until the peer's end. Source: QX-36, QX-37."""
+        """Send the queue and end. With `wait`, read and drop until the peer's end. Source: QX-36, QX-37."""
         stream = self._stream
         try:
             if wait:
@@ -65,7 +65,7 @@ class OverBytes:
                 while await stream.receive_some():
                     pass
         except NotImplementedError:
-            pass  # TLS, whose directions end together: two sides that waited for each other would take all their time
+            pass  # the directions of TLS end together: if both sides waited for each other, both would use up their time
         except CarrierError:
             pass  # the peer has cut it off
         await stream.aclose()
@@ -92,7 +92,7 @@ class OverMessages:
         return self._stream.unsent
 
     def send(self, pieces: list[bytes]) -> None:
-        """Queue what a core wants sent."""
+        """Queue the output of a core. Errors as `MessageStream.send_nowait`."""
         for piece in pieces:
             self._stream.send_nowait(piece)
 
@@ -101,7 +101,7 @@ class OverMessages:
         await self._stream.flush()
 
     async def receive(self, core: QmuxCore) -> list[Event]:
-        """Wait for messages, and give to the core all that have come."""
+        """Wait for a message, and give it and all others that have come to the core."""
         if self._taken >= _TURN:
             self._taken = 0
             await trio.lowlevel.checkpoint()

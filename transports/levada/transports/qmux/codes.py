@@ -55,9 +55,9 @@ class Fault(Exception):
     """The peer broke a rule; it never leaves the core.
 
     Args:
-        code: what the peer is told.
+        code: the code for the peer.
         rule: the id of the rule.
-        detail: what was wrong, for people.
+        detail: the mistake in words.
     """
 
     def __init__(self, code: TransportError, rule: str, detail: str) -> None:
@@ -71,9 +71,9 @@ class PeerClosed(Exception):
     """CONNECTION_CLOSE has come; it never leaves the core.
 
     Args:
-        code: the application's, or the transport's.
-        reason: the peer's words.
-        transport: whether the transport closed, and not the application.
+        code: the application's code, or the transport's.
+        reason: the peer's text.
+        transport: whether the transport closed, not the application.
     """
 
     def __init__(self, code: int, reason: str, *, transport: bool) -> None:

@@ -2,14 +2,13 @@
 
 The rules of this file:
 
-* One task reads for the whole life of a connection. It gives the core what has come, and calls the streams directly.
-* What the events of one batch cause is written together, at the end of the batch, and so is what a call of `together` sends. Any other
-  call of the application writes at once, without a switch of tasks, if it is alone. A second task, the writer, joins calls that follow
-  within `_JOIN_WITHIN` seconds, and the answers to a batch with data of several streams, because more tasks are about to send.
-* The core is asked for output only while the carrier below holds little: what the kernel has cannot be overtaken (QX-33). While the
-  carrier is full, the writer waits for it. Reading goes on meanwhile (QX-31).
-* The application learns of the end as soon as the core knows it. Then the reader says goodbye to the transport, within
-  `QmuxConfig.close_timeout`.
+* One task, the reader, reads for the whole life of a connection. It gives the bytes to the core, and calls the streams directly.
+* The output that the events of one batch cause is written together, at the end of the batch, and so is the output of a call of `together`.
+  Any other call of the application writes at once, without a switch of tasks, if it is alone. A second task, the writer, joins calls that
+  follow within `_JOIN_WITHIN` seconds, and the answers to a batch with data of several streams, because more tasks are about to send.
+* The core is asked for output only while the carrier below holds little, because bytes in the kernel cannot be overtaken (QX-33). While the
+  carrier is full, the writer waits for it. Reading continues meanwhile (QX-31).
+* The application learns of the end as soon as the core does. Then the reader closes the transport, within `QmuxConfig.close_timeout`.
 * Both are system tasks of trio's run, because an accepted connection outlives the block of its listener. They never raise.
 """
 
@@ -43,20 +42,20 @@ logger = logging.getLogger("levada.transports.qmux")
 _JOIN_WITHIN: Final = 50e-6
 """Seconds between two writes without the writer; see `levada.transports.carriers.streams`."""
 _ALONE: Final = 2
-"""Events of a batch that wakes one task: a stream and its data, or the data and the end of the stream."""
+"""Most events of a batch that wakes only one task: a stream and its data, or the data and the end of the stream."""
 _SHALLOW: Final = 128 * 1024
-"""Bytes in the carrier below from which on the core is asked for no more: one stream moves 520 MB/s, 400 with half of it. Source: QX-33."""
+"""Bytes in the carrier below at which the core is asked for no more: one stream moves 520 MB/s, and 400 with half of it. Source: QX-33."""
 
 
 class QmuxConnection(StreamConnection[QmuxStream]):
     """A `levada.transports.carriers.contracts.Connection`, made by `dial` and by `QmuxIncoming.accept`.
 
     Args:
-        below: carries the records; it belongs to the connection from now on.
+        below: carries the records. The connection owns and closes it.
         info: the two ends.
         config: windows, limits and time-outs.
         is_client: whether this side dialled.
-        since: when the transport was connected. The peer's parameters must come within `QmuxConfig.handshake_timeout` from there.
+        since: when the transport was connected. The peer's parameters must come within `QmuxConfig.handshake_timeout` of it.
         tell_ended: called with the reason once the connection has ended.
     """
 
@@ -205,7 +204,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
             self._hurry()
 
     def abort(self) -> None:
-        """Cut the transport at once, without a frame, and drop what is queued: the peer sees a loss. After the end it does nothing."""
+        """Cut the transport at once, without a frame, and drop the queues: the peer sees a loss. After the end this does nothing."""
         if self._reason is None:
             self._below.abort()
             said = "the connection was cut off here"
@@ -319,7 +318,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
     # ------------------------------------------------------------------ events
 
     def _apply(self, happened: list[events.Event]) -> None:
-        """Do what the core says."""
+        """Act on the core's events."""
         do = self._events
         for event in happened:
             do[type(event)](self, event)
@@ -421,7 +420,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
     # ------------------------------------------------------------------ moving bytes
 
     def _changed(self) -> None:
-        """Have written what a call has queued: now, or together with what follows at once."""
+        """Write the output of a call: now, or together with calls that follow at once."""
         if not self._in_batch and not self._due and self.core.has_output:
             self._write_soon()
 
@@ -443,7 +442,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
             trio.lowlevel.spawn_system_task(self._run_writer, name=f"levada writer of {info.scheme}://{info.peer}")
 
     def _write(self) -> None:
-        """Hand on what the carrier below takes, and apply what that causes."""
+        """Give output to the carrier below as long as it holds little, and act on the events that this causes."""
         core, below = self.core, self._below
         if below.unsent >= _SHALLOW:
             self._write_later()
@@ -462,19 +461,19 @@ class QmuxConnection(StreamConnection[QmuxStream]):
             self._write_later()
 
     def _set_timer(self) -> None:
-        """Let the reader wake up when the core is due. What has become later is noticed then."""
+        """Let the reader wake up when the core is due. A deadline that has become later is noticed then."""
         deadline = self.core.next_deadline()
         if deadline is not None and deadline < self._reading.deadline:
             self._reading.deadline = deadline
 
     async def _run_writer(self) -> None:
-        """Write what was queued while the carrier below was full, or soon after another write."""
+        """Write the output of calls that came while the carrier below was full, or soon after another write."""
         try:
             with self._writing:
                 while True:
                     if self._due:  # the carrier below may take everything at once
                         await trio.lowlevel.checkpoint()
-                    else:  # until the pass of trio's loop after the call, so that all tasks of the call's own pass can join
+                    else:  # the wake-up comes in the next pass of trio's loop, so all tasks of this pass can join
                         await self._work.wait()
                     await self._below.flush()
                     self._due = self._joining = False
@@ -492,7 +491,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
         self._reading.cancel()
 
     def _fail(self, error: Exception) -> None:
-        """Note that this side has failed. The state is damaged, so that the peer is told nothing."""
+        """Note that this side has failed. Its state is damaged, so the peer is told nothing."""
         logger.error("the core of %r failed, which ends the connection", self, exc_info=error)
         if self._reason is None:
             said = f"internal error: {error!r}"
@@ -500,7 +499,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
         self._reading.cancel()
 
     def _hurry(self) -> None:
-        """Hand on the goodbye, however much the carrier below holds, and have the reader close it."""
+        """Send the last output, however much the carrier below holds, and have the reader close it."""
         self._writing.cancel()
         pieces = self.core.data_to_send(trio.current_time())
         if pieces:
@@ -535,7 +534,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
             self._release_streams()
 
     async def _read(self) -> None:
-        """Give the core what comes, until it has ended."""
+        """Give received bytes to the core until it has ended."""
         core, below = self.core, self._below
         while self._reason is None:
             try:
@@ -544,10 +543,10 @@ class QmuxConnection(StreamConnection[QmuxStream]):
                 self._lose(error.detail)
                 return
             self._take_in(happened)
-            del happened  # or it would hold data and streams while nothing comes
+            del happened  # it refers to data and streams, which may be large
 
     def _take_in(self, happened: list[events.Event]) -> None:
-        """Apply a batch of events, and write what they have caused together."""
+        """Act on a batch of events, and write the output that they cause together."""
         self.together(partial(self._apply_batch, happened))
         if self._reason is None:
             self._joining = len(happened) > _ALONE

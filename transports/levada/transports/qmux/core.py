@@ -3,11 +3,11 @@
 The owner works in turns:
 
 1. Pass in the input: `receive_data` (byte streams) or `receive_message` (WebSocket), `handle_timeout`. Use `open_stream`, `send` and so on.
-2. Act on the events. Each input returns them; other calls, `data_to_send` among them, leave theirs for `take_events`.
+2. Act on the events. Each input returns them; `take_events` returns those of other calls, such as `data_to_send`.
 3. While the carrier below takes bytes, write what `data_to_send(now)` returns. Sleep until `next_deadline`.
 
-Queues, flow control and priorities are the core's. Received bytes leave it at once, as events; the owner buffers them, bounded by the
-windows, and says with `consumed` what the application has taken.
+The core has the queues, flow control and priorities of sending. Received bytes leave it at once, as events: the owner buffers them, bounded
+by the windows, and calls `consumed` when the application has taken them.
 
 After `Ended` the owner writes the last output, shuts down its sending side, reads and drops until the peer's end, for
 `QmuxConfig.close_timeout` at most, and closes. Source: QX-36, QX-37.
@@ -62,7 +62,7 @@ class QmuxCore:
 
     Args:
         client: whether this side dialled.
-        now: the current time; the peer has `QmuxConfig.handshake_timeout` from here.
+        now: the current time, from which the peer has `QmuxConfig.handshake_timeout`.
         config: windows, limits and time-outs.
         framed: whether the carrier keeps boundaries: a message is a record without its Size. Source: QX-41.
     """
@@ -81,7 +81,7 @@ class QmuxCore:
         self._receiver = Receiver(self._streams, self._sender, self._other)
         self._liveness = Liveness(self._streams, now)
         self._records = Records(framed=framed)
-        # Frames with a record of their own: the first one of all, and the last.
+        # Frames in their own record: the very first one, and the last.
         self._alone = [encode_frame(FrameType.PARAMETERS, data=self._parameters().encode())]
         self._datagrams: deque[bytes] = deque()
         self._partial = bytearray()
@@ -111,7 +111,7 @@ class QmuxCore:
     def max_datagram_size(self) -> int:
         """Bytes of the largest datagram that the peer takes; 0 before `Established`, or if it takes none. Source: QX-19.
 
-        It stays after the end: a connection that is lost right after its handshake is not one without datagrams.
+        The end does not change it, so a connection that is lost right after its handshake does not look like one without datagrams.
         """
         peer = self.peer_parameters
         if peer is None:
@@ -120,7 +120,7 @@ class QmuxCore:
 
     @property
     def crowded(self) -> bool:
-        """Whether more than `QmuxConfig.max_queued` bytes are queued on all streams; `QueueRoom` tells the end of that."""
+        """Whether more than `QmuxConfig.max_queued` bytes are queued on all streams; `QueueRoom` follows when that is over."""
         return self._sender.queued > self.config.max_queued
 
     @property
@@ -139,7 +139,7 @@ class QmuxCore:
         return self._state is _DRAINING and self._drain_ping is None and not self._streams.table
 
     def take_events(self) -> list[Event]:
-        """Return the events that calls of the owner left behind; each is returned once."""
+        """Return the events that calls of the owner caused. Each is returned once."""
         events = self._events[:]
         self._events.clear()
         return events
@@ -169,10 +169,10 @@ class QmuxCore:
         return self.take_events()
 
     def data_to_send(self, now: float, budget: int = 65_536) -> list[bytes]:
-        """Take records, most urgent first, until about `budget` bytes. Call it only when the carrier takes bytes. Source: QX-33.
+        """Take records of about `budget` bytes, the most urgent first. Call it only when the carrier takes bytes. Source: QX-33.
 
         Returns:
-            for a byte stream one piece with all records, for messages a piece for each record; empty if there is nothing.
+            For a byte stream one piece with all records, for messages one piece for each record; empty if there is nothing.
         """
         records = self._records
         if self._state is _DRAINING:
@@ -228,7 +228,7 @@ class QmuxCore:
         return self.take_events()
 
     def connection_lost(self, code: int, reason: str, now: float) -> list[Event]:
-        """Note that the carrier below broke."""
+        """Note that the carrier below has failed."""
         if self._state is not _ENDED:
             self._lose(reason or "the transport broke")
         return self.take_events()
@@ -244,7 +244,11 @@ class QmuxCore:
         return self.take_events()
 
     def close(self, code: int, reason: str, now: float) -> list[Event]:
-        """Drop what is queued and tell the peer the application's code. Source: QX-36."""
+        """Drop the queues, and tell the peer the application's code and reason. After the end this does nothing. Source: QX-36.
+
+        Raises:
+            LocalProtocolError: the code is not a number of 62 bits.
+        """
         self._check_code(code)
         if self._state is not _ENDED:
             self._close(code, reason)
@@ -268,13 +272,16 @@ class QmuxCore:
             priority: 0 (first) to 255.
 
         Returns:
-            its number, or `None` without credit; `StreamsAllowed` tells when there is some.
+            Its number, or `None` without credit; `StreamsAllowed` follows when there is some.
+
+        Raises:
+            LocalProtocolError: the priority is not between 0 and 255.
         """
         stream = self._streams.open(unidirectional, self._sender.level(priority))
         return None if stream is None else stream.id
 
     def send(self, stream_id: int, data: bytes | bytearray | memoryview, fin: bool = False) -> None:
-        """Queue bytes on a stream, and perhaps its end. No bytes without the end do nothing.
+        """Queue bytes on a stream, and its end if `fin`. Without bytes and without the end this does nothing.
 
         Raises:
             LocalProtocolError: the stream is over, was finished or reset, or only the peer sends on it.
@@ -282,11 +289,11 @@ class QmuxCore:
         stream = self._streams.table.get(stream_id)
         if stream is None or stream.sending is not _SENDING:
             raise LocalProtocolError(f"stream {stream_id} takes no more data")
-        # A copy only of what may change.
+        # Only a buffer that may change is copied.
         self._sender.send(stream, data if type(data) is bytes else bytes(data), fin)
 
     def reset(self, stream_id: int, code: int) -> None:
-        """Give up sending: drop the queue, send RESET_STREAM. It does nothing once the end was written, or after a reset.
+        """Give up sending: drop the queue, send RESET_STREAM. Once the end was written, or after a reset, this does nothing.
 
         Raises:
             LocalProtocolError: only the peer sends on this stream, or the code is not a number of 62 bits.
@@ -299,9 +306,9 @@ class QmuxCore:
             self._sender.reset(stream, code)
 
     def stop(self, stream_id: int, code: int) -> None:
-        """Ask the peer to stop sending; no more data of the stream becomes an event, and the credit of what was not taken is given back.
+        """Ask the peer to stop sending. No more data of the stream becomes an event, and the credit of bytes not taken is given back.
 
-        It does nothing once everything was taken, or after a reset. `StreamReset` still comes, as the peer's answer. Source: QX-25.
+        Once everything was taken, or after a reset, this does nothing. `StreamReset` still comes, as the peer's answer. Source: QX-25.
 
         Raises:
             LocalProtocolError: only this side sends on this stream, or the code is not a number of 62 bits.
@@ -314,16 +321,23 @@ class QmuxCore:
             self._receiver.stop(stream, code)
 
     def set_priority(self, stream_id: int, priority: int) -> None:
-        """Change the priority of what is queued and of what follows: 0 (first) to 255."""
+        """Change the priority of queued and later data: 0 (first) to 255.
+
+        Raises:
+            LocalProtocolError: the priority is not between 0 and 255.
+        """
         level = self._sender.level(priority)
         stream = self._streams.table.get(stream_id)
         if stream is not None:
             self._sender.set_priority(stream, level)
 
     def consumed(self, stream_id: int, octets: int) -> None:
-        """Note that the application took bytes of `StreamData`: windows grow. For a stream that was stopped or reset it does nothing.
+        """Note that the application took bytes of `StreamData`, so windows grow. For a stream that was stopped or reset this does nothing.
 
-        A stream is over, and counts no more against the peer's limit, once all of it was taken and the end of this side was written.
+        A stream is over, and no longer counts against the peer's limit, once all of it was taken and this side's end was written.
+
+        Raises:
+            LocalProtocolError: more bytes than have come.
         """
         stream = self._streams.table.get(stream_id)
         if stream is not None:
@@ -332,8 +346,8 @@ class QmuxCore:
     def accepted(self, stream_id: int) -> None:
         """Note that the application has taken a stream of the peer.
 
-        A stream counts against the peer's limit until it is over and accepted. So a peer cannot pile up streams, however short, at an
-        application that accepts none.
+        A stream counts against the peer's limit until it is over and accepted. So a peer cannot pile up streams at an application that
+        accepts none, however short they are.
         """
         self._streams.accepted(stream_id)
 
@@ -343,7 +357,7 @@ class QmuxCore:
         return 0 if stream is None else stream.queued
 
     def want_flushed(self, stream_id: int) -> None:
-        """Ask for `StreamFlushed` once everything that is queued on a stream now, its end included, is written.
+        """Ask for `StreamFlushed` once everything that is queued on a stream now is written, including its end.
 
         It comes at once if nothing is queued. It never comes if the stream is reset or stopped first.
         """
@@ -354,10 +368,11 @@ class QmuxCore:
             self._events.append(StreamFlushed(stream_id))
 
     def want_acked(self, stream_id: int) -> None:
-        """Ask for `StreamAcked` once the peer has everything that is queued on a stream now, its end included. Source: D-23.
+        """Ask for `StreamAcked` once the peer has everything that is queued on a stream now, including its end. Source: D-23.
 
-        A ping is written after it; the answer proves that the peer has handled all before it. One ping is under way at a time. The stream
-        may be over. Ask again only after the event. It never comes if the stream is reset or stopped before everything was written.
+        A ping is written after it, whose answer proves that the peer has processed everything before. One ping is under way at a time. The
+        stream may be over. Ask again only after the event. The event never comes if the stream is reset or stopped before everything was
+        written.
         """
         stream = self._streams.table.get(stream_id)
         if stream is not None:
@@ -366,7 +381,7 @@ class QmuxCore:
             self._streams.unconfirmed[stream_id] = None
 
     def send_datagram(self, data: bytes | bytearray | memoryview) -> bool:
-        """Queue a datagram; false if the queue is full.
+        """Queue a datagram, and return whether there was room.
 
         Raises:
             LocalProtocolError: it is larger than `max_datagram_size`, or the connection has ended.
@@ -380,7 +395,7 @@ class QmuxCore:
         return True
 
     def _parameters(self) -> Parameters:
-        """Return what this side declares. Source: section 3, QX-18, QX-19 (D-8, D-10, D-13)."""
+        """Return this side's parameters. Source: section 3, QX-18, QX-19 (D-8, D-10, D-13)."""
         config = self.config
         return Parameters(
             max_idle_timeout_ms=math.ceil(config.idle_timeout * 1000),
@@ -511,7 +526,7 @@ class QmuxCore:
             raise LocalProtocolError(f"code {code} is not a number of 62 bits", rule="QX-1")
 
     def _end_by(self, error: Fault | PeerClosed) -> None:
-        """End as the peer has caused."""
+        """End because of the peer."""
         if isinstance(error, Fault):
             self._fault(error, self._receiver.last_type)
         else:
@@ -519,11 +534,11 @@ class QmuxCore:
             self._end(Ended(error.code, text, True, error.transport))
 
     def _close(self, code: int, reason: str) -> None:
-        """End as the application wishes, and tell the peer. Source: QX-36."""
+        """End as the application has asked, and tell the peer. Source: QX-36."""
         self._end(Ended(code, reason, False, False), encode_close(code, reason, cause=None))
 
     def _fault(self, fault: Fault, kind: int) -> None:
-        """Tell the peer what it did wrong, and end. Source: section 9."""
+        """End because the peer broke a rule, and tell it so. Source: section 9."""
         text = f"{fault.detail} [{fault.rule}]" if fault.rule else fault.detail
         self._end(
             Ended(fault.code, f"{error_name(fault.code)}: {text}", False, True),
@@ -531,7 +546,7 @@ class QmuxCore:
         )
 
     def _lose(self, why: str) -> None:
-        """End without a word to the peer. Source: QX-34, QX-37."""
+        """End without telling the peer. Source: QX-34, QX-37."""
         self._end(Ended(LOST, why, False, True))
 
     def _end(self, event: Ended, farewell: bytes = b"") -> None:

@@ -46,7 +46,7 @@ def _split(url: str) -> tuple[str, SplitResult]:
     """Return the scheme of the carrier below, and the parts of the URL there."""
     try:
         parts = urlsplit(url.removeprefix(_PREFIX))
-        _ = parts.port  # raises if it is none
+        _ = parts.port  # raises if it is not a port
     except ValueError as error:
         raise ConfigurationError(f"not a URL: {url!r}: {error}") from error
     if parts.scheme not in _SETTINGS or not url.startswith(_PREFIX):
@@ -68,7 +68,7 @@ def _carrier(scheme: str) -> Any:
 
 
 def _settings(scheme: str, config: QmuxConfig) -> Any:
-    """Return the settings of the carrier below, with what QMux wants of it."""
+    """Return the settings of the carrier below, with the values that QMux needs."""
     kind = _SETTINGS[scheme]
     settings = kind() if config.below is None else config.below
     if not isinstance(settings, kind):
@@ -104,7 +104,7 @@ def _modern(settings: tls.TlsConfig, config: QmuxConfig) -> tls.TlsConfig:
 
 @attrs.frozen
 class _Allow:
-    """Refuses clients that offer none of our protocols, then asks the program's own check."""
+    """Refuses clients that offer none of the protocols, then asks the program's own check."""
 
     protocols: tuple[str, ...]
     others: Callable[[UpgradeRequest], Refusal | None] | None
@@ -136,9 +136,9 @@ async def dial(url: str, config: QmuxConfig | None = None) -> AsyncIterator[Qmux
         config: its field `below` has the settings of the transport.
 
     Raises:
-        ConnectionLost: no server answers there, or it speaks none of `QmuxConfig.protocols`.
-        IdleTimeout: the transport was not there in time.
-        ConfigurationError: not such a URL, settings that cannot work, or plain TCP beyond loopback.
+        ConnectionLost: no server answers at the URL, or it speaks none of `QmuxConfig.protocols`.
+        IdleTimeout: the transport was not connected in time.
+        ConfigurationError: the URL or the settings cannot work, or it is plain TCP beyond loopback.
     """
     config = config or QmuxConfig()
     scheme, parts = _split(url)
@@ -169,7 +169,7 @@ async def _open(below: Below, info: CarrierInfo, config: QmuxConfig) -> AsyncIte
 
 
 def dial_over(stream: ByteStream, config: QmuxConfig | None = None) -> AbstractAsyncContextManager[QmuxConnection]:
-    """Open a connection as the client, over a byte stream that the program has, such as `levada.transports.carriers.unix.over`.
+    """Open a connection as the client over an open byte stream, such as one from `levada.transports.carriers.unix.over`.
 
     Leaving the block drains for up to 5 s and closes the stream.
 
@@ -178,7 +178,7 @@ def dial_over(stream: ByteStream, config: QmuxConfig | None = None) -> AbstractA
         config: its field `below` is not used.
 
     Raises:
-        ConnectionLost: the other end is gone, or speaks no QMux.
+        ConnectionLost: the other end has gone, or does not speak QMux.
         IdleTimeout: it did not answer in time.
     """
     info = attrs.evolve(stream.info, scheme=_PREFIX + stream.info.scheme)
@@ -194,14 +194,14 @@ async def _upgrade(settings: WebSocketConfig, path: str | None, stream: ByteStre
 
 @asynccontextmanager
 async def listen(url: str, config: QmuxConfig | None = None) -> AsyncIterator[QmuxListener]:
-    """Listen for clients; leaving the block stops that; accepted connections live on.
+    """Listen for clients. Leaving the block stops listening; accepted connections stay open.
 
     Args:
         url: as for `dial`; port 0 takes a free one. With a path (also ``/``), ``qmux+ws`` and ``qmux+wss`` serve only this one.
         config: its field `below` has the settings of the transport; TLS needs a certificate there.
 
     Raises:
-        ConfigurationError: not such a URL, settings that cannot work, an address that is taken, or plain TCP beyond loopback.
+        ConfigurationError: the URL or the settings cannot work, the address is taken, or it is plain TCP beyond loopback.
     """
     config = config or QmuxConfig()
     scheme, parts = _split(url)
@@ -220,7 +220,7 @@ async def listen(url: str, config: QmuxConfig | None = None) -> AsyncIterator[Qm
     async with below as streams:
         real = urlsplit(streams.url)
         _check_loopback(scheme, real.netloc, config)
-        # Not by `geturl`, which writes a path without an authority as in "unix:/run/desk".
+        # `geturl` would write a path without an authority as in "unix:/run/desk".
         found = f"{_PREFIX}{scheme}://{real.netloc}{real.path or parts.path}"
         async with _serving(
             QmuxListener(streams, found, config, backlog=settings.backlog, upgrade=upgrade)
@@ -242,9 +242,9 @@ async def _serving(listener: QmuxListener) -> AsyncIterator[QmuxListener]:
 def listen_over(
     below: Listener[ByteStream], config: QmuxConfig | None = None
 ) -> AbstractAsyncContextManager[QmuxListener]:
-    """Take clients from a listener of byte streams, such as a `levada.transports.carriers.unix.HandedListener`.
+    """Accept clients from a listener of byte streams, such as a `levada.transports.carriers.unix.HandedListener`.
 
-    Leaving the block closes the listener; accepted connections live on.
+    Leaving the block closes the listener; accepted connections stay open.
 
     Args:
         below: belongs to the new listener from now on.

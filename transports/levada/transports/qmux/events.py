@@ -24,7 +24,7 @@ class Established:
     """The peer's parameters have come: streams may be opened, datagrams may be sent. It comes once, before everything but `Ended`."""
 
     parameters: Parameters
-    """The peer's."""
+    """The peer's parameters."""
 
 
 @attrs.define
@@ -59,7 +59,7 @@ class StreamReset:
 
 @attrs.define
 class StreamStopped:
-    """The peer wants no more bytes: this side's sending was reset with the same code, its queue dropped. Source: QX-25."""
+    """The peer wants no more bytes. This side's sending was reset with the same code, and its queue dropped. Source: QX-25."""
 
     stream_id: int
     """Number of the stream."""
@@ -69,7 +69,7 @@ class StreamStopped:
 
 @attrs.define
 class StreamRoom:
-    """The queue of a stream has fallen to `QmuxConfig.low_watermark` or below; to nothing, if all queues are above `QmuxConfig.max_queued`."""
+    """The queue of a stream has fallen to `QmuxConfig.low_watermark`, or is empty if all queues together exceed `QmuxConfig.max_queued`."""
 
     stream_id: int
     """Number of the stream."""
@@ -82,7 +82,7 @@ class QueueRoom:
 
 @attrs.define
 class StreamFlushed:
-    """What `QmuxCore.want_flushed` asked for: everything queued by then was written."""
+    """The answer to `QmuxCore.want_flushed`: everything that was queued then is written."""
 
     stream_id: int
     """Number of the stream."""
@@ -90,7 +90,7 @@ class StreamFlushed:
 
 @attrs.define
 class StreamAcked:
-    """What `QmuxCore.want_acked` asked for: the peer has everything queued by then."""
+    """The answer to `QmuxCore.want_acked`: the peer has everything that was queued then."""
 
     stream_id: int
     """Number of the stream."""
@@ -98,7 +98,7 @@ class StreamAcked:
 
 @attrs.define
 class StreamOver:
-    """Both directions of a stream are over, and its last frame is written. It gets no other event but `StreamAcked`. Source: QX-23, D-14."""
+    """Both directions of a stream are over, and its last frame is written. Only `StreamAcked` may follow. Source: QX-23, D-14."""
 
     stream_id: int
     """Number of the stream."""
@@ -109,7 +109,7 @@ class StreamsAllowed:
     """The peer allows more streams."""
 
     unidirectional: bool
-    """Of which kind."""
+    """The kind of streams."""
 
 
 @attrs.define
@@ -127,12 +127,12 @@ class DatagramRoom:
 
 @attrs.define
 class Ended:
-    """The last event. No stream gets another event; bytes that have come may still be taken. Source: QX-38."""
+    """The last event. No stream gets another event. Bytes that have come may still be taken. Source: QX-38."""
 
     code: int
-    """The application's code; the transport's if `lost`, or 1 if no frame said why."""
+    """The application's code; if `lost` the transport's, or 1 without a frame."""
     reason: str = attrs.field(converter=printable)
-    """Text for people."""
+    """The reason in words."""
     by_peer: bool
     """Whether the peer closed the connection."""
     lost: bool

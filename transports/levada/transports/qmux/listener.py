@@ -1,4 +1,4 @@
-"""Where QMux clients come in: `QmuxListener`, on any listener of byte streams, and `QmuxIncoming`."""
+"""`QmuxListener`, which accepts QMux clients on any listener of byte streams, and `QmuxIncoming`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["QmuxIncoming", "QmuxListener"]
 
 
 class QmuxIncoming:
-    """A client whose transport is there: accept it, or refuse it, once. It has got nothing of QMux yet."""
+    """A client whose transport is connected, and that has received nothing of QMux yet: accept, refuse or ignore it, once."""
 
     def __init__(self, listener: QmuxListener, below: Below, info: CarrierInfo, since: float) -> None:
         self._listener = listener
         self._below: Below | None = below
         self.info = info
-        """What the transport knows of the client."""
+        """The facts that the transport knows about the client."""
         self._since = since
 
     @property
@@ -54,7 +54,11 @@ class QmuxIncoming:
         return self._listener.start(self._decide(), self.info, self._since)
 
     def refuse(self, why: str = "the application refused it") -> None:
-        """Close its transport before anything of QMux is sent; `why` is for the listener's warning."""
+        """Close its transport before anything of QMux is sent. `why` is for the listener's warning.
+
+        Raises:
+            LocalProtocolError: it was already decided.
+        """
         self._decide().abort()
         self._listener.admission.turn_away(self.peer, why)
 
@@ -63,13 +67,17 @@ class QmuxIncoming:
         raise LocalProtocolError("this client has proved its address; accept, refuse or ignore it")
 
     def ignore(self) -> None:
-        """Close its transport. A transport that is open cannot be forgotten silently."""
+        """Close its transport, because an open transport cannot be forgotten silently.
+
+        Raises:
+            LocalProtocolError: it was already decided.
+        """
         self._decide().abort()
 
     def _decide(self) -> Below:
         below, self._below = self._below, None
         if below is None:
-            raise LocalProtocolError("this client was decided about already")
+            raise LocalProtocolError("this client was already accepted, refused or ignored")
         return below
 
 
@@ -77,9 +85,9 @@ class QmuxListener:
     """Accepts clients; a `Listener`. Made by `listen`.
 
     Args:
-        below: where byte streams come in. It belongs to this listener, and is closed with it.
-        url: where it listens, with the real port.
-        config: of the connections.
+        below: accepts byte streams. It belongs to this listener, which closes it.
+        url: its URL, with the real port.
+        config: settings of the connections.
         backlog: clients that may be in their WebSocket handshake, or wait for `accept`.
         upgrade: opens a WebSocket over a byte stream within so many seconds; `None`: records go over the byte stream itself.
     """
@@ -94,16 +102,16 @@ class QmuxListener:
         upgrade: Callable[[ByteStream, float], Awaitable[WebSocketStream]] | None = None,
     ) -> None:
         self.url = url
-        """Where it listens, with the real port."""
+        """Its URL, with the real port."""
         self.below = below
-        """What it listens on; for ``qmux+tls`` and ``qmux+wss`` a `TlsListener`, which can reload its certificates."""
+        """The listener below; for ``qmux+tls`` and ``qmux+wss`` a `TlsListener`, which can reload its certificates."""
         self._config = config
         self._upgrade = upgrade
         self._ready: Ready[QmuxIncoming] = Ready(backlog)
         self._handshakes: dict[trio.CancelScope, None] = {}  # the oldest first
         self._serving = trio.CancelScope()
         self.admission = Admission(url)
-        """Counts the clients that were refused here; `below` counts those that got no transport."""
+        """Counts the clients that were refused here. `below` counts those that got no transport."""
 
     async def accept(self) -> QmuxIncoming:
         """Wait for the next client whose transport is ready.
@@ -114,7 +122,7 @@ class QmuxListener:
         return await self._ready.take(self.url)
 
     async def aclose(self) -> None:
-        """Stop accepting. Accepted connections live on; clients that wait for `accept` are cut off."""
+        """Stop accepting. Accepted connections stay open; clients that wait for `accept` are cut off."""
         for scope in (self._serving, *self._handshakes):
             scope.cancel()
         for incoming in self._ready.close():
@@ -122,7 +130,7 @@ class QmuxListener:
         await self.below.aclose()
 
     async def serve(self, nursery: trio.Nursery) -> None:
-        """Take clients in until the listener is closed; WebSocket handshakes run in the nursery."""
+        """Accept clients until the listener is closed. WebSocket handshakes run in the nursery."""
         with self._serving:
             while True:
                 try:
@@ -150,7 +158,7 @@ class QmuxListener:
                     nursery.start_soon(self._shake_hands, stream, self._upgrade, info, since, scope)
 
     def _offer(self, below: Below, info: CarrierInfo, since: float) -> None:
-        """Put a client where `accept` takes it; its place is reserved."""
+        """Queue a client for `accept`, in its reserved place."""
         try:
             self._ready.put(QmuxIncoming(self, below, info, since))
         except trio.ClosedResourceError:
@@ -165,7 +173,7 @@ class QmuxListener:
         since: float,
         scope: trio.CancelScope,
     ) -> None:
-        """Open a WebSocket, in the rest of the time that the whole handshake has."""
+        """Open a WebSocket within the rest of the handshake's time."""
         left = since + self._config.handshake_timeout - trio.current_time()
         done = False
         try:

@@ -1,4 +1,4 @@
-"""Whether the peer is there, and what it has: the idle time-out, pings and their answers."""
+"""The idle time-out, and pings with their answers: whether the peer is alive, and what it has received."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["Liveness"]
 class Liveness:
     """Idle time-out and pings of a connection.
 
-    One ping is under way at a time. It serves the keep-alive, and follows everything written before it: its answer proves that the peer
-    has handled all that. Source: D-23.
+    One ping is under way at a time. It serves the keep-alive, and it follows everything written before it, so its answer proves that the
+    peer has processed that. Source: D-23.
 
     Args:
-        streams: has the streams that wait for such an answer.
+        streams: the streams that wait for such an answer.
         now: the current time.
     """
 
@@ -52,7 +52,7 @@ class Liveness:
     def wrote(self, now: float) -> None:
         """Note that a record was written. Source: QX-34 (D-18)."""
         if self._may_extend:
-            # Only once after each record received: else our own pings would keep a dead peer forever.
+            # Only once after each record received: otherwise this side's own pings would keep a dead peer forever.
             self._may_extend = False
             self._idle_since = now
 
@@ -99,18 +99,18 @@ class Liveness:
         if not self._timeout:
             return None
         if self._wants_ping():
-            return self._heard + self._timeout / 3  # before the other, because that counts from then or later
+            return self._heard + self._timeout / 3  # this is earlier than the expiry, which counts from then or later
         return self._expiry()
 
     def _expiry(self) -> float:
-        """Return when a silent peer is lost: in the time-out, if it had two thirds of that to answer a ping. Source: QX-34, QX-35."""
+        """Return when a silent peer is lost: after the time-out, of which it had two thirds to answer a ping. Source: QX-34, QX-35."""
         expiry = self._idle_since + self._timeout
         if self._sent_at is None:
             return expiry
         return min(expiry, max(self._heard + self._timeout, self._sent_at + self._timeout * 2 / 3))
 
     def expired(self, now: float) -> bool:
-        """Say whether the peer was silent for too long; make a ping due after a third of that time. Source: QX-34, QX-35 (D-19)."""
+        """Return whether the peer was silent for too long. After a third of that time a ping becomes due. Source: QX-34, QX-35 (D-19)."""
         if not self._timeout:
             return False
         if now >= self._heard + self._timeout / 3 and self._wants_ping():
@@ -118,7 +118,7 @@ class Liveness:
         return now >= self._expiry()
 
     def _wants_ping(self) -> bool:
-        """Whether a ping is to be sent before the time is over; one that is due or under way will do."""
+        """Whether a ping must still be sent before the time is over. One that is due or under way is enough."""
         return (
             self._sent_at is None
             and not self.ping_due

@@ -1,4 +1,4 @@
-"""What comes in: records and their frames, the windows of this side.
+"""The receiving side: records and their frames, and the windows of this side.
 
 `Receiver.record` is the path of every message: it reads STREAM frames in place, and passes other frames on as a `Frame`.
 """
@@ -19,7 +19,7 @@ from .streams import Stream, Streams
 
 __all__ = ["Receiver"]
 
-_PADDING = re.compile(rb"\0+")  # a mebibyte of it in 0.1 ms, where a loop takes 40
+_PADDING = re.compile(rb"\0+")  # 0.1 ms for a mebibyte of padding, where a loop takes 40
 _ENCODING = TransportError.FRAME_ENCODING_ERROR
 _OPEN, _SIZE_KNOWN, _STOPPED, _OVER = Receiving.OPEN, Receiving.SIZE_KNOWN, Receiving.STOPPED, Receiving.OVER
 _SENT = Sending.OVER
@@ -130,7 +130,7 @@ class Receiver:
                     raise Fault(_ENCODING, "QX-4", "a frame is cut by the end of its record")
                 stream = table.get(stream_id) or self._streams.find(stream_id, sent_by_peer=True)
                 if stream is None:
-                    # QX-27: what comes for a stream that is over counts and is given back.
+                    # QX-27: bytes for a stream that is over count, and are given back.
                     self._count(size)
                     self._give_back(size)
                 elif stream.receiving is _OPEN and offset == stream.received:
@@ -243,7 +243,7 @@ class Receiver:
             self._streams.settle(stream)
 
     def _drop(self, stream: Stream) -> None:
-        """Give back what has come and was not taken."""
+        """Give back the credit of bytes that have come and were not taken."""
         self._give_back(stream.received - stream.consumed)
         stream.consumed = stream.received
 

@@ -1,8 +1,7 @@
-"""What goes out: queues of streams, the peer's limits, priorities, records.
+"""The sending side: queues of streams, the peer's limits, priorities, and records.
 
-`Sender.write` is the path of every message. A record holds one large STREAM frame, or many frames that are small. Large sends are never
-joined in the queue: a frame takes views of the chunks it needs, and one `bytes.join` puts all records of a write together. That copies each
-byte once.
+`Sender.write` is the path of every message. A record has one large STREAM frame, or many small frames. Chunks are never joined in the queue:
+a frame takes views of them, and one `bytes.join` puts all records of a write together. So each byte is copied once.
 """
 
 from __future__ import annotations
@@ -62,10 +61,10 @@ class Sender:
         return False
 
     def level(self, priority: int) -> Level:
-        """Return where streams of a priority queue.
+        """Return the queue of the streams of a priority.
 
         Raises:
-            LocalProtocolError: it is not 0 to 255.
+            LocalProtocolError: the priority is not between 0 and 255.
         """
         level = self._levels.get(priority)
         if level is None:
@@ -76,14 +75,14 @@ class Sender:
         return level
 
     def set_priority(self, stream: Stream, level: Level) -> None:
-        """Let a stream queue elsewhere from now on."""
+        """Move a stream to the queue of another priority."""
         if stream in stream.level:
             del stream.level[stream]
             level[stream] = None
         stream.level = level
 
     def send(self, stream: Stream, data: bytes, fin: bool) -> None:
-        """Queue bytes, and perhaps the end."""
+        """Queue bytes, and the end if `fin`."""
         if data:
             if not stream.queued:
                 if stream.offset < stream.send_limit:
@@ -155,7 +154,7 @@ class Sender:
         self._order.clear()
 
     def write(self, records: Records, budget: int) -> None:
-        """Write STREAM frames, until about `budget` bytes are written: by priority, equal ones in turn. Source: QX-6, QX-33."""
+        """Write STREAM frames of about `budget` bytes, by priority, streams of equal priority in turn. Source: QX-6, QX-33."""
         body, fill, largest = records.body, records.fill, records.largest
         before = self._sent
         config = self._streams.config

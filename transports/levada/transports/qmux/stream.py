@@ -31,7 +31,7 @@ class QmuxStream(ConnectionStream["QmuxConnection"]):
 
     @property
     def unacked(self) -> int:
-        """Bytes queued or sent of which the peer is not known to have them."""
+        """Bytes queued or sent that the peer is not known to have."""
         return 0 if self._settled or self._send_error is not None else self._written - self._acked
 
     async def _wait_for_room(self) -> None:
@@ -53,7 +53,7 @@ class QmuxStream(ConnectionStream["QmuxConnection"]):
         await super()._wait_for_news(end=end)
 
     def ask_for_ack(self) -> None:
-        """Have the connection find out when the peer has everything that is queued now."""
+        """Ask for `acked_as_asked` when the peer has everything that is queued now."""
         if self._asked is None:
             self._asked = self._written, self._fin
             self._connection.want_acked(self)
@@ -64,7 +64,7 @@ class QmuxStream(ConnectionStream["QmuxConnection"]):
         return self._news is not None
 
     def acked_as_asked(self) -> None:
-        """Note that the peer has what it had not at the last `ask_for_ack`."""
+        """Note that the peer has everything that was queued at the last `ask_for_ack`."""
         assert self._asked is not None
         self._acked, end = self._asked
         self._asked = None

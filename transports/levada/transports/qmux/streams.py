@@ -1,8 +1,8 @@
 """The streams of a connection: their numbers, their life, and how many of them each side may open.
 
-Control frames are not queued as bytes. `Due` holds the methods that make them: each is there once at most, and makes its frame when there is
-room to write it, from the values of that moment; it makes nothing if the frame has become needless. So a limit that changes a thousand
-times before it is written is one frame, and a peer that does not read costs a bounded amount. Source: QX-29 (D-15), QX-43.
+Control frames are not queued as bytes. `Due` holds the methods that make them, each at most once. A method makes its frame when there is
+room to write it, from the values of that moment, or nothing if the frame is no longer needed. So a limit that changes a thousand times
+before it is written is one frame, and a peer that does not read costs a bounded amount. Source: QX-29 (D-15), QX-43.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ NEVER: Final = 1 << 63
 """A position that no stream reaches."""
 
 Due: TypeAlias = dict[Callable[[], bytes], None]
-"""What makes the control frames to be written, in order."""
+"""The methods that make the control frames to write, in order."""
 
 
 class Stream:
     """One stream. Positions count its bytes since the start; the end counts as one more byte.
 
-    Slots: an attribute of the class that stands in for one of the object takes 10 times as long to read.
+    All attributes are set in each object: a default in the class takes 10 times as long to read.
     """
 
     __slots__ = (
@@ -52,7 +52,7 @@ class Stream:
         self.id = stream_id
         self.streams = streams
         self.level = level
-        """Where it queues while it has data and credit."""
+        """The queue that it is in while it has data and credit."""
         self.sending = _OPEN
         self.chunks: deque[bytes] = deque()
         """Data queued."""
@@ -65,9 +65,9 @@ class Stream:
         self.send_limit = 0
         """The peer's limit for `offset`."""
         self.flush_at = NEVER
-        """The position of which the owner wants to hear once it is written."""
+        """The position for `StreamFlushed`."""
         self.ack_at = NEVER
-        """The position of which the owner wants to hear once the peer has it."""
+        """The position for `StreamAcked`."""
         self.watch = NEVER
         """The smaller of the two, so that writing a frame compares one number."""
         self.reset_code = 0
@@ -80,7 +80,7 @@ class Stream:
         self.consumed = 0
         """Bytes that the application has taken or will never take."""
         self.final_size = -1
-        """What `received` will be at the end, once that is known."""
+        """The value of `received` at the end, once it is known; -1 before."""
         self.stop_code = 0
         """The code of STOP_SENDING, while it is due."""
 
@@ -134,13 +134,13 @@ class Side:
         self.allowed = allowed
         """Streams that may ever be opened, as the peer knows."""
         self.count = 0
-        """Streams that were opened, those skipped included."""
+        """Streams that were opened, including the skipped ones."""
         self.skipped = Numbers()
-        """Those that a higher number has opened, and that have had no frame. Source: QX-20 (D-11)."""
+        """Streams that a higher number has opened, and that have had no frame yet. Source: QX-20 (D-11)."""
         self.freed = 0
-        """Those that are over, and that the peer may open again without knowing it."""
+        """Streams that are over, whose credit the peer has not been told of."""
         self.wanted = False
-        """Whether the peer has said that it could open more: it may have opened all, and not used them yet."""
+        """Whether the peer has said that it needs more credit."""
         self.blocked_at = -1
         """The last limit for which STREAMS_BLOCKED was made."""
 
@@ -164,8 +164,8 @@ class Streams:
     Args:
         client: whether this side dialled.
         config: windows and limits.
-        events: where events go.
-        due: where control frames go.
+        events: gets the events.
+        due: gets the control frames.
     """
 
     def __init__(self, *, client: bool, config: QmuxConfig, events: list[Event], due: Due) -> None:
@@ -176,7 +176,7 @@ class Streams:
         self.table: dict[int, Stream] = {}
         """Streams that are not over, by id. Read only."""
         self.unconfirmed: dict[int, None] = {}
-        """Streams of which the owner wants to know that the peer has everything; everything is written."""
+        """Streams that wait for `StreamAcked`, and whose data is written."""
         self.opening = False
         """Whether this side may open streams: the peer's limits are known, and the connection does not drain."""
         self._unaccepted: set[int] = set()  # streams of the peer's; they count against its limit
@@ -189,8 +189,8 @@ class Streams:
         """Take the peer's limits.
 
         Args:
-            parameters: the peer's.
-            level: where a stream of the peer's queues at first.
+            parameters: the peer's parameters.
+            level: the first queue of a stream that the peer opens.
         """
         self.opening = True
         self._parameters = parameters
@@ -223,17 +223,17 @@ class Streams:
         return stream
 
     def find(self, stream_id: int, *, sent_by_peer: bool) -> Stream | None:
-        """Return the stream that a frame names; a new one of the peer's is opened.
+        """Return the stream that a frame names, and open it if it is a new one of the peer.
 
         Args:
             stream_id: its number.
             sent_by_peer: whether the frame belongs to the direction in which the peer sends.
 
         Returns:
-            the stream; `None` if it is over and forgotten.
+            The stream, or `None` if it is over and forgotten.
 
         Raises:
-            Fault: the stream cannot have this frame (E-5), or is one too many (E-4).
+            Fault: the stream cannot have this frame (E-5), or exceeds the limit of streams (E-4).
 
         Source: QX-20, QX-21.
         """
@@ -278,7 +278,7 @@ class Streams:
             self.events.append(StreamsAllowed(kind == 1))
 
     def settle(self, stream: Stream) -> None:
-        """Forget a stream if both parts are over; if the peer opened it, it may open another. Source: QX-23, QX-28 (D-14)."""
+        """Forget a stream if both its parts are over. If the peer opened it, it may open another. Source: QX-23, QX-28 (D-14)."""
         if stream.sending is not _SENT or stream.receiving is not _RECEIVED:
             return
         stream_id = stream.id
@@ -298,19 +298,19 @@ class Streams:
         """Let the peer open another stream instead. Source: QX-28 (D-14)."""
         side = self._theirs[stream_id >> 1 & 1]
         side.freed += 1
-        # As many are free as the peer knows of: few frames if it uses few of many streams, one for each if it can open none.
+        # The peer is told when as many are freed as it has left: rarely if it uses few of many streams, each time if it has none left.
         if side.freed >= side.allowed - side.count or side.wanted:
             self.due[side.max_streams] = None
 
     def blocked(self, kind: int) -> None:
-        """Process STREAMS_BLOCKED: tell the peer of what is free at once, and of the next one as soon as it is. Source: QX-30."""
+        """Process STREAMS_BLOCKED: tell the peer of freed streams at once, and of the next one as soon as it is freed. Source: QX-30."""
         side = self._theirs[kind]
         side.wanted = True
         if side.freed:
             self.due[side.max_streams] = None
 
     def progress(self, stream: Stream, position: int) -> None:
-        """Tell the owner that a stream was written up to a position, if it wants to know."""
+        """Note that a stream was written up to a position, and emit `StreamFlushed` if the owner waits for it."""
         if stream.flush_at <= position:
             stream.flush_at = NEVER
             self.events.append(StreamFlushed(stream.id))

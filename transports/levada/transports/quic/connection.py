@@ -5,8 +5,8 @@ The rules of this file:
 * A connection has no task and no lock: everything happens in the endpoint's two tasks or in the caller's, between two awaits.
 * Every call that gives the engine data to send ends in `mark_dirty`; the endpoint then sends once for all that happened in a turn.
 * The application learns of the end as soon as it is certain. aioquic's own event comes later, after the closing period.
-* A stream of the peer's is given back as credit when the engine has dropped it *and* it was accepted. So a peer cannot pile up streams,
-  however short, at an application that does not accept.
+* The credit of a stream that the peer opened is given back when the engine has dropped the stream *and* it was accepted. So a peer cannot
+  pile up streams at an application that does not accept, however short they are.
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ class QuicConnection(StreamConnection[QuicStream]):
             self.mark_dirty()
 
     def together(self, send: Callable[[], None]) -> None:
-        """Call `send`; the endpoint writes what several calls of a turn have queued together."""
+        """Call `send`. The endpoint writes the output of all calls of a turn together anyway."""
         send()
 
     def set_priority(self, stream_id: int, priority: int) -> None:

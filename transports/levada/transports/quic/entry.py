@@ -25,7 +25,7 @@ __all__ = ["dial", "listen"]
 async def dial(
     url: str, config: QuicConfig | None = None, *, early: bool = False, port: DatagramPort | None = None
 ) -> AsyncIterator[QuicConnection]:
-    """Connect to a server; leaving the block drains for up to 5 s and closes.
+    """Connect to a server. Leaving the block drains for up to 5 s and closes.
 
     Args:
         url: ``quic://host:port``.
@@ -108,5 +108,5 @@ def _parse(url: str, *, listening: bool = False) -> tuple[str, int]:
     parts = split_url(url, "quic")
     number = parts.port
     if not parts.hostname or number is None or (not number and not listening):
-        raise ConfigurationError(f"{url!r} is not a QUIC address, wanted quic://host:port")
+        raise ConfigurationError(f"expected quic://host:port, got {url!r}")
     return parts.hostname, number

@@ -43,7 +43,7 @@ _CLOSE_FRAME = 25
 class QuicIncoming:
     """A client that wants a connection: accept it, refuse it, make it prove its address, or ignore it, once.
 
-    After `QuicConfig.handshake_timeout` without a decision it is forgotten.
+    It expires `QuicConfig.handshake_timeout` seconds after it came; then each of these calls raises `LocalProtocolError`.
     """
 
     def __init__(
@@ -122,7 +122,9 @@ class QuicIncoming:
 
     def _decide(self) -> None:
         if self._decided:
-            raise LocalProtocolError("this client was decided about already, or waited too long")
+            raise LocalProtocolError(
+                "this client was already accepted, refused, sent back or ignored, or it waited too long"
+            )
         self._decided = True
         self._listener.decided(self)
 
@@ -178,7 +180,7 @@ class QuicListener:
         self._configuration = self.endpoint.config.for_engine(is_client=False)
 
     async def aclose(self) -> None:
-        """Stop accepting; accepted connections live on."""
+        """Stop accepting, and refuse clients that were not accepted. Accepted connections stay open."""
         self._closed = True
         for incoming in list(self._pending.values()):
             incoming.refuse("the listener is closed")
