@@ -1,12 +1,16 @@
-"""One name for each meaning: synonyms of a standard name are not defined anywhere in the three packages."""
+"""One name for each meaning: synonyms of a standard name are not defined anywhere. A time is seconds, and is checked."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import math
 import re
 
+import attrs
 import pytest
 
-from .test_layout import source_modules
+from .test_layout import public_modules, source_modules
 
 DEFINED = re.compile(r"^ *(?:async )?def (\w+)|(?:^ +|[(,] ?)(\w+): |\"--([a-z-]+)\"", re.MULTILINE)
 """Functions and methods, annotated parameters and fields, and the options of commands."""
@@ -37,3 +41,35 @@ def defined() -> dict[str, set[str]]:
 def test_a_meaning_has_one_name(defined: dict[str, set[str]], banned: str) -> None:
     used = {name: sorted(modules) for name, modules in defined.items() if re.fullmatch(banned, name)}
     assert used == {}, f"the name is {BANNED[banned]}"
+
+
+TIME = re.compile(r"\w+_(timeout|interval|backoff|delay)|linger|ttl|silence|idle")
+
+
+def settings() -> set[type]:
+    """The public classes of settings of which every setting has a default."""
+    found = set()
+    for module in public_modules():
+        with contextlib.suppress(ModuleNotFoundError):  # an extra is not installed
+            values = vars(importlib.import_module(module)).values()
+            found |= {value for value in values if isinstance(value, type) and attrs.has(value)}
+    return {
+        cls
+        for cls in found
+        if re.search(r"(Config|NodeSettings|Policy|Reconnect)$", cls.__name__)
+        and all(field.default is not attrs.NOTHING for field in attrs.fields(cls))
+    }
+
+
+@pytest.mark.ci  # imports everything
+def test_no_time_is_negative_or_nan() -> None:
+    accepted, tried = [], 0
+    for cls in settings():
+        for field in attrs.fields(cls):
+            if TIME.fullmatch(field.name) and "float" in str(field.type):
+                for wrong in (-1.0, math.nan):
+                    tried += 1
+                    with contextlib.suppress(ValueError):
+                        accepted.append(cls(**{field.name: wrong}))
+    assert accepted == []
+    assert tried > 100

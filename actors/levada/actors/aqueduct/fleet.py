@@ -31,7 +31,7 @@ import trio
 
 from levada.framework import ActorSystem, Lost, Reason, Ref, oneshot
 from levada.framework.embedding import DescribedActor, LocalRef, dead_ref
-from levada.framework.errors import ActorStopped, ConnectionLost, LevadaError
+from levada.framework.errors import ActorStopped, ConfigurationError, ConnectionLost, LevadaError
 from levada.transports.aqueduct import Headers
 from levada.transports.text import printable
 
@@ -85,6 +85,9 @@ class FleetRefs:
         claim_timeout: float = 10.0,
         idle: float = 30.0,
     ) -> None:
+        for name, seconds in (("dial_timeout", dial_timeout), ("claim_timeout", claim_timeout), ("idle", idle)):
+            if not seconds > 0:
+                raise ConfigurationError(f"{name} is more than 0 seconds, not {seconds!r}")
         if len(node_id) != ID_SIZE:
             raise ValueError(f"a node id has {ID_SIZE} bytes, not {len(node_id)}")
         self.system = system

@@ -9,7 +9,7 @@ from typing import Any
 
 import trio
 
-from levada.framework.errors import CarrierError, ConnectionLost, IdleTimeout
+from levada.framework.errors import CarrierError, ConfigurationError, ConnectionLost, IdleTimeout
 
 from .snapshot import Snapshot
 from .viewing import View
@@ -103,7 +103,10 @@ async def connect_console(path: str | os.PathLike[str], *, timeout: float = 5.0)
 
     Raises:
         CarrierError: no program listens there; the text says why.
+        ConfigurationError: the timeout is not more than 0.
     """
+    if not timeout > 0:
+        raise ConfigurationError(f"timeout is more than 0 seconds, not {timeout!r}")
     path = os.fspath(path)
     try:
         stream = await trio.open_unix_socket(path)

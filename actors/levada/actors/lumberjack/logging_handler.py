@@ -91,7 +91,7 @@ class LumberjackHandler(logging.Handler):
     ) -> None:
         targets(url, hosts or HostConfig())  # raises for a wrong URL
         check_spool(config or WriterConfig(), spool)
-        if queue < 1 or block < 0 or close_timeout < 0:
+        if queue < 1 or not block >= 0 or not close_timeout >= 0:
             raise ConfigurationError("queue must be at least 1, block and close_timeout must not be negative")
         super().__init__(level)
         self._url = url

@@ -464,13 +464,15 @@ async def connect(
         close_timeout: seconds that the end of the block waits for acks.
 
     Raises:
-        ConfigurationError: a URL, the certificates or the spool cannot be used, or `traces` is set in a system that is not traced.
+        ConfigurationError: a URL, the certificates, the spool or `close_timeout` cannot be used, or `traces` is set in a system that is not traced.
 
     Cancellation:
         unacked events in memory are lost; those in a spool are sent by the next writer.
     """
     if traces and system.tracing is None:
         raise ConfigurationError("traces=True needs a traced system: ActorSystem(tracing=…)")
+    if not close_timeout >= 0:
+        raise ConfigurationError(f"close_timeout is 0 or more seconds, not {close_timeout!r}")
     config = config or WriterConfig()
     check_spool(config, spool)
     hosts = hosts or HostConfig()

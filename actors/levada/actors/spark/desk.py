@@ -17,11 +17,12 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
 import attrs
 import pyarrow as pa
+from attrs import validators as v
 
 from levada.actors.authentication import Authenticate, Authentication, Credentials, Refused
 from levada.actors.journal.errors import JournalUnwritable
@@ -68,6 +69,8 @@ MAX_PAYLOAD = 64 << 20
 MAX_SETUP = 1 << 16
 """Bytes that a process may send before it is let in."""
 
+_COUNT: Final = [v.instance_of(int), v.ge(1)]
+
 
 @attrs.frozen(kw_only=True)
 class BridgeConfig:
@@ -79,24 +82,24 @@ class BridgeConfig:
     """Host name or address of the TLS listener for executors; ``None``: the host of the URL, or of this machine if that is a wildcard."""
     allowed_uids: frozenset[int] | None = attrs.field(factory=lambda: frozenset({os.getuid()}))
     """Users whose processes may use the Unix socket; ``None``: any process that can open it and has the token."""
-    max_connections: int = MAX_CONNECTIONS
+    max_connections: int = attrs.field(default=MAX_CONNECTIONS, validator=_COUNT)
     """Processes of Spark at once."""
-    max_requests: int = 1024
+    max_requests: int = attrs.field(default=1024, validator=_COUNT)
     """Requests of one process at once. One more is refused before anything is done, and the process sends it again a little later."""
-    max_reads: int = 64
+    max_reads: int = attrs.field(default=64, validator=_COUNT)
     """Streams of rows among these requests; each holds one block."""
-    max_pending_bytes: int = 64 << 20
+    max_pending_bytes: int = attrs.field(default=64 << 20, validator=_COUNT)
     """Bytes of rows and messages of one process that wait for the disk or for an actor. More are refused in the same way, except that a single
     request may have 64 MiB."""
-    max_total_reads: int = 320
+    max_total_reads: int = attrs.field(default=320, validator=_COUNT)
     """Streams of rows of all processes. A process gets a quarter of the rest at most, so a new process finds room."""
-    max_total_pending_bytes: int = 320 << 20
+    max_total_pending_bytes: int = attrs.field(default=320 << 20, validator=_COUNT)
     """Bytes of rows and messages of all processes that wait; shared in the same way."""
-    max_items: int = 1 << 18
+    max_items: int = attrs.field(default=1 << 18, validator=_COUNT)
     """Values in a message; see `Codec.max_items`."""
-    max_staged_age: float = 6 * 3600.0
+    max_staged_age: float = attrs.field(default=6 * 3600.0, validator=v.gt(0.0))
     """Seconds after which a staged batch is dropped if no task added rows and no driver delivered it: its job was killed."""
-    drain_timeout: float = 5.0
+    drain_timeout: float = attrs.field(default=5.0, validator=v.ge(0.0))
     """Seconds that pending requests get at the end."""
 
 
