@@ -51,7 +51,7 @@ class Trial(ActorSystem):
     """Ends the first actor of one class in the moment when it is spawned, or has its `started` fail half-way."""
 
     def __init__(self, kind: type[Any] | None = None, way: str = "") -> None:
-        super().__init__("trial", shutdown=20.0, ask_timeout=30.0, stop_timeout=1.0)
+        super().__init__("trial", shutdown_timeout=20.0, ask_timeout=30.0, stop_timeout=1.0)
         self.kind = kind
         self.way = way
         self.kinds: dict[type[Any], None] = {}

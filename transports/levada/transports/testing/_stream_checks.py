@@ -263,9 +263,12 @@ async def abort_of_the_peer_wakes_sender_and_flush(traits: CarrierTraits, x: Cha
 
     async def flush() -> None:
         """Flush, and again if the kernel has taken the whole queue after all."""
-        before = -1
-        while before != (before := y.statistics().bytes_sent):
+        while True:
+            before = y.statistics()
             await y.flush()
+            if before.unsent and y.statistics().bytes_sent == before.bytes_sent:
+                return
+            await traits.settle()  # the sender fills the queue again
 
     async with trio.open_nursery() as nursery:
         # Not byte by byte: a queue that has become empty would take very long to fill.
