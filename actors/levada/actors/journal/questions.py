@@ -183,6 +183,11 @@ class AwaitRows(Asks[Extent]):
     """For each partition, the offset at which counting starts; the oldest one for a partition that is not named."""
     rows: int = attrs.field(default=1, validator=_INT)
 
+    def reached(self, extent: Extent) -> bool:
+        """Whether there are so many rows."""
+        ends = extent.end.items()
+        return sum(max(0, end - self.after.get(number, extent.first[number])) for number, end in ends) >= self.rows
+
 
 @attrs.frozen
 class Read(Asks[list[Block]]):

@@ -1,0 +1,82 @@
+"""What a journal reads in threads of their own, copied for the way to another process."""
+
+from __future__ import annotations
+
+from itertools import dropwhile, takewhile
+
+import pyarrow as pa
+
+from .blocks import Block
+from .errors import JournalError
+from .extent import partition_of
+from .ipc import stream_of
+from .questions import MAX_BLOCK, FindCommand, Found, ReadEntity, ReadRows, Rows
+from .schema import fit, offsets
+from .store import Store
+
+__all__ = ["command_of", "entity_of", "rows_of"]
+
+
+def rows_of(store: Store, m: ReadRows) -> Rows:
+    """Answer `ReadRows`."""
+    blocks = _blocks_from(store, m)
+    if blocks and blocks[0].octets.size > MAX_BLOCK:
+        raise JournalError(
+            f"the block at row {m.start} of partition {m.partition} has {blocks[0].octets.size} bytes, and answers have at most "
+            f"{MAX_BLOCK}: lower block_bytes, or read it in the journal's own process",
+            path=str(store.directory),
+        )
+    batches = [fit(block.batch(), store.schema) for block in blocks]
+    if len(batches) > 1:
+        batches = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    octets = stream_of(batches[0]) if batches else b""
+    first = blocks[0].first if blocks else m.start
+    return Rows(m.partition, first, sum(block.rows for block in blocks), octets)
+
+
+def _blocks_from(store: Store, m: ReadRows) -> list[Block]:
+    """Return blocks without erased rows before, between and behind them; none if there are no more rows."""
+    start = m.start
+    while True:
+        found = list(store.read(m.partition, start, m.end, max_bytes=m.max_bytes))
+        blocks = list(takewhile(lambda block: not block.erased, dropwhile(lambda block: block.erased, found)))
+        if blocks or not found:
+            return blocks
+        start = found[-1].end
+
+
+def entity_of(store: Store, m: ReadEntity) -> Found:
+    """Answer `ReadEntity`."""
+    number = partition_of(m.entity, store.config.partitions) if m.partition is None else m.partition
+    if m.newest is not None:
+        batches: list[pa.RecordBatch] = []
+        octets = 0
+        for batch in store.newest_of(m.entity, m.newest, partition=number, start=m.start):
+            octets += batch.nbytes
+            if batches and octets > m.max_bytes:
+                break
+            batches.append(batch)
+        return _found(number, batches[::-1], None, m.stream)
+    found = store.rows_of(m.entity, partition=number, start=m.start, max_bytes=m.max_bytes)
+    for following, batch in found:
+        if batch.num_rows:
+            return _found(number, [batch], following, m.stream)
+    return _found(number, [], None)
+
+
+def command_of(store: Store, m: FindCommand) -> Found:
+    """Answer `FindCommand`."""
+    taken = store.taken(m.partition, m.command)
+    if taken is None:
+        return _found(m.partition, [], None)
+    places = offsets(taken.first, taken.rows.num_rows)
+    return _found(m.partition, [taken.rows.add_column(0, "offset", places)], None)
+
+
+def _found(partition: int, batches: list[pa.RecordBatch], following: int | None, stream: bool = True) -> Found:
+    if len(batches) > 1:
+        batches = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    rows = sum(batch.num_rows for batch in batches)
+    if not batches:
+        return Found(partition, 0, following, b"")
+    return Found(partition, rows, following, stream_of(batches[0]) if stream else batches[0])

@@ -1,0 +1,251 @@
+"""The queue of a journal's writes, and the task that hands them to the thread that writes, one after the other.
+
+Appends that come while the disk is busy form the next group. Questions that are `urgent` go before it: some of them make room.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import TypeVar
+
+import trio
+
+from levada.framework import Reply
+
+from .appends import Appends, Job
+from .ends import SYNC_EVERY
+from .errors import JournalError, JournalFull, fresh
+from .extent import Appended, Extent
+from .questions import AwaitRows
+from .store import Store
+
+__all__ = ["GROUP_BYTES", "Queue", "Writer"]
+
+T = TypeVar("T")
+
+logger = logging.getLogger("levada.actors.journal")
+
+GROUP_APPENDS = 4096
+"""Most appends that share one sync."""
+GROUP_BYTES = 32 << 20
+"""Most bytes that share one sync, unless one append is larger."""
+
+
+class Queue:
+    """The writes of a journal that wait."""
+
+    def __init__(self, directory: str, max_waiting: int) -> None:
+        self.directory = directory
+        self.waiting: deque[Job] = deque()
+        """Appends and deliveries, in order."""
+        self.urgent: deque[Job] = deque()
+        """Questions that go before them."""
+        self.octets = 0
+        """Bytes of the appends that wait."""
+        self.full: JournalFull | None = None
+        """Why appends wait."""
+        self.refused = 0
+        """Appends that were refused because too many wait while the journal is full."""
+        self._max_waiting = max_waiting
+        self._wake = trio.Event()
+        self._progress = trio.Event()
+
+    def put(self, job: Job) -> None:
+        """Add an append or a delivery, or have it fail."""
+        if self.full is not None and job.append is not None and not job.append.waits:
+            job.fail(fresh(self.full))
+            return
+        if self.full is not None and len(self.waiting) >= self._max_waiting:
+            self.refused += 1
+            what = f"it is full, and {self._max_waiting} appends wait already (max_waiting)"
+            job.fail(JournalFull(what, path=self.directory))
+            return
+        self.waiting.append(job)
+        self.octets += job.octets
+        self._wake.set()
+
+    def put_first(self, job: Job) -> None:
+        """Add a question that goes before appends and deliveries."""
+        self.urgent.append(job)
+        self._wake.set()
+
+    def take(self, jobs: Sequence[Job]) -> None:
+        """Remove the first appends and deliveries, which are these."""
+        for job in jobs:
+            self.waiting.popleft()
+            self.octets -= job.octets
+
+    def put_back(self, jobs: Sequence[Job]) -> None:
+        """Put appends before all others."""
+        self.waiting.extendleft(reversed(jobs))
+        self.octets += sum(job.octets for job in jobs)
+
+    def made_room(self) -> None:
+        """Try again, if the journal was full."""
+        self.full = None
+        self._wake.set()
+
+    def note_progress(self) -> None:
+        """Let those go on that wait for `progress`."""
+        self._progress.set()
+        self._progress = trio.Event()
+
+    async def progress(self) -> None:
+        """Wait until something has been written."""
+        await self._progress.wait()
+
+    async def work(self, seconds: float) -> bool:
+        """Wait until there is something new, for so many seconds at most; return whether there is."""
+        self._wake = trio.Event()
+        with trio.move_on_after(seconds) as waiting:
+            await self._wake.wait()
+        return not waiting.cancelled_caught
+
+    async def drain(self) -> None:
+        """Wait until everything is written, as far as there is room."""
+        while self.urgent or (self.waiting and not self.full):
+            await self._progress.wait()
+
+
+class Writer:
+    """Hands the writes of a queue to the thread that writes. Its `run` is a task of the journal."""
+
+    def __init__(self, queue: Queue, store: Store, appends: Appends, limiter: trio.CapacityLimiter) -> None:
+        self.appended = 0
+        """Appends that are on the disk."""
+        self._queue = queue
+        self._store = store
+        self._appends = appends
+        self._limiter = limiter
+        self._watchers: list[tuple[AwaitRows, Reply[Extent]]] = []
+        self._warned = False
+        self._expected = 0
+        """Appends that may be there soon: those that waited when the last group was answered, and as many as were answered."""
+
+    async def run(self) -> None:
+        """Write. Raises if the store is broken: only a new start tells what was committed."""
+        queue = self._queue
+        while True:
+            # Only the jobs that are there now: tasks that stage block after block would hold up appends forever.
+            for _ in range(len(queue.urgent)):
+                job = queue.urgent[0]
+                if job.wanted:
+                    await self._run(job)
+                queue.urgent.popleft()
+                if not job.octets:  # any job may have made room, except staging, which takes some
+                    queue.full = None
+                queue.note_progress()
+            if queue.waiting and not queue.full:
+                await (self._run_group() if queue.waiting[0].append is not None else self._run_first())
+                self._tell_watchers()
+                queue.note_progress()
+            elif not queue.urgent and not await queue.work(SYNC_EVERY if self._store.unsynced else math.inf):
+                await self._run(Job(self._store.sync_ends, None))
+
+    async def in_thread(self, function: Callable[[], T]) -> T:
+        """Call a function in the thread that writes."""
+        return await trio.to_thread.run_sync(function, limiter=self._limiter)
+
+    def require_store(self, error: Exception) -> None:
+        """Raise an error if the store is broken, so that a new start reads the state from the disk."""
+        if self._store.broken:
+            raise error
+
+    async def _run(self, job: Job) -> None:
+        try:
+            assert job.run is not None
+            job.answer(await self.in_thread(job.run))
+        except (JournalError, OSError) as error:
+            if job.reply is not None:
+                job.fail(error)
+            else:
+                logger.warning("%s: %s", self._queue.directory, error, extra={"event": "clean"})
+            self.require_store(error)
+
+    async def _run_first(self) -> None:
+        job = self._queue.waiting[0]
+        try:
+            if job.wanted and job.run is not None:
+                job.answer(await self.in_thread(job.run))
+        except JournalFull as error:
+            self._note_full(error)
+            return
+        except (JournalError, OSError) as error:
+            job.fail(error)
+            self.require_store(error)
+        self._queue.take([job])
+
+    async def _run_group(self) -> None:
+        queue = self._queue
+        await self._let_askers_come()
+        jobs: list[Job] = []
+        octets = 0
+        for job in islice(queue.waiting, GROUP_APPENDS):
+            octets += job.octets
+            if job.append is None or (jobs and octets > GROUP_BYTES):
+                break
+            jobs.append(job)
+        wanted = [job for job in jobs if job.reply is None or job.reply.wanted]
+        answers, error = await self.in_thread(functools.partial(self._appends.write, wanted)) if wanted else ([], None)
+        queue.take(jobs)
+        if len(answers) < len(wanted):  # the others wait for room
+            answered = {job for job, _ in answers}
+            left = [job for job in wanted if job not in answered]
+            if isinstance(error, JournalFull):
+                for job in left:
+                    if job.append is not None and not job.append.waits:
+                        job.fail(fresh(error))
+                left = [job for job in left if job.append is None or job.append.waits]
+            queue.put_back(left)
+        done = 0
+        for job, answer in answers:
+            if isinstance(answer, Exception):
+                job.fail(answer)
+            else:
+                job.answer(answer)
+                done += isinstance(answer, Appended)
+        self._expected = len(queue.waiting) + len(answers)
+        if done:
+            self.appended += done
+            self._warned = False
+        if isinstance(error, JournalFull):
+            self._note_full(error)
+        elif error is not None:
+            self.require_store(error)
+
+    async def _let_askers_come(self) -> None:
+        """Let those that got answers ask again before the next group is written: half as many groups, for the same rows, cost less."""
+        waiting, there = self._queue.waiting, 0
+        while there < len(waiting) < min(self._expected, GROUP_APPENDS):
+            there = len(waiting)
+            for _ in range(2):  # the first wakes them, in the second a busy mailbox has its turn
+                await trio.lowlevel.checkpoint()
+
+    def _note_full(self, error: JournalFull) -> None:
+        self._queue.full = error
+        if not self._warned:
+            logger.warning("%s: appends wait: %s", self._queue.directory, error.detail, extra={"event": "journal_full"})
+            self._warned = True
+
+    @property
+    def readers_waiting(self) -> int:
+        """Questions that wait for rows."""
+        return sum(reply.wanted for _, reply in self._watchers)
+
+    def watch(self, question: AwaitRows, reply: Reply[Extent]) -> None:
+        """Answer a question when the rows that it waits for are there."""
+        self._watchers = [each for each in self._watchers if each[1].wanted]
+        self._watchers.append((question, reply))
+
+    def _tell_watchers(self) -> None:
+        if self._watchers:
+            extent, waiting = self._store.extent(), self._watchers
+            self._watchers = [each for each in waiting if not each[0].reached(extent)]
+            for question, reply in waiting:
+                if question.reached(extent):
+                    reply.send(extent)
