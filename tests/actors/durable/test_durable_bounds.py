@@ -14,7 +14,18 @@ pytest.importorskip("pyarrow")
 from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Deposited, Withdraw
 from tests.actors.durable.memory_journal import MemoryJournal, Row
 
-from levada.actors.durable import Durable, Shards, applies, entry, erasing, log_columns, routing, shard, shards
+from levada.actors.durable import (
+    Durable,
+    Shards,
+    applies,
+    entry,
+    erasing,
+    log_columns,
+    population,
+    routing,
+    shards,
+    underway,
+)
 from levada.actors.durable.hosting import Owner
 from levada.actors.durable.routing import Routes
 from levada.actors.journal import Append, Appended, Fenced
@@ -68,7 +79,7 @@ async def accounts_in(system: ActorSystem, gate: Gate) -> Shards[Any]:
 async def test_told_commands_fill_the_shard_and_its_mailbox(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard, "MOST_UNDER_WAY", 40)
+    monkeypatch.setattr(underway, "MOST_UNDER_WAY", 40)
     monkeypatch.setattr(entry, "MAILBOX", 10)
     gate = Gate()
     async with ActorSystem(ask_timeout=1000.0) as system:
@@ -92,7 +103,7 @@ async def test_large_events_hold_the_next_commands_back(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bytes count, too, as soon as a handler has recorded them."""
-    monkeypatch.setattr(shard, "MOST_BYTES", 1000)
+    monkeypatch.setattr(underway, "MOST_BYTES", 1000)
     gate = Gate()
     async with ActorSystem(ask_timeout=1000.0) as system:
         accounts = await accounts_in(system, gate)
@@ -143,7 +154,7 @@ async def test_a_burst_of_large_commands_is_held_back_before_any_is_handled(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, with_ids: bool
 ) -> None:
     """The bytes of a command count from the moment it is taken: here 1,000 and a few for each, of 5,000."""
-    monkeypatch.setattr(shard, "MOST_BYTES", 5000)
+    monkeypatch.setattr(underway, "MOST_BYTES", 5000)
     Notebook.gate = gate = Gate()
     HANDLED.clear()
     async with ActorSystem(ask_timeout=1000.0) as system:
@@ -169,7 +180,7 @@ async def test_entities_that_fail_are_forgotten(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("CRITICAL", "levada")
-    monkeypatch.setattr(shard, "MOST_FAILED", 10)
+    monkeypatch.setattr(population, "MOST_FAILED", 10)
     gate = Gate()
     async with ActorSystem(ask_timeout=1000.0) as system:
         accounts = await accounts_in(system, gate)

@@ -33,26 +33,21 @@ from .access import Access
 from .commits import Commits, Part
 from .entity import handler_of
 from .erasing import Erasing
-from .errors import CommandFailed, DurableError, OutcomeUnknown, ReplayFailed, ShardLost
-from .reminders import Reminder, Reminders
+from .errors import CommandFailed, DurableError, ReplayFailed, ShardLost
+from .population import Population
+from .reminders import Reminders
+from .reminding import Reminding
 from .replay import load
 from .rows import ANSWER, ERASED, FIRED, FORGOT, OWNED, REMIND, SNAPSHOT, Row
 from .settings import GetShardStatistics, Settings, ShardStatistics
 from .sizes import bytes_of
 from .turns import Command, Erase, Live, Turn
+from .underway import UnderWay, tell_all
 
 __all__ = ["Leave", "Shard"]
 
 logger = logging.getLogger("levada.actors.durable")
 
-MOST_UNDER_WAY = 4096
-"""Commands that a shard takes before the first of them is answered; more wait in its mailbox."""
-MOST_BYTES = 64 << 20
-"""About the bytes of commands under way, and of rows that wait for the disk, before a shard takes the next command."""
-MOST_FAILED = 1000
-"""Entities of a shard whose failed replay is remembered; others are read again with each command."""
-LONGEST_WAIT = 60.0
-"""Seconds after which the clock is looked at again, and most seconds between attempts at a reminder."""
 FIRST_DELAY, LAST_DELAY = 0.05, 5.0
 """Seconds between attempts to reach the journal."""
 
@@ -86,26 +81,17 @@ class Shard(DescribedActor[Any]):
     access: Access
 
     def __attrs_post_init__(self) -> None:
-        self._live: dict[str, Live] = {}
-        self._loading: dict[str, list[Turn]] = {}
-        self._ended: dict[str, Live] = {}
-        self._most_ended = MOST_FAILED
-        self._unreadable: dict[str, ReplayFailed] = {}
         self._erasing = Erasing(self)
-        self._loaded = trio.Event()
-        self._turns: set[Turn] = set()
-        self._octets = 0
-        """About the bytes of the commands in it."""
-        self._room = trio.Event()
-        self._held = False
-        self._replayed = self._repeated = 0
+        self._repeated = 0
         self.number = self.access.shard
         self.log = self.settings.log
         self._handlers = self.settings.cls.command_table
-        self._attempts: dict[str, int] = {}
+        self._reminding = Reminding(self)
         self._refusal: JournalError | None = JournalError("it is being opened")
         """Why it takes no commands; None: it owns its partition."""
         self._commits = Commits(self.access, self.log, 0)
+        self._under_way = UnderWay(self._commits, self._reminding.again)
+        self._entities = Population(self._commits, self.settings.max_live)
 
     async def started(self) -> None:
         """Take the partition, and start the task that writes."""
@@ -134,10 +120,10 @@ class Shard(DescribedActor[Any]):
                 await trio.sleep(delay)
                 delay = min(2 * delay, LAST_DELAY)
         self._refusal = None
-        self._commits = Commits(self.access, self.log, end)
+        self._commits.end = end
         self.start_task(self._commits.run)
         self.timers.every("sweep", self.settings.idle / 4, _Sweep())
-        self._arm()
+        self._reminding.arm()
 
     async def _take(self) -> int:
         """Write that this process owns the partition, and read the reminders; return the offset behind all rows."""
@@ -188,37 +174,15 @@ class Shard(DescribedActor[Any]):
         self._give_up()
 
     def _give_up(self, refusal: BaseException | None = None) -> None:
-        refused = refusal if isinstance(refusal, JournalError) else None  # of what this refuses nothing is on the disk
-        begun = self._turns if refused is None else self._begun_turns()
-        for turn in self._turns:
-            if turn.reply is None:
-                continue
-            if refused is not None and turn not in begun:
-                turn.reply.fail(fresh(refused))
-                continue
-            command = f"command {turn.command!r:.100}" if turn.command is not None else type(turn.message).__name__
-            state = f"is done in part, without the rest ({refused})" if refused else "is not done, or not known to be"
-            what = (
-                f"{self.ref.path}: {command} of entity {turn.entity!r:.100} {state}: ask again with the same command id"
-            )
-            turn.reply.fail(OutcomeUnknown(what, entity=turn.entity, command=turn.command or ""))
-        self._turns.clear()
-        self._octets = 0
+        self._under_way.give_up(refusal)
         self._erasing.give_up()
-        self._wake_waiting()
-
-    def _begun_turns(self) -> set[Turn]:
-        """Return the commands that are partly on the disk, and their repetitions."""
-        written = self._commits.written
-        begun = (turn for turn in self._turns if turn.part is not None and turn.part <= written)
-        return {each for turn in begun for each in (turn, *(turn.also or ()))}
 
     @property
     def about(self) -> str:
         """How many entities live, and how many commands are under way."""
         if self._refusal is not None:
             return "opening"
-        return f"{len(self._live)} live, {len(self._turns)} under way"
+        return f"{len(self._entities.live)} live, {len(self._under_way)} under way"
 
     def metrics(self) -> Iterable[Sample]:
         """Return the counts, once it owns its partition."""
@@ -240,22 +204,15 @@ class Shard(DescribedActor[Any]):
     def command(self, m: Command) -> Coroutine[Any, Any, None] | None:
         """Take a command, when there is room."""
         # Not a coroutine function: an ask of an idle shard calls this at once, without a turn of the mailbox.
-        if self._is_full():
+        if self._under_way.is_full:
             return self._command_later(m)
         self._take_command(m)
         return None
 
     async def _command_later(self, m: Command) -> None:
-        while self._is_full():
-            await self._until_one_is_settled()
+        while self._under_way.is_full:
+            await self._under_way.until_one_is_settled()
         self._take_command(m)
-
-    def _is_full(self) -> bool:
-        return len(self._turns) >= MOST_UNDER_WAY or self._octets + self._commits.octets >= MOST_BYTES
-
-    async def _until_one_is_settled(self) -> None:
-        self._held = True
-        await self._room.wait()
 
     def _take_command(self, m: Command) -> None:
         try:
@@ -264,48 +221,51 @@ class Shard(DescribedActor[Any]):
             reply = None
         turn = Turn(self.place, self, m, reply)
         if self._refusal is not None:
-            self._refuse(turn, fresh(self._refusal))
+            self._under_way.refuse(turn, fresh(self._refusal))
             return
         if type(m.message) not in self._handlers and handler_of(self.settings.cls, type(m.message)) is None:
             name = self.settings.cls.__name__
-            self._refuse(turn, ActorError(f"{name} has no handler for {type(m.message).__name__}", actor=self.ref.path))
+            self._under_way.refuse(
+                turn, ActorError(f"{name} has no handler for {type(m.message).__name__}", actor=self.ref.path)
+            )
             return
         if m.command is not None:
             try:
                 octets = self.settings.codec.encode(m.message)
             except (TypeError, ValueError, LevadaError) as error:
-                self._refuse(turn, error)
+                self._under_way.refuse(turn, error)
                 return
             turn.body = hashlib.blake2b(octets, digest_size=16).digest()
             turn.message_bytes = len(octets)
         else:
             turn.message_bytes = bytes_of(m.message, self.settings.codec)
-        self._begin_turn(turn)
+        self.begin_turn(turn)
 
-    def _begin_turn(self, turn: Turn) -> None:
-        self._turns.add(turn)
-        self._octets += turn.message_bytes
+    def begin_turn(self, turn: Turn) -> None:
+        """Take a command."""
+        self._under_way.add(turn)
         self._dispatch(turn)
 
     def _dispatch(self, turn: Turn) -> None:
         if self._erasing.replies:
             refusal = self._erasing.refusal(turn.entity)
             if refusal is not None:
-                self._refuse(turn, refusal)
+                self._under_way.refuse(turn, refusal)
                 return
-        live = self._live.get(turn.entity)
+        entities = self._entities
+        live = entities.live.get(turn.entity)
         if live is not None:
             if live.cell.phase is not ActorPhase.STOPPED:
                 self._offer(live, turn)
                 return
-            self._drop(live)
-        waiting = self._loading.get(turn.entity)
+            entities.drop(live)
+        waiting = entities.loading.get(turn.entity)
         if waiting is not None:
             waiting.append(turn)
-        elif (error := self._unreadable.get(turn.entity)) is not None:
-            self._refuse(turn, fresh(error))
+        elif (error := entities.unreadable.get(turn.entity)) is not None:
+            self._under_way.refuse(turn, fresh(error))
         else:
-            self._loading[turn.entity] = [turn]
+            entities.loading[turn.entity] = [turn]
             self.start_task(self._load, turn.entity)
 
     def _offer(self, live: Live, turn: Turn) -> None:
@@ -323,10 +283,7 @@ class Shard(DescribedActor[Any]):
 
     def _begin(self, live: Live, turn: Turn) -> None:
         live.turn = turn
-        # Least recently used first.
-        del self._live[live.entity]
-        self._live[live.entity] = live
-        live.used = self._clock.current_time()
+        self._entities.use(live, self._clock.current_time())
         live.cell.enqueue(turn)
 
     def _is_new(self, live: Live, turn: Turn, command: str) -> bool:
@@ -341,7 +298,7 @@ class Shard(DescribedActor[Any]):
         if body != turn.body:
             offset = known[0] if known is not None else self._commits.end
             what = f"command {command!r:.100} of entity {live.entity!r:.100} was another message before: give each command an id of its own"
-            self._refuse(turn, CommandReused(what, command=command, partition=self.number, first=offset))
+            self._under_way.refuse(turn, CommandReused(what, command=command, partition=self.number, first=offset))
         elif first is not None:
             first.also = first.also or []
             first.also.append(turn)
@@ -353,19 +310,16 @@ class Shard(DescribedActor[Any]):
         """Answer with the reply in the log."""
         try:
             octets = (await self.access.row(offset)).column("_reply")[0].as_py()
-            self._send(turn, self.settings.codec.decode(octets, _expected(turn.message)))
+            self._under_way.send(turn, self.settings.codec.decode(octets, _expected(turn.message)))
         except ShardLost:
             raise
         except LevadaError as error:
-            self._refuse(turn, error)
+            self._under_way.refuse(turn, error)
 
     async def _load(self, entity: str) -> None:
         """Read an entity, and give it the commands that came meanwhile."""
-        ended = self._ended.pop(entity, None)
-        if ended is not None:
-            await ended.cell.terminated()
-            await self._commits.reach(ended.ticket)
-        settings = self.settings
+        entities, settings = self._entities, self.settings
+        await entities.until_written(entity)
         try:
             live = await load(settings.cls, entity, self, self.access, settings.snapshots, settings.remember)
         except ShardLost:
@@ -373,26 +327,18 @@ class Shard(DescribedActor[Any]):
         except (JournalError, DurableError) as error:
             if isinstance(error, ReplayFailed):
                 logger.error("%s", error, extra={"event": "replay_failed"})
-                if len(self._unreadable) < MOST_FAILED:
-                    self._unreadable[entity] = error
-            for turn in self._load_ended(entity):
-                self._refuse(turn, fresh(error))
+                entities.note_unreadable(error)
+            for turn in entities.take_waiting(entity):
+                self._under_way.refuse(turn, fresh(error))
             return
-        self._replayed += 1
-        turns = self._load_ended(entity)
+        turns = entities.take_waiting(entity)
         if not adopt(self, live.actor, name=_name_of(entity)):
             return  # the shard is ending, and gives the commands up
         live.cell = local_ref(live.actor)
-        live.used = self._clock.current_time()
-        self._live[entity] = live
+        entities.add(live, self._clock.current_time())
         for turn in turns:
             self._dispatch(turn)
-        self._make_room()
-
-    def _load_ended(self, entity: str) -> list[Turn]:
-        self._loaded.set()
-        self._loaded = trio.Event()
-        return self._loading.pop(entity)
+        entities.make_room()
 
     # Commands, on their way out.
 
@@ -487,68 +433,21 @@ class Shard(DescribedActor[Any]):
     def done(self, turn: Turn) -> None:
         """Answer: everything up to the command's last row is on the disk."""
         if turn.tells:
-            self._tell(turn.tells)
+            tell_all(self.ref.path, turn.tells)
         if turn.command is not None and turn.live is not None and turn.live.underway is not None:
             del turn.live.underway[turn.command]
         if self.reminders.pending or turn.reminder is not None:
-            self._attempts.pop(turn.command or "", None)
-            self._arm()
-        self._send(turn, turn.value)
+            self._reminding.done(turn.command)
+        self._under_way.send(turn, turn.value)
 
     def part_done(self, tells: Sequence[tuple[Ref[Any], Any]]) -> None:
         """Send the messages that waited for rows in the middle of a handler."""
-        self._tell(tells)
-        self._arm()
-
-    def _tell(self, tells: Sequence[tuple[Ref[Any], Any]]) -> None:
-        for ref, each in tells:
-            try:
-                ref.tell(each)
-            except LevadaError as error:
-                logger.warning(
-                    "%s: a message after a commit is lost: %s", self.ref.path, error, extra={"event": "tell_lost"}
-                )
-
-    def _send(self, turn: Turn, value: Any) -> None:
-        self._settle(turn)
-        if turn.reply is not None:
-            turn.reply.send(value)
-        for each in turn.also or ():
-            self._send(each, value)
-
-    def _refuse(self, turn: Turn, error: BaseException) -> None:
-        self._settle(turn)
-        if turn.reminder is not None:
-            self._again(turn.reminder, error)
-        elif turn.reply is None:
-            logger.warning(
-                "%s: %s to %r was told and failed: %s",
-                self.ref.path,
-                type(turn.message).__name__,
-                turn.entity,
-                error,
-                extra={"event": "told"},
-            )
-        else:
-            turn.reply.fail(error)
-        for each in turn.also or ():
-            self._refuse(each, error)
-
-    def _settle(self, turn: Turn) -> None:
-        if turn in self._turns:
-            self._turns.remove(turn)
-            self._octets -= turn.message_bytes
-        if self._held and not (self._turns and self._is_full()):
-            self._wake_waiting()
-
-    def _wake_waiting(self) -> None:
-        self._held = False
-        self._room.set()
-        self._room = trio.Event()
+        tell_all(self.ref.path, tells)
+        self._reminding.arm()
 
     def failed(self, turn: Turn, error: BaseException) -> None:
         """Drop an entity that ended on a command. Those behind it are for its next life."""
-        if turn not in self._turns:
+        if turn not in self._under_way.turns:
             return  # the shard has given it up
         live = turn.live
         assert live is not None
@@ -557,22 +456,14 @@ class Shard(DescribedActor[Any]):
             cause = error.__cause__
             error = CommandFailed(error.detail, actor=error.actor, reason=error.reason, message=error.message)
             error.__cause__ = cause
-        self._refuse(turn, error)
+        self._under_way.refuse(turn, error)
         waiting = live.waiting
         live.waiting = None
-        if self._live.get(live.entity) is live:
-            self._drop(live)
+        if self._entities.live.get(live.entity) is live:
+            self._entities.drop(live)
         if self.place.phase is ActorPhase.RUNNING:
             for each in waiting or ():
                 self._dispatch(each)
-
-    def _drop(self, live: Live) -> None:
-        """Forget an entity that has ended on its own; it is read again when its rows are on the disk."""
-        del self._live[live.entity]
-        self._ended[live.entity] = live
-        if len(self._ended) > self._most_ended:
-            self._forget_ended()
-            self._most_ended = max(MOST_FAILED, 2 * len(self._ended))
 
     # Erasing.
 
@@ -587,17 +478,7 @@ class Shard(DescribedActor[Any]):
 
     async def end_entity(self, entity: str) -> None:
         """End an entity, and wait until its rows are on the disk."""
-        while entity in self._loading:
-            await self._loaded.wait()
-        live = self._live.get(entity)
-        if live is not None:
-            live.cell.kill()
-            await live.cell.terminated()
-            self._live.pop(entity, None)
-        ended = self._ended.pop(entity, live)
-        if ended is not None:
-            await ended.cell.terminated()
-            await self._commits.reach(ended.ticket)
+        await self._entities.end(entity)
 
     def write(self, rows: list[Row], written: trio.Event) -> None:
         """Queue rows; the event is set when they are on the disk."""
@@ -605,55 +486,29 @@ class Shard(DescribedActor[Any]):
 
     def forget_entity(self, entity: str) -> None:
         """Forget that an entity could not be read."""
-        self._unreadable.pop(entity, None)
+        self._entities.unreadable.pop(entity, None)
 
     # Reminders.
 
-    def _arm(self) -> None:
-        """Wake up for the next reminder, or in a while, since the clock of the world may be set."""
-        at = self.reminders.next()
-        if at is not None:
-            self.timers.once("due", min(max(0.0, at - self.settings.clock()), LONGEST_WAIT), _Due())
-
     @handles
     def due(self, _: _Due) -> None:
-        """Give entities the reminders that are due, as far as there is room."""
-        while len(self._turns) < MOST_UNDER_WAY and (reminder := self.reminders.take(self.settings.clock())):
-            self._remind(reminder)
-        if len(self._turns) < MOST_UNDER_WAY:
-            self._arm()
-        else:
-            self.timers.once("due", FIRST_DELAY, _Due())
+        """Give entities the reminders that are due."""
+        self._reminding.remind()
 
-    def _remind(self, reminder: Reminder) -> None:
-        try:
-            command = Command(reminder.entity, self.settings.codec.decode(reminder.message), reminder.id)
-            if handler_of(self.settings.cls, type(command.message)) is None:
-                raise ActorError(f"{self.settings.cls.__name__} has no handler for {type(command.message).__name__}")
-        except LevadaError as error:
-            self._again(reminder, error)
-            return
-        turn = Turn(self.place, self, command, None)
-        turn.body = hashlib.blake2b(reminder.message, digest_size=16).digest()
-        turn.reminder = reminder
-        turn.message_bytes = len(reminder.message)
-        self._begin_turn(turn)
+    def wake_in(self, seconds: float) -> None:
+        """Look at the reminders in so many seconds, and at no other time."""
+        self.timers.once("due", seconds, _Due())
 
-    def _again(self, reminder: Reminder, error: BaseException) -> None:
-        """Try a reminder that failed once more, later each time."""
-        tried = self._attempts[reminder.id] = self._attempts.get(reminder.id, 0) + 1
-        wait = min(LONGEST_WAIT, 2.0 ** min(tried, 10) / 2)
-        logger.warning(
-            "%s: reminder %r of %r failed, again in %g s: %s", self.ref.path, reminder.key, reminder.entity, wait, error
-        )
-        self.reminders.retry(reminder, self.settings.clock() + wait)
-        self._arm()
+    @property
+    def has_place(self) -> bool:
+        """Whether the shard takes another reminder."""
+        return self._under_way.has_place
 
     @handles
     async def leave(self, _: Leave) -> None:
         """End when the commands under way are answered."""
-        while self._turns:
-            await self._until_one_is_settled()
+        while self._under_way:
+            await self._under_way.until_one_is_settled()
         self.stop()
 
     # Passivation.
@@ -661,42 +516,19 @@ class Shard(DescribedActor[Any]):
     @handles
     def sweep(self, _: _Sweep) -> None:
         """Let entities go that had no command for some time."""
-        oldest = self._clock.current_time() - self.settings.idle
-        for live in list(self._live.values()):
-            if live.used > oldest:
-                break
-            self._let_go(live)
-        self._forget_ended()
-
-    def _forget_ended(self) -> None:
-        for entity, live in list(self._ended.items()):
-            if not live.cell.is_alive and live.ticket <= self._commits.written:
-                del self._ended[entity]
-
-    def _make_room(self) -> None:
-        excess = len(self._live) - self.settings.max_live
-        if excess > 0:
-            for live in list(self._live.values())[:excess]:
-                self._let_go(live)
-
-    def _let_go(self, live: Live) -> None:
-        if live.turn is None and live.ticket <= self._commits.written:
-            del self._live[live.entity]
-            release(live.actor)
-            if live.cell.is_alive:
-                self._ended[live.entity] = live
+        self._entities.sweep(self._clock.current_time() - self.settings.idle)
 
     @handles
     def count(self, _: GetShardStatistics) -> ShardStatistics:
         """Answer with the counters."""
         return ShardStatistics(
-            len(self._live),
-            len(self._loading),
-            len(self._turns),
+            len(self._entities.live),
+            len(self._entities.loading),
+            len(self._under_way),
             self._commits.written,
             self._commits.end,
-            self._replayed,
-            len(self._unreadable),
+            self._entities.loads,
+            len(self._entities.unreadable),
             self._repeated,
         )
 

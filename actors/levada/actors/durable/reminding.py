@@ -1,0 +1,104 @@
+"""When a shard's reminders come: each is a command of the shard at its time, and comes again if it fails."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from typing import Protocol
+
+from levada.framework.embedding import LocalRef
+from levada.framework.errors import ActorError, LevadaError
+
+from .entity import handler_of
+from .reminders import Reminder
+from .settings import Settings
+from .turns import Command, Turn, Writer
+
+__all__ = ["Reminding"]
+
+logger = logging.getLogger("levada.actors.durable")
+
+LONGEST_WAIT = 60.0
+"""Seconds after which the clock is looked at again, and most seconds between attempts at a reminder."""
+FULL_DELAY = 0.05
+"""Seconds before a shard without room looks again."""
+
+
+class _Shard(Writer, Protocol):
+    """What reminders need of a shard."""
+
+    settings: Settings
+    place: LocalRef
+
+    @property
+    def has_place(self) -> bool:
+        """Whether the shard takes another reminder."""
+        ...
+
+    def wake_in(self, seconds: float) -> None:
+        """Call `Reminding.remind` in so many seconds, and at no other time."""
+        ...
+
+    def begin_turn(self, turn: Turn) -> None:
+        """Take a command."""
+        ...
+
+
+class Reminding:
+    """The times of a shard's reminders."""
+
+    def __init__(self, shard: _Shard) -> None:
+        self._shard = shard
+        self._attempts: dict[str, int] = {}
+
+    def arm(self) -> None:
+        """Wake up for the next reminder, or in a while, since the clock of the world may be set."""
+        at = self._shard.reminders.next()
+        if at is not None:
+            self._shard.wake_in(min(max(0.0, at - self._shard.settings.clock()), LONGEST_WAIT))
+
+    def remind(self) -> None:
+        """Give entities the reminders that are due, as far as there is room."""
+        shard = self._shard
+        while shard.has_place and (reminder := shard.reminders.take(shard.settings.clock())):
+            self._begin(reminder)
+        if shard.has_place:
+            self.arm()
+        else:
+            shard.wake_in(FULL_DELAY)
+
+    def done(self, command: str | None) -> None:
+        """Note that a command was answered, which may be a reminder's."""
+        self._attempts.pop(command or "", None)
+        self.arm()
+
+    def again(self, reminder: Reminder, error: BaseException) -> None:
+        """Try a reminder that failed once more, later each time."""
+        shard = self._shard
+        tried = self._attempts[reminder.id] = self._attempts.get(reminder.id, 0) + 1
+        wait = min(LONGEST_WAIT, 2.0 ** min(tried, 10) / 2)
+        logger.warning(
+            "%s: reminder %r of %r failed, again in %g s: %s",
+            shard.place.path,
+            reminder.key,
+            reminder.entity,
+            wait,
+            error,
+        )
+        shard.reminders.retry(reminder, shard.settings.clock() + wait)
+        self.arm()
+
+    def _begin(self, reminder: Reminder) -> None:
+        shard, settings = self._shard, self._shard.settings
+        try:
+            command = Command(reminder.entity, settings.codec.decode(reminder.message), reminder.id)
+            if handler_of(settings.cls, type(command.message)) is None:
+                raise ActorError(f"{settings.cls.__name__} has no handler for {type(command.message).__name__}")
+        except LevadaError as error:
+            self.again(reminder, error)
+            return
+        turn = Turn(shard.place, shard, command, None)
+        turn.body = hashlib.blake2b(reminder.message, digest_size=16).digest()
+        turn.reminder = reminder
+        turn.message_bytes = len(reminder.message)
+        shard.begin_turn(turn)

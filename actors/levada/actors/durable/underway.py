@@ -1,0 +1,135 @@
+"""The commands of a shard that are under way: how many it takes, and how they are answered."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import trio
+
+from levada.actors.journal import JournalError
+from levada.actors.journal.errors import fresh
+from levada.framework import Ref
+from levada.framework.errors import LevadaError
+
+from .commits import Commits
+from .errors import OutcomeUnknown
+from .reminders import Reminder
+from .turns import Turn
+
+__all__ = ["UnderWay", "tell_all"]
+
+logger = logging.getLogger("levada.actors.durable")
+
+MOST_UNDER_WAY = 4096
+"""Commands that a shard takes before the first of them is answered; more wait in its mailbox."""
+MOST_BYTES = 64 << 20
+"""About the bytes of commands under way, and of rows that wait for the disk, before a shard takes the next command."""
+
+
+class UnderWay:
+    """The commands that a shard has taken and not answered."""
+
+    def __init__(self, commits: Commits, remind_again: Callable[[Reminder, BaseException], None]) -> None:
+        self.turns: set[Turn] = set()
+        self._octets = 0
+        self._commits = commits
+        self._remind_again = remind_again
+        self._room = trio.Event()
+        self._held = False
+
+    def __len__(self) -> int:
+        return len(self.turns)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next command has to wait."""
+        return len(self.turns) >= MOST_UNDER_WAY or self._octets + self._commits.octets >= MOST_BYTES
+
+    @property
+    def has_place(self) -> bool:
+        """Whether there are few enough commands for another reminder."""
+        return len(self.turns) < MOST_UNDER_WAY
+
+    async def until_one_is_settled(self) -> None:
+        """Wait until there may be room, or until no command is under way."""
+        self._held = True
+        await self._room.wait()
+
+    def add(self, turn: Turn) -> None:
+        """Take a command."""
+        self.turns.add(turn)
+        self._octets += turn.message_bytes
+
+    def send(self, turn: Turn, value: Any) -> None:
+        """Answer a command, and its repetitions."""
+        self._settle(turn)
+        if turn.reply is not None:
+            turn.reply.send(value)
+        for each in turn.also or ():
+            self.send(each, value)
+
+    def refuse(self, turn: Turn, error: BaseException) -> None:
+        """Have a command fail, and its repetitions."""
+        self._settle(turn)
+        if turn.reminder is not None:
+            self._remind_again(turn.reminder, error)
+        elif turn.reply is None:
+            logger.warning(
+                "%s: %s to %r was told and failed: %s",
+                turn.target.path,
+                type(turn.message).__name__,
+                turn.entity,
+                error,
+                extra={"event": "told"},
+            )
+        else:
+            turn.reply.fail(error)
+        for each in turn.also or ():
+            self.refuse(each, error)
+
+    def _settle(self, turn: Turn) -> None:
+        if turn in self.turns:
+            self.turns.remove(turn)
+            self._octets -= turn.message_bytes
+        if self._held and not (self.turns and self.is_full):
+            self._wake_waiting()
+
+    def _wake_waiting(self) -> None:
+        self._held = False
+        self._room.set()
+        self._room = trio.Event()
+
+    def give_up(self, refusal: BaseException | None = None) -> None:
+        """Have all commands fail; if the journal refused rows, with its error."""
+        refused = refusal if isinstance(refusal, JournalError) else None  # of what this refuses nothing is on the disk
+        begun = self.turns if refused is None else self._begun()
+        for turn in self.turns:
+            if turn.reply is None:
+                continue
+            if refused is not None and turn not in begun:
+                turn.reply.fail(fresh(refused))
+                continue
+            command = f"command {turn.command!r:.100}" if turn.command is not None else type(turn.message).__name__
+            state = f"is done in part, without the rest ({refused})" if refused else "is not done, or not known to be"
+            what = f"{turn.target.path}: {command} of entity {turn.entity!r:.100} {state}: ask again with the same command id"
+            turn.reply.fail(OutcomeUnknown(what, entity=turn.entity, command=turn.command or ""))
+        self.turns.clear()
+        self._octets = 0
+        self._wake_waiting()
+
+    def _begun(self) -> set[Turn]:
+        """Return the commands that are partly on the disk, and their repetitions."""
+        written = self._commits.written
+        begun = (turn for turn in self.turns if turn.part is not None and turn.part <= written)
+        return {each for turn in begun for each in (turn, *(turn.also or ()))}
+
+
+def tell_all(path: str, tells: Sequence[tuple[Ref[Any], Any]]) -> None:
+    """Tell actors what waited for rows of a shard at a path."""
+    for ref, each in tells:
+        try:
+            ref.tell(each)
+        except LevadaError as error:
+            logger.warning("%s: a message after a commit is lost: %s", path, error, extra={"event": "tell_lost"})
