@@ -24,8 +24,8 @@ from pathlib import Path
 
 import attrs
 
+from .blocks import sync_folder
 from .errors import JournalDamaged, JournalError
-from .segments import sync_folder
 
 __all__ = ["SYNC_EVERY", "Ends", "Promise"]
 

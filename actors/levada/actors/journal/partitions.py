@@ -17,11 +17,12 @@ from pathlib import Path
 import attrs
 import pyarrow as pa
 
-from .blocks import Block, Message
+from .blocks import Block, Message, sync_folder
 from .config import JournalConfig
 from .errors import JournalDamaged, JournalError, OffsetGone
 from .packing import pack
-from .segments import Segment, State, sync_folder
+from .rewriting import merged, without
+from .segments import Segment, State
 
 __all__ = ["Loss", "Partition"]
 
@@ -272,18 +273,18 @@ class Partition:
     def _merge(self, last: Segment) -> Segment:
         """Merge the small blocks of the last segment, all of which readers see; if that fails, it stays as it is."""
         try:
-            merged = last.merged(self._journal, lambda batches: pack(batches, _MERGED))
+            large = merged(last, self._journal, lambda batches: pack(batches, _MERGED))
         except (OSError, JournalDamaged) as error:
             logger.warning("%s: its small blocks are not merged: %s", last.path, error, extra={"event": "not_merged"})
             return last
-        self.segments = (*self.segments[:-1], merged)
-        self._published = attrs.evolve(self._published, segments=self.segments, size=merged.size)
+        self.segments = (*self.segments[:-1], large)
+        self._published = attrs.evolve(self._published, segments=self.segments, size=large.size)
         last.close()
         last.path.unlink()
-        return merged
+        return large
 
     def erase(self, segment: Segment, choose: Callable[[int, pa.RecordBatch], Sequence[bool]]) -> int:
-        """Write a segment anew without the rows that `choose` chooses (see `Segment.without`); return how many there were.
+        """Write a segment anew without the rows that `choose` chooses (see `without`); return how many there were.
 
         Readers see all rows written. Readers that are under way go on with the old file, which has no name any more.
 
@@ -293,7 +294,7 @@ class Partition:
         """
         place = self.segments.index(segment)
         sealed = place + 1 < len(self.segments)
-        done = segment.without(self._journal, choose, sealed=sealed)
+        done = without(segment, self._journal, choose, sealed=sealed)
         if done is None:
             return 0
         erased, rows = done

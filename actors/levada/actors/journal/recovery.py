@@ -15,10 +15,10 @@ from .columns import Envelope, columns_of
 from .config import JournalConfig
 from .ends import Ends, Promise
 from .errors import JournalDamaged
+from .headers import VERSION
 from .ledger import Ledger, ledger_errors
 from .partitions import Loss, Partition
 from .schema import check_growth, fingerprint
-from .segments import VERSION
 
 __all__ = ["Recovered", "find_problems", "read_promise", "recover"]
 

@@ -29,11 +29,9 @@ from __future__ import annotations
 
 import mmap
 import os
-import struct
 import zlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -42,7 +40,6 @@ import pyarrow as pa
 from .blocks import (
     BLOCK,
     BLOCK_MAGIC,
-    NOTHING,
     SUMMED,
     Block,
     Header,
@@ -50,25 +47,15 @@ from .blocks import (
     header_at,
     map_file,
     padded,
-    split_erased,
     sync_data,
+    sync_folder,
     write_all,
 )
-from .errors import JournalDamaged, JournalError
-from .schema import fingerprint
+from .errors import JournalDamaged
+from .headers import FileHeader
 
-__all__ = ["ERASED_VERSION", "VERSION", "Segment", "State", "sync_folder"]
+__all__ = ["Segment", "State"]
 
-_FILE = struct.Struct("<8sIIQ16s16sI")
-_BEFORE = struct.Struct("<QQ")  # from version 2 on
-_SIZES = struct.Struct("<QQ")  # version 3
-_CRC = struct.Struct("<I")
-_MAGIC = b"levadaJ1"
-VERSION = 2
-"""Of new segments."""
-ERASED_VERSION = 3
-"""Of segments from which rows were erased."""
-MAX_SCHEMA = 1 << 24
 STRIDE = 1 << 16
 """Bytes between entries of the index in memory: 160,000 entries for 10 GiB; a search walks through this much at most."""
 _SMALL = 4096
@@ -87,29 +74,21 @@ class Segment:
     def __init__(
         self,
         path: Path,
-        *,
-        partition: int,
-        first: int,
-        schema: pa.Schema,
-        fingerprint: bytes,
-        start: int,
-        before: tuple[int, int] | None,
-        version: int = VERSION,
-        sizes: tuple[int, int] = (0, 0),
+        header: FileHeader,
     ) -> None:
         self.path = path
-        self.partition = partition
-        self.first = first
+        self.partition = header.partition
+        self.first = first = header.first
         """Offset of the first row."""
-        self.before = before
+        self.before = header.before
         """First offset and size of the segment before this one; None if there was none, or the header does not say."""
-        self.version = version
+        self.version = header.version
         """Version of the format."""
-        self.sizes = sizes
+        self.sizes = header.sizes
         """Of version 3: the size that the next segment names, and its own; zeros if it grew on, or is of another version."""
-        self.schema = schema
-        self.fingerprint = fingerprint
-        self.size = start
+        self.schema = header.schema
+        self.fingerprint = header.fingerprint
+        self.start = self.size = start = header.size
         """Bytes of the header and all whole blocks."""
         self.end = first
         """Offset behind the last row written."""
@@ -125,8 +104,6 @@ class Segment:
         """When the last block was written, or 0."""
         self.indexed = True
         """Whether the fields above and the index have been read from the file; false for a sealed segment before its first read."""
-        self.start = start
-        """Bytes of the header."""
         self.blocks = 0
         """Number of blocks; 0 for a sealed segment that has not been read."""
         self._offsets: list[int] = []
@@ -161,33 +138,21 @@ class Segment:
             messages: rows that it has from the beginning, each with its transaction and time.
             erased: the size that the next segment names, if rows were erased from this one; 0 if there is no next one.
         """
-        text = schema.serialize().to_pybytes()
-        mark = fingerprint(schema)
-        version, sizes = (VERSION, (0, 0)) if erased is None else (ERASED_VERSION, (erased, 0))
-        head = _FILE.pack(_MAGIC, version, partition, first, journal, mark, len(text))
-        head += _BEFORE.pack(*(before or (0, 0)))
-        if erased is not None:
-            start = padded(len(head) + _SIZES.size + _CRC.size + len(text))
-            sizes = (erased, start + sum(message.size for message, _, _ in messages) if erased else 0)
-            head += _SIZES.pack(*sizes)
-        octets = head + _CRC.pack(zlib.crc32(text, zlib.crc32(head))) + text
-        octets += bytes(padded(len(octets)) - len(octets))
+        header, octets = FileHeader.make(
+            partition,
+            first,
+            schema,
+            journal,
+            before=before,
+            erased=erased,
+            messages_size=sum(message.size for message, _, _ in messages),
+        )
         path = folder / f"{first:020d}.segment"
         beside, taken = path.with_suffix(".new"), path.exists()
         descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             write_all(descriptor, [octets], 0)
-            segment = cls(
-                path,
-                partition=partition,
-                first=first,
-                schema=schema,
-                fingerprint=mark,
-                start=len(octets),
-                before=before,
-                version=version,
-                sizes=sizes,
-            )
+            segment = cls(path, header)
             segment._descriptor = descriptor
             for message, transaction, time in messages:
                 segment.synced = segment.size  # all of it, before the file gets its name
@@ -215,44 +180,10 @@ class Segment:
             JournalDamaged: the header is not whole, or this is a file of another journal or partition.
             JournalError: written by a later version of this format.
         """
-        damaged = JournalDamaged("the header of this segment is damaged: restore this file from a copy", path=str(path))
-        with path.open("rb") as file:
-            head = file.read(_FILE.size)
-            if len(head) < _FILE.size or head[:8] != _MAGIC:
-                raise JournalDamaged("this is no segment of a journal", path=str(path))
-            _, version, number, first, owner, mark, length = _FILE.unpack(head)
-            if not 1 <= version <= ERASED_VERSION:
-                raise JournalError(
-                    f"format version {version}, this program reads 1 to {ERASED_VERSION}: use the levada that wrote it or a later one",
-                    path=str(path),
-                )
-            more = (0, _BEFORE.size, _BEFORE.size + _SIZES.size)[version - 1]
-            head += file.read(more)
-            rest = file.read(_CRC.size + length) if length <= MAX_SCHEMA else b""
-        text = rest[_CRC.size :]
-        if len(rest) != _CRC.size + length or _CRC.pack(zlib.crc32(text, zlib.crc32(head))) != rest[: _CRC.size]:
-            raise damaged
-        if (owner, number, f"{first:020d}") != (journal, partition, path.stem):
-            raise JournalDamaged(
-                f"a segment of journal {owner.hex()}, partition {number}, offset {first}; it belongs somewhere else",
-                path=str(path),
-            )
-        before = _BEFORE.unpack_from(head, _FILE.size) if version > 1 else (0, 0)
-        sizes = _SIZES.unpack_from(head, _FILE.size + _BEFORE.size) if version == ERASED_VERSION else (0, 0)
-        segment = cls(
-            path,
-            partition=partition,
-            first=first,
-            schema=pa.ipc.read_schema(pa.py_buffer(text)),
-            fingerprint=mark,
-            start=padded(len(head) + len(rest)),
-            before=before if before[1] else None,
-            version=version,
-            sizes=sizes,
-        )
+        segment = cls(path, FileHeader.read(path, partition=partition, journal=journal))
         segment.size = segment.visible = path.stat().st_size
         if segment.size < segment.start:
-            raise damaged
+            raise FileHeader.damaged(path)
         segment.indexed = False
         return segment
 
@@ -277,85 +208,8 @@ class Segment:
         """Whether its blocks cost more than their rows."""
         return self.blocks >= _FEW and self.size - self.start < self.blocks * _SMALL
 
-    def merged(self, journal: bytes, join: Callable[[Sequence[pa.RecordBatch]], Iterable[Message]]) -> Segment:
-        """Replace the file by one with the same rows in large blocks, synced; return it, open for writing.
-
-        The old file stays as ``NAME.old``, where this segment reads on. The new blocks have the time of the last one.
-
-        Args:
-            journal: sixteen bytes that identify it.
-            join: makes messages of batches.
-
-        Raises:
-            OSError: the disk refuses.
-            JournalDamaged: a block is damaged.
-        """
-        messages: list[Message] = []
-        for erased, blocks in groupby(self.read(self.first, self.end, self.size, 0), lambda block: block.erased):
-            if erased:
-                messages.append(Message(NOTHING, sum(block.rows for block in blocks)))
-            else:
-                messages += join([block.batch() for block in blocks])
-        number = max((header.transaction for header, _ in self._blocks()), default=0)
-        gaps = any(not message.octets.size for message in messages)
-        return self._replaced(
-            journal, [(message, number, self.last) for message in messages], erased=0 if gaps else None
-        )
-
-    def without(
-        self, journal: bytes, choose: Callable[[int, pa.RecordBatch], Sequence[bool]], *, sealed: bool
-    ) -> tuple[Segment, int] | None:
-        """Replace the file by one without some rows, synced, as `merged`; return it and the number of rows erased, None if there are none.
-
-        Args:
-            journal: sixteen bytes that identify it.
-            choose: gets the offset of the first row of a block and its rows, and says which ones go.
-            sealed: another segment follows.
-
-        Raises:
-            OSError: the disk refuses.
-            JournalDamaged: a block is damaged.
-        """
-        messages: list[tuple[Message, int, float]] = []
-        count = 0
-        for header, octets in self._blocks():
-            here = [Message(pa.py_buffer(octets), header.rows)]
-            if header.length:
-                self._check(header, header.at, octets)
-                batch = pa.ipc.read_record_batch(here[0].octets, self.schema)
-                gone = choose(header.first, batch)
-                if any(gone):
-                    count += sum(gone)
-                    here = list(split_erased(batch, gone))
-            messages += [(message, header.transaction, header.time / 1e6) for message in here]
-        if not count:
-            return None
-        return self._replaced(journal, messages, erased=self.named_size if sealed else 0), count
-
-    def _replaced(
-        self, journal: bytes, messages: Sequence[tuple[Message, int, float]], *, erased: int | None
-    ) -> Segment:
-        whole = self.path.with_suffix(".old")
-        whole.unlink(missing_ok=True)
-        whole.hardlink_to(self.path)
-        self.path = whole
-        try:
-            return Segment.create(
-                whole.parent,
-                partition=self.partition,
-                first=self.first,
-                schema=self.schema,
-                journal=journal,
-                before=self.before,
-                messages=messages,
-                erased=erased,
-            )
-        except BaseException:
-            self.path = whole.with_suffix(".segment")
-            whole.unlink()
-            raise
-
-    def _blocks(self) -> Iterator[tuple[Header, memoryview]]:
+    def walk(self) -> Iterator[tuple[Header, memoryview]]:
+        """Yield the header and the message of each block, unchecked."""
         view, at = map_file(self.path, 0, self.size), self.start
         while at < self.size:
             header = header_at(view, at, None)
@@ -566,7 +420,7 @@ class Segment:
                     if used and used + header.length > max_bytes:
                         return
                     octets = view[here + BLOCK.size : here + BLOCK.size + header.length]
-                    self._check(header, at + here, octets)
+                    self.check(header, at + here, octets)
                     used += header.length
                     rows, skip = min(last, end) - start, start - header.first
                     message = pa.py_buffer(octets)
@@ -590,7 +444,7 @@ class Segment:
             last = header.first + header.rows
             if last > places[place]:
                 octets = view[at + BLOCK.size : at + BLOCK.size + header.length]
-                self._check(header, at, octets)
+                self.check(header, at, octets)
                 stamp = header.time / 1e6
                 yield Block(self.partition, header.first, header.rows, 0, pa.py_buffer(octets), self.schema, stamp)
                 place = bisect_left(places, last, place)
@@ -607,7 +461,8 @@ class Segment:
             raise self._damaged(at + here, offset)
         return max(window, size)
 
-    def _check(self, header: Header, at: int, octets: memoryview) -> None:
+    def check(self, header: Header, at: int, octets: memoryview) -> None:
+        """Check the sum of a block at a position, unless that has been done."""
         low, high = self._checked
         if low <= at < high:
             return
@@ -632,12 +487,3 @@ class Segment:
                 start = min(last, end)
             here += header.size
         return start, used
-
-
-def sync_folder(folder: Path) -> None:
-    """Sync the names in a folder."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

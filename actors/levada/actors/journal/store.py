@@ -35,6 +35,7 @@ import pyarrow.compute
 
 from .blocks import Block, Message
 from .config import JournalConfig
+from .erasures import Erasures
 from .errors import JournalError, JournalLocked, JournalUnwritable, refused
 from .extent import Appended, Extent, StoreStatistics, partition_of
 from .guard import Guard, Undone
@@ -46,7 +47,6 @@ from .recovery import Recovered, recover
 from .retention import Clock, Retention
 from .room import Room
 from .schema import check_schema, conform, fit
-from .segments import ERASED_VERSION
 from .staging import Stage, Staging
 
 __all__ = ["Store"]
@@ -80,6 +80,9 @@ class Store:
             check_keyed(keyed, found.schema)
         self._keys = [Keys(each, keyed, found.ledger.journal) for each in found.partitions] if keyed is not None else []
         """An index for each partition, or none."""
+        self._erasures = Erasures(
+            directory, found.partitions, self._keys, found.ledger, self._guard, lambda: self._note(self._partitions)
+        )
         self._syncing = ThreadPoolExecutor(
             SYNC_THREADS, "levada-sync"
         )  # has no thread before there are two files to sync
@@ -133,7 +136,7 @@ class Store:
             staging.recover(found.ledger)
             store = cls(path, config, Clock(path, clock), found, staging)
             resources.callback(store._syncing.shutdown)
-            store._finish_erasures()
+            store._erasures.finish(config.keyed)
             store._resources = resources.pop_all()
         return store
 
@@ -553,62 +556,12 @@ class Store:
             JournalUnwritable, JournalFull: the disk refuses; ask again.
         """
         number = partition_of(entity, len(self._partitions)) if partition is None else partition
-        keys = self._keys_of("entity", number)
+        self._keys_of("entity", number)
         self._guard.require_usable()
         end = self._partition(number).end
         column = self.config.keyed.entity if self.config.keyed is not None else None
         erasure = Erasure(number, column or "", entity, end if before is None else min(before, end))
-        with ledger_errors(self.directory):
-            self._ledger.begin_erasure(erasure)
-        self._note(self._partitions)
-        return self._erase(erasure, keys)
-
-    def _erase(self, erasure: Erasure, keys: Keys) -> Iterator[int]:
-        partition = self._partition(erasure.partition)
-        entity = pa.scalar(erasure.entity)
-
-        def choose(first: int, batch: pa.RecordBatch) -> Sequence[bool]:
-            if erasure.column not in batch.schema.names:  # from before there was such a column
-                return ()
-            same = pc.fill_null(pc.equal(batch.column(erasure.column), entity), fill_value=False).to_pylist()
-            return [each and first + place < erasure.before for place, each in enumerate(same)]
-
-        for first in keys.segments_of(erasure.entity):
-            self._guard.require_usable()
-            segment = next((each for each in partition.segments if each.first == first), None)
-            if segment is None or first >= erasure.before:
-                continue
-            try:
-                rows = partition.erase(segment, choose)
-            except OSError as error:
-                raise refused(error, self.directory) from error
-            if rows or segment.version == ERASED_VERSION:  # the second: a crash may have come before the index was made
-                keys.rebuild(next(each for each in partition.segments if each.first == first))
-            yield rows
-        self._guard.require_usable()
-        with ledger_errors(self.directory):
-            self._ledger.end_erasure(erasure)
-        self._note(self._partitions)
-
-    def _finish_erasures(self) -> None:
-        """Go on where a crash came between."""
-        for erasure in self._ledger.erasures:
-            keyed = self.config.keyed
-            if keyed is None or keyed.entity != erasure.column:
-                why: object = f"open it with Keyed(entity={erasure.column!r})"
-            else:
-                try:
-                    for _ in self._erase(erasure, self._keys[erasure.partition]):
-                        pass
-                    continue
-                except JournalError as error:
-                    why = error
-            logger.error(
-                "%s: rows that were to be erased are still there: %s",
-                self.directory,
-                why,
-                extra={"event": "not_erased"},
-            )
+        return self._erasures.begin(erasure)
 
     def taken(self, partition: int, command: str | bytes) -> Taken | None:
         """Look a command up among the newest rows of a partition (`Keyed.remember`); None if it has not been taken. Raises as `rows_of`."""

@@ -1,0 +1,98 @@
+"""Erasing rows of an entity from the segments of a partition, also where a crash came between."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute
+
+from .config import Keyed
+from .errors import JournalError, refused
+from .guard import Guard
+from .headers import ERASED_VERSION
+from .keys import Keys
+from .ledger import Erasure, Ledger, ledger_errors
+from .partitions import Partition
+
+__all__ = ["Erasures"]
+
+logger = logging.getLogger("levada.actors.journal")
+
+pc: Any = pyarrow.compute  # its functions are made when it is imported, so type checkers see none
+
+
+class Erasures:
+    """Erases rows. The ledger knows about it from the first step to the last. Its methods belong to the thread that writes."""
+
+    def __init__(
+        self,
+        directory: Path,
+        partitions: Sequence[Partition],
+        keys: Sequence[Keys],
+        ledger: Ledger,
+        guard: Guard,
+        note: Callable[[], None],
+    ) -> None:
+        self._directory = directory
+        self._partitions = partitions
+        self._keys = keys
+        self._ledger = ledger
+        self._guard = guard
+        self._note = note
+
+    def begin(self, erasure: Erasure) -> Iterator[int]:
+        """Note that rows are to be erased; return an iterator whose steps do it, and yield the number of rows of each."""
+        with ledger_errors(self._directory):
+            self._ledger.begin_erasure(erasure)
+        self._note()
+        return self._erase(erasure)
+
+    def finish(self, keyed: Keyed | None) -> None:
+        """Go on where a crash came between."""
+        for erasure in self._ledger.erasures:
+            if keyed is None or keyed.entity != erasure.column:
+                why: object = f"open it with Keyed(entity={erasure.column!r})"
+            else:
+                try:
+                    for _ in self._erase(erasure):
+                        pass
+                    continue
+                except JournalError as error:
+                    why = error
+            logger.error(
+                "%s: rows that were to be erased are still there: %s",
+                self._directory,
+                why,
+                extra={"event": "not_erased"},
+            )
+
+    def _erase(self, erasure: Erasure) -> Iterator[int]:
+        partition, keys = self._partitions[erasure.partition], self._keys[erasure.partition]
+        entity = pa.scalar(erasure.entity)
+
+        def choose(first: int, batch: pa.RecordBatch) -> Sequence[bool]:
+            if erasure.column not in batch.schema.names:  # from before there was such a column
+                return ()
+            same = pc.fill_null(pc.equal(batch.column(erasure.column), entity), fill_value=False).to_pylist()
+            return [each and first + place < erasure.before for place, each in enumerate(same)]
+
+        for first in keys.segments_of(erasure.entity):
+            self._guard.require_usable()
+            segment = next((each for each in partition.segments if each.first == first), None)
+            if segment is None or first >= erasure.before:
+                continue
+            try:
+                rows = partition.erase(segment, choose)
+            except OSError as error:
+                raise refused(error, self._directory) from error
+            if rows or segment.version == ERASED_VERSION:  # the second: a crash may have come before the index was made
+                keys.rebuild(next(each for each in partition.segments if each.first == first))
+            yield rows
+        self._guard.require_usable()
+        with ledger_errors(self._directory):
+            self._ledger.end_erasure(erasure)
+        self._note()

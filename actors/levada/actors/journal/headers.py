@@ -1,0 +1,141 @@
+"""The header of a segment file; `segments` says how it is laid out."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+
+import attrs
+import pyarrow as pa
+
+from .blocks import padded
+from .errors import JournalDamaged, JournalError
+from .schema import fingerprint
+
+__all__ = ["ERASED_VERSION", "VERSION", "FileHeader"]
+
+_FILE = struct.Struct("<8sIIQ16s16sI")
+_BEFORE = struct.Struct("<QQ")  # from version 2 on
+_SIZES = struct.Struct("<QQ")  # version 3
+_CRC = struct.Struct("<I")
+_MAGIC = b"levadaJ1"
+VERSION = 2
+"""Of new segments."""
+ERASED_VERSION = 3
+"""Of segments from which rows were erased."""
+MAX_SCHEMA = 1 << 24
+
+
+@attrs.frozen(kw_only=True)
+class FileHeader:
+    """What the first bytes of a segment file say."""
+
+    partition: int
+    first: int
+    """Offset of the first row."""
+    schema: pa.Schema
+    fingerprint: bytes
+    """Of the schema."""
+    size: int
+    """Bytes of the header."""
+    before: tuple[int, int] | None
+    """First offset and size of the segment before this one; None if there was none, or the header does not say."""
+    version: int
+    """Version of the format."""
+    sizes: tuple[int, int]
+    """Of version 3: the size that the next segment names, and its own; zeros if it grew on, or is of another version."""
+
+    @classmethod
+    def make(
+        cls,
+        partition: int,
+        first: int,
+        schema: pa.Schema,
+        journal: bytes,
+        *,
+        before: tuple[int, int] | None,
+        erased: int | None,
+        messages_size: int,
+    ) -> tuple[FileHeader, bytes]:
+        """Make the header of a new file; return it and its bytes.
+
+        Args:
+            partition: its number.
+            first: offset of the first row.
+            schema: columns.
+            journal: sixteen bytes that identify it.
+            before: first offset and size of the segment before.
+            erased: the size that the next segment names, if rows were erased from this one; 0 if there is no next one.
+            messages_size: bytes of the rows that it has from the beginning.
+        """
+        text = schema.serialize().to_pybytes()
+        mark = fingerprint(schema)
+        version = VERSION if erased is None else ERASED_VERSION
+        head = _FILE.pack(_MAGIC, version, partition, first, journal, mark, len(text))
+        head += _BEFORE.pack(*(before or (0, 0)))
+        sizes = (0, 0)
+        if erased is not None:
+            start = padded(len(head) + _SIZES.size + _CRC.size + len(text))
+            sizes = (erased, start + messages_size if erased else 0)
+            head += _SIZES.pack(*sizes)
+        octets = head + _CRC.pack(zlib.crc32(text, zlib.crc32(head))) + text
+        octets += bytes(padded(len(octets)) - len(octets))
+        found = cls(
+            partition=partition,
+            first=first,
+            schema=schema,
+            fingerprint=mark,
+            size=len(octets),
+            before=before,
+            version=version,
+            sizes=sizes,
+        )
+        return found, octets
+
+    @classmethod
+    def read(cls, path: Path, *, partition: int, journal: bytes) -> FileHeader:
+        """Read the header of a file.
+
+        Raises:
+            JournalDamaged: it is not whole, or this is a file of another journal or partition.
+            JournalError: written by a later version of this format.
+        """
+        with path.open("rb") as file:
+            head = file.read(_FILE.size)
+            if len(head) < _FILE.size or head[:8] != _MAGIC:
+                raise JournalDamaged("this is no segment of a journal", path=str(path))
+            _, version, number, first, owner, mark, length = _FILE.unpack(head)
+            if not 1 <= version <= ERASED_VERSION:
+                raise JournalError(
+                    f"format version {version}, this program reads 1 to {ERASED_VERSION}: use the levada that wrote it or a later one",
+                    path=str(path),
+                )
+            more = (0, _BEFORE.size, _BEFORE.size + _SIZES.size)[version - 1]
+            head += file.read(more)
+            rest = file.read(_CRC.size + length) if length <= MAX_SCHEMA else b""
+        text = rest[_CRC.size :]
+        if len(rest) != _CRC.size + length or _CRC.pack(zlib.crc32(text, zlib.crc32(head))) != rest[: _CRC.size]:
+            raise cls.damaged(path)
+        if (owner, number, f"{first:020d}") != (journal, partition, path.stem):
+            raise JournalDamaged(
+                f"a segment of journal {owner.hex()}, partition {number}, offset {first}; it belongs somewhere else",
+                path=str(path),
+            )
+        before = _BEFORE.unpack_from(head, _FILE.size) if version > 1 else (0, 0)
+        sizes = _SIZES.unpack_from(head, _FILE.size + _BEFORE.size) if version == ERASED_VERSION else (0, 0)
+        return cls(
+            partition=number,
+            first=first,
+            schema=pa.ipc.read_schema(pa.py_buffer(text)),
+            fingerprint=mark,
+            size=padded(len(head) + len(rest)),
+            before=before if before[1] else None,
+            version=version,
+            sizes=sizes,
+        )
+
+    @staticmethod
+    def damaged(path: Path) -> JournalDamaged:
+        """Return the error for a header that is not whole."""
+        return JournalDamaged("the header of this segment is damaged: restore this file from a copy", path=str(path))

@@ -1,0 +1,100 @@
+"""Segment files that are written anew: small blocks merged, or rows erased. The new file takes the name of the old one.
+
+The old file stays as ``NAME.old``, where readers that are under way read on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+
+import pyarrow as pa
+
+from .blocks import NOTHING, Message, split_erased
+from .segments import Segment
+
+__all__ = ["merged", "without"]
+
+
+def merged(segment: Segment, journal: bytes, join: Callable[[Sequence[pa.RecordBatch]], Iterable[Message]]) -> Segment:
+    """Replace a file by one with the same rows in large blocks, synced; return it, open for writing.
+
+    The new blocks have the time of the last one.
+
+    Args:
+        segment: is indexed.
+        journal: sixteen bytes that identify it.
+        join: makes messages of batches.
+
+    Raises:
+        OSError: the disk refuses.
+        JournalDamaged: a block is damaged.
+    """
+    messages: list[Message] = []
+    blocks = segment.read(segment.first, segment.end, segment.size, 0)
+    for erased, run in groupby(blocks, lambda block: block.erased):
+        if erased:
+            messages.append(Message(NOTHING, sum(block.rows for block in run)))
+        else:
+            messages += join([block.batch() for block in run])
+    number = max((header.transaction for header, _ in segment.walk()), default=0)
+    gaps = any(not message.octets.size for message in messages)
+    return _replaced(
+        segment, journal, [(message, number, segment.last) for message in messages], erased=0 if gaps else None
+    )
+
+
+def without(
+    segment: Segment, journal: bytes, choose: Callable[[int, pa.RecordBatch], Sequence[bool]], *, sealed: bool
+) -> tuple[Segment, int] | None:
+    """Replace a file by one without some rows, synced, as `merged`; return it and the number of rows erased, None if there are none.
+
+    Args:
+        segment: the file.
+        journal: sixteen bytes that identify it.
+        choose: gets the offset of the first row of a block and its rows, and says which ones go.
+        sealed: another segment follows.
+
+    Raises:
+        OSError: the disk refuses.
+        JournalDamaged: a block is damaged.
+    """
+    messages: list[tuple[Message, int, float]] = []
+    count = 0
+    for header, octets in segment.walk():
+        here = [Message(pa.py_buffer(octets), header.rows)]
+        if header.length:
+            segment.check(header, header.at, octets)
+            batch = pa.ipc.read_record_batch(here[0].octets, segment.schema)
+            gone = choose(header.first, batch)
+            if any(gone):
+                count += sum(gone)
+                here = list(split_erased(batch, gone))
+        messages += [(message, header.transaction, header.time / 1e6) for message in here]
+    if not count:
+        return None
+    return _replaced(segment, journal, messages, erased=segment.named_size if sealed else 0), count
+
+
+def _replaced(
+    segment: Segment, journal: bytes, messages: Sequence[tuple[Message, int, float]], *, erased: int | None
+) -> Segment:
+    whole = segment.path.with_suffix(".old")
+    whole.unlink(missing_ok=True)
+    whole.hardlink_to(segment.path)
+    segment.path = whole
+    try:
+        return Segment.create(
+            whole.parent,
+            partition=segment.partition,
+            first=segment.first,
+            schema=segment.schema,
+            journal=journal,
+            before=segment.before,
+            messages=messages,
+            erased=erased,
+        )
+    except BaseException:
+        segment.path = whole.with_suffix(".segment")
+        whole.unlink()
+        raise
