@@ -266,7 +266,15 @@ WORKLOADS = (
         base_name="decode and apply",
         budget=2,
     ),
-    Workload(key="live", title="memory of an entity in memory", n=20_000, unit="B", base=None, budget=1500, once=True),
+    Workload(
+        key="live",
+        title="memory of an entity in memory, of 100,000",
+        n=100_000,
+        unit="B",
+        base=None,
+        budget=1500,
+        once=True,
+    ),
     Workload(
         key="passive", title="memory of an entity that has left", n=20_000, unit="B", base=None, budget=150, once=True
     ),
