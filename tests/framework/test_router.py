@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from collections import Counter
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import attrs
@@ -576,6 +578,41 @@ async def test_resize_adds_at_once_and_lets_the_last_ones_finish(
     router.tell(Resize(4))
     await wait_all_tasks_blocked()
     assert places() == ["/w/0", "/w/1", "/w/2", "/w/4"]
+
+
+@pytest.mark.parametrize("routing", ROUTINGS, ids=named)
+def test_a_resize_costs_the_same_for_each_routee(routing: Callable[[], Routing]) -> None:
+    """Counted in lines of levada that run, which are the same on any machine."""
+
+    def lines(size: int) -> int:
+        count = 0
+
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal count
+            if "levada" not in frame.f_code.co_filename:
+                return None
+            count += event == "line"
+            return trace
+
+        async def main() -> None:
+            async with ActorSystem() as system:
+                router = system.spawn(pool(Worker, [], size=1, routing=routing()))
+                await wait_all_tasks_blocked()
+                before = sys.gettrace()
+                sys.settrace(trace)
+                try:
+                    for wanted in (size, 1):
+                        router.tell(Resize(wanted))
+                        await wait_all_tasks_blocked()
+                finally:
+                    sys.settrace(before)
+                assert len(system.observe.tree().children[0].children) == 1
+
+        trio.run(main)
+        return count
+
+    few, many = lines(20), lines(60)
+    assert 20 < few < many < 3.5 * few
 
 
 def test_what_makes_no_sense_is_refused_where_it_is_written() -> None:

@@ -29,7 +29,7 @@ import logging
 import math
 import random
 from abc import ABC, abstractmethod
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
 from hashlib import blake2b
 from typing import Any, Literal, TypeVar, TypeVarTuple, overload
@@ -365,7 +365,8 @@ class _Ring(_Picker):
         super().remove(ref)
         label = self._labels.pop(ref)
         del self._owners[label]
-        self._points = [point for point in self._points if point[1] != label]
+        for point in self._points_of(label):
+            del self._points[bisect_left(self._points, point)]
 
     def pick(self, message: Any) -> Any:
         points = self._points
