@@ -88,7 +88,7 @@ def test_composite_metadata_is_taken_apart_and_secrets_are_not_shown(
     ("octets", "last"),
     [
         ("000006 00000001 2400 0000", "an unfinished frame"),
-        ("000005 00000001 24", "no frame: "),
+        ("000005 00000001 24", "not a frame: "),
         ("00000a 00000000 fc00 00000000", "EXT"),
         ("000006 00000000 f800", "UNKNOWN type=62"),
     ],
@@ -114,8 +114,8 @@ def test_all_vectors_of_reactivesocket(capsys: pytest.CaptureFixture[str], captu
     ("octets", "last"),
     [
         ("00000010 0009", "an unfinished frame"),
-        ("00000003 00", "no frame: a length of 3, 12 at least (RX-4)"),
-        ("0000000c 0009 0000 00000004", "no frame: "),
+        ("00000003 00", "not a frame: a length of 3, at least 12 (RX-4)"),
+        ("0000000c 0009 0000 00000004", "not a frame: "),
     ],
 )
 def test_damaged_frames_of_reactivesocket(
@@ -160,7 +160,7 @@ def test_messages_that_would_take_much_memory_are_octets_to_it() -> None:
         nested = msgpack.packb(msgpack.ExtType(2, b"\x92\xa1x" + nested))
     tracemalloc.start()
     for octets in (nested, msgpack.packb([None] * 200_000).replace(b"\xc0", b"\x80")):
-        with pytest.raises(ValueError, match=r"no value of the codec: (nested too deeply|too many items)"):
+        with pytest.raises(ValueError, match=r"not a value of the codec: (nested too deeply|too many items)"):
             read_value(octets)
     assert tracemalloc.get_traced_memory()[1] < 6_000_000
     tracemalloc.stop()
@@ -340,7 +340,7 @@ def test_mistakes(capsys: pytest.CaptureFixture[str], capture: Path) -> None:
     assert capsys.readouterr().err == f"levada: cannot read {capture}: No such file or directory\n"
     capture.write_text("xyz")
     assert cli.main(["explain", "rsocket", "--hex", str(capture)]) == 2
-    assert capsys.readouterr().err.startswith(f"levada: {capture} does not contain hexadecimal digits only")
+    assert capsys.readouterr().err.startswith(f"levada: {capture} must contain only hexadecimal digits and white space")
 
 
 def test_records_of_qmux(capsys: pytest.CaptureFixture[str], capture: Path) -> None:
@@ -406,20 +406,20 @@ def test_records_of_qmux(capsys: pytest.CaptureFixture[str], capture: Path) -> N
 @pytest.mark.parametrize(
     ("octets", "lines"),
     [
-        ("7fff", ["record of 16,383 bytes, of which 0 are here"]),
+        ("7fff", ["record of 16,383 bytes, the capture has 0"]),
         ("40", ["an unfinished record"]),
-        ("00", ["record of 0 bytes with no frame"]),
+        ("00", ["record of 0 bytes without a frame"]),
         (
             "060f00000268",
             [
-                "record of 6 bytes, of which 5 are here",
-                "no frame: 2 bytes in a frame, 1 in its record [QX-4]",
+                "record of 6 bytes, the capture has 5",
+                "not a frame: 2 bytes in a frame, 1 in its record [QX-4]",
             ],
         ),
-        ("020101", ["record of 2 bytes", "no frame: frame type 0x1 does not exist here [QX-8]"]),
+        ("020101", ["record of 2 bytes", "not a frame: frame type 0x1 does not exist here [QX-8]"]),
         (
             "0affffff",
-            ["record of 10 bytes, of which 3 are here", "no frame: a frame is cut by the end of its record [QX-4]"],
+            ["record of 10 bytes, the capture has 3", "not a frame: a frame is cut by the end of its record [QX-4]"],
         ),
     ],
 )

@@ -18,7 +18,7 @@ __all__ = ["add_parser", "run"]
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Describe the arguments."""
+    """Add the subcommand and its arguments."""
     parser = subparsers.add_parser(
         "explain",
         help="print the frames in a capture",
@@ -63,4 +63,6 @@ def _read(args: argparse.Namespace) -> bytes:
     try:
         return bytes.fromhex(octets.decode("ascii"))
     except ValueError as error:
-        raise ConfigurationError(f"{args.file} does not contain hexadecimal digits only: {error}") from error
+        raise ConfigurationError(
+            f"{args.file} must contain only hexadecimal digits and white space: {error}"
+        ) from error

@@ -1,7 +1,7 @@
-"""Captures of a wire protocol as text, one module for each protocol: what ``levada explain`` prints.
+"""Turn captures of a wire protocol into text, for ``levada explain``; there is one module for each protocol.
 
-Each module has ``add_arguments(parser)`` for arguments of its own and ``explain(octets, args)``, which explains the bytes of one
-direction of a connection `Line` by `Line`.  It never raises for bad bytes: where it cannot read on, the last line says so.
+Each module has ``add_arguments(parser)`` for its own arguments and ``explain(octets, args)``, which yields a `Line` for each frame in one
+direction of a connection.  It never raises for bad bytes: where it cannot continue, the last line says so.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import attrs
 
 __all__ = ["Line", "shown"]
 
-SHOWN = 60  # bytes of a field that are shown
+SHOWN = 60  # bytes, or characters, of a field that are shown
 
 
 @attrs.frozen
@@ -20,9 +20,9 @@ class Line:
     """One frame."""
 
     offset: int
-    """Bytes before it."""
+    """Offset of its first byte in the capture."""
     length: int
-    """Its length in bytes, with a length field in front of it."""
+    """Its length in bytes, including a length field in front of it."""
     text: str
     """Its meaning."""
     damaged: bool = False
@@ -30,7 +30,7 @@ class Line:
 
 
 def shown(value: Any) -> str:
-    """Show a value briefly: text in quotes, other bytes in hex, long ones cut."""
+    """Show a value briefly: text in quotes, other bytes in hex, long values cut."""
     if not isinstance(value, bytes | bytearray):
         return str(value) if not isinstance(value, str) else _quoted(value)
     try:

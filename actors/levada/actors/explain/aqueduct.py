@@ -1,6 +1,6 @@
-"""Frames of Aqueduct: of one direction of a stream, or of a datagram.
+"""Frames of Aqueduct, in one direction of a stream or in a datagram.
 
-QUIC is encrypted, so a capture comes from a program that has the keys: Wireshark with a key log, or a peer that writes down what it sends.
+QUIC is encrypted, so a capture comes from a program that has the keys: Wireshark with a key log, or a peer that records its traffic.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ __all__ = ["HELP", "add_arguments", "explain"]
 
 HELP = "frames of one stream of a QUIC connection"
 
-LIMIT = 2**32  # bytes of a payload: a capture is in memory already
+LIMIT = 2**32  # bytes of a payload; the capture is in memory already
 _OWN_HEADERS = ("levada-",)  # others may hold a secret
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add nothing: the bytes say it all, whichever side sent them."""
+    """Add nothing: the frames of both sides are explained alike."""
 
 
 def explain(octets: bytes, args: argparse.Namespace) -> Iterator[Line]:
-    """Explain frames, which follow one another with nothing between them (AQ-8)."""
+    """Explain frames, which follow each other without anything between them (AQ-8)."""
     at = 0
     while at < len(octets):
         try:
@@ -49,7 +49,7 @@ def explain(octets: bytes, args: argparse.Namespace) -> Iterator[Line]:
             yield Line(at, len(octets) - at, "an unfinished frame", damaged=True)
             return
         except ProtocolError as error:
-            yield Line(at, len(octets) - at, f"no frame: {error}", damaged=True)
+            yield Line(at, len(octets) - at, f"not a frame: {error}", damaged=True)
             return
         yield Line(at, end - at, _text(frame))
         at = end
@@ -89,7 +89,7 @@ def _headers(headers: Headers) -> Iterator[str]:
 
 
 def _channel(channel: int) -> str:
-    """Say which way it flows, and which side minted the number (AQ-6)."""
+    """Show a channel's id, the direction in which it flows, and the side that minted the id (AQ-6)."""
     if channel == ENTRYPOINT:
         return "channel=0 (entrypoint)"
     flow = "to client" if channel & FLOW else "to server"
@@ -97,7 +97,7 @@ def _channel(channel: int) -> str:
 
 
 def _attachment(channel: int, attached: int) -> str:
-    """Describe the attachments of a message (AQ-26)."""
+    """Show one attachment of a message (AQ-26)."""
     kind = "sender" if (channel ^ attached) & FLOW else "receiver"
     return f"{'oneshot ' if attached & ONESHOT else ''}{kind} {attached}"
 

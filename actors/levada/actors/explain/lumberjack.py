@@ -1,4 +1,4 @@
-"""Frames of Lumberjack, both versions, in envelopes too."""
+"""Frames of Lumberjack, versions 1 and 2, also inside envelopes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["HELP", "add_arguments", "explain"]
 
 HELP = "frames of Lumberjack, versions 1 and 2"
 
-UNPACKED = 64 * 1024 * 1024  # bytes that are unpacked from an envelope, at most (LJ-41)
-DEPTH = 2  # envelopes in envelopes (LJ-32)
+UNPACKED = 64 * 1024 * 1024  # most bytes to unpack from an envelope (LJ-41)
+DEPTH = 2  # levels of nested envelopes (LJ-32)
 _U32 = struct.Struct(">I")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add nothing: the bytes say it all, whichever side sent them."""
+    """Add nothing: the frames of both sides are explained alike."""
 
 
 def explain(octets: bytes, args: argparse.Namespace) -> Iterator[Line]:
@@ -37,7 +37,7 @@ def _frames(octets: bytes, depth: int) -> Iterator[Line]:
             yield Line(at, len(octets) - at, f"{depth * '    '}an unfinished frame", damaged=True)
             return
         if end == at:
-            yield Line(at, len(octets) - at, f"{depth * '    '}no frame: {text}", damaged=True)
+            yield Line(at, len(octets) - at, f"{depth * '    '}not a frame: {text}", damaged=True)
             return
         yield Line(at, end - at, f"{depth * '    '}{text}")
         if head[1:] == b"C":
@@ -46,7 +46,7 @@ def _frames(octets: bytes, depth: int) -> Iterator[Line]:
 
 
 def _frame(octets: bytes, at: int, head: bytes) -> tuple[int, str]:
-    """Return the end of a frame and its meaning; the end is the start if there is no frame."""
+    """Return the end of a frame and its meaning. If it is not a frame, the end is its start, and the text says why."""
     version, kind = head[:1].decode("latin-1"), head[1:].decode("latin-1")
     if version not in ("1", "2"):
         return at, f"version {head[:1]!r}, expected b'1' or b'2' (LJ-2)"
@@ -86,7 +86,7 @@ def _within(octets: bytes, end: int) -> int:
 
 
 def _envelope(packed: bytes, at: int, depth: int) -> Iterator[Line]:
-    """Explain the frames in an envelope, with offsets within it."""
+    """Explain the frames in an envelope, with offsets in the unpacked bytes."""
     indent = depth * "    "
     if depth > DEPTH:
         yield Line(at, len(packed), f"{indent}not unpacked: more than {DEPTH} envelopes deep (LJ-32)", damaged=True)
@@ -101,4 +101,4 @@ def _envelope(packed: bytes, at: int, depth: int) -> Iterator[Line]:
     if not unpacker.eof:
         yield Line(at, len(packed), f"{indent}cut off, or more than {UNPACKED:,} bytes (LJ-30, LJ-41)", damaged=True)
     elif unpacker.unused_data:
-        yield Line(at, len(packed), f"{indent}{len(unpacker.unused_data)} bytes behind its end (LJ-30)", damaged=True)
+        yield Line(at, len(packed), f"{indent}{len(unpacker.unused_data)} bytes after its end (LJ-30)", damaged=True)

@@ -1,4 +1,4 @@
-"""Operations of MAOP: of one direction of a stream, or with ``--stream0`` one side of the authentication.
+"""Operations of MAOP, in one direction of a stream, or with ``--stream0`` one side of the authentication.
 
 QUIC is encrypted, so a capture comes from a program that has the keys: Wireshark with a key log, or a peer that writes down what it sends.
 """
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def explain(octets: bytes, args: argparse.Namespace) -> Iterator[Line]:
-    """Explain operations, which follow one another with nothing between them (MA-4)."""
+    """Explain operations, which follow each other without anything between them (MA-4)."""
     if args.stream0 is not None:
         yield from _stream0(octets, client=args.stream0 == "client")
         return
@@ -91,7 +91,7 @@ def _stream0(octets: bytes, *, client: bool) -> Iterator[Line]:
 
 
 def _greeting(message: Authentication | Result) -> str:
-    """Describe it. A pair may hold a secret, so only the capabilities are shown."""
+    """Show the authentication. A pair may hold a secret, so only the capabilities are shown."""
     if isinstance(message, Authentication):
         parts = [f"AUTHENTICATION {message.auth_type} token=({len(message.token)} bytes, not shown)"]
         for key, value in message.pairs.items():
@@ -155,7 +155,7 @@ def _retry(milliseconds: int) -> str:
 
 
 def _times(start: int, took: int) -> str:
-    """Say when something began, and how long it took; a moment that no calendar has stays a number."""
+    """Show a start and a duration. A time outside the calendar is shown as a number."""
     try:
         moment = datetime.fromtimestamp(start / 1000, UTC).isoformat(timespec="milliseconds")
     except (ValueError, OverflowError, OSError):

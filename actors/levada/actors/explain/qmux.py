@@ -1,4 +1,4 @@
-"""Records and frames of QMux: one direction of its byte stream, from the beginning or from the start of a record.
+"""Records and frames of QMux, in one direction of its byte stream, from the beginning or from the start of a record.
 
 Over WebSocket a message is a record without its Size, so ``--websocket`` takes the frames of one message.
 """
@@ -51,7 +51,7 @@ _FIELDS: Final = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the choice of a record's form."""
+    """Add ``--websocket``, the form of records."""
     parser.add_argument(
         "--websocket", action="store_true", help="the capture is one message, which is a record without its Size"
     )
@@ -71,7 +71,7 @@ def explain(octets: bytes, args: argparse.Namespace) -> Iterator[Line]:
             return
         end = start + size
         whole = size > 0 and end <= len(octets)
-        missing = "" if whole else " with no frame" if not size else f", of which {len(octets) - start:,} are here"
+        missing = "" if whole else " without a frame" if not size else f", the capture has {len(octets) - start:,}"
         yield Line(at, min(end, len(octets)) - at, f"record of {size:,} bytes{missing}", damaged=not whole)
         yield from _frames(octets, start, min(end, len(octets)))
         at = end
@@ -88,7 +88,7 @@ def _frames(octets: bytes, at: int, stop: int) -> Iterator[Line]:
             frame, end = read_frame(octets, at, stop)
             text = _text(frame)
         except Fault as fault:
-            yield Line(at, stop - at, f"no frame: {fault.detail} [{fault.rule}]", damaged=True)
+            yield Line(at, stop - at, f"not a frame: {fault.detail} [{fault.rule}]", damaged=True)
             return
         yield Line(at, end - at, text)
         padding = at = end
@@ -124,7 +124,7 @@ def _text(frame: Frame) -> str:
 
 
 def _stream(stream_id: int) -> str:
-    """Say whose stream it is, and of which kind. Source: QX-20."""
+    """Show a stream's number, the side that opened it, and its kind. Source: QX-20."""
     return f"stream={stream_id} ({'server' if stream_id & 1 else 'client'}'s, {_UNI if stream_id & 2 else _BIDI})"
 
 

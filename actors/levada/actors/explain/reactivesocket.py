@@ -16,7 +16,7 @@ HELP = "frames of ReactiveSocket, RSocket's predecessor"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add nothing: the bytes say it all."""
+    """Add nothing: the frames need no further facts."""
 
 
 def explain(octets: bytes, args: argparse.Namespace) -> Iterator[Line]:
@@ -28,12 +28,12 @@ def explain(octets: bytes, args: argparse.Namespace) -> Iterator[Line]:
             yield Line(at, len(octets) - at, "an unfinished frame", damaged=True)
             return
         if end < at + 12:
-            yield Line(at, len(octets) - at, f"no frame: a length of {end - at}, 12 at least (RX-4)", damaged=True)
+            yield Line(at, len(octets) - at, f"not a frame: a length of {end - at}, at least 12 (RX-4)", damaged=True)
             return
         try:
             frame = Frame.decode(octets[at:end])
         except DecodeError as error:
-            yield Line(at, end - at, f"no frame: {error}", damaged=True)
+            yield Line(at, end - at, f"not a frame: {error}", damaged=True)
         else:
             yield Line(at, end - at, _text(frame))
         at = end

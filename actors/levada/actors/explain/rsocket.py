@@ -48,7 +48,7 @@ def explain(octets: bytes, args: argparse.Namespace) -> Iterator[Line]:
         try:
             frame = decode(octets[at + 3 : end])
         except DecodeError as error:
-            yield Line(at, end - at, f"no frame: {error}", damaged=True)
+            yield Line(at, end - at, f"not a frame: {error}", damaged=True)
         else:
             if isinstance(frame, SetupFrame):
                 composite = frame.metadata_mime_type == CompositeMetadata.MIME_TYPE
@@ -98,7 +98,7 @@ def _metadata(octets: bytes, *, composite: bool) -> str:
         try:
             entries = CompositeMetadata.decode(octets)
         except DecodeError:
-            pass  # a fragment, perhaps
+            pass  # it may be a fragment
         else:
             return f"[{', '.join(map(_entry, entries.entries))}]"
     return shown(octets)

@@ -1,4 +1,4 @@
-"""Values of the message codec (`levada.framework.codec`) without the classes that they are of."""
+"""Read values of the message codec (`levada.framework.codec`) without their classes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Tagged:
 
     tag: str
     fields: list[Any]
-    """In the order of their definition."""
+    """Its values, in the order in which the class defines them."""
 
 
 @attrs.frozen
@@ -33,15 +33,15 @@ class Handle:
     """A handle in a message."""
 
     kind: str
-    """As in ``"oneshot_sender"``."""
+    """Its kind, as in ``"oneshot_sender"``."""
     index: int
-    """Among the attachments; of a ref that goes home its incarnation."""
+    """Its index among the attachments; for a ref that returns to its own node, the incarnation of its actor."""
     path: str = ""
-    """Of a ref's actor."""
+    """The path of a ref's actor; empty for other kinds."""
 
 
 def read_value(octets: bytes) -> Any:
-    """Read one value; what `Codec.decode` gives, but for messages and handles, which are `Tagged` and `Handle`.
+    """Read one value as `Codec.decode` does, but messages become `Tagged` and handles `Handle`.
 
     Raises:
         ValueError: the bytes are not a value.
@@ -61,13 +61,13 @@ def read_value(octets: bytes) -> Any:
             raise ValueError("too many items")
         return _unpack(octets, _LIMITS.max_depth)
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError, msgpack.UnpackException) as error:
-        raise ValueError(f"no value of the codec: {error}") from error
+        raise ValueError(f"not a value of the codec: {error}") from error
 
 
 def _unpack(octets: bytes, depth: int) -> Any:
     if depth < 1:
         raise ValueError("nested too deeply")
-    # Looked through first: nested headers could each claim a list as long as all of it.
+    # The bytes are scanned first, because nested headers could each claim a list as long as all of them.
     scanner = msgpack.Unpacker(max_buffer_size=len(octets) or 1)
     scanner.feed(octets)
     scanner.skip()
@@ -75,7 +75,7 @@ def _unpack(octets: bytes, depth: int) -> Any:
 
 
 def as_json(value: Any) -> Any:
-    """Make a value what `json.dumps` takes."""
+    """Convert a value to types that `json.dumps` takes."""
     match value:
         case Tagged(tag, fields):
             return {"message": tag, "fields": as_json(fields)}
@@ -96,7 +96,7 @@ def as_json(value: Any) -> Any:
 
 
 def as_text(value: Any) -> str:
-    """Make a line of a value: text as it is, a message as its tag and fields, all else as JSON."""
+    """Show a value on one line: text as it is, a message as its tag and fields, anything else as JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, Tagged):
@@ -119,7 +119,7 @@ def _ext(depth: int, code: int, octets: bytes) -> Any:
 
 
 def _number(octets: bytes, at: int) -> tuple[int, int]:
-    """Read a base-128 integer; also give where it ends."""
+    """Read a base-128 integer; return it and its end."""
     start, number = at, 0
     while octets[at] >= 0x80:
         number |= (octets[at] & 0x7F) << 7 * (at - start)

@@ -44,7 +44,10 @@ class Tail:
         )
 
     async def finished(self) -> None:
-        """Wait until all files were read to their end and delivered. Without `TailConfig.once` this never happens."""
+        """Wait until all files were read to their end and delivered, which only happens with `TailConfig.once`.
+
+        Use it inside the block of `tail`: after the block nothing is read any more.
+        """
         await self._finished.wait()
 
 

@@ -1,4 +1,4 @@
-"""For tests of carriers and of what runs on them."""
+"""Tools for tests of carriers and of protocols."""
 
 from __future__ import annotations
 

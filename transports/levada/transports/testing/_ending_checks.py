@@ -1,4 +1,4 @@
-"""The checks of how connections end: closed, drained, cancelled, cut, and what everybody who waits is told then."""
+"""The checks of how connections end (closed, drained, cancelled, cut), and of what waiting tasks see then."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def _awaits(traits: CarrierTraits, a: Connection, b: Connection) -> list[C
 async def _everybody_waits(
     traits: CarrierTraits, a: Connection, b: Connection, nursery: trio.Nursery, here: list[object], there: list[object]
 ) -> int:
-    """Let tasks wait at everything that both ends have to wait for; return how many at each."""
+    """Start a task for each await of both ends; return how many wait at each end."""
     calls, calls_there = await _awaits(traits, a, b), await _awaits(traits, b, a)
     for call in calls:
         nursery.start_soon(outcome_of, call, here)
@@ -91,7 +91,7 @@ async def close_tells_everybody_on_both_sides(traits: CarrierTraits, a: Connecti
 
 
 async def _is_over(end: Connection, kind: type[CarrierError]) -> None:
-    """Each new call raises the same kind of error again and again."""
+    """Check that each new call raises the same kind of error."""
     await expect(kind, end.open_stream)
     await expect(kind, end.accept_stream)
     await expect(kind, end.receive_datagram)

@@ -1,4 +1,4 @@
-"""What the checks of carriers are made of: pairs of ends, the two kinds of streams in one shape, ways to register a check, small steps."""
+"""The parts of the checks of carriers: pairs of ends, both kinds of streams with one interface, registration of checks, small steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOST = (ConnectionLost, StreamError)
 
 
 class Channel(Protocol):
-    """What the checks use of either shape; for messages each send and each receive is one message."""
+    """The methods that the checks use of a byte stream or a message stream; for messages each send and each receive is one message."""
 
     @property
     def info(self) -> CarrierInfo: ...
@@ -126,7 +126,7 @@ def check(body: Body) -> Body:
 
 
 def block(number: int) -> bytes:
-    """Return the block of that number: it can be recognised at each fourth byte."""
+    """Return block number `number`, which can be recognised at each fourth byte."""
     return number.to_bytes(4, "big") * (BLOCK // 4)
 
 
@@ -153,7 +153,7 @@ async def read_to_end(y: Channel) -> bytes:
 
 
 async def fill(traits: CarrierTraits, x: Channel, *, first: int = 0) -> int:
-    """Send numbered blocks until sending waits, then cancel that one; return how many sends came back."""
+    """Send numbered blocks until a send waits, and cancel that one; return how many sends returned."""
     sent = 0
 
     async def send() -> None:

@@ -1,8 +1,8 @@
-"""One suite of promises for every carrier: what `levada.transports.carriers.contracts` says, as checks that run against a factory.
+"""The promises of `levada.transports.carriers.contracts` as checks for any carrier.
 
-A factory is an async context manager that gives two connected ends: two `ByteStream`, two `MessageStream` or two `Connection`
-(the one that dialled first).  `CarrierTraits` says which shape it is and what it cannot do.  The checks know nothing else of the carrier:
-no sockets, no packets, no clock, so the same suite passes on memory, simulated networks and real sockets.
+A factory is an async context manager that yields two connected ends: two `ByteStream`, two `MessageStream` or two `Connection`, the
+client first.  `CarrierTraits` tells the shape of the carrier and its limits.  The checks know nothing else about it, so the same suite
+runs on memory, simulated networks and real sockets.
 
 Example:
     >>> import contextlib
@@ -43,9 +43,9 @@ class CarrierCheck:
     """One promise. Call it with a factory; it raises `AssertionError` if the carrier breaks the promise."""
 
     name: str
-    """In words with underscores; also ``str()``, for the ids of parametrised tests."""
+    """The promise in words with underscores; ``str()`` returns it too, for the ids of parametrised tests."""
     traits: CarrierTraits
-    """Of the carrier to be checked."""
+    """The traits of the carrier."""
     run: Callable[[CarrierTraits, Factory], Awaitable[None]] = attrs.field(repr=False)
 
     def __str__(self) -> str:
@@ -55,8 +55,8 @@ class CarrierCheck:
         """Open a pair, check it, close it.
 
         Raises:
-            AssertionError: the promise is broken; in a group, if tasks of the check noticed it.
-            trio.TooSlowError: something waits forever.
+            AssertionError: the promise is broken. If a task of the check noticed it, the error is in an exception group.
+            trio.TooSlowError: the check took longer than `CarrierTraits.timeout`.
         """
         with trio.fail_after(self.traits.timeout):
             await self.run(self.traits, factory)
@@ -65,7 +65,7 @@ class CarrierCheck:
 def carrier_checks(traits: CarrierTraits) -> list[CarrierCheck]:
     """Return every check that applies to a carrier of these traits.
 
-    A `Connection` is checked as such, and each of its streams as a byte stream (names that begin with ``stream_``).
+    The checks of a connection include those of a byte stream for its streams; their names begin with ``stream_``.
     """
     found = _connection_checks.CHECKS if traits.shape == "connection" else {}
     prefix = "stream_" if traits.shape == "connection" else ""
@@ -83,8 +83,8 @@ async def check_carrier(factory: Factory, traits: CarrierTraits) -> None:
     """Run every check against fresh pairs of `factory`, one after the other.
 
     Raises:
-        AssertionError: a promise is broken; a note names the check. In a group, if tasks of the check noticed it.
-        trio.TooSlowError: something waits forever; a note names the check.
+        AssertionError: a promise is broken; a note names the check. If a task of the check noticed it, the error is in an exception group.
+        trio.TooSlowError: a check took longer than `CarrierTraits.timeout`; a note names the check.
     """
     for check in carrier_checks(traits):
         try:

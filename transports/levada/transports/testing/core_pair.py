@@ -13,9 +13,9 @@ class CorePair(Generic[C]):
     """Client and server of one protocol, the bytes between them, and a clock that moves when the test says so.
 
     Args:
-        client: the one end; `data_to_send` and `receive_data` are used, with `framed` `receive_message`.
-        server: the other end.
-        framed: messages are delivered whole, as a WebSocket does.
+        client: the client's core, with `data_to_send` and `receive_data`, or `receive_message` if `framed`.
+        server: the server's core.
+        framed: whether messages are delivered whole, as by a WebSocket.
         ignore: classes of events that are left out.
     """
 
@@ -24,14 +24,14 @@ class CorePair(Generic[C]):
         self.server = server
         self.framed = framed
         self.now = 0.0
-        """Handed to the cores; the same for both."""
+        """The time that both cores are given."""
         self.bytes_in_flight = {"client": bytearray(), "server": bytearray()}
-        """Sent and not delivered yet, by the end that they go to; of a framed pair see `messages_in_flight`."""
+        """Bytes sent and not delivered yet, by the end that receives them; a framed pair has `messages_in_flight`."""
         self.messages_in_flight: dict[str, list[bytes]] = {"client": [], "server": []}
         self._ignore = ignore
 
     def collect(self) -> None:
-        """Put on the wire what both cores have queued."""
+        """Put the output of both cores on the wire."""
         for sender, to in ((self.client, "server"), (self.server, "client")):
             core: Any = sender
             data = core.data_to_send(self.now)

@@ -1,4 +1,4 @@
-"""What a carrier is and can do, as `check_carrier` needs to know it."""
+"""The traits of a carrier that `check_carrier` needs."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ Factory = Callable[[], AbstractAsyncContextManager[tuple[Carrier, Carrier]]]
 
 @attrs.frozen(kw_only=True)
 class CarrierTraits:
-    """What a carrier is and can do, for `carrier_checks`."""
+    """The properties of a carrier, for `carrier_checks`."""
 
     shape: Literal["bytes", "messages", "connection"]
-    """What the factory gives."""
+    """The ends that the factory yields: byte streams, message streams or connections."""
     half_close: bool = True
-    """Byte streams: whether `send_eof` exists; else it must raise `NotImplementedError`."""
+    """Byte streams: whether `send_eof` works. If not, it must raise `NotImplementedError`."""
     tells_loss: bool = True
-    """Whether an abort can be told from a close."""
+    """Whether the peer sees a difference between an abort and a close."""
     buffered: int = attrs.field(default=1024 * 1024, validator=[v.instance_of(int), v.gt(0)])
-    """Octets that may be under way in one direction of a stream whose receiver takes nothing: queues, windows, the kernel's buffers."""
+    """Bytes that may be under way in one direction of a stream whose receiver takes nothing: queues, windows, the kernel's buffers."""
     max_message: int | None = None
-    """Messages: bytes of the largest one; ``None`` leaves the check of the limit out."""
+    """Messages: bytes of the largest one; ``None`` skips the check of the limit."""
     streams: int = attrs.field(default=10_000, validator=[v.instance_of(int), v.gt(0)])
-    """Connections: streams opened and closed by the check that looks for growth."""
+    """Connections: streams that the check of growth opens and closes."""
     max_open: int = attrs.field(default=1000, validator=[v.instance_of(int), v.gt(0)])
-    """Connections: streams of one kind that can be open at once, at most; the check of credit opens that many."""
+    """Connections: upper bound of the streams of one kind that can be open at once; the check of credit opens as many as it can."""
     datagram_queue: int = attrs.field(default=1024, validator=[v.instance_of(int), v.gt(0)])
-    """Connections: datagrams that are kept until they are taken, at most."""
+    """Connections: upper bound of the datagrams that are kept until they are taken."""
     settle: Callable[[], Awaitable[None]] = trio.testing.wait_all_tasks_blocked
-    """Waits until what can go on without the check has gone on. On a simulated network a virtual second of sleep, on sockets
+    """Waits until nothing more happens by itself. On a simulated network it sleeps a virtual second; on sockets it is
     `wait_all_tasks_blocked` with a cushion of some milliseconds."""
     cut: Callable[[Carrier, Carrier], None] | None = None
-    """Loses the connection between two ends abruptly, if the factory's carrier can be made to."""
+    """Loses the connection between two ends abruptly; ``None`` if the carrier cannot be made to."""
     timeout: float = attrs.field(default=60.0, validator=v.gt(0))
     """Seconds on trio's clock for one check."""
