@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import wait
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -341,6 +342,37 @@ def test_a_server_that_does_not_read_holds_requests_back() -> None:
             peer._config = ClientConfig()
     finally:
         listening.close()
+
+
+@pytest.mark.ci  # it waits for 4 s
+def test_a_timeout_is_for_the_whole_request() -> None:
+    """The wait for room and the wait for the answer share it: the server begins to read late in it, and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"rsocket+tcp://127.0.0.1:{listening.getsockname()[1]}"
+        with connect(url, config=ClientConfig(high_watermark=100_000)) as peer, listening.accept()[0] as server:
+            with pytest.raises(RequestTimeout, match="does not read"):
+                while True:
+                    peer.fire_and_forget(bytes(100_000), timeout=0.05)
+            over = threading.Event()
+            began = time.monotonic()
+
+            def read() -> None:
+                over.wait(3.5)
+                server.settimeout(0.1)
+                while not over.is_set():
+                    with suppress(TimeoutError):
+                        server.recv(1 << 20)
+
+            reading = threading.Thread(target=read)
+            reading.start()
+            try:
+                with pytest.raises(RequestTimeout, match="no answer in 4 s"):
+                    peer.request_response(b"", timeout=4.0)
+                took = time.monotonic() - began
+            finally:
+                over.set()
+                reading.join()
+    assert 4.0 <= took < 7.4, "7.5 s if each wait had its own"
 
 
 def test_a_server_that_asks_and_does_not_read_is_not_read_either(tmp_path: Path) -> None:

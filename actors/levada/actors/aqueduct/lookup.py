@@ -75,6 +75,7 @@ class Names:
         self._system = system
         self._expose = expose
         self._asker = asker
+        self._failed = 0
 
     def find(self, name: str) -> Ref[Any] | None:
         """Find the actor of this name, if it is exposed to the other side."""
@@ -83,15 +84,17 @@ class Names:
         return self._system.registry.get(name) if (expose(name) if callable(expose) else name in expose) else None
 
     def answer(self, question: Lookup) -> None:
-        """Answer a lookup; a failure is logged, and the oneshot ends without a value."""
+        """Answer a lookup. If it fails, the oneshot ends without a value, and the failure is logged, of many the 1st, 2nd, 4th, 8th and so on."""
         with question.found as found:
             try:
                 found.send(copy_context().run(self.find, question.name))
             except ChannelError:
                 pass  # the peer has withdrawn the lookup
             except Exception:
-                # The predicate is the user's code; the peer only learns that there is no answer.
-                logger.exception("the lookup of %s failed", printable(question.name))
+                # The predicate is the user's code; the peer only learns that there is no answer, and must not fill the log.
+                self._failed += 1
+                if self._failed.bit_count() == 1:
+                    logger.exception("the lookup of %s failed (%d so far)", printable(question.name), self._failed)
 
     async def serve(self, questions: Receiver[Lookup]) -> None:
         """Answer the lookups on a channel until it ends; any other message closes it."""
