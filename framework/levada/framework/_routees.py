@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -140,7 +141,7 @@ class GroupMembers:
         """Do nothing: no watcher is kept."""
 
 
-class RouterBase(Actor[Any]):
+class RouterBase(Actor[Any], ABC):
     """The base of all routers: routees that come and go."""
 
     source: PoolChildren | GroupMembers
@@ -161,13 +162,13 @@ class RouterBase(Actor[Any]):
     def check(self, ref: Ref[Any]) -> None:
         """Raise `ConfigurationError` if `ref` cannot be a routee of this router."""
 
+    @abstractmethod
     def add(self, ref: Ref[Any], label: str) -> None:
         """Route to `ref` too from now on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def remove(self, ref: Ref[Any]) -> None:
         """Stop routing to `ref`."""
-        raise NotImplementedError
 
     def watch_end(self, ref: Any, ended: Callable[[], None]) -> None:
         """Call `ended` when a child has ended, in the same turn."""

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, Final, Self
 
@@ -491,8 +492,8 @@ class RSocketConnection(ReactiveStreamsCore):
         if self._leasing and grant is not None and not self._granted_on_carrier:
             self.send_lease(grant.ttl, grant.n, self._now, grant.metadata)
 
-    def _release_waiting(self, now: float) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _release_waiting(self, now: float) -> None: ...
 
     def _position(self) -> int:
         return 0 if self._replay is None else self._received
@@ -705,5 +706,5 @@ class RSocketConnection(ReactiveStreamsCore):
             return
         self._put_control(ErrorFrame(0, ErrorCode.CONNECTION_ERROR, text.encode()))
 
-    def _read_tail(self, events: list[Event]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _read_tail(self, events: list[Event]) -> None: ...
