@@ -412,7 +412,8 @@ def _anything() -> Shape:
         if kind_of(kind) is not None:
             return out.attach(value)
         raise Misfit(
-            f"{kind.__qualname__} cannot travel without an annotation that says {kind.__name__}, or is not a @message class"
+            f"{kind.__qualname__} cannot travel without an annotation that says {kind.__name__}: "
+            "annotate the value, or use a @message class"
         )
 
     def lift(wire: Any, into: In, depth: int) -> Any:

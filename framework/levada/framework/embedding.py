@@ -164,7 +164,7 @@ class UntracedActor(Actor[M], Generic[M]):
 
 
 class UntracedMessage:
-    """A mixin of questions of levada's own that are of no interest in a trace, even if their actor is in another system."""
+    """A mixin of messages of levada's own that are of no interest in a trace, even if their actor is in another system."""
 
     __slots__ = ()
 

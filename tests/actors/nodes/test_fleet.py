@@ -128,12 +128,15 @@ async def test_errors_of_a_spawn_are_raised_at_the_caller(autojump_clock: MockCl
     class Local(Counter):
         pass
 
+    main = type("Main", (Counter,), {"__module__": "__main__"})
     async with ActorSystem() as system, nodes_here(system, 1) as (nodes, _):
+        with pytest.raises(ConfigurationError, match=r"Main is in the main module.*: move it into a module of its own"):
+            await nodes.spawn(main)
         with pytest.raises(ConfigurationError, match="inside a function"):
             await nodes.spawn(Local)
         with pytest.raises(ConfigurationError, match="Actor classes by their names"):
             await nodes.spawn(app)  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="object"):
+        with pytest.raises(TypeError, match=r"args\[0\]: object cannot travel .*use a @message class"):
             await nodes.spawn(Counter, object())
         with pytest.raises(ActorError, match="ValueError: no counter starts at 13"):
             await nodes.spawn(Counter, 13)

@@ -111,7 +111,9 @@ async def test_a_process_that_cannot_be_started_is_an_error_of_the_block(
 
     async with ActorSystem() as system:
         monkeypatch.setattr("tests.actors.nodes.conftest.socket.socketpair", no_descriptors)
-        with pytest.raises(NodeLost, match=r"n0 cannot be started: \[Errno 24\] Too many open files"):
+        with pytest.raises(
+            NodeLost, match=r"n0 cannot be started: \[Errno 24\] Too many open files: raise the limit of open files"
+        ):
             async with nodes_here(system, 1):
                 pass
 

@@ -184,7 +184,9 @@ async def test_a_start_without_free_descriptors_is_an_error_of_the_block() -> No
             for number in taken[-4:]:  # for the listener of the block and the first socket pair
                 os.close(number)
             del taken[-4:]
-            with pytest.raises(NodeLost, match=r"n0 cannot be started: \[Errno 24\] Too many open files"):
+            with pytest.raises(
+                NodeLost, match=r"n0 cannot be started: \[Errno 24\] Too many open files: raise the limit"
+            ):
                 async with local_nodes(system, 1, app):
                     pass
         finally:

@@ -37,7 +37,19 @@ async def test_a_trace_goes_through_several_nodes(autojump_clock: MockClock) -> 
             assert (
                 await (await watch_node(system, "n0", actions=False, tracebacks=False))({"view": View().to_json()})
             )["rows"]
-        housekeeping = {"Control", "Watcher", "Look", "Measure", "Watch", "Show"}
+        housekeeping = {
+            "Control",
+            "Coordinator",
+            "Watcher",
+            "Look",
+            "Measure",
+            "Watch",
+            "Show",
+            "Hello",
+            "Ready",
+            "Leaving",
+            "Spawn",
+        }
         assert [span.name for span in spans.all() if not housekeeping.isdisjoint(re.split(r"\W", span.name))] == []
     through, friends = spans.one("Ask", SpanKind.CLIENT), spans.one("Friend/Ask", SpanKind.SERVER)
     (_, onwards), (_, counted) = spans.named("Add", SpanKind.CLIENT), spans.named("Counter/Add", SpanKind.SERVER)

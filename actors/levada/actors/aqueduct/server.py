@@ -17,7 +17,7 @@ from levada.actors.listening import Acceptor, ListenerHandle
 from levada.actors.multiplexed import accepting
 from levada.actors.stream_carriers import url_of
 from levada.framework import Actor, Identity, Reason, Receiver, Ref
-from levada.framework.embedding import ChannelCore, Outcome, act_for, let_others_run
+from levada.framework.embedding import ChannelCore, Outcome, UntracedMessage, act_for, let_others_run
 from levada.framework.errors import ConfigurationError, LevadaError
 from levada.transports import carriers
 from levada.transports.aqueduct import CloseCode, HeadersReceived, ReceiverHalf
@@ -95,7 +95,7 @@ class Calls:
             except LevadaError as error:
                 logger.warning("%s: a message from %s cannot be read: %s", path, halves.peer, printable(str(error)))
                 return
-            if halves.tracing is None:
+            if halves.tracing is None or isinstance(message, UntracedMessage):
                 await self._function(message)
             else:
                 with halves.tracing.serve("aqueduct", type(message).__name__, str(halves.remote), arrival.context):

@@ -125,7 +125,7 @@ class Welcome:
 
 
 @message("levada.node.Hello")
-class Hello:
+class Hello(UntracedMessage):
     """The first message of a node."""
 
     node_id: bytes
@@ -141,7 +141,7 @@ class Hello:
 
 
 @message("levada.node.Ready")
-class Ready(Asks[str]):
+class Ready(Asks[str], UntracedMessage):
     """The app is ready. The answer is empty, or the reason why the node is refused."""
 
     url: str
@@ -161,7 +161,7 @@ class AppFailed:
 
 
 @message("levada.node.Leaving", frozen=True)
-class Leaving(Asks[None]):
+class Leaving(Asks[None], UntracedMessage):
     """The node begins to drain, by the driver's order or by a signal."""
 
 
@@ -203,7 +203,7 @@ class Room:
 
 
 @message("levada.node.Spawn")
-class Spawn(Asks[Ref[Any]]):
+class Spawn(Asks[Ref[Any]], UntracedMessage):
     """Start an actor on this node."""
 
     cls: str
@@ -247,7 +247,7 @@ class Reload(Asks[list[str]], UntracedMessage):
 
 
 @message("levada.node.SpawnOn")
-class SpawnOn(Asks[Ref[Any]]):
+class SpawnOn(Asks[Ref[Any]], UntracedMessage):
     """Ask the driver to start an actor on a node."""
 
     spawn: Spawn
@@ -256,7 +256,7 @@ class SpawnOn(Asks[Ref[Any]]):
 
 
 @message("levada.node.LookupOn")
-class LookupOn(Asks[Ref[Any]]):
+class LookupOn(Asks[Ref[Any]], UntracedMessage):
     """Ask the driver for an actor in the registry of a node."""
 
     name: str
@@ -264,7 +264,7 @@ class LookupOn(Asks[Ref[Any]]):
 
 
 @message("levada.node.DrainOf")
-class DrainOf(Asks[None]):
+class DrainOf(Asks[None], UntracedMessage):
     """Ask the driver to drain a node."""
 
     name: str
@@ -312,7 +312,7 @@ class Shared:
 
 
 @message("levada.node.Register")
-class Register(Asks[None]):
+class Register(Asks[None], UntracedMessage):
     """Give an actor a name of the fleet."""
 
     name: str
@@ -320,14 +320,14 @@ class Register(Asks[None]):
 
 
 @message("levada.node.Unregister")
-class Unregister(Asks[None]):
+class Unregister(Asks[None], UntracedMessage):
     """Free a name of the fleet."""
 
     name: str
 
 
 @message("levada.node.Restart")
-class Restart(Asks[None]):
+class Restart(Asks[None], UntracedMessage):
     """Ask the driver to restart a node, or all nodes."""
 
     node: str | None

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import sys
 import time
@@ -156,6 +157,11 @@ class Place:
     """Held while a caller drains or restarts it."""
 
 
+def _refused(name: str, error: OSError) -> str:
+    remedy = ": raise the limit of open files (ulimit -n)" if error.errno == errno.EMFILE else ""
+    return f"{name} cannot be started: {error}{remedy}"
+
+
 class Keeper(Protocol):
     """The part of a fleet that `Node` uses."""
 
@@ -246,12 +252,7 @@ class Node(UntracedActor[Any]):
             self._fail(self._lost(f"was not started within {settings.start_timeout:g} s (NodeSettings.start_timeout)"))
             return
         except (OSError, NodeLost) as error:
-            lost = (
-                error
-                if isinstance(error, NodeLost)
-                else NodeLost(f"{place.name} cannot be started: {error}", node=place.name)
-            )
-            self._fail(lost)
+            self._fail(error if isinstance(error, NodeLost) else NodeLost(_refused(place.name, error), node=place.name))
             return
         self.start_soon(self._wait, self.process)
         self.timers.once("start", settings.start_timeout, _TooLate())

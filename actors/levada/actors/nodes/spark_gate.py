@@ -27,6 +27,7 @@ import trio
 from levada.actors.aqueduct import Listener, PeerConfig, serve
 from levada.actors.authentication import Credentials, Refused
 from levada.framework import ActorSystem, Identity, OneshotSender, current_peer, message
+from levada.framework.embedding import UntracedMessage
 from levada.framework.errors import ChannelError, ConfigurationError
 from levada.transports.carriers.streams import plain_nursery
 from levada.transports.text import printable
@@ -60,7 +61,7 @@ class Refusal:
 
 
 @message("levada.node.Certify")
-class Certify:
+class Certify(UntracedMessage):
     """A node that Spark has started asks for its certificate."""
 
     node_id: bytes
