@@ -306,12 +306,12 @@ class MemoryConnection:
 
     async def handshake(self) -> CarrierInfo:
         """Wait until the handshake is complete; with `MemoryConfig.early`, the client's first call ends its 0-RTT data."""
-        self._check()
-        if self._is_client and not self._established and not self._handshake_begun:
+        if self._is_client and not self._hands_shaken.is_set() and not self._handshake_begun:
             self._handshake_begun = True
             self.link.post(self._other_end.establish)
         await self._hands_shaken.wait()
-        self._check()
+        if not self._established:
+            self._check()
         return self._info
 
     def establish(self) -> None:

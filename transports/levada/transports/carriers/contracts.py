@@ -402,7 +402,7 @@ class Connection(Protocol):
         """Wait until the handshake is complete: the peer is authenticated, and it is known whether early data was accepted.
 
         Raises:
-            ConnectionClosed: this side closed the connection before.
+            ConnectionClosed: this side closed the connection before the handshake was complete.
             ConnectionLost: the handshake failed.
         """
         ...

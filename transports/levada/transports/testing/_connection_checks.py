@@ -79,6 +79,10 @@ async def handshake_tells_who_is_there(traits: CarrierTraits, a: Connection, b: 
         assert info == end.info
         assert info.scheme
         assert info.peer
+    before = a.info, b.info
+    a.close()
+    await b.wait_closed()
+    assert (await a.handshake(), await b.handshake()) == before, "a complete handshake stays complete after the end"
 
 
 @check
