@@ -205,7 +205,7 @@ def test_a_slow_actor_is_waited_for_until_the_deadline(actors: Any) -> None:
 
     actors.do(begun)
     # These wait in its mailbox, and are withdrawn: no handler ever begins with them.
-    with pytest.raises(AskTimeout, match=r"^slow did not answer in 0\.05 s$") as caught:
+    with pytest.raises(AskTimeout, match=r"^slow did not answer within 0\.05 s$") as caught:
         ask(there, Double(2), timeout=0.05)
     assert (caught.value.actor, caught.value.seconds) == ("slow", 0.05)
     with pytest.raises(AskTimeout):
@@ -388,11 +388,11 @@ def test_a_bridge_that_is_away_is_waited_for_until_the_deadline(
 
 def test_what_cannot_be_asked_is_refused(actors: Any) -> None:
     there = desk(actors)
-    with pytest.raises(TypeError, match="a question is an instance of a message class"):
+    with pytest.raises(TypeError, match="expected an instance of a message class"):
         ask(there, 5)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="window is 1 or more, not 0"):
+    with pytest.raises(ConfigurationError, match="window must be 1 or more, not 0"):
         ask_many(there, [], window=0)
-    with pytest.raises(ConfigurationError, match="timeout is more than 0 seconds, not 0"):
+    with pytest.raises(ConfigurationError, match="timeout must be more than 0 seconds, not 0"):
         ask(there, Double(1), timeout=0)
 
 

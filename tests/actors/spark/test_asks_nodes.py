@@ -144,10 +144,10 @@ async def test_what_cannot_be_served_is_refused(tmp_path: Path) -> None:
                 pass
     async with ActorSystem("n0") as system:
         ref = system.spawn(Here)
-        with pytest.raises(ConfigurationError, match="without '/'"):
+        with pytest.raises(ConfigurationError, match="has no '/'"):
             async with serve_asks(system, tmp_path / "asks", {"a/b": ref}):
                 pass
-        with pytest.raises(ConfigurationError, match="takes both"):
+        with pytest.raises(ConfigurationError, match="needs both"):
             async with serve_asks(system, tmp_path / "asks", {}, url="tls://127.0.0.1:0"):
                 pass
         (tmp_path / "open").mkdir(mode=0o755)

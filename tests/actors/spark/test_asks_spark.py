@@ -148,7 +148,7 @@ def test_a_slow_actor_fails_the_task_at_the_deadline(actors: Any, numbers: Any) 
     gate = trio.Event()
     there, _, _ = expose(actors, gate=gate)
     text = failure(numbers, in_batches(there, timeout=0.1))
-    assert "levada.framework.errors.AskTimeout: doubler did not answer in 0.1 s" in text
+    assert "levada.framework.errors.AskTimeout: doubler did not answer within 0.1 s" in text
     actors.do(gate.set)
 
 

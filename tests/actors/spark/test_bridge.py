@@ -470,8 +470,21 @@ def test_addresses_that_cannot_be_used_say_why(actors: Actors, tmp_path: Path, m
 async def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
     os.chmod(tmp_path, 0o755)
     async with ActorSystem() as system:
-        with pytest.raises(ConfigurationError, match=r"this user's alone.*mode 755"):
+        with pytest.raises(ConfigurationError, match=r"open to this user only.*mode 755"):
             async with serve_bridge(system, tmp_path):
+                pass
+
+
+async def test_a_folder_and_certificates_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    async with ActorSystem() as system:
+        for folder, why in (("file", "File exists"), ("file/below", "Not a directory")):
+            with pytest.raises(ConfigurationError, match=f"cannot use the folder .*{folder}: {why}"):
+                async with serve_bridge(system, tmp_path / folder):
+                    pass
+        config = BridgeConfig(tls=TlsConfig(certificate=tmp_path / "missing.pem"))
+        with pytest.raises(ConfigurationError, match=r"cannot use .*missing\.pem: No such file"):
+            async with serve_bridge(system, tmp_path / "b", url="tls://127.0.0.1:0", config=config):
                 pass
 
 
@@ -484,7 +497,7 @@ async def test_one_bridge_for_each_folder(tmp_path: Path) -> None:
 
 async def test_tls_needs_both_a_url_and_certificates(tmp_path: Path) -> None:
     async with ActorSystem() as system:
-        with pytest.raises(ConfigurationError, match="takes both"):
+        with pytest.raises(ConfigurationError, match="needs both"):
             async with serve_bridge(system, tmp_path / "b", url="tls://127.0.0.1:0"):
                 pass
         with pytest.raises(ConfigurationError, match="not 'tcp"):
@@ -714,7 +727,7 @@ async def test_mailboxes_that_cannot_be_are_refused_where_they_are_asked_for(tmp
         with pytest.raises(ConfigurationError, match="has a mailbox 'lines' already"):
             await bridge.mailbox("lines")
         for name in ("", "../up", "a/b", ".hidden"):
-            with pytest.raises(ConfigurationError, match="named by letters"):
+            with pytest.raises(ConfigurationError, match="has up to 100 letters"):
                 await bridge.mailbox(name)
         await bridge.mailbox("plain", COLUMNS.schema)
         with pytest.raises(ConfigurationError, match="no message class"):

@@ -244,6 +244,6 @@ async def test_a_mailbox_that_is_not_opened_again_is_unknown_after_half_a_minute
             lines = RemoteMailbox(bridge.address, "lines")
             mock_clock.jump(OPENING)
             with pytest.raises(
-                UnknownName, match="no mailbox 'lines' is open, though it is on the disk; there are: none"
+                UnknownName, match="no mailbox 'lines' is open, although it is on disk; there are: none"
             ):
                 await trio.to_thread.run_sync(lines.describe)

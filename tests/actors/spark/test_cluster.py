@@ -71,6 +71,13 @@ def test_the_zip_has_folders_and_nothing_that_is_not_source(tmp_path: Path, caps
     assert not list(tmp_path.glob("*.new"))
 
 
+def test_a_zip_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main([str(tmp_path / "missing" / "levada.zip")])
+    assert exit_.value.code == 2
+    assert f"error: cannot write {tmp_path}/missing/levada.zip: No such file" in capsys.readouterr().err
+
+
 @pytest.mark.release
 @pytest.mark.loopback
 def test_a_submitted_job_on_a_cluster_asks_over_tls_with_the_package_from_a_zip(

@@ -103,7 +103,9 @@ def test_only_entities_write_their_log(actors: Actors, tmp_path: Path) -> None:
         lambda: log.stage(StageHead("q", 0, 0, 1, 0), [rows]),
         lambda: log.ask(DeliverBatch("q", 0, {}, {})),
     ):
-        with pytest.raises(ConfigurationError, match="accounts is the log of a durable class: ask its entities"):
+        with pytest.raises(
+            ConfigurationError, match="accounts is the log of a durable class, which only its entities write"
+        ):
             write()
     assert events(actors) == []
 
@@ -112,9 +114,9 @@ def test_what_is_no_log_is_refused(actors: Actors, tmp_path: Path) -> None:
     accounts = open_accounts(actors, tmp_path / "log")
     other = actors.mailbox("other", pa.schema([("n", pa.int64())]))
     for name, of, says in (
-        ("log", other.ref, "no log of a durable class: it has the columns n"),
+        ("log", other.ref, "not the log of a durable class: it has the columns n"),
         ("accounts", accounts, "has a mailbox 'accounts' already"),
-        ("a/b", accounts, "named by letters"),
+        ("a/b", accounts, "has up to 100 letters"),
         ("there", Shards(Account, accounts.ref, []), "where shards"),
     ):
         with pytest.raises(ConfigurationError, match=says):

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 try:
-    import pyarrow as _  # noqa: F401 - only to say what is missing
+    import pyarrow as _  # noqa: F401 - to name the missing package
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
         "levada.actors.spark needs pyarrow: pip install 'levada[spark]'", name="pyarrow"
@@ -34,11 +34,11 @@ __all__ = [
 ]  # fmt: skip
 
 _MODULES = "protocol", "asks", "entities", "desk", "bridge"
-"""Where the names above are, those first that import least."""
+"""The modules that have these names, the modules with the fewest imports first."""
 
 
 def __getattr__(name: str) -> object:
-    """Import a name on first use: each of Spark's worker processes imports this package, and most of it is for the actors' side."""
+    """Import a name on first use: each worker process of Spark imports this package, and needs little of it."""
     if name in __all__:
         for module in _MODULES:
             found: object = vars(import_module(f".{module}", __name__)).get(name)

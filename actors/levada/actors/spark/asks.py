@@ -10,19 +10,18 @@ Example:
 On the actors' side: ``bridge.expose("scores", ref)``. The actor handles `AskRows`, whole batches, or is an `EachRow` in front of an actor that
 handles single messages.
 
-What to know:
-
+Note:
 * **One at a time is slow**: a question and its answer cross two processes, so rows in a loop of `ask` take about 60 times as long as the same
   rows in batches. `ask_many` keeps questions under way, `ask_batches` sends a batch as one.
-* **Spark runs functions again**: a task that failed, a stage whose results were lost, a speculative copy, a micro-batch after a restart.
+* **Spark repeats functions**: after a failed task, a lost stage, a speculative copy, or a restart in the middle of a micro-batch.
   So a function of a data frame asks at least once, even without retries here, and handlers must be idempotent.
-  If rows carry a key, a handler can recognise a repetition. For results that count once, write to a mailbox.
-* **Lost connections**: calls wait for a bridge that is away until the deadline. A question that was under way may have been handled, so it is
-  asked again only with ``idempotent=True``. `AskRows.request` is the same for each of these tries.
-* **Deadlines**: the time of a question counts from its first sending. Then it is withdrawn, unless a handler has begun with it.
+  If rows carry a key, a handler can recognise a repetition. For results that must count once, write to a mailbox.
+* **Lost connections**: calls wait until the deadline for a bridge that is away. A question that was under way may have been handled, so it is
+  repeated only with ``idempotent=True``. `AskRows.request` is the same for all attempts.
+* **Deadlines**: the time of a question starts with its first attempt. At the deadline it is withdrawn, unless its handler has begun.
 * An exception that leaves the function fails Spark's task. Exceptions raised here are plain values and name the actor.
 
-Works in any process that has this package, without an event loop; in the bridge's own process only from threads.
+This works in any process that has this package, without an event loop; in the bridge's own process only from threads.
 """
 
 from __future__ import annotations
@@ -70,15 +69,15 @@ logger = logging.getLogger("levada.actors.spark")
 TIMEOUT = 30.0
 """Default seconds for an answer."""
 MANY, BATCHES = 256, 8
-"""Default number of questions under way: single ones, and batches."""
+"""Default number of questions under way, single questions and batches."""
 MAX_BYTES = 60 << 20
 """Largest batch in bytes: a peer reassembles 64 MiB at most."""
 PAUSES = 0.05, 1.0
-"""Seconds before the second try after a lost connection, and the most; each pause is twice the one before."""
+"""The first and the longest pause in seconds between attempts after a lost connection; each pause doubles the one before."""
 HINT_AFTER = 200
-"""Single questions of one process after which a warning names the faster way."""
+"""The number of single questions of a process after which a warning names the faster functions."""
 ROWS_A_TURN = 64
-"""Rows after which `EachRow` yields to other tasks: 0.5 ms or so."""
+"""Rows after which `EachRow` lets other tasks run: about 0.5 ms."""
 
 
 @attrs.frozen
@@ -87,25 +86,25 @@ class AskRows(Asks[pa.RecordBatch]):
 
     rows: pa.RecordBatch
     request: str = ""
-    """Id of this question, the same for each try; empty if it is tried only once."""
+    """The id of this question, the same for each attempt; empty if there is only one."""
 
 
 @attrs.frozen
 class RemoteActor:
-    """An actor as executors see it. Plain data, for the closure of a function that Spark ships."""
+    """An actor, as executors see it. It is plain data, for the closure of a function that Spark ships."""
 
     name: str
-    """As given to `Bridge.expose`."""
+    """The name given to `Bridge.expose`."""
     address: str
     """`Bridge.address`; or those of several nodes, separated by semicolons. A ``*`` in the name of a Unix socket stands for all sockets there.
 
     Each question goes to the node that has the fewest questions of its task under way; if it cannot be reached, to another one.
     """
     token_file: str | None = None
-    """Path, or the name of a file shipped with the job (``spark-submit --files``). None: beside the bridge's Unix socket."""
+    """Path of the token file, or its name if it is shipped with the job (``spark-submit --files``). None: beside the bridge's Unix socket."""
     trace: TraceHeaders | None = attrs.field(factory=current_trace, kw_only=True)
-    """What the questions belong to, for a traced bridge, if the code that asks has no span of its own; the default is the context of the code
-    that makes this object."""
+    """The trace of the questions, for a traced bridge, if the asking code has no span of its own. The default is the context of the code that
+    makes this object."""
 
 
 def ask(actor: RemoteActor, value: Asks[R], *, timeout: float = TIMEOUT, idempotent: bool = False) -> R:
@@ -115,13 +114,13 @@ def ask(actor: RemoteActor, value: Asks[R], *, timeout: float = TIMEOUT, idempot
         actor: the actor to ask.
         value: an instance of a message class that derives from ``Asks[R]``, defined in a module that executors have.
         timeout: seconds for the whole call.
-        idempotent: whether it may be asked again when the connection is lost.
+        idempotent: whether the question may be repeated after a lost connection.
 
     Raises:
         ActorStopped: the actor has ended.
-        ActorFailed: it failed on this question.
+        ActorFailed: the actor failed on this question.
         AskTimeout: no answer in time.
-        ConnectionLost: the bridge cannot be reached; or, if not idempotent, was lost, and the question may have been handled.
+        ConnectionLost: the bridge cannot be reached; or, without `idempotent`, it was lost and the question may have been handled.
         UnknownName: the bridge has no actor of this name.
         BridgeRefused, ConfigurationError: see `levada.actors.spark.worker.connection`.
     """
@@ -152,10 +151,10 @@ def ask_many(
     timeout: float = TIMEOUT,
     idempotent: bool = False,
 ) -> Iterator[R]:
-    """Yield the answers to many questions, in their order, with at most `window` under way. Arguments as `ask`.
+    """Yield the answers to many questions in order, with at most `window` questions under way. Other arguments are as for `ask`.
 
-    Questions are taken from `values` only as fast as the caller takes answers. `timeout` is for each question, from its sending. Closing the
-    iterator withdraws the questions under way. An error, as of `ask`, comes in the place of its answer and ends the iterator.
+    Questions are taken from `values` only as fast as the caller takes answers. `timeout` applies to each question, from its sending. Closing
+    the iterator withdraws the questions under way. An error, as of `ask`, is raised in place of its answer and ends the iterator.
     """
     return _windowed(_Asking(actor, _Single(actor), timeout, idempotent=idempotent), values, window)
 
@@ -168,13 +167,13 @@ def ask_batches(
     timeout: float = TIMEOUT,
     idempotent: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield an answer for each record batch, in order: a batch of as many rows. For ``mapInArrow`` and Arrow functions; else as `ask_many`.
+    """Yield the answer to each record batch, in order: a batch of as many rows. For ``mapInArrow`` and Arrow functions; otherwise as `ask_many`.
 
     The actor handles `AskRows`, itself or through an `EachRow`. With pandas: ``pa.RecordBatch.from_pandas(frame)`` for the question,
     ``batch.to_pandas()`` for the answer.
 
     Raises:
-        ActorFailed: also if the answer is no batch, or has another length.
+        ActorFailed: also if the answer is not a batch, or has another number of rows.
         ConfigurationError: also if a batch is larger than `MAX_BYTES`.
     """
     return _windowed(_Asking(actor, _Batch(actor), timeout, idempotent=idempotent), batches, window)
@@ -182,7 +181,7 @@ def ask_batches(
 
 def _windowed(asking: _Asking, values: Iterable[Any], window: int) -> Iterator[Any]:
     if window < 1:
-        raise ConfigurationError(f"window is 1 or more, not {window!r}")
+        raise ConfigurationError(f"window must be 1 or more, not {window!r}")
     return _answers(asking, values, window)
 
 
@@ -207,7 +206,7 @@ class _Question:
     until: float
     pending: PendingAnswer | None = None
     address: str = ""
-    """Of the node that was asked."""
+    """The address of the node that was asked."""
 
     @property
     def left(self) -> float:
@@ -222,7 +221,7 @@ class _Question:
 
 
 _LOST = ConnectionLost, ConnectionClosed, RequestRejected
-"""After these an idempotent question may be sent again; after the last one any question, because it was not handled."""
+"""After these errors an idempotent question may be repeated; after the last of them any question, because it was not handled."""
 
 
 class _Asking:
@@ -230,9 +229,9 @@ class _Asking:
 
     def __init__(self, actor: RemoteActor, kind: _Single | _Batch, timeout: float, *, idempotent: bool) -> None:
         if not timeout > 0:
-            raise ConfigurationError(f"timeout is more than 0 seconds, not {timeout!r}")
+            raise ConfigurationError(f"timeout must be more than 0 seconds, not {timeout!r}")
         if trio.lowlevel.in_trio_run():
-            raise ConfigurationError("asks of executors block their thread: inside trio, use Ref.ask")
+            raise ConfigurationError("ask(), ask_many() and ask_batches() block their thread: inside trio, use Ref.ask")
         self._actor = actor
         self._kind = kind
         self._timeout = timeout
@@ -240,7 +239,7 @@ class _Asking:
         self.waiting: deque[_Question] = deque()
 
     def send(self, value: Any) -> None:
-        """Send a question; wait for room, and for a connection."""
+        """Send a question. Waits for room and for a connection, until the question's deadline."""
         request = uuid.uuid4().hex if self._idempotent else ""
         question = _Question(value, request, time.monotonic() + self._timeout)
         self._start(question)
@@ -257,13 +256,13 @@ class _Asking:
                 raise self._late() from None
             except _LOST as error:
                 if isinstance(error, RequestRejected):
-                    time.sleep(PAUSES[0])  # the bridge is closing, and the connection soon lost
+                    time.sleep(PAUSES[0])  # the bridge is busy or closing
                 elif not self._idempotent:
                     raise ConnectionLost(
                         f"the bridge was lost while {self._actor.name} was asked, which may have handled the question "
                         f"(idempotent=True lets it be asked again): {error}"
                     ) from error
-                # All lost questions go together: one at a time they would take a round trip each.
+                # All lost questions are repeated at once: one at a time, each would take a round trip.
                 for each in self.waiting:
                     if each.lost:
                         self._start(each)
@@ -294,7 +293,7 @@ class _Asking:
                 except RequestTimeout:
                     raise self._late() from None
                 except (ConnectionLost, ConnectionClosed) as lost:
-                    error = lost  # nothing was sent, so this may be tried again in any case
+                    error = lost  # nothing was sent, so every question may be repeated
             if question.left < pause:
                 raise error
             time.sleep(pause)
@@ -307,7 +306,7 @@ class _Asking:
         return [*entries, *traced(question.address, self._actor.token_file, self._actor.trace)] or None
 
     def _by_load(self) -> list[str]:
-        """Return the addresses of the nodes, the one with the fewest questions first; among equals they take turns."""
+        """Return the addresses of the nodes, ordered by their number of questions under way; equal nodes take turns."""
         found = addresses(self._actor.address)
         if len(found) > 1:
             turn = next(_turns) % len(found)
@@ -318,7 +317,7 @@ class _Asking:
 
     def _late(self) -> AskTimeout:
         name = self._actor.name
-        return AskTimeout(f"{name} did not answer in {self._timeout:g} s", actor=name, seconds=self._timeout)
+        return AskTimeout(f"{name} did not answer within {self._timeout:g} s", actor=name, seconds=self._timeout)
 
 
 class _Single:
@@ -331,7 +330,7 @@ class _Single:
         self, peer: BlockingPeer, question: Any, metadata: Sequence[Entry | ZipkinTracing] | None, timeout: float
     ) -> PendingAnswer:
         if not isinstance(question, Asks):
-            raise TypeError(f"a question is an instance of a message class of Asks[…], got {type(question).__name__}")
+            raise TypeError(f"expected an instance of a message class of Asks[…], got {type(question).__name__}")
         return peer.start_request(question, route=self._route, metadata=metadata, timeout=timeout)
 
     def read(self, question: Any, answer: Any) -> Any:
@@ -339,7 +338,7 @@ class _Single:
 
 
 class _Batch:
-    """Questions that are record batches, each sent as a stream of one batch, which has its columns."""
+    """Questions that are record batches, each sent with its schema as an Arrow stream of one batch."""
 
     def __init__(self, actor: RemoteActor) -> None:
         self._actor = actor
@@ -374,15 +373,18 @@ class _Batch:
 
 
 class EachRow(Actor[AskRows]):
-    """Turns the rows of a Spark task into messages, asks an actor each in turn, and makes a batch of the answers.
+    """Turns the rows of a Spark task into messages, asks an actor one after another, and makes a batch of the answers.
 
-    If the actor fails on a row, the batch of this row fails. Batches are processed one at a time; for a pool, spawn several `EachRow`, each
-    exposed by its own name.
+    If the actor fails on a row, the whole batch fails. Batches are processed one at a time; for a pool, spawn several `EachRow` and expose
+    each by its own name.
 
     Args:
         target: the actor to ask.
-        question: a message class of ``Asks[R]`` whose fields are the columns of the rows, by place and name; R is a message class too, whose
-            fields are the columns of the answer. Otherwise: `ConfigurationError`.
+        question: a message class of ``Asks[R]`` whose fields are the columns of the rows, by order and name. R is also a message class, whose
+            fields are the columns of the answer.
+
+    Raises:
+        ConfigurationError: `question` or its answer is not a message class whose fields can be columns.
     """
 
     target: Ref[Any]

@@ -1,4 +1,4 @@
-"""The actors' end of the bridge: mailboxes that Spark reads and writes, actors that its executors ask, subscriptions.
+"""The bridge on the actors' side: mailboxes that Spark reads and writes, actors that executors ask, and subscriptions.
 
 Example:
     >>> import tempfile
@@ -17,10 +17,10 @@ Example:
     ...     trio.run(main, directory)
     Appended(partition=0, first=0, count=1, repeated=0)
 
-A Spark job then reads it by ``spark.readStream.format("mailbox").option("address", bridge.address).option("mailbox", "readings").load()``.
+A Spark job then reads it with ``spark.readStream.format("mailbox").option("address", bridge.address).option("mailbox", "readings").load()``.
 
-Access: a process must know the token, which is in a file that only the bridge's user may read. Over the Unix socket it must also belong to that
-user, as do the socket's file and folder. Over TLS the certificate authenticates the bridge.
+Access: a process must know the token, which is in a file that only the bridge's user can read. Over the Unix socket the process must also
+belong to that user. Over TLS the certificate authenticates the bridge.
 """
 
 from __future__ import annotations
@@ -110,32 +110,32 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 CLEAN_EVERY = 60.0  # seconds
 LONGEST_WAIT = 3600.0  # seconds that a process may wait for rows
 OPENING = 30.0
-"""Seconds that a restarted bridge has to open the mailboxes it had."""
+"""Seconds for a restarted bridge to open its former mailboxes."""
 
 
 @attrs.frozen(eq=False)
 class Mailbox(Generic[M]):
-    """A journal behind a name. Made by `Bridge.mailbox`."""
+    """A journal with a name. Made by `Bridge.mailbox`."""
 
     name: str
     ref: Ref[Any]
-    """The `Journal`: takes `Append`, `Read` and all its other questions."""
+    """The `Journal` actor, which takes `Append`, `Read` and its other questions."""
     columns: Columns[M] | None
     """Columns of the message class; ``None`` if the mailbox was made with an Arrow schema."""
     log: pa.Schema | None = None
-    """What Spark sees of the log of a durable class, which only its entities write."""
+    """The columns that Spark sees, if this is the log of a durable class, which only its entities write."""
     is_away: bool = False
     """Whether the journal is in another process."""
 
     @property
     def journal(self) -> Ref[Any] | JournalAway:
-        """The journal as the bridge asks it."""
+        """The journal, as the bridge asks it."""
         return JournalAway(self.ref) if self.is_away else self.ref
 
     async def append(
         self, rows: Sequence[M] | pa.RecordBatch, *, partition: int | None = None, key: str | bytes | None = None
     ) -> Appended:
-        """Append rows; return when they are on the disk, and wait while the journal is full. Raises as `Append` fails.
+        """Append rows; return when they are on disk. Waits while the journal is full. Raises the errors of `Append`.
 
         Cancellation:
             the rows may have been written.
@@ -145,11 +145,11 @@ class Mailbox(Generic[M]):
 
 @attrs.frozen
 class _Clean:
-    """Time to drop batches of jobs that were killed."""
+    """Drop the staged rows of jobs that were killed."""
 
 
 class _Home(Actor[_Clean]):
-    """Parent of the journals and subscriptions of a bridge; fails if a journal cannot be kept running."""
+    """The parent of a bridge's journals and subscriptions. It fails if a journal cannot be kept running."""
 
     max_age: float
     """`BridgeConfig.max_staged_age`."""
@@ -179,7 +179,7 @@ class _Home(Actor[_Clean]):
             try:
                 dropped = await journal.ask(DiscardOlder(self.max_age), timeout=None)
             except ActorStopped:
-                continue  # it starts again, and is cleaned the next time
+                continue  # it is restarting, and is cleaned the next time
             for query, batch in dropped:
                 logger.warning("batch %d of %s was never delivered", batch, query, extra={"event": "batch_dropped"})
 
@@ -194,9 +194,9 @@ class Bridge(Desk):
         self._home = home
         self._mailboxes: dict[str, Mailbox[Any]] = {}
         self._missing = {path.name for kind in ("mailboxes", "logs") for path in (directory / kind).glob("*")}
-        """Mailboxes on the disk that have not been opened, and logs that have been read."""
+        """Names of mailboxes on disk that are not open yet, and of logs that were open before."""
         self._named = trio.Event()
-        """Set, and replaced, for each new mailbox or actor."""
+        """Set and replaced for each new mailbox or actor."""
         self._opened_by = trio.current_time() + OPENING
         self._codec = Codec()
         self._reads = Share("streams of rows", config.max_reads, config.max_total_reads)
@@ -223,16 +223,16 @@ class Bridge(Desk):
         partitions: int | None = None,
         config: JournalConfig | None = None,
     ) -> Mailbox[Any]:
-        """Open a mailbox, or make it; its journal is in ``mailboxes/NAME``.
+        """Open a mailbox, or make it. Its journal is in ``mailboxes/NAME``.
 
         Args:
-            name: letters, digits, dots, dashes and underscores.
-            columns: a message class, an Arrow schema, or None for the mailbox's own, or `Envelope`'s for a new mailbox.
-            partitions: their number, which is fixed when the mailbox is made. None: as in `config`, or 1.
-            config: how the journal is kept.
+            name: letters, digits, dots, dashes and underscores, up to 100.
+            columns: a message class or an Arrow schema. None: the mailbox's own columns, or `Envelope`'s for a new mailbox.
+            partitions: the number of partitions, which is fixed when the mailbox is made. None: as in `config`, or 1.
+            config: the settings of the journal.
 
         Raises:
-            ConfigurationError: the name is not valid or taken, the journal has another number of partitions, or a new one has a column that
+            ConfigurationError: the name is invalid or taken, the journal has another number of partitions, or a new mailbox has a column that
                 Spark cannot read.
             JournalError: the journal cannot be opened, see `Store.open`.
 
@@ -248,7 +248,7 @@ class Bridge(Desk):
         schema = known.schema if known is not None else cast("pa.Schema | None", columns)
         if schema is not None and not folder.exists():
             check_for_spark(schema)
-        # Opened here first, so that an error reaches the caller and is not a failure of an actor later.
+        # Opened here first, so that an error reaches the caller instead of failing an actor later.
         opened = await trio.to_thread.run_sync(partial(Store.open, folder, schema, settings))
         opened.close()
         if known is None and opened.schema.equals(columns_of(Envelope).schema):
@@ -265,19 +265,20 @@ class Bridge(Desk):
     async def log(self, name: str, of: Shards[Any] | Ref[Any]) -> None:
         """Let Spark read the events of a durable class, as a mailbox that it cannot write to.
 
-        Its columns are ``entity``, ``sequence``, ``command``, ``time``, ``kind``, the wire name of the event, and the fields of all events, null
-        where an event has none of this name. Rows that are not events are left out, and rows of erased entities are gone. The rows of an entity
-        come in order, in one partition.
+        Its columns are ``entity``, ``sequence``, ``command``, ``time``, ``kind`` (the wire name of the event), and the fields of all events. A field
+        that an event does not have is null. Rows that are not events, and rows of erased entities, are left out. The rows of an entity come
+        in order, in one partition.
 
         Args:
-            name: as of `mailbox`.
-            of: what `levada.actors.durable.shards` returned in this process; or its journal, which may be in another one (`keeper`).
+            name: as for `mailbox`.
+            of: the result of `levada.actors.durable.shards` in this process; or its journal, which may be in another process (`keeper`).
 
         Raises:
-            ConfigurationError: the name is not valid or taken, or the journal is no log of a durable class.
+            ConfigurationError: the name is invalid or taken, or the journal is not the log of a durable class.
             ActorStopped, ActorError: the journal is away.
 
-        Cancellation: the bridge has no such mailbox.
+        Cancellation:
+            the bridge has no such mailbox.
         """
         self._check_name(name)
         journal = of if isinstance(of, Ref) else of.journal
@@ -296,7 +297,9 @@ class Bridge(Desk):
 
     def _check_name(self, name: str) -> None:
         if not _NAME.fullmatch(name):
-            raise ConfigurationError(f"a mailbox is named by letters, digits, '.', '-' and '_', not {name!r}")
+            raise ConfigurationError(
+                f"a mailbox's name has up to 100 letters, digits, '.', '-' and '_', unlike {name!r}"
+            )
         if name in self._mailboxes:
             raise ConfigurationError(f"this bridge has a mailbox {name!r} already")
 
@@ -315,19 +318,21 @@ class Bridge(Desk):
         keyed: bool = True,
         at: Literal["first", "end"] = "first",
     ) -> Ref[Any]:
-        """Give the rows of a mailbox to an actor or to a sender, as messages of its class, from the group's offsets on.
+        """Deliver the rows of a mailbox to an actor or a sender, as messages of its class, from the group's offsets on.
 
-        In order within each partition. At least once: the group's offsets are set after rows were handed over, some at a time.
+        Rows come in order within each partition, at least once: the group's offsets are committed after rows were delivered, block by block.
 
         Args:
-            name: a mailbox of this bridge, with a message class.
-            target: asked, or sent, a `Delivery` for each row. An actor is done with a row when its handler has returned.
-            group: name under which the offsets are kept; one subscription for each group at a time.
-            keyed: False: the target gets the bare messages; a row is done with as soon as it is in the mailbox.
+            name: a mailbox of this bridge that has a message class.
+            target: an actor that is asked, or a sender that gets, a `Delivery` for each row. An actor is done with a row when its handler has
+                returned.
+            group: the name under which the offsets are kept. A group has one subscription at a time.
+            keyed: whether the target gets `Delivery` messages. False: it gets the rows' messages, and a row is done once it is in the target's
+                mailbox.
             at: where a new group begins.
 
         Returns:
-            The subscription, to be stopped or watched. It ends with its target, and fails if the target's handler fails repeatedly on the
+            The subscription, an actor to stop or watch. It ends with its target, and fails if the target's handler fails repeatedly on the
             same row.
 
         Raises:
@@ -344,9 +349,9 @@ class Bridge(Desk):
         self._named = trio.Event()
 
     def expose(self, name: str, ref: Ref[Any]) -> None:
-        """Let executors ask an actor by a name; see `levada.actors.spark.asks`. It takes its own messages, or `AskRows`.
+        """Let executors ask an actor by a name; see `levada.actors.spark.asks`. The actor handles its own messages, or `AskRows`.
 
-        Executors of a restarted bridge wait until all its mailboxes are open, so expose actors before you open the last one.
+        After a restart, executors wait for names until all former mailboxes are open, so expose actors before you open the last mailbox.
 
         Raises:
             ConfigurationError: the name has a slash or is taken.
@@ -355,7 +360,7 @@ class Bridge(Desk):
         self._tell_named()
 
     async def until_named(self, name: str, among: Mapping[str, object]) -> None:
-        """Wait for a name while the application, after a restart, still opens the mailboxes it had."""
+        """Wait for a name, for `OPENING` seconds at most, while a restarted program is still opening its former mailboxes."""
         with trio.move_on_at(self._opened_by):
             while name not in among and self._missing:
                 await self._named.wait()
@@ -364,13 +369,13 @@ class Bridge(Desk):
         await self.until_named(name, self._mailboxes)
         found = self._find(name)
         if to_write and found.log is not None:
-            raise ConfigurationError(f"{name} is the log of a durable class: ask its entities, only they write it")
+            raise ConfigurationError(f"{name} is the log of a durable class, which only its entities write: ask them")
         return found
 
     def _find(self, name: str) -> Mailbox[Any]:
         found = self._mailboxes.get(name)
         if found is None:
-            what = "is open, though it is on the disk" if name in self._missing else "here"
+            what = "is open, although it is on disk" if name in self._missing else "here"
             raise UnknownName(f"no mailbox {name!r} {what}; there are: {names(self._mailboxes)}", name)
         return found
 
@@ -423,11 +428,15 @@ class Bridge(Desk):
 
 
 def _made(kind: Callable[..., T], *args: Any) -> T:
-    """Make a question of a peer's values; a value that it does not take is the peer's fault."""
+    """Make a question from a peer's values.
+
+    Raises:
+        BridgeError: a value is invalid.
+    """
     try:
         return kind(*args)
     except (TypeError, ValueError) as error:
-        raise BridgeError(f"no such question: {error.args[0]}") from error
+        raise BridgeError(f"invalid request: {error.args[0]}") from error
 
 
 async def _compare(journal: Any, m: Compare) -> Compared:
@@ -494,21 +503,22 @@ async def serve_bridge(
     authenticate: Authenticate | Authentication | None = None,
     config: BridgeConfig | None = None,
 ) -> AsyncIterator[Bridge]:
-    """Open a bridge and listen. Leaving the block closes connections, then mailboxes, whose appends are written first.
+    """Open a bridge and listen. Leaving the block closes connections, writes pending appends, and closes mailboxes.
 
-    After a restart, requests for a mailbox that is not open yet wait until it is, for `OPENING` seconds at most.
+    After a restart, requests for a mailbox that is not open yet wait for it, for `OPENING` seconds at most.
 
     Args:
         system: has been entered. It fails if a mailbox's journal cannot be kept running.
-        directory: made if it is not there, and this user's alone. Holds ``bridge.socket``, ``bridge.token`` and ``mailboxes``. The token stays
-            the same as long as its file exists, so that running jobs come back after a restart.
-        url: ``tls://host:port``, for executors on other machines; with `BridgeConfig.tls`.
-        authenticate: decides further on clients that know the token, for example by their address, and names them: see
-            `levada.actors.authentication`. Without it, they all have the identity ``spark``.
-        config: see `BridgeConfig`.
+        directory: the folder of ``bridge.socket``, ``bridge.token`` and ``mailboxes``. It is made if it is missing, and only this user may be able
+            to open it. The token stays the same as long as its file exists, so running jobs can reconnect after a restart.
+        url: ``tls://host:port`` for executors on other machines; needs `BridgeConfig.tls`.
+        authenticate: decides about clients that know the token, for example by their address, and names them: see
+            `levada.actors.authentication`. Without it, all have the identity ``spark``.
+        config: the settings of the bridge.
 
     Raises:
-        ConfigurationError: the directory is open to others or another bridge listens there, or the URL or the certificates cannot be used.
+        ConfigurationError: the directory cannot be used or is open to other users, another bridge listens there, or the URL or the
+            certificates cannot be used.
 
     Cancellation:
         connections are closed at once.

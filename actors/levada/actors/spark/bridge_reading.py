@@ -1,4 +1,4 @@
-"""How a bridge reads the journal of a mailbox, in its own process or in another one: streams of blocks, as they go to Spark's tasks."""
+"""How a bridge reads the journal of a mailbox, in its own process or in another: as streams of blocks for Spark's tasks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ READ_BYTES = 4 << 20
 
 @attrs.frozen
 class JournalAway:
-    """A journal in another process, with what a bridge uses of its ref."""
+    """A journal in another process, with the part of `Ref` that a bridge uses."""
 
     ref: Ref[Any]
 
@@ -39,8 +39,8 @@ class JournalAway:
         """Ask a question that is a message.
 
         Raises:
-            ActorStopped: the process is away. Spark's tasks wait for it.
-            JournalError: as the journal says.
+            ActorStopped: the process is away; Spark's tasks wait for it.
+            JournalError: an error of the journal.
         """
         try:
             return await self.ref.ask(question, timeout=timeout)
@@ -57,7 +57,7 @@ async def blocks_of(name: str, journal: Ref[Any] | JournalAway, m: Wanted) -> As
     await _require_rows(journal, m)
     if isinstance(journal, JournalAway):
         first = extent.first.get(m.partition, 0)
-        if m.start < first:  # the journal says so too, but its error does not travel with its fields
+        if m.start < first:  # the journal checks this too, but its error arrives without its fields
             what = f"partition {m.partition} begins at row {first}"
             raise OffsetGone(what, partition=m.partition, wanted=m.start, first=first)
         found = _away(journal, m)
@@ -99,7 +99,7 @@ async def _away(journal: JournalAway, m: Wanted) -> AsyncGenerator[tuple[BlockHe
 
 
 def _batch_in(stream: bytes) -> bytes:
-    """Cut the record batch out of an Arrow IPC stream without reading it."""
+    """Return the record batch message of an Arrow IPC stream without decoding it."""
     reader = pa.ipc.MessageReader.open_stream(stream)
     reader.read_next_message()  # the columns
     batch: bytes = reader.read_next_message().serialize().to_pybytes()
@@ -111,8 +111,8 @@ async def require_epoch(journal: Ref[Any] | JournalAway, wanted: str) -> Extent:
     extent: Extent = await journal.ask(GetExtent(), timeout=None)
     if extent.epoch != wanted:
         raise EpochChanged(
-            f"these offsets are of journal {wanted}, and now there is {extent.epoch}: it was deleted and created again, or this is another bridge. "
-            "Start the query with a new checkpoint",
+            f"these offsets belong to journal {wanted}, and this is {extent.epoch}: the journal was deleted and created again, or this is another "
+            "bridge. Start the query with a new checkpoint",
             wanted,
             extent.epoch,
         )
@@ -120,7 +120,7 @@ async def require_epoch(journal: Ref[Any] | JournalAway, wanted: str) -> Extent:
 
 
 async def _require_rows(journal: Ref[Any] | JournalAway, m: Wanted) -> None:
-    """Require that the rows are still the same as when the task was planned."""
+    """Raise `JournalBehind` unless the rows are still the same as when the task was planned."""
     if m.opening is not None:
         reach: Reach = await journal.ask(GetReach(m.opening), timeout=None)
         kept = reach.ends.get(m.partition, m.end)

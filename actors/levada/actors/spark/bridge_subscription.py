@@ -1,4 +1,4 @@
-"""Subscriptions: an actor that passes the rows of a mailbox to another actor or to a sender."""
+"""Subscriptions: actors that deliver the rows of a mailbox to another actor or to a sender."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ logger = logging.getLogger("levada.actors.spark")
 READ_BYTES = 4 << 20
 """Bytes of blocks taken from the journal at a time; a block is at least one."""
 DECODED_ROWS = 512
-"""Rows made into messages at a time: 0.5 ms or so in which no other task runs."""
-ATTEMPTS, PAUSE = 5, 0.2  # tries at the same rows, and seconds before the second one, doubled each time
+"""Rows decoded at a time: no other task runs for about 0.5 ms."""
+ATTEMPTS, PAUSE = 5, 0.2  # attempts at the same rows, and seconds before the second attempt; each pause doubles
 
 
 @message("levada.spark.RowKey", frozen=True)
 class RowKey:
-    """Identifies a row; the same at each delivery, so a subscriber can recognise a repetition.
+    """Identifies a row. It is the same at each delivery, so a subscriber can recognise a repetition.
 
-    Two rows have the same key only if the journal was replaced by an older copy that went on from there: forget the keys then.
+    Two rows can have the same key only if an older copy of the journal was restored: then forget the keys.
     """
 
     epoch: str
@@ -47,7 +47,7 @@ class RowKey:
 
 @message("levada.spark.Delivery", frozen=True)
 class Delivery(Asks[None]):
-    """A row for a subscriber. The row is done with once its handler has returned; the result is ignored."""
+    """A row for a subscriber. The row is done once its handler has returned; the result is ignored."""
 
     message: Any
     """The row, as an instance of the mailbox's class."""
@@ -56,7 +56,7 @@ class Delivery(Asks[None]):
 
 
 class Subscription(Actor[Any]):
-    """Reads a mailbox and hands its rows over, for one group."""
+    """Reads a mailbox and delivers its rows, for one group."""
 
     mailbox_: Mailbox[Any]
     target: Ref[Any] | Sender[Any]
@@ -65,7 +65,7 @@ class Subscription(Actor[Any]):
     at: Literal["first", "end"] = attrs.field(kw_only=True)
 
     def started(self) -> None:
-        """Begin to read."""
+        """Start to read."""
         self._failures = 0
         self.start_soon(self._follow)
 
@@ -78,7 +78,7 @@ class Subscription(Actor[Any]):
                 logger.info("%s: its receiver is gone: %s", self.ref.path, error, extra={"event": "subscriber_gone"})
                 break
             except ActorStopped:
-                # The journal, or the target, has ended for good; or it failed and starts again, with the same ref.
+                # The journal or the target has ended for good, or it failed and restarts with the same ref.
                 if not journal.is_alive or (isinstance(self.target, Ref) and not self.target.is_alive):
                     break
                 self._failures += 1
@@ -97,9 +97,9 @@ class Subscription(Actor[Any]):
                     try:
                         blocks: list[Block] = await journal.ask(Read(partition, start, end, READ_BYTES), timeout=None)
                     except OffsetGone as gone:
-                        # Retention keeps rows that a group has not read: these were lost, and that was accepted at the opening.
+                        # Retention keeps rows that a group has not read, so these were lost, which was accepted at the opening.
                         logger.error(
-                            "%s goes on behind lost rows: %s", self.ref.path, gone, extra={"event": "rows_lost"}
+                            "%s continues after lost rows: %s", self.ref.path, gone, extra={"event": "rows_lost"}
                         )
                         offsets[partition] = start = gone.first
                         await journal.ask(CommitGroup(self.group, {partition: start}), timeout=None)

@@ -1,6 +1,6 @@
-"""The root cause of a failure of Spark, in one line.
+"""The root cause of a Spark failure, in one line.
 
-Spark and py4j say it last: behind the failed call, the stacks of Java, and the traceback of the worker among them.
+Spark and py4j print it last, after the failed call, Java stack traces and the traceback of the worker.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def root_cause(text: str) -> str:
         >>> root_cause("[STREAM_FAILED] ended: Traceback (most recent call last):\n  File \"x\"\nValueError: not a row\n SQLSTATE: 38000")
         'ValueError: not a row'
     """
-    # A traceback may begin behind other words of its line.
+    # A traceback may begin in the middle of a line.
     lines = re.sub(r"(?<=.)Traceback \(most", "\nTraceback (most", text)
     python = [found["line"] for found in _PYTHON.finditer(lines)]
     java = [found["line"] for found in _JAVA.finditer(text) if "Traceback (most recent call last)" not in found["line"]]
@@ -39,6 +39,6 @@ def root_cause(text: str) -> str:
 
 
 def explained(text: str) -> str:
-    """Return the text with its root cause in front, unless it begins with it."""
+    """Return the text with its root cause as the first line, unless it begins with it."""
     cause = root_cause(text)
     return text if text.startswith(cause) else f"{cause}\n{text}"

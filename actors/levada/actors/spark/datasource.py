@@ -1,21 +1,21 @@
 """The data source ``mailbox`` of Spark: ``spark.read``, ``readStream``, ``write`` and ``writeStream`` with ``format("mailbox")``.
 
 ====================  ==========================================================================================================
-option                means
+option                meaning
 ====================  ==========================================================================================================
 address               `Bridge.address`
-tokenFile             path of the bridge's token file, or the name of a shipped one; not needed beside the Unix socket
+tokenFile             path of the bridge's token file, or the name of a shipped file; not needed with the Unix socket
 mailbox               name of the mailbox
-schema                columns to read, as Spark's DDL; some of the mailbox's, in any order. Default: all
+schema                columns to read, as Spark's DDL, in any order. Default: all columns of the mailbox
 group                 reading a stream: name of the group; the mailbox keeps the rows that it has not read
 startingOffsets       ``earliest``, ``latest``, ``group`` (the group's offsets) or JSON such as ``{"0": 17}``; a checkpoint overrides it
 maxRowsPerBatch       most rows of a micro-batch (1,000,000, without ``maxBytesPerBatch``)
-maxBytesPerBatch      most bytes of a micro-batch, in whole blocks of the journal, and at least one for each partition
-minRowsPerBatch       begin no micro-batch with fewer rows…
-maxTriggerDelay       …unless so much time has passed since the last one, such as ``500ms``, ``10s`` or ``2m`` (15m)
-failOnDataLoss        ``false``: go on behind rows that retention has deleted, instead of failing (true)
+maxBytesPerBatch      most bytes of a micro-batch, in whole blocks of the journal, at least one for each partition
+minRowsPerBatch       least rows of a micro-batch…
+maxTriggerDelay       …until this time has passed since the last one, such as ``500ms``, ``10s`` or ``2m`` (15m)
+failOnDataLoss        ``false``: skip rows that retention has deleted, instead of failing (true)
 traceparent           the trace that the requests of tasks belong to, for a bridge of a traced system
-jobId                 writing a batch: the same id again is the same batch, which is written once. Default: each is a new batch
+jobId                 writing a batch: a batch with the same id is written once. Default: each job has a new id
 ====================  ==========================================================================================================
 
 `levada.actors.spark.session` registers it, and Spark itself finds it through the module ``pyspark_mailbox``. Instances travel to the executors
@@ -42,7 +42,7 @@ class MailboxSource(DataSource):
         return "mailbox"
 
     def schema(self) -> StructType | str:
-        """Return the columns of the mailbox, or option ``schema``: only Spark itself can read that, and planning compares it.
+        """Return the option ``schema``, which Spark parses and planning checks, or the columns of the mailbox.
 
         Raises:
             SchemaMismatch: the mailbox has a column of a type that Spark does not have.
@@ -55,7 +55,7 @@ class MailboxSource(DataSource):
         return BatchSource(Options.read(self.options), schema)
 
     def streamReader(self, schema: StructType) -> StreamSource:  # noqa: N802 - Spark's name
-        """Read the existing rows, and new ones as they come."""
+        """Read the existing rows, and new rows as they arrive."""
         return StreamSource(Options.read(self.options), schema)
 
     # The names of the parameters are Spark's: it passes them by keyword in one of two places.

@@ -1,7 +1,7 @@
-"""Actors that Spark's executors ask: what a bridge and the nodes of a fleet have in common, and `serve_asks`, for nodes.
+"""Actors that Spark's executors ask: the parts that bridges and nodes share, and `serve_asks` for nodes.
 
 An executor asks a bridge in the driver, or the nodes themselves. Each node serves its own actors at a Unix socket in a folder that all nodes
-share, so the name of the folder is all that executors need, and a node that was lost and is up again is found at the same place.
+share. So executors need only the name of the folder, and find a restarted node at the same path.
 
 As with a bridge, a process must belong to the user, and know the token, which is in a file in that folder.
 """
@@ -65,52 +65,52 @@ _CERTIFICATES = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 MAX_PAYLOAD = 64 << 20
-"""Bytes of one request."""
+"""The most bytes of a request."""
 MAX_SETUP = 1 << 16
-"""Bytes that a process may send before it is let in."""
+"""The most bytes that a process may send before it is admitted."""
 
 _COUNT: Final = [v.instance_of(int), v.ge(1)]
 
 
 @attrs.frozen(kw_only=True)
 class BridgeConfig:
-    """How a bridge behaves. Immutable; derive with `attrs.evolve`."""
+    """The settings of a bridge. Immutable; derive with `attrs.evolve`."""
 
     tls: TlsConfig | None = None
-    """Certificate and key, for a bridge with a ``tls://`` URL. The token file has the certificates, without the key, for executors to trust."""
+    """Certificate and key, for a bridge with a ``tls://`` URL. The token file gets the certificates, without the key, for executors to trust."""
     advertise: str | None = None
     """Host name or address of the TLS listener for executors; ``None``: the host of the URL, or of this machine if that is a wildcard."""
     allowed_uids: frozenset[int] | None = attrs.field(factory=lambda: frozenset({os.getuid()}))
-    """Users whose processes may use the Unix socket; ``None``: any process that can open it and has the token."""
-    max_connections: int = attrs.field(default=MAX_CONNECTIONS, validator=_COUNT)
-    """Processes of Spark at once."""
-    max_requests: int = attrs.field(default=1024, validator=_COUNT)
-    """Requests of one process at once. One more is refused before anything is done, and the process sends it again a little later."""
-    max_reads: int = attrs.field(default=64, validator=_COUNT)
-    """Streams of rows among these requests; each holds one block."""
-    max_pending_bytes: int = attrs.field(default=64 << 20, validator=_COUNT)
-    """Bytes of rows and messages of one process that wait for the disk or for an actor. More are refused in the same way, except that a single
-    request may have 64 MiB."""
-    max_total_reads: int = attrs.field(default=320, validator=_COUNT)
-    """Streams of rows of all processes. A process gets a quarter of the rest at most, so a new process finds room."""
-    max_total_pending_bytes: int = attrs.field(default=320 << 20, validator=_COUNT)
-    """Bytes of rows and messages of all processes that wait; shared in the same way."""
-    max_items: int = attrs.field(default=1 << 18, validator=_COUNT)
-    """Values in a message; see `Codec.max_items`."""
-    max_staged_age: float = attrs.field(default=6 * 3600.0, validator=v.gt(0.0))
-    """Seconds after which a staged batch is dropped if no task added rows and no driver delivered it: its job was killed."""
-    drain_timeout: float = attrs.field(default=5.0, validator=v.ge(0.0))
-    """Seconds that pending requests get at the end."""
+    """Users whose processes may use the Unix socket; ``None``: every process that can open it and knows the token."""
+    max_connections: int = MAX_CONNECTIONS
+    """The most connected processes of Spark."""
+    max_requests: int = 1024
+    """The most requests of one process at a time. One more is refused before any work, and the process repeats it a little later."""
+    max_reads: int = 64
+    """The most streams of rows among these requests; each holds one block."""
+    max_pending_bytes: int = 64 << 20
+    """The most bytes of rows and messages of one process that wait for the disk or for an actor. More are refused in the same way, but a single
+    request may always have 64 MiB."""
+    max_total_reads: int = 320
+    """The most streams of rows of all processes. A process gets at most a quarter of the free rest, so a new process finds room."""
+    max_total_pending_bytes: int = 320 << 20
+    """The most waiting bytes of rows and messages of all processes; shared in the same way."""
+    max_items: int = 1 << 18
+    """The most values in a message; see `Codec.max_items`."""
+    max_staged_age: float = 6 * 3600.0
+    """Seconds after which a staged batch is dropped to which no task has added rows and that no driver has delivered: its job was killed."""
+    drain_timeout: float = 5.0
+    """Seconds for pending requests at the end."""
 
 
 class Desk:
-    """Actors behind names, for executors. Made by `serve_asks`; a `Bridge` is one too.
+    """Actors that executors ask by name. Made by `serve_asks`; a `Bridge` is one too.
 
     Args:
-        directory: has the token.
-        token: what a process must know.
-        config: limits.
-        authentication: decides further on clients.
+        directory: the folder with the token file.
+        token: the token that a process must know.
+        config: the limits.
+        authentication: decides about clients that know the token.
     """
 
     def __init__(
@@ -127,26 +127,26 @@ class Desk:
         self.pending = Share("bytes", config.max_pending_bytes, config.max_total_pending_bytes)
 
     def expose(self, name: str, ref: Ref[Any]) -> None:
-        """Let executors ask an actor by a name; see `levada.actors.spark.asks`. It takes its own messages, or `AskRows`.
+        """Let executors ask an actor by a name; see `levada.actors.spark.asks`. The actor handles its own messages, or `AskRows`.
 
         Raises:
             ConfigurationError: the name has a slash or is taken.
         """
         if not name or "/" in name or self._exposed.get(name, ref) is not ref:
-            raise ConfigurationError(f"an actor is exposed by a name of its own without '/', not {name!r}")
+            raise ConfigurationError(f"an actor needs a name that is not taken and has no '/', not {name!r}")
         self._exposed[name] = ref
 
     async def until_named(self, name: str, among: Mapping[str, object]) -> None:
-        """Wait for a name that will soon be there."""
+        """Wait while a name may still be exposed; here no wait is needed."""
 
     @property
     def authentication(self) -> Authentication:
-        """The hook of its servers."""
+        """The hook of the servers."""
         further = self._authentication
         return Authentication(self.admit) if further is None else attrs.evolve(further, hook=self.admit)
 
     async def admit(self, credentials: Credentials) -> Identity | Refused:
-        """Decide on a client by its token, then by the program's own hook; the hook of the servers."""
+        """Decide about a client: by its token, then by the program's own hook."""
         known = credentials.scheme == "bearer" and hmac.compare_digest(credentials.token, self._secret.encode())
         if not known:
             return Refused("the token belongs to another bridge")
@@ -168,7 +168,7 @@ class Desk:
         raise RequestInvalid(f"no route {printable(request.route)!r}")
 
     async def telling(self, answer: Callable[[str, Request], Awaitable[Any]], name: str, request: Request) -> Any:
-        """Answer, with errors that keep their class and fields, while the request counts as pending."""
+        """Answer a request, which counts as pending meanwhile. Errors keep their class and fields."""
         size = len(request.data) + len(request.metadata or b"")
         with self.pending.counted(request.connection, size):
             try:
@@ -208,29 +208,33 @@ class Desk:
 
 @attrs.define
 class Share:
-    """A limited resource, shared by the connections of a bridge or a node.
+    """A limited resource that the connections of a bridge or a node share.
 
-    One connection holds a quarter of the free rest at most. So one alone takes a fifth of all, and each of several that never let go leaves
-    four fifths of what it found: ten leave a tenth.
+    A connection holds at most a quarter of the free rest. So a single connection gets a fifth of all, and each further connection leaves four
+    fifths of the rest that it found: after ten connections a tenth is free.
     """
 
     _what: str
     _most: int
-    """Limit of one connection."""
+    """The limit of one connection."""
     _total: int
     _used: int = 0
     _held: Counter[ConnectedPeer] = attrs.field(factory=Counter)
     refused: int = attrs.field(default=0, init=False)
-    """Requests that were refused."""
+    """The number of refused requests."""
 
     @property
     def used(self) -> int:
-        """Used now, by all connections."""
+        """The amount in use by all connections."""
         return self._used
 
     @contextmanager
     def counted(self, peer: ConnectedPeer, more: int) -> Iterator[None]:
-        """Count `more` of a peer while the block runs; refuse if that is too much, unless it is the only one."""
+        """Count `more` for a peer while the block lasts.
+
+        Raises:
+            RequestRejected: that exceeds a limit. A connection's only use is never too much for its own limit.
+        """
         own, free = self._held[peer], self._total - self._used
         if own and own + more > self._most:
             self.refused += 1
@@ -257,7 +261,7 @@ def message_of(request: Request) -> Any:
     """Return the message of a request.
 
     Raises:
-        RequestInvalid: it holds none.
+        RequestInvalid: the request has no message.
     """
     if not request.holds_message:
         raise RequestInvalid("this route takes a message; its MIME type is missing")
@@ -279,16 +283,17 @@ async def serve_asks(
     Executors ask all nodes of a folder with ``RemoteActor(name, "unix:///directory/*.socket")``.
 
     Args:
-        system: has been entered. Its name is also its socket's; each node has its own.
-        directory: made if it is not there, and this user's alone; the same for all nodes. Holds the sockets and ``bridge.token``.
-        actors: what to ask, by names. Each takes its own messages, or `AskRows`; a router is fine.
+        system: has been entered. Its socket has its name, which is unique for each node.
+        directory: the folder of the sockets and of ``bridge.token``, the same for all nodes. It is made if it is missing, and only this user may
+            be able to open it.
+        actors: the actors by name. Each handles its own messages, or `AskRows`; a router works too.
         url: as for `serve_bridge`.
         authenticate: as for `serve_bridge`.
         config: as for `serve_bridge`.
 
     Raises:
-        ConfigurationError: the directory is open to others, another system of this name serves there, the name is no file name, or the URL
-            or the certificates cannot be used.
+        ConfigurationError: the directory cannot be used or is open to other users, another system of this name serves there, the name is not
+            a file name, or the URL or the certificates cannot be used.
 
     Cancellation:
         connections are closed at once.
@@ -310,7 +315,7 @@ async def serve_asks(
 async def listening(
     system: ActorSystem, desk: Desk, path: Path, url: str | None, settings: BridgeConfig
 ) -> AsyncIterator[None]:
-    """Listen for executors, at a Unix socket and perhaps for other machines; sets `Desk.address`."""
+    """Listen for executors at a Unix socket, and with a URL also for other machines. Sets `Desk.address`."""
     common = ServerConfig(
         drain_timeout=settings.drain_timeout,
         max_connections=settings.max_connections,
@@ -342,38 +347,45 @@ async def listening(
 
 
 def check_url(url: str | None, settings: BridgeConfig) -> None:
-    """Refuse a URL without certificates, or the other way round.
+    """Check the URL of the TLS listener.
 
     Raises:
-        ConfigurationError: it cannot be used.
+        ConfigurationError: there is a URL without certificates, or the reverse, or the URL is not a ``tls://`` URL.
     """
     if (url is None) != (settings.tls is None):
         raise ConfigurationError(
-            "a bridge for other machines takes both: url='tls://host:port', and certificates in BridgeConfig(tls=…)"
+            "a bridge for other machines needs both url='tls://host:port' and certificates in BridgeConfig(tls=…)"
         )
     if url is not None and urlsplit(url).scheme != "tls":
         raise ConfigurationError(f"a bridge for other machines listens at tls://host:port, not {url!r}")
 
 
 def take_folder(directory: str | os.PathLike[str]) -> Path:
-    """Make a folder that is this user's alone.
+    """Make a folder that only this user can open, unless there is one.
 
     Raises:
-        ConfigurationError: it is open to others.
+        ConfigurationError: it cannot be made, or it is open to other users.
     """
     folder = Path(directory).absolute()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.stat()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+    except OSError as error:
+        raise ConfigurationError(f"cannot use the folder {folder}: {error.strerror or error}") from error
     if found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise ConfigurationError(
-            f"{folder} holds a token and must be this user's alone: it belongs to user {found.st_uid}, mode "
-            f"{found.st_mode & 0o777:o} (chmod 700, or choose another one)"
+            f"{folder} is for a token and must be open to this user only: it belongs to user {found.st_uid}, mode "
+            f"{found.st_mode & 0o777:o} (chmod 700 it, or choose another folder)"
         )
     return folder
 
 
 def shared_token(path: Path, settings: BridgeConfig) -> Token:
-    """Read the token of a folder, or make it. Nodes that start at the same time get the same."""
+    """Read the token of a folder, or make it. Nodes that start at the same time get the same token.
+
+    Raises:
+        ConfigurationError: the token or the certificates cannot be read, or the token cannot be written.
+    """
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
@@ -384,12 +396,15 @@ def shared_token(path: Path, settings: BridgeConfig) -> Token:
 
 def _token(path: Path, settings: BridgeConfig) -> Token:
     trust = ""
-    if settings.tls is not None and settings.tls.certificate is not None:
-        trust = "".join(_CERTIFICATES.findall(Path(settings.tls.certificate).read_text()))
-    token = Token.make(trust=trust)
-    if path.exists():
-        token = attrs.evolve(token, secret=Token.read(path).secret)
-    token.write(path)
+    try:
+        if settings.tls is not None and settings.tls.certificate is not None:
+            trust = "".join(_CERTIFICATES.findall(Path(settings.tls.certificate).read_text("latin-1")))
+        token = Token.make(trust=trust)
+        if path.exists():
+            token = attrs.evolve(token, secret=Token.read(path).secret)
+        token.write(path)
+    except OSError as error:
+        raise ConfigurationError(f"cannot use {error.filename or path}: {error.strerror or error}") from error
     return token
 
 

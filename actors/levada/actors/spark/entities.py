@@ -1,4 +1,4 @@
-"""`EachCommand`: rows of Spark's tasks become commands of durable actors, each done once however often Spark runs the task.
+"""`EachCommand`: turns rows of Spark's tasks into commands of durable actors, each done once however often Spark repeats the task.
 
 Example::
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["EachCommand"]
 
 UNDER_WAY = 256
-"""Entities of one batch that are asked at once, so that their events share appends."""
+"""The most entities of a batch that are asked at the same time, so that their events share appends."""
 _PLAIN = {
     bool: pa.bool_(),
     bytes: pa.binary(),
@@ -45,15 +45,18 @@ _PLAIN = {
 class EachCommand(Actor[AskRows]):
     """Turns the rows of a Spark task into commands with ids, asks the entities, and makes a batch of the answers.
 
-    A row has the columns ``entity`` and ``command``, both text, which make the id of the command, and the fields of the message. The commands of
-    an entity are asked in the order of the rows. If one fails, its batch fails with `ActorFailed`; others of the batch may be done. Spark then
-    runs the task again, and commands that are done get their first answers. This holds for the newest ids of an entity, so let it remember
-    (``shards(remember=…)``) as many as a job may send it.
+    A row has the column ``entity`` with the entity's id, the column ``command`` with the id of the command, both text, and the fields of the
+    message. An entity gets its commands in the order of the rows. If a command fails, the batch fails with `ActorFailed`; other commands of the
+    batch may be done. Spark then repeats the task, and commands that are done get their first answers. An entity remembers only its newest
+    ids, so ``shards(remember=…)`` must be at least the number of commands that a job may send to one entity.
 
     Args:
-        entities: the durable actors, on nodes too.
-        question: a message class of ``Asks[R]``. The fields of R are the columns of the answer if it is a message class; an answer that is a
-            number, text, bytes or None is in the column ``answer``. Otherwise: `ConfigurationError`.
+        entities: the durable actors, which may be on nodes.
+        question: a message class of ``Asks[R]``. If R is a message class, its fields are the columns of the answer. If it is a number, text,
+            bytes or None, the answer is in the column ``answer``.
+
+    Raises:
+        ConfigurationError: the fields of `question` or its answer cannot be columns.
     """
 
     entities: Shards[Any]

@@ -22,10 +22,10 @@ _FIRST = ["entity", "sequence", "command", "time", "kind"]
 
 
 def shown(log: pa.Schema) -> pa.Schema:
-    """Return the columns of a log that Spark sees, marked as such; `ConfigurationError` if it is no log of a durable class."""
+    """Return the columns of a log that Spark sees, marked as a log's; `ConfigurationError` if this is not the log of a durable class."""
     if log.names[: len(_FIRST)] != _FIRST:
         raise ConfigurationError(
-            f"this journal is no log of a durable class: it has the columns {', '.join(log.names)[:200]}"
+            f"this journal is not the log of a durable class: it has the columns {', '.join(log.names)[:200]}"
         )
     return pa.schema([field for field in log if not field.name.startswith("_")], metadata={_MARK: b""})
 

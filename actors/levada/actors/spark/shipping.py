@@ -1,7 +1,7 @@
 """Make a zip of this package for Spark's workers: ``spark-submit --py-files levada.zip`` or ``spark.submit.pyFiles``.
 
-A wheel on ``sys.path`` will not do: ``levada`` is a namespace without an ``__init__.py``, and Python finds such a package in a zip only if the zip
-has an entry for the folder itself, which wheels lack. The zip made here has those entries.
+A wheel on ``sys.path`` does not work: ``levada`` is a namespace without an ``__init__.py``, and Python finds such a package in a zip only if the
+zip has an entry for the folder itself, which wheels lack. The zip made here has these entries.
 
 From a shell: ``python -m levada.actors.spark.shipping levada.zip --with-dependencies``.
 """
@@ -29,9 +29,14 @@ _STORED_TIME = 1980, 1, 1, 0, 0, 0  # the same files make the same bytes
 
 
 def make_zip(path: str | os.PathLike[str], *, dependencies: bool = False) -> Path:
-    """Write a zip that Spark's workers can import levada from, in one step; return its absolute path.
+    """Write a zip from which Spark's workers can import levada; return its absolute path. An existing file is replaced atomically.
 
-    With `dependencies` the zip has `DEPENDENCIES` too, for workers whose Python has only pyarrow.
+    Args:
+        path: the file to write.
+        dependencies: whether the zip also has `DEPENDENCIES`, for workers whose Python has only pyarrow.
+
+    Raises:
+        OSError: the file cannot be written.
     """
     target = Path(path).absolute()
     beside = target.with_name(target.name + ".new")
@@ -75,10 +80,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m levada.actors.spark.shipping",
         description="Write a zip that Spark's workers can import levada from.",
     )
-    parser.add_argument("path", help="of the zip, for example levada.zip")
-    parser.add_argument("--with-dependencies", action="store_true", help=f"put {', '.join(DEPENDENCIES)} into it too")
+    parser.add_argument("path", help="file to write, for example levada.zip")
+    parser.add_argument("--with-dependencies", action="store_true", help=f"also put {', '.join(DEPENDENCIES)} into it")
     asked = parser.parse_args(arguments)
-    written = make_zip(asked.path, dependencies=asked.with_dependencies)
+    try:
+        written = make_zip(asked.path, dependencies=asked.with_dependencies)
+    except OSError as error:
+        parser.error(f"cannot write {asked.path}: {error.strerror or error}")
     sys.stdout.write(f"{written} ({written.stat().st_size} bytes)\n")
 
 

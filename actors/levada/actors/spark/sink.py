@@ -1,10 +1,10 @@
 """Writing to a mailbox: batches of a job, and micro-batches of a stream, each exactly once.
 
-Tasks stage their rows under (query, batch, part, attempt); readers do not see them. When all tasks are done, the driver names the attempt that
-counts for each part, and the journal appends these rows and a line of its ledger in one transaction. Staged rows outlive the bridge's
-process, so a bridge that is killed between the two steps delivers when it is back. If the same batch is delivered again, after a crash of either
-side, the answer is that it is done. Spark repeats a micro-batch that it has no record of under the same number, and the checkpoint keeps the id
-of the query; so each micro-batch is in the journal once.
+Tasks stage their rows under (query, batch, part, attempt), where readers do not see them. When all tasks are done, the driver names the attempt
+that counts for each part, and the journal appends these rows and a line of its ledger in one transaction. Staged rows outlive the bridge's
+process, so a bridge that is killed between the two steps delivers them after its restart. If a batch is delivered again, after a crash of
+either side, the answer is that it is done. Spark repeats an unrecorded micro-batch under the same number, and the checkpoint keeps the id of
+the query; so each micro-batch is in the journal once.
 
 An attempt is a random number: Spark's own attempt numbers repeat when a driver or a stage starts again.
 """
@@ -33,7 +33,7 @@ from .worker import RemoteMailbox
 __all__ = ["BatchSink", "StreamSink"]
 
 DELIVER_TIMEOUT = 600.0
-"""Seconds that a delivery may wait for room in a full journal."""
+"""Seconds for a delivery, which may wait for room in a full journal."""
 
 
 @attrs.frozen
@@ -48,20 +48,26 @@ class Staged(WriterCommitMessage):
 
 
 def fitting(batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
-    """Fit rows to the columns of the mailbox, by name; missing ones get their defaults. `SchemaMismatch`: a column must not have nulls."""
+    """Fit rows to the columns of the mailbox, by name. Missing columns get their defaults.
+
+    Raises:
+        SchemaMismatch: a column has nulls, and must not have any in the mailbox.
+    """
     arrays, fields = [], []
     for field in columns:
         place = batch.schema.get_field_index(field.name)
         column = batch.column(place) if place >= 0 else _default(field, batch)
         if column.null_count and not field.nullable:
-            raise SchemaMismatch(f"{field.name}: has nulls, in the mailbox it may have none", differences=(field.name,))
+            raise SchemaMismatch(
+                f"{field.name}: has nulls, which the mailbox does not allow", differences=(field.name,)
+            )
         arrays.append(column if column.type == field.type else _cast(column, field.type))
         fields.append(field)
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields, metadata=columns.metadata))
 
 
 def check_columns(schema: StructType, columns: pa.Schema) -> None:
-    """Require that rows of `schema` can be written, by name; else `SchemaMismatch`. Only the rows show whether a column has nulls."""
+    """Raise `SchemaMismatch` unless rows of `schema` can be written, by name. Whether a column has nulls is checked with the rows."""
     got = to_arrow_schema(schema, timezone="UTC")
     given = [got.field(field.name) for field in columns if got.get_field_index(field.name) >= 0]
     extra = [field for field in got if columns.get_field_index(field.name) < 0]
@@ -79,13 +85,13 @@ def check_columns(schema: StructType, columns: pa.Schema) -> None:
 
 
 def _default(field: pa.Field, batch: pa.RecordBatch) -> pa.Array:
-    """Return a column that these rows do not have."""
+    """Return a missing column, with its default."""
     anchor = batch.schema.field(0)
     return fit(batch.select([0]), pa.schema([anchor, field])).column(1)
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return the type without the differences of Spark and the journal: inner nullability, and names of the parts of lists."""
+    """Return the type without the differences between Spark and the journal: inner nullability, and the names of list items."""
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(field.name, _plain(field.type)) for field in kind])
     if pa.types.is_list(kind):
@@ -99,12 +105,12 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     try:
         return column.cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
-        # A struct with nullable fields here and not there: only the values tell, row by row.
+        # A struct whose fields are nullable in one type only: the values have to be checked row by row.
         return pa.array(column.to_pylist(), kind)
 
 
 class _Tasks:
-    """The common part of both writers."""
+    """The part that both writers share."""
 
     def __init__(self, remote: RemoteMailbox, schema: StructType) -> None:
         self._remote = remote
@@ -146,18 +152,18 @@ class _Tasks:
         try:
             self._remote.ask(question, patience=0.0)
         except LevadaError:
-            # The failure that led here counts. Rows that stay behind go with the next delivery of this batch, or by their age.
+            # The first failure counts. The rows are dropped with the next delivery of this batch, or when they are old.
             pass
 
 
 class StreamSink(DataSourceStreamArrowWriter):
-    """Writes micro-batches; Spark makes one in the driver and one more for each commit."""
+    """Writes micro-batches. Spark makes one instance in the driver, and one for each commit."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._tasks = _Tasks(options.remote, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        """Stage the rows of one task; `BridgeError` if Spark does not say which micro-batch this is."""
+        """Stage the rows of one task. Raises `BridgeError` if Spark does not say which micro-batch this is."""
         context = TaskContext.get()
         query = context and context.getLocalProperty("sql.streaming.queryId")
         batch = context and context.getLocalProperty("streaming.sql.batchId")
@@ -166,20 +172,20 @@ class StreamSink(DataSourceStreamArrowWriter):
         return self._tasks.stage(query, int(batch), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Deliver the micro-batch, unless that was done before."""
+        """Deliver the micro-batch, unless it was delivered before."""
         self._tasks.deliver(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Drop it."""
+        """Drop the micro-batch."""
         self._tasks.abort(messages)
 
 
 class BatchSink(DataSourceArrowWriter):
-    """Writes the rows of a batch job, all at once at its end."""
+    """Writes the rows of a batch job, all together at its end."""
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
         if overwrite:
-            raise ConfigurationError("a mailbox is appended to: use mode('append')")
+            raise ConfigurationError("rows of a mailbox cannot be overwritten: use mode('append')")
         self._tasks = _Tasks(options.remote, schema)
         self._job = f"job:{options.job or uuid.uuid4()}"
 
@@ -188,9 +194,9 @@ class BatchSink(DataSourceArrowWriter):
         return self._tasks.stage(self._job, 0, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Deliver all."""
+        """Deliver the rows of all tasks."""
         self._tasks.deliver(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Drop all."""
+        """Drop the rows of all tasks."""
         self._tasks.abort(messages)
