@@ -304,8 +304,8 @@ def test_misuse_is_refused_where_it_is_given(tmp_path: Path) -> None:
         await refused(Needs, Deposited, "Needs.balance: a field of a durable actor is state")
         await refused(Durable, Deposited, "Durable has no @applies")
         await refused(str, Deposited, "takes a class derived from Durable")
-        await refused(Account, EVENTS, "shards is a number from 1 to 4096", shards=0)
-        await refused(Account, EVENTS, "idle is more than 0", idle=0)
+        await refused(Account, EVENTS, "shards must be a number from 1 to 4096", shards=0)
+        await refused(Account, EVENTS, "idle must be more than 0", idle=0)
 
     trio.run(main)
 

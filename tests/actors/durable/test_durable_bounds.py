@@ -213,6 +213,6 @@ async def test_told_commands_wait_for_a_shard_that_moves_up_to_a_bound(monkeypat
         nursery.start_soon(routes.follow, owners, system.spawn(MemoryJournal, None, []))
         for number in range(10):
             routes.tell(0, number)
-        with pytest.raises(MailboxFull, match="shard 0 is nowhere now, and 10 messages wait for it"):
+        with pytest.raises(MailboxFull, match="shard 0 is not open now, and 10 messages wait for it"):
             routes.tell(0, 10)
         await news.finish()

@@ -320,5 +320,5 @@ async def test_misuse_in_a_handler_fails_its_command_alone(tmp_path: Path, caplo
 
 
 def test_a_durable_actor_without_shards_says_so() -> None:
-    with pytest.raises(ActorError, match=r"record\(\) of this Walker: it belongs to no shards\(\)"):
+    with pytest.raises(ActorError, match=r"record\(\): this Walker belongs to no shards\(\)"):
         Walker().record(Stepped("x"))

@@ -89,9 +89,7 @@ async def test_a_journal_of_this_process_is_given_as_a_ref(tmp_path: Path) -> No
         accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=2)
         assert await accounts["anna"].ask(Deposit(5), command="one") == 5
         assert await accounts["anna"].ask(Deposit(5), command="one") == 5
-        with pytest.raises(
-            ConfigurationError, match="keeper=True opens the journal of a folder, and journal= is a ref"
-        ):
+        with pytest.raises(ConfigurationError, match="keeper=True needs a folder as journal=, and got a ref"):
             await shards(system, Account, events=EVENTS, journal=journal, shards=2, keeper=True, name="other")
         accounts.ref.stop()
         await accounts.ref.terminated()

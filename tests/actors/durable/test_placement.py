@@ -369,7 +369,7 @@ async def test_a_node_that_comes_back_with_another_class_fails_commands(
         with monkeypatch.context() as changed:
             changed.setattr(sys.modules[__name__], "Placed", Account)
             tasks[0].kill()
-            says = r"shard \d: n0: .*:Placed has other events in this node than in the driver"
+            says = r"shard \d: n0: .*:Placed has other events on this node than in the driver"
             with pytest.raises(ConfigurationError, match=says):
                 await accounts["anna"].ask(Deposit(1), command="one")
             with pytest.raises(ConfigurationError, match=says):

@@ -736,7 +736,7 @@ async def test_mailboxes_that_cannot_be_are_refused_where_they_are_asked_for(tmp
             bridge.subscribe("other", system.spawn(Collector, Rows()), group="g")
         bridge.expose("x", one := system.spawn(Collector, Rows()))
         bridge.expose("x", one)
-        with pytest.raises(ConfigurationError, match="a name of its own"):
+        with pytest.raises(ConfigurationError, match="needs a name that is not taken"):
             bridge.expose("x", system.spawn(Collector, Rows()))
     async with ActorSystem() as system, serve_bridge(system, tmp_path / "b") as bridge:
         with pytest.raises(ConfigurationError, match="2 partitions"):

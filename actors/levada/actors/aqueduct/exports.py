@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -367,7 +368,7 @@ class Task:
         self._export.pump()
 
 
-class PeersQuestion(RemoteAsk):
+class PeersQuestion(RemoteAsk, ABC):
     """A question from the peer."""
 
     __slots__ = ("_refs",)
@@ -376,9 +377,9 @@ class PeersQuestion(RemoteAsk):
         super().__init__(None, cell, refs.halves.remote, refs.halves.context)
         self._refs = refs
 
+    @abstractmethod
     def reply(self, payload: bytes) -> None:
         """Send the answer or the failure, with the handles in the connection's packing."""
-        raise NotImplementedError
 
     def _settle(self, value: Any, error: BaseException | None) -> None:
         super()._settle(value, error)

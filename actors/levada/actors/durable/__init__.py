@@ -1,8 +1,9 @@
-"""Durable actors: actors whose state survives, because it is the sum of events in a journal.
+"""Durable actors: actors whose state survives their process, because it is rebuilt from events in a journal.
 
 Needs the extra: ``pip install 'levada[journal]'``.
 
-Derive from `Durable`, `Durable.record` events in handlers, mark with `applies` what an event changes, and start them with `shards`.
+Derive a class from `Durable`, `Durable.record` events in its handlers, mark the methods that change the state with `applies`, and start the
+actors with `shards`.
 """
 
 from __future__ import annotations

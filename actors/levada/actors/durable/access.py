@@ -1,4 +1,4 @@
-"""`Access`: how a shard reaches its partition of the journal, in this process or in another one."""
+"""`Access`: how a shard uses its partition of the journal, which may be in another process."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from .rows import SNAPSHOT
 __all__ = ["Access"]
 
 JOURNAL_TIMEOUT = 60.0
-"""Seconds after which a journal that does not answer is out of reach."""
+"""Seconds after which a journal that does not answer counts as out of reach."""
 
 
 @attrs.frozen
 class Access:
-    """One partition of the log. All methods raise `ShardLost` if the journal is out of reach, `JournalError` if it refuses."""
+    """One partition of the log. All methods raise `ShardLost` if the journal is out of reach, and the `JournalError` of the journal if it refuses."""
 
     journal: Ref[Any] = attrs.field(repr=False)
     shard: int
@@ -56,13 +56,13 @@ class Access:
             raise ShardLost(f"shard {self.shard}: the journal is out of reach: {error}", shard=self.shard) from error
 
     async def end(self) -> int:
-        """Return the offset behind the last row."""
+        """Return the offset after the last row."""
         extent = await self.ask(GetExtent())
         end: int = extent.end[self.shard]
         return end
 
     async def append(self, batch: pa.RecordBatch, at: int) -> Appended | Fenced:
-        """Append rows if `at` is the end."""
+        """Append rows if `at` is the end; otherwise return `Fenced`."""
         rows = stream_of(batch) if self.streams else batch
         answer: Appended | Fenced = await self.ask(Append(rows, partition=self.shard, at=at, waits=False))
         return answer
@@ -74,7 +74,7 @@ class Access:
         return batch
 
     async def newest(self, entity: str) -> tuple[pa.RecordBatch | None, int | None]:
-        """Return the newest row of an entity, None if it has none, and the offset of its newest snapshot."""
+        """Return the newest row of an entity and the offset of its newest snapshot; None if there is none."""
         found = await self.ask(ReadEntity(entity, partition=self.shard, newest=1, stream=self.streams))
         if not found.count:
             return None, None
@@ -84,7 +84,7 @@ class Access:
         return batch, snapshot
 
     async def rows(self, entity: str, start: int) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Yield the rows of an entity, with their offsets, from some offset on."""
+        """Yield the rows of an entity from an offset on, with their offsets."""
         at: int | None = start
         while at is not None:
             found = await self.ask(ReadEntity(entity, partition=self.shard, start=at, stream=self.streams))
@@ -94,6 +94,6 @@ class Access:
 
 
 def _batch_of(found: Found) -> pa.RecordBatch:
-    """Return rows that were found, with their offsets in the column ``_offset``: an event may have a field of the name ``offset``."""
+    """Return found rows with their offsets in the column ``_offset``, because an event may have a field named ``offset``."""
     batch = found.batch()
     return batch.rename_columns(["_offset", *batch.schema.names[1:]])

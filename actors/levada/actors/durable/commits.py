@@ -1,6 +1,6 @@
-"""Group commit of a shard: one append is under way, and commands that finish meanwhile form the next one.
+"""The group commit of a shard: while one append is under way, finished commands gather for the next.
 
-Answers leave in the order of the queue, when their rows are on the disk. So an answer waits for everything queued before it.
+Answers are sent in the order of the queue, once their rows are on disk. So an answer waits for everything queued before it.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from .turns import Writer
 __all__ = ["Commit", "Commits", "Part"]
 
 MOST_ROWS = 4096
-"""Rows of one append, unless one command has more."""
+"""The most rows of one append, unless a single command has more."""
 MOST_BYTES = 4 << 20
-"""About the bytes of one append, unless one command has more."""
+"""The most bytes of one append, approximately, unless a single command has more."""
 
 
 class Commit(Protocol):
-    """Rows that belong together, and what happens when they are on the disk: a `Turn`, or a `Part`."""
+    """Rows that are written together, and a function to call when they are on disk: a `Turn`, or a `Part`."""
 
     rows: Sequence[Row]
     octets: int
     """About the size of the rows."""
 
     def done(self) -> None:
-        """Do it."""
+        """Called when the rows are on disk."""
         ...
 
 
 @attrs.define(eq=False)
 class Part:
-    """What a handler has recorded before it goes on, or rows of the shard itself."""
+    """The rows that a running handler commits, or rows of the shard itself."""
 
     writer: Writer
     rows: Sequence[Row]
     octets: int
     written: trio.Event
-    """Set when they are on the disk."""
+    """Set when the rows are on disk."""
     tells: Sequence[tuple[Ref[Any], Any]] = ()
 
     def done(self) -> None:
-        """Send the messages that waited, and let the handler go on."""
+        """Send the messages that waited, and let the handler continue."""
         self.writer.part_done(self.tells)
         self.written.set()
 
@@ -62,11 +62,11 @@ class Commits:
 
     def __init__(self, access: Access, log: Log, end: int) -> None:
         self.end = end
-        """Offset behind the last row of the partition."""
+        """The offset after the last row of the partition."""
         self.queued = 0
-        """Rows that were queued."""
+        """The number of rows that were queued so far."""
         self.written = 0
-        """Rows of these that are on the disk."""
+        """The number of these rows that are on disk."""
         self.octets = 0
         """About the bytes of the rows in the queue."""
         self._access = access
@@ -76,7 +76,7 @@ class Commits:
         self._progress = trio.Event()
 
     def put(self, commit: Commit) -> int:
-        """Queue rows; return their place: they are on the disk when `written` has reached it."""
+        """Queue rows; return their place. They are on disk when `written` has reached it."""
         self._queue.append(commit)
         self.octets += commit.octets
         self.queued += len(commit.rows)
@@ -84,7 +84,7 @@ class Commits:
         return self.queued
 
     async def reach(self, place: int) -> None:
-        """Wait until all up to a place is on the disk."""
+        """Wait until all rows up to a place are on disk."""
         while self.written < place:
             await self._progress.wait()
 
@@ -97,7 +97,8 @@ class Commits:
         """Write group after group.
 
         Raises:
-            ShardLost: another writer has been there, or the journal failed or is out of reach. Rows of the last group may have been written.
+            ShardLost: another process has written to the partition, or the journal refused or is out of reach. The rows of the last group may
+                have been written.
         """
         expected = 0
         while True:
@@ -118,11 +119,11 @@ class Commits:
             self._progress = trio.Event()
 
     async def _let_askers_come(self, expected: int) -> None:
-        """Let those that got answers ask again before the next group is written: half as many groups, for the same rows, cost less."""
+        """Let askers that got answers ask again before the next group is written: it halves the number of groups for the same rows."""
         there = 0
         while there < len(self._queue) < min(expected, MOST_ROWS):
             there = len(self._queue)
-            for _ in range(3):  # the first wakes them, in the others the shard and the entities have their turns
+            for _ in range(3):  # one for the askers, one for the shard, one for the entities
                 await trio.lowlevel.checkpoint()
 
     def _group(self) -> tuple[list[Commit], list[Row]]:

@@ -1,7 +1,7 @@
-"""`Durable`: an actor whose state survives, because it is the sum of its events.
+"""`Durable`: an actor whose state survives its process, because it is rebuilt from its events.
 
-A handler records events; a method marked with `applies` changes the state by one event, now and at each replay. The shard (`shard.py`) hands the
-entity one command after the other, and writes what the handler recorded before it passes the answer on.
+A handler records events. A method marked with `applies` changes the state for one event, when it is recorded and at each replay. The shard
+(`shard.py`) gives the entity one command after another, and writes the recorded events before it sends the answer.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ MOST_BYTES = 8 << 20
 
 
 class Durable(Actor[M]):
-    """An actor whose state survives its process. Derive, annotate fields with defaults, mark methods with `handles` and `applies`.
+    """An actor whose state survives its process. Derive a class, give its fields defaults, and mark methods with `handles` and `applies`.
 
-    State changes only in `applies` methods, by the events that handlers `record`. An answer is sent when the events of its handler are on the
-    disk. A handler that raises has recorded nothing, except what it committed before.
+    Only `applies` methods change the state, with the events that handlers `record`. An answer is sent when the events of its handler are on
+    disk. If a handler raises, its events are dropped, except those that it committed before.
 
-    The fields are the state; each has a default, and a type that a message may hold, because snapshots keep them.
+    The fields are the state. Each has a default and a type that a message may have, because snapshots store them.
 
     Example:
         >>> from levada.framework import Asks, handles, message
@@ -68,13 +68,13 @@ class Durable(Actor[M]):
     _live: Live = attrs.field(init=False)
 
     appliers: ClassVar[dict[type, Callable[[Any, Any], None]]] = {}
-    """From each class of events to the method that `applies` it."""
+    """The `applies` methods, by class of events."""
     command_table: ClassVar[dict[Any, Any]] = {}
-    """From each class of messages to its handler."""
+    """The handlers, by class of messages."""
     upcasters: ClassVar[dict[tuple[str, int], Upcaster]] = {}
-    """From each wire name and version of old events to the function that `upcasts` them."""
+    """The functions that `upcasts` old events, by wire name and version."""
     snapshot_version: ClassVar[int] = 1
-    """Change it if the same events now lead to a different state: snapshots of other versions are ignored."""
+    """Change it when the same events lead to another state than before: snapshots of other versions are ignored."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -116,13 +116,14 @@ class Durable(Actor[M]):
         return self._here_live("entity").entity
 
     def record(self, *events: Any) -> None:
-        """Apply events to the state, and write them before the answer of this command is sent.
+        """Apply events to the state; they are written before the answer of this command is sent.
 
         Raises:
-            ActorError: no command is being handled: a timer, a watch or a message to `ref` cannot record. Send the entity a command.
-            ConfigurationError: the class has no `applies` for an event, or `shards` was not told of it.
+            ActorError: no command is being handled. Timers, watches and messages to `ref` cannot record: send the entity a command.
+            ConfigurationError: the class has no `applies` method for an event, or ``shards(events=…)`` does not name it.
             SchemaMismatch: a value does not fit its column.
-            Exception: whatever `applies` raised; the command fails, even if this is caught.
+            ValueError: the command has recorded more than 8 MiB since its last commit.
+            Exception: an error of the `applies` method. The command fails, even if the handler catches it.
         """
         live, turn = self._here_turn("record()")
         writer = live.writer
@@ -153,11 +154,12 @@ class Durable(Actor[M]):
             raise live.failed
 
     async def commit(self) -> None:
-        """Wait until everything recorded so far is on disk. Only an ``async def`` handler needs it, before it acts on others.
+        """Wait until all events recorded so far are on disk. Only an ``async def`` handler needs this, before it affects others.
 
         Committed events stay, even if the handler raises afterwards.
 
-        Cancellation: it may be on disk, or may be written later.
+        Cancellation:
+            the events may be on disk, or may be written later.
         """
         live, turn = self._here_turn("commit()")
         if turn.waiter is not None:
@@ -169,23 +171,27 @@ class Durable(Actor[M]):
             await trio.lowlevel.checkpoint()
 
     def after_commit(self, ref: Ref[Any], message: Any) -> None:
-        """Tell an actor something when the events of this command are on disk. A plain `Ref.tell` is sent at once.
+        """Tell an actor a message once the events of this command are on disk. A plain `Ref.tell` is sent at once.
 
-        It is lost if the process ends in between: at most once.
+        Delivery is at most once: the message is lost if the process ends in between.
+
+        Raises:
+            ActorError: no command is being handled.
         """
         live, _ = self._here_turn("after_commit()")
         live.tells = live.tells or []
         live.tells.append((ref, message))
 
     def remind(self, at: float | datetime, message: Any, *, key: str | None = None) -> None:
-        """Send this entity a message at a certain time, even after a restart. The reminder is kept with the events of this command.
+        """Send this entity a message at a given time, even after a restart. The reminder is written with the events of this command.
 
-        The message is a command like any other, and is handled once; if its handler fails, again after a while. Late reminders come at once.
+        The message is a command like any other and is handled once; if its handler fails, it is tried again later. Overdue reminders are sent at
+        once.
 
         Args:
             at: seconds since 1970, or a datetime with a timezone.
-            message: of a class that this actor handles.
-            key: a second reminder with the same key takes the place of the first. None: the wire name of the message.
+            message: an instance of a class that this actor handles.
+            key: a reminder replaces an earlier one with the same key. None: the wire name of the message.
 
         Raises:
             ActorError: no command is being handled.
@@ -198,7 +204,7 @@ class Durable(Actor[M]):
         if isinstance(at, datetime):
             if at.utcoffset() is None:
                 raise ConfigurationError(
-                    "a datetime without timezone is another moment elsewhere; use e.g. datetime.now(UTC)"
+                    "a datetime without a timezone depends on the machine: use datetime.now(UTC), for example"
                 )
             at = at.timestamp()
         octets = live.writer.reminders.codec.encode(message)
@@ -206,7 +212,11 @@ class Durable(Actor[M]):
         self._keep(live, REMIND, Reminder(live.entity, key, f"$remind-{uuid4().hex}", float(at), octets))
 
     def forget_reminder(self, key: str | type) -> bool:
-        """Take a reminder back; return whether there was one. The key may be the message's class."""
+        """Cancel a reminder; return whether there was one. The key may be the message's class.
+
+        Raises:
+            ActorError: no command is being handled.
+        """
         live, _ = self._here_turn("forget_reminder()")
         name = tag_of(key) if isinstance(key, type) else key
         for row in reversed(live.own or ()):
@@ -227,18 +237,20 @@ class Durable(Actor[M]):
         live.own.append(live.writer.reminders.row(live.writer.own, kind, live.writer.now(), reminder))
 
     def reply_later(self) -> NoReturn:
-        """Refuse: the answer of a command is what its handler returns."""
+        """Raise `ActorError`: a durable actor answers with the return value of its handler."""
         raise ActorError(
-            f"{type(self).__name__} is durable: return the answer, from an async handler if need be",
+            f"{type(self).__name__} is durable: return the answer; the handler may be async",
             actor=self.ref.path,
         )
 
     def stash(self, message: Any) -> NoReturn:
-        """Refuse: what a durable actor puts aside is part of its state."""
-        raise ActorError(f"{type(self).__name__} is durable: record what it puts aside", actor=self.ref.path)
+        """Raise `ActorError`: messages that a durable actor sets aside belong to its state."""
+        raise ActorError(
+            f"{type(self).__name__} is durable: record an event for a message that it sets aside", actor=self.ref.path
+        )
 
     def become(self, behaviour: Any) -> NoReturn:
-        """Refuse: a replay would not know of it."""
+        """Raise `ActorError`: a replay would not restore the behaviour."""
         raise ActorError(
             f"{type(self).__name__} is durable: keep its mode in a field, and record its changes", actor=self.ref.path
         )
@@ -251,7 +263,7 @@ class Durable(Actor[M]):
         turn = live.turn
         if turn is None or not turn.running:
             raise ActorError(
-                f"{what} outside a command of entity {live.entity!r:.100}: send the entity a command by its shards",
+                f"{what} outside a command of entity {live.entity!r:.100}: send the entity a command through its shards",
                 actor=self.ref.path,
             )
         return live, turn
@@ -261,12 +273,12 @@ class Durable(Actor[M]):
             return self._live
         except AttributeError:
             raise ActorError(
-                f"{what} of this {type(self).__name__}: it belongs to no shards(); use shards(system, …)[id]"
+                f"{what}: this {type(self).__name__} belongs to no shards(): use shards(system, …)[id]"
             ) from None
 
 
 def bind(actor: Durable[Any], live: Live) -> None:
-    """Give an entity its actor object."""
+    """Connect an entity's record with its actor."""
     actor._live = live
     live.actor = actor
 
@@ -278,10 +290,10 @@ def handler_of(cls: type[Durable[Any]], kind: type) -> Callable[[Any, Any], Any]
 
 
 def applies(function: F) -> F:
-    """Mark a method that changes the state by one event: ``def deposited(self, e: Deposited) -> None``.
+    """Mark a method that changes the state for one event: ``def deposited(self, e: Deposited) -> None``.
 
-    It runs when the event is recorded, and again at each replay. So it depends on nothing but the state and the event: no clock, no
-    chance, no messages.
+    It runs when the event is recorded, and again at each replay. So it may depend only on the state and the event: no clock, no
+    randomness, no messages.
     """
     if not hasattr(function, "__code__"):
         raise ConfigurationError(f"@applies marks methods, not {function!r}")

@@ -1,4 +1,4 @@
-"""`shards`: where durable actors are started, and how they are reached."""
+"""`shards` starts the durable actors of a class, and `Shards` and `Entity` reach them."""
 
 from __future__ import annotations
 
@@ -44,47 +44,50 @@ M = TypeVar("M")
 R = TypeVar("R")
 
 LONGEST_ID = 1000
-"""Bytes of an id."""
+"""The most bytes of an id."""
 _AGAIN = restart("transient", max=1 << 30, within=60.0, initial_backoff=0.05, max_backoff=5.0)
 
 
 @attrs.define(eq=False)
 class Entity(Generic[M]):
-    """One durable actor, whether it is in memory or not. Made by ``shards[id]``; costs nothing to make."""
+    """One durable actor, whether it is in memory or not. Made by ``shards[id]``, which is cheap."""
 
     id: str
     cls: type[Durable[Any]] = attrs.field(repr=False)
     shard: ToShard = attrs.field(repr=False)
-    """The way to the shard that owns it."""
+    """The shard that owns it."""
 
     async def ask(self, message: Asks[R], *, command: str | None = None, timeout: float | None = DEFAULT_TIMEOUT) -> R:
-        """Send a question and return the answer, when all that it rests on is on the disk.
+        """Send a question and return the answer, once everything that the answer depends on is on disk.
 
         Args:
             message: an instance of a class that the durable actor handles.
-            command: an id of this command, 1 to 1000 bytes. If the entity has had it, nothing is done again, and the answer is the recorded
-                one. The entity remembers the newest of its ids.
-            timeout: as of `Ref.ask`.
+            command: an id for this command, text of 1 to 1000 bytes. If the entity has handled a command with this id, nothing is done again, and
+                the recorded answer is returned. The entity remembers its newest ids (``shards(remember=…)``).
+            timeout: as for `Ref.ask`.
 
         Raises:
-            CommandFailed: the handler raised, and recorded nothing but what it had committed. It is an `ActorStopped`.
+            CommandFailed: the handler raised, and nothing was recorded except what it had committed. It is an `ActorStopped`.
             OutcomeUnknown: the shard was lost meanwhile; ask again with the same id.
             ReplayFailed: the entity's events cannot be applied.
-            CommandReused: the id was another message's.
-            AskTimeout, ActorStopped: as of `Ref.ask`.
-            ConfigurationError: the durable actor has no handler for the message; or the node of its shard has another version of the class.
+            EntityErased: the entity was erased.
+            CommandReused: the id belongs to another message.
+            JournalError: the journal refused the rows.
+            AskTimeout, ActorStopped: as for `Ref.ask`.
+            ConfigurationError: the durable actor has no handler for the message, or the node of its shard has another version of the class.
 
-        Cancellation: a command that was not begun is withdrawn; else it goes on, and its answer is dropped.
+        Cancellation:
+            a command that has not begun is withdrawn. Otherwise it continues, and its answer is dropped.
         """
         answer: R = await self.shard.ask(self._command(message, command), timeout=timeout)
         return answer
 
     def tell(self, message: M, *, command: str | None = None) -> None:
-        """Send a message without waiting; raises as `Ref.tell`. If the process ends before it is on the disk, it is lost."""
+        """Send a message without waiting; errors are as for `Ref.tell`. It is lost if the process ends before its events are on disk."""
         self.shard.tell(self._command(message, command))
 
     async def send(self, message: M, *, command: str | None = None) -> None:
-        """Send a message, waiting for room at the shard; raises as `Ref.send`."""
+        """Send a message, waiting for room at the shard; errors are as for `Ref.send`."""
         await self.shard.send(self._command(message, command))
 
     def _command(self, message: Any, command: str | None) -> Command:
@@ -108,9 +111,9 @@ class Shards(Generic[M]):
         self.cls = cls
         """The durable class."""
         self.journal = journal
-        """The log, perhaps in a process of its own. None: `shards_of` found them in another process."""
+        """The log, which may be in a process of its own. None: `shards_of` found the shards in another process."""
         self.ref = ref
-        """The actor above the shards: stop it, and all entities end. On a node it only follows where they are."""
+        """The actor above the shards: stop it to end all entities. On a node it only follows where they are."""
         self._ways = ways
 
     def __getitem__(self, entity: str) -> Entity[M]:
@@ -119,14 +122,14 @@ class Shards(Generic[M]):
         return Entity(entity, self.cls, self._ways[partition_of(octets, len(self._ways))])
 
     async def erase(self, entity: str, *, timeout: float | None = None) -> int:
-        """Erase an entity from the files of the journal; return the number of rows. A row with its id stays, and says so.
+        """Erase an entity from the files of the journal; return the number of erased rows. One row stays, which says that the id was erased.
 
-        Its reminders go too. A command that is being handled fails with `ActorStopped`, later ones with `EntityErased`, forever. If this
-        fails, call it again.
+        Its reminders are erased too. A command that is being handled fails with `ActorStopped`, later commands with `EntityErased`, for ever. If
+        this fails, call it again.
 
         Args:
             entity: its id.
-            timeout: seconds; None: no limit. Whole segments are written anew.
+            timeout: seconds; None: no limit. Whole segments are rewritten, so it can take long.
 
         Raises:
             EntityErased: it is being erased.
@@ -156,7 +159,7 @@ def _checked(what: str, text: object) -> bytes:
 
 @attrs.frozen
 class _Start(Asks[tuple[Ref[Any], Sequence[Ref[Any]]]]):
-    """Start the journal and the shards here; or, on nodes, their placement, which is then the only ref."""
+    """Start the journal, and the shards or, on nodes, their placement. The answer is the journal and the refs of these."""
 
 
 class _Root(Actor[_Start]):
@@ -223,7 +226,7 @@ async def _kept(
 
     async with keeper(system, name=f"{root.path[1:]}-keeper") as keep:
         journal = await keep.open(folder, schema, config=config)
-        # At the end of the system its youngest actors end first, and the way to the keeper is younger than the shards.
+        # At the end of the system the youngest actors end first, and the connection to the keeper is younger than the shards.
         forget = system.at_end("accept", end)
         try:
             yield journal
@@ -253,7 +256,7 @@ class _Known:
 
 
 _known: weakref.WeakKeyDictionary[ActorSystem, defaultdict[str, _Known]] = weakref.WeakKeyDictionary()
-"""By the name of the actor above them."""
+"""The shards of each system, by the name of the actor above them."""
 
 
 def _known_as(system: ActorSystem, name: str) -> _Known:
@@ -266,20 +269,21 @@ async def shards_of(
     """Find the entities of a durable class that `shards` has started in this process, or in the driver of this node.
 
     Args:
-        system: of this process.
+        system: the system of this process.
         cls: the durable class.
-        name: as given to `shards`.
-        timeout: seconds to wait for them to be started; ``None``: no limit. The default is the system's ``ask_timeout``.
+        name: the name given to `shards`.
+        timeout: seconds to wait until they are started; ``None``: no limit. The default is the system's ``ask_timeout``.
 
     Raises:
-        NameUnknown: no process started them in time.
-        ConfigurationError: they are of another class; or this process has none, and is no node.
+        NameUnknown: they were not started in time.
+        ConfigurationError: they have another class; or they were not started in this process, and it is not a node.
 
-    Cancellation: nothing happened.
+    Cancellation:
+        has no effect.
     """
     name = name or cls.__name__
     known = _known_as(system, name)
-    async with known.finding:  # else each of many actors that begin together would follow the shards on its own
+    async with known.finding:  # so that actors that start together share one follower
         found = known.shards
         if found is None or not found.ref.is_alive:
             from levada.actors.nodes import nodes_of
@@ -328,34 +332,35 @@ async def shards(
     """Start the shards of a durable class.
 
     Args:
-        system: where they live, below ``/NAME``.
+        system: the system of the shards, which are below ``/NAME``.
         cls: the durable class; all its fields have defaults.
         events: the classes of its events, as a union (``Deposited | Withdrawn``). Each has an `applies` method.
-        journal: a folder, made if it is not there, which nothing else may have open; or the ref of a `Journal` with the columns
-            ``log_columns(events)`` and the config ``log_config(shards)``, perhaps in another process.
-        shards: number of partitions of the log, fixed when it is made. Entities are spread over them by their ids.
-        nodes: where the entities live: each shard on one of the nodes that are up, all of which have imported the class. None: here.
+        journal: a folder, made if it is missing, that no other process has open; or the ref of a `Journal` with the columns
+            ``log_columns(events)`` and the config ``log_config(shards)``, which may be in another process.
+        shards: the number of partitions of the log, 1 to 4096, fixed when the log is made. Entities are spread over them by their ids.
+        nodes: the nodes for the entities: each shard is on one node that is up, and every node must have imported the class. None: this process.
         idle: seconds without a command after which an entity leaves memory.
-        remember: number of command ids that an entity knows, the newest.
-        snapshot_every: rows of an entity after which its state is written too, so that reading it begins there.
-        max_live: most entities in memory, about: beyond it those used least recently leave first.
-        keeper: whether the journal of a folder is in a child process, as by `levada.actors.journal.keeper`, so that it does not hold up this one.
-            While that process is away and starts again, commands wait.
-        name: of the actor above them; the name of the class.
-        clock: seconds since 1970.
+        remember: how many command ids an entity remembers, the newest first.
+        snapshot_every: the number of rows of an entity after which its state is written too, so that reading it begins there.
+        max_live: about the most entities in memory: beyond it the least recently used leave first.
+        keeper: whether the journal of a folder runs in a child process, as with `levada.actors.journal.keeper`, so that it does not hold up
+            this one. While that process restarts, commands wait.
+        name: the name of the actor above the shards; by default the name of the class.
+        clock: returns seconds since 1970.
 
     Raises:
-        ConfigurationError: what of the above does not fit, and what to do.
+        ConfigurationError: an argument is invalid, or does not fit the class or the log; the text says what to do.
         JournalError: the folder cannot be opened, see `Store.open`.
         NodeLost, OSError: the keeper cannot be started.
-        NameTaken: there is an actor of this name.
+        NameTaken: another actor has the name.
 
-    Cancellation: nothing was started.
+    Cancellation:
+        nothing was started.
     """
     kinds = tuple(dict.fromkeys(flatten(events)))
     _check_class(cls, kinds)
     if not isinstance(shards, int) or not 1 <= shards <= 4096:
-        raise ConfigurationError(f"shards is a number from 1 to 4096, not {shards!r}")
+        raise ConfigurationError(f"shards must be a number from 1 to 4096, not {shards!r}")
     for setting, value in (
         ("idle", idle),
         ("remember", remember),
@@ -363,11 +368,9 @@ async def shards(
         ("max_live", max_live),
     ):
         if not isinstance(value, int | float) or not value > 0:
-            raise ConfigurationError(f"{setting} is more than 0, not {value!r}")
+            raise ConfigurationError(f"{setting} must be more than 0, not {value!r}")
     if keeper and isinstance(journal, Ref):
-        raise ConfigurationError(
-            "keeper=True opens the journal of a folder, and journal= is a ref: give one of the two"
-        )
+        raise ConfigurationError("keeper=True needs a folder as journal=, and got a ref: leave out one of the two")
     await load_arrow()
     codec = Codec()
     snapshots = Snapshots(cls, codec)
@@ -424,7 +427,7 @@ async def shards(
 
 
 def _prepare(folder: Path, events: tuple[type, ...], shards: int) -> Log:
-    """Return the columns of the log: the existing ones first. Raises if the folder cannot be opened, before an actor does."""
+    """Return the columns of the log, the existing ones first. If the folder cannot be opened, this raises before an actor fails."""
     config = log_config(shards)
     there = None
     if (folder / "ledger.sqlite").exists():
@@ -438,7 +441,7 @@ def _prepare(folder: Path, events: tuple[type, ...], shards: int) -> Log:
     log = Log(events, there)
     if there is not None:
         check_growth(there, log.schema, where=str(folder))
-    else:  # a new one; or an old one that has lost its ledger, which is refused
+    else:  # a new log; an old log without its ledger is refused
         Store.open(folder, log.schema, config).close()
     return log
 

@@ -1,7 +1,7 @@
-"""Erasing: the rows of an entity, and of its reminders, leave the files; one row stays, and says so.
+"""Erasing: the rows of an entity and of its reminders are removed from the files; one row stays, which says that the id was erased.
 
-Its reminders are rows of the shard itself, among those of other entities. So the shard writes all reminders that are left into a snapshot, and all
-its own rows before that go.
+Reminders are rows of the shard itself, mixed with the reminders of other entities. So the shard writes the remaining reminders into a snapshot,
+and erases all its own rows before that.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from .turns import Erase, Live, Writer
 __all__ = ["Erasing"]
 
 MOST = 1000
-"""Entities of a shard that are being erased at a time."""
+"""The most entities of a shard that are erased at the same time."""
 
 
 class _Shard(Writer, Protocol):
-    """What erasing needs of a shard."""
+    """The part of a shard that erasing uses."""
 
     access: Access
 
     async def end_entity(self, entity: str) -> None:
-        """End an entity, and wait until its rows are on the disk."""
+        """End an entity, and wait until its rows are on disk."""
         ...
 
     def start_task(self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
-        """Start a task of the shard, which ends if the task finds that the partition is lost."""
+        """Start a task of the shard. The shard ends if the task raises `ShardLost`."""
         ...
 
     def write(self, rows: list[Row], written: trio.Event) -> None:
-        """Queue rows; the event is set when they are on the disk."""
+        """Queue rows; the event is set when they are on disk."""
         ...
 
     def forget_entity(self, entity: str) -> None:
-        """Forget what was known of an entity."""
+        """Drop the shard's records of an entity."""
         ...
 
 
@@ -55,16 +55,16 @@ class Erasing:
     def __init__(self, shard: _Shard) -> None:
         self._shard = shard
         self.replies: dict[str, Reply[int]] = {}
-        """By entity."""
+        """The waiting answers, by entity."""
 
     def refusal(self, entity: str) -> EntityErased | None:
-        """Return the error for a command of an entity that is being erased."""
+        """Return the error for a command, if its entity is being erased."""
         if entity in self.replies:
             return EntityErased(f"entity {entity!r:.100} is being erased", entity=entity)
         return None
 
     def begin(self, entity: str, reply: Reply[int]) -> None:
-        """Erase an entity, unless that has begun."""
+        """Begin to erase an entity. The answer is the number of rows, or the error."""
         refusal = self.refusal(entity)
         if refusal is not None:
             reply.fail(refusal)
@@ -77,7 +77,7 @@ class Erasing:
         self._shard.start_task(self._erase, entity, reply)
 
     def give_up(self) -> None:
-        """Answer that the shard was lost."""
+        """Fail all waiting answers, because the shard was lost."""
         for entity, reply in self.replies.items():
             what = f"entity {entity!r:.100} is not erased, or not known to be: call erase() again"
             reply.fail(OutcomeUnknown(what, entity=entity))
@@ -93,7 +93,7 @@ class Erasing:
         shard.write([*rows, Row(shard.own, SNAPSHOT, now), Row(gone, ERASED, now)], written)
         await written.wait()
         assert gone.snapshot is not None
-        # The shard's snapshot is the row before. A later one may not be on the disk yet.
+        # The shard's snapshot is the row before. A later snapshot may not be on disk yet.
         own = EraseEntity("", partition=shard.number, before=gone.snapshot - 1)
         try:
             await shard.access.ask(own)

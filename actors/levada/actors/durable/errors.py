@@ -14,49 +14,49 @@ class DurableError(LevadaError):
     """A durable actor cannot do this; the subclass says why."""
 
     entity: str = ""
-    """The id of the entity concerned; empty if it is no single one."""
+    """The id of the entity; empty if the error is not about a single entity."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class ReplayFailed(DurableError):
-    """An entity's events cannot be applied, so it takes no commands. Its log is unchanged; other entities go on.
+    """An entity's events cannot be applied, so it takes no commands. Its log is unchanged, and other entities are not affected.
 
-    The error of `applies`, or of the row, is the ``__cause__``. Repair the class and start again.
+    The error of the `applies` method, or of the row, is the ``__cause__``. Repair the class and restart.
     """
 
     type: str = ""
-    """Name of the durable class."""
+    """The name of the durable class."""
     sequence: int = 0
-    """Of the event."""
+    """The sequence number of the event."""
     kind: str = ""
-    """Wire name of the event."""
+    """The wire name of the event."""
     offset: int = 0
-    """Of its row in the shard's partition of the journal."""
+    """The offset of its row in the shard's partition of the journal."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class OutcomeUnknown(DurableError):
-    """The shard was lost before the command was answered: it is not done, or done and not known. Ask again with the same command id.
+    """The shard was lost before it answered the command, which may be done or not. Ask again with the same command id.
 
     If its handler calls `Durable.commit`, the part before may be done without the rest.
     """
 
     command: str = ""
-    """Its id; empty if it has none."""
+    """The id of the command; empty if it has none."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class CommandFailed(ActorStopped):
-    """The handler of this command raised: an `ActorStopped` of the entity, and not of its shard or its node."""
+    """The handler of this command raised. This is the `ActorStopped` of the entity, not of its shard or its node."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class ShardLost(DurableError):
-    """A shard cannot go on: its journal failed, or another process owns it now. Its supervisor starts it again."""
+    """A shard cannot continue, because its journal failed or another process owns it now. Its supervisor restarts it."""
 
     shard: int = 0
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class EntityErased(DurableError):
-    """The entity was erased. It takes no commands."""
+    """The entity was erased, or is being erased. It takes no commands."""

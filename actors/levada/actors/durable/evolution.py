@@ -1,7 +1,7 @@
-"""Evolution: old rows become events of today.
+"""Evolution: how old rows become events of the current classes.
 
-A class of events may get new fields with defaults at its end. If the meaning of its fields changed, it says ``event_version: ClassVar[int] = 2``,
-and a function marked with `upcasts` brings the columns of an old row to the next version, or makes an event of them.
+A class of events may get new fields with defaults at its end. If the meaning of its fields changes, it sets ``event_version: ClassVar[int] = 2``,
+and a function marked with `upcasts` converts the columns of an old row to the next version, or makes an event of them.
 """
 
 from __future__ import annotations
@@ -21,18 +21,21 @@ F = TypeVar("F")
 def upcasts(kind: str, *, version: int) -> Callable[[F], F]:
     """Mark a static method of a durable class that turns an old row into the next version of its event.
 
-    It gets the row's columns by name, with the values that Arrow gives (an enum is its value, a message a dict), null for those that other events
-    use. It returns a mapping of the columns of version ``version + 1``, or an event.
+    It gets the row's columns by name, with Arrow's values (an enum is its value, a message is a dict); columns of other events are null.
+    It returns a mapping of the columns of version ``version + 1``, or an event.
 
     Args:
-        kind: wire name of the event.
-        version: of the rows that it takes.
+        kind: the wire name of the event.
+        version: the version of the rows that it converts.
+
+    Raises:
+        ConfigurationError: `kind` is not text, or `version` is not 1 or more.
 
     Example:
         ``@staticmethod`` below ``@upcasts("account.deposited", version=1)``: ``def in_cents(row): return {"cents": round(row["amount"] * 100)}``
     """
     if not isinstance(kind, str) or not isinstance(version, int) or version < 1:
-        raise ConfigurationError(f"upcasts takes a wire name and a version from 1 on, not {kind!r} and {version!r}")
+        raise ConfigurationError(f"upcasts takes a wire name and a version of 1 or more, not {kind!r} and {version!r}")
 
     def mark(function: F) -> F:
         setattr(getattr(function, "__func__", function), _MARK, (kind, version))
@@ -51,7 +54,7 @@ def upcasters_of(cls: type) -> dict[tuple[str, int], Upcaster]:
             continue
         if not isinstance(member, staticmethod):
             raise ConfigurationError(
-                f"{cls.__name__}.{name} upcasts a row: make it a @staticmethod, for there is no entity yet"
+                f"{cls.__name__}.{name} upcasts a row: make it a @staticmethod, because there is no entity yet"
             )
         if key in found:
             raise ConfigurationError(

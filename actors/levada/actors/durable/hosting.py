@@ -1,7 +1,7 @@
 """`Host`: the actor on a node that has the node's shards of a durable class; and the messages of placement.
 
-The driver's `levada.actors.durable.placement.Placement` tells each host which shards to open and close. A shard that ends on a node stays
-ended: the driver opens it anew, there or elsewhere. So a shard that was fenced off never takes its partition back.
+The driver's `levada.actors.durable.placement.Placement` tells each host which shards to open and close. A host never restarts a shard: the
+driver opens it again, there or on another node. So a shard that was fenced off never takes its partition back.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from .snapshots import Snapshots
 __all__ = ["MAILBOX", "CheckHost", "Close", "EndHost", "Host", "Open", "Owner", "Subscribe", "Terms"]
 
 MAILBOX = 1024
-"""Commands that wait for a shard that has as many as it takes."""
+"""The most commands that wait in the mailbox of a shard."""
 FINISHING: Final = 20.0
-"""Seconds that a shard has to finish before it is killed. One that waits for its journal would take the partition from its next owner."""
+"""Seconds for a shard to finish before it is killed. A shard that waits for its journal could take the partition back from its next owner."""
 
 
 @message("levada.durable.terms", frozen=True)
 class Terms:
-    """What all hosts of a durable class have to know."""
+    """The settings that all hosts of a durable class need."""
 
     cls: str
     """``module:qualname`` of the class, which the node's app has imported."""
@@ -49,14 +49,14 @@ class Terms:
 
 @message("levada.durable.check_host", frozen=True)
 class CheckHost(Asks[None]):
-    """Ask a new host whether it has the class. If not, it fails with `ConfigurationError`, and the host ends."""
+    """Ask a new host whether it has the class. If not, the ask fails with `ConfigurationError`, and the host ends."""
 
 
 @message("levada.durable.open", frozen=True)
 class Open(Asks[Ref[Any]]):
-    """Let a host open a shard. The answer comes at once; commands wait until the shard has its partition.
+    """Ask a host to open a shard. The answer comes at once; commands wait until the shard has its partition.
 
-    A shard of this number that the host still has is killed: it may have been fenced off, and not know.
+    If the host still has a shard of this number, that shard is killed, because it may have been fenced off.
     """
 
     shard: int
@@ -64,30 +64,30 @@ class Open(Asks[Ref[Any]]):
 
 @message("levada.durable.close", frozen=True)
 class Close(Asks[None]):
-    """Let a host close a shard in order; the answer comes when it has ended."""
+    """Ask a host to let a shard finish; the answer comes when the shard has ended."""
 
     shard: int
 
 
 @message("levada.durable.end_host", frozen=True)
 class EndHost(Asks[None]):
-    """Let a host close all its shards in order, and end."""
+    """Ask a host to let all its shards finish, and to end."""
 
 
 @message("levada.durable.owner", frozen=True)
 class Owner:
-    """Where a shard is now."""
+    """The current place of a shard."""
 
     shard: int
     ref: Ref[Any] | None = None
-    """None: nowhere, until it is opened elsewhere."""
+    """None: it is on no node until it is opened again."""
     refused: str = ""
-    """Why its node cannot have it: the class is another one there. Empty if it can, or if that is not known."""
+    """Why its node cannot open it: the class differs there. Empty if it can, or if that is not known."""
 
 
 @message("levada.durable.subscribe")
 class Subscribe(Asks[int]):
-    """Let the driver's `Placement` say where the shards are, now and whenever one moves; answered with their number."""
+    """Ask the driver's `Placement` for the places of the shards, now and at each move. The answer is the number of shards."""
 
     owners: Sender[Owner]
 
@@ -113,8 +113,8 @@ class Host(Actor[CheckHost | Open | Close | EndHost]):
         await self.enter(nodes_of(self.system).before_leaving(self._leave))
 
     async def _find(self) -> Settings:
-        """Find the class in this node; `ConfigurationError` if its app has not imported it, or imported another version of it."""
-        # A node has this package already; a program without nodes needs none of it.
+        """Find the class in this node; `ConfigurationError` if its app has not imported it, or has another version of it."""
+        # Imported here, so that a program without nodes does not import it.
         from levada.actors.nodes.orders import actor_class
 
         terms = self.terms
@@ -126,7 +126,7 @@ class Host(Actor[CheckHost | Open | Close | EndHost]):
         log = Log(tuple(cls.appliers), there)
         if not log.schema.equals(there):
             raise ConfigurationError(
-                f"{terms.cls} has other events in this node than in the driver: both must import the same code"
+                f"{terms.cls} has other events on this node than in the driver: both must run the same code"
             )
         codec = Codec()
         return Settings(
@@ -144,14 +144,14 @@ class Host(Actor[CheckHost | Open | Close | EndHost]):
 
     @handles
     def check(self, _: CheckHost) -> None:
-        """Answer whether the class is here."""
+        """Answer whether this node has the class."""
         if self._refusal is not None:
             self.reply_later().fail(self._refusal)
             self.stop()
 
     @handles
     def open(self, m: Open) -> Ref[Any] | None:
-        """Open a shard anew."""
+        """Open a shard; kill a former one of the same number."""
         if self._leaving:
             self.reply_later().fail(ActorError(f"{self.system.name} is about to end", actor=self.ref.path))
             return None
@@ -166,7 +166,7 @@ class Host(Actor[CheckHost | Open | Close | EndHost]):
 
     @handles
     def close(self, m: Close) -> None:
-        """Let a shard finish what it has taken, then end."""
+        """Let a shard finish the commands that it has taken, then end."""
         ref = self._shards.get(m.shard)
         if ref is not None:
             self.start_soon(self._close, m.shard, ref, self.reply_later())

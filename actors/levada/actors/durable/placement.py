@@ -1,8 +1,8 @@
 """Placement: the shards of a durable class on the nodes of a fleet.
 
-The driver decides. Each shard is on the node that is up and has the highest hash together with it (rendezvous hashing), so a node that comes or
-goes moves only its own share. A move lets the shard finish on the old node, then opens it on the new one. If the old node is out of reach, the new
-owner's first row in the log fences it off.
+The driver decides. Each shard is on the node with the highest hash of shard and node (rendezvous hashing) among the nodes that are up, so a node
+that comes or goes moves only its own share. In a move the shard finishes on the old node, then it is opened on the new node. If the old node is
+out of reach, the first row of the new owner in the log fences it off.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ __all__ = ["Placement", "PrepareHosts", "target"]
 logger = logging.getLogger("levada.actors.durable")
 
 CLOSING: Final = 30.0
-"""Seconds that a shard has to finish when it moves; then its new owner fences it off."""
+"""Seconds for a shard to finish when it moves; then its new owner fences it off."""
 OPENING: Final = 30.0
-"""Seconds that a node has to answer."""
+"""Seconds for a node to answer."""
 FIRST_PAUSE, LAST_PAUSE = 0.05, 5.0
-"""Seconds before a shard that has ended is opened again."""
+"""The first and the longest pause in seconds before a shard that has ended is opened again."""
 LONG: Final = 10.0
-"""Seconds that a shard has to live for the next pause to be the first again."""
+"""Seconds after which a shard that ends is opened again after the first pause."""
 
 
 def target(members: list[Member], shard: int) -> Member | None:
-    """Return the member where a shard belongs, of those that are up."""
+    """Return the member that should have a shard, among the members that are up; None if none is up."""
     up = [member for member in members if member.state is MemberState.UP]
     return max(up, key=lambda member: _score(member.name, shard), default=None)
 
@@ -52,7 +52,7 @@ def _score(name: str, shard: int) -> bytes:
 
 @message("levada.durable.prepare_hosts", frozen=True)
 class PrepareHosts(Asks[None]):
-    """Start the hosts on all nodes that are up. A `ConfigurationError` is the asker's: a node does not know the class."""
+    """Ask to start the hosts on all nodes that are up. Fails with `ConfigurationError` if a node does not have the class."""
 
 
 class Placement(Actor[PrepareHosts | Subscribe]):
@@ -81,7 +81,7 @@ class Placement(Actor[PrepareHosts | Subscribe]):
             except ConfigurationError as error:
                 self.reply_later().fail(error)
                 return
-            except LevadaError as error:  # the node ends, or hangs: its shards are opened when that is known
+            except LevadaError as error:  # the node is ending or hangs; `_keep` opens its shards later
                 logger.warning("%s: no shards of %s yet: %s", member.name, self.terms.cls, error)
         self.start_soon(self._run)
 
@@ -92,7 +92,7 @@ class Placement(Actor[PrepareHosts | Subscribe]):
                     nursery.start_soon(self._keep, shard)
 
     async def stopping(self, reason: Reason) -> None:
-        """End the hosts, whose shards finish what they have."""
+        """End the hosts; their shards finish the commands that they have taken."""
         self._work.cancel()
         async with trio.open_nursery() as nursery:
             for host in self._hosts.values():
@@ -117,7 +117,7 @@ class Placement(Actor[PrepareHosts | Subscribe]):
             return ref
 
     async def _keep(self, shard: int) -> None:
-        """Keep one shard where it belongs."""
+        """Keep a shard open on the node that should have it."""
         pause = FIRST_PAUSE
         while True:
             await self.fleet.directory.until(lambda: self._target(shard) is not None)
@@ -128,7 +128,7 @@ class Placement(Actor[PrepareHosts | Subscribe]):
                 host = await self._host_on(member)
                 ref = await host.ask(Open(shard), timeout=OPENING)
             except LevadaError as error:
-                if isinstance(error, ConfigurationError):  # it stays so until the node starts again with other code
+                if isinstance(error, ConfigurationError):  # until the node restarts with other code
                     self._announce(Owner(shard, refused=str(error)))
                 logger.warning(
                     "shard %d of %s cannot be opened on %s: %s; trying again in %g s",
@@ -162,7 +162,7 @@ class Placement(Actor[PrepareHosts | Subscribe]):
         return now is None or now.node_id != member.node_id
 
     async def _until_it_moves(self, shard: int, ref: Ref[Any], member: Member) -> bool:
-        """Wait until a shard ends or belongs elsewhere; return whether it has ended."""
+        """Wait until a shard ends or should move; return whether it has ended."""
         ended = False
 
         async def watch() -> None:
@@ -181,11 +181,11 @@ class Placement(Actor[PrepareHosts | Subscribe]):
         try:
             await host.ask(Close(shard), timeout=CLOSING)
         except ActorStopped:
-            pass  # its node has ended, and the shard first
+            pass  # its node has ended, and the shard with it
         except LevadaError as error:
             # Its new owner fences it off.
             logger.warning(
-                "shard %d of %s was not closed in order: %s",
+                "shard %d of %s did not finish: %s",
                 shard,
                 self.terms.cls,
                 error,
@@ -201,13 +201,13 @@ class Placement(Actor[PrepareHosts | Subscribe]):
 
     @handles
     def subscribe(self, m: Subscribe) -> int:
-        """Tell where the shards are, from now on."""
+        """Send the places of the shards, now and at each move."""
         self._subscribers += 1
         self.start_soon(self._inform, self._subscribers, m.owners)
         return self.terms.shards
 
     async def _inform(self, number: int, owners: Sender[Owner]) -> None:
-        """Send a subscriber what is new. A shard that moves twice before it can be sent is sent once."""
+        """Send changes to a subscriber. A shard that moves twice before the subscriber has room is sent once."""
         outbox = self._outboxes[number] = dict.fromkeys(range(self.terms.shards))
         try:
             with owners:

@@ -1,7 +1,7 @@
-"""Reminders: commands of the future, kept in the log.
+"""Reminders: commands that are due later, kept in the log.
 
-They are rows of the shard itself, written with the events of the handler that set them. When its time comes, a reminder is a command with an id
-of its own, and the row that says it was fired is written with what that command records. So it is handled once, whatever ends in between.
+They are rows of the shard itself, written with the events of the handler that set them. At its time a reminder becomes a command with an id of
+its own, and a row that marks it as handled is written with the events of that command. So it is handled once, whatever fails in between.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ __all__ = ["Reminder", "Reminders"]
 
 @message("levada.durable.reminder", frozen=True)
 class Reminder:
-    """A message that an entity gets at some time."""
+    """A message that an entity gets at a given time."""
 
     entity: str
     key: str
     id: str
-    """Id of its command."""
+    """The id of its command."""
     at: float
     """Seconds since 1970."""
     message: bytes
-    """Encoded."""
+    """The encoded message."""
 
 
 @attrs.define(eq=False)
@@ -38,26 +38,26 @@ class Reminders:
 
     codec: Codec
     pending: dict[tuple[str, str], Reminder] = attrs.field(factory=dict)
-    """By entity and key, all that were not handled, as far as the log is written."""
+    """The reminders that are not handled according to the written log, by entity and key."""
     handled: set[str] = attrs.field(factory=set[str])
-    """Ids of those of them that were, and whose rows are in the queue."""
+    """Ids of pending reminders that were handled, and whose rows are still in the queue."""
     _due: list[tuple[float, str, Reminder]] = attrs.field(factory=list)
-    """A heap, by the time of the next attempt; those that are not pending any more are skipped."""
+    """A heap by the time of the next attempt; entries that are no longer pending are skipped."""
 
     def set(self, reminder: Reminder) -> None:
-        """Add one, in place of the other with its key."""
+        """Add a reminder; it replaces an earlier one with the same key."""
         self.pending[reminder.entity, reminder.key] = reminder
         self.retry(reminder, reminder.at)
 
     def retry(self, reminder: Reminder, at: float) -> None:
-        """Have it due at another time."""
+        """Make a reminder due at another time."""
         if len(self._due) > 2 * len(self.pending) + 64:
             self._due = [entry for entry in self._due if self._is_pending(entry[2])]
             heapify(self._due)
         heappush(self._due, (at, reminder.id, reminder))
 
     def drop(self, reminder: Reminder) -> None:
-        """Remove one, unless another has taken its place."""
+        """Remove a reminder, unless another one has replaced it."""
         key = (reminder.entity, reminder.key)
         found = self.pending.get(key)
         if found is not None and found.id == reminder.id:
@@ -65,22 +65,22 @@ class Reminders:
         self.handled.discard(reminder.id)
 
     def next(self) -> float | None:
-        """Return the time of the next attempt."""
+        """Return the time of the next attempt; None if nothing is pending."""
         while self._due and not self._is_pending(self._due[0][2]):
             heappop(self._due)
         return self._due[0][0] if self._due else None
 
     def take(self, now: float) -> Reminder | None:
-        """Return a due reminder; `retry` it if it fails."""
+        """Return a due reminder, or None. Call `retry` if it fails."""
         at = self.next()
         return heappop(self._due)[2] if at is not None and at <= now else None
 
     def pack(self) -> bytes:
-        """Encode all."""
+        """Encode all pending reminders."""
         return self.codec.encode(list(self.pending.values()))
 
     def restore(self, data: bytes) -> None:
-        """Take over what `pack` made."""
+        """Add the reminders that `pack` encoded."""
         for reminder in self.codec.decode(data, list[Reminder]):
             self.set(reminder)
 
@@ -89,7 +89,7 @@ class Reminders:
         return found is not None and found.id == reminder.id
 
     def note(self, kind: str, data: bytes) -> None:
-        """Take over a row of the log."""
+        """Apply a row of the log."""
         reminder = self.codec.decode(data, Reminder)
         if kind == REMIND:
             self.set(reminder)

@@ -1,6 +1,7 @@
-"""Replay: an entity's state from its rows.
+"""Replay: how an entity's state is rebuilt from its rows.
 
-The newest row of an entity says where its newest snapshot is. Reading begins there, or at the first row if there is none or it does not fit.
+The newest row of an entity has the offset of its newest snapshot. Reading begins there, or at the first row if there is no snapshot or it does not
+fit the class.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ pc: Any = pyarrow.compute
 
 
 class _Misfit(Exception):
-    """A row cannot be an event; the text says why."""
+    """A row cannot be turned into an event; the text says why."""
 
 
 async def load(
@@ -94,7 +95,7 @@ class _Replay:
         self._remember = remember
 
     def begin(self, batch: pa.RecordBatch, snapshot: int | None) -> bool:
-        """Apply rows whose first is the snapshot at this offset, if one is given; False if it does not fit."""
+        """Apply rows. With `snapshot`, the first row must be the snapshot at this offset; return False if it does not fit."""
         if snapshot is not None:
             if batch.column("kind")[0].as_py() != SNAPSHOT:
                 return False
@@ -111,7 +112,7 @@ class _Replay:
         self._require_all(batch, rows)
         left = iter(rows)
         try:
-            # An event is gone before the next is made: 0.7 µs each instead of 0.8, and no full garbage collection, which took 4 µs each.
+            # Each event is freed before the next is made: 0.7 µs each instead of 0.8, and no full garbage collection, which took 4 µs each.
             for _, event in zip(left, events):  # noqa: B905 - as many, and strict=True costs
                 appliers[type(event)](actor, event)
         except Exception as error:
@@ -122,7 +123,7 @@ class _Replay:
         self._note_commands(batch)
 
     def _require_all(self, batch: pa.RecordBatch, rows: Sequence[int]) -> None:
-        """Require that the sequences of events follow each other."""
+        """Raise `ReplayFailed` unless the sequence numbers of the events are consecutive."""
         sequences, first = batch.column("sequence"), self._live.sequence + 1
         if len(rows) < len(sequences):
             sequences = sequences.take(pa.array(rows, pa.int64()))
@@ -131,7 +132,7 @@ class _Replay:
             raise self._failed(batch, rows[place], _Misfit(f"it follows event {first + place - 1}: rows are missing"))
 
     def _events(self, batch: pa.RecordBatch) -> tuple[Sequence[int], Iterable[Any]]:
-        """Return the rows that are events, and the events, each made when it is taken."""
+        """Return the numbers of the rows that are events, and the events; each event is made when it is taken."""
         kinds = batch.column("kind").dictionary_encode()
         tags, codes = kinds.dictionary.to_pylist(), kinds.indices
         if len(tags) == 1 and not tags[0].startswith("$"):
@@ -155,7 +156,7 @@ class _Replay:
             if pc.all(pc.equal(rows.column("_version"), kind.version)).as_py():
                 try:
                     return kind.events(rows)
-                except Exception:  # noqa: BLE001 - the first bad row is found below
+                except Exception:  # noqa: BLE001 - the loop below finds the first bad row
                     pass
         found = []
         for row in places:
@@ -166,7 +167,7 @@ class _Replay:
         return found
 
     def _event(self, row: pa.RecordBatch, tag: str) -> Any:
-        """Turn one row into an event, by upcasters if it is old."""
+        """Turn a row into an event, with upcasters if it is old."""
         kind, version = self._log.tags.get(tag), row.column("_version")[0].as_py()
         columns: dict[str, Any] | None = None
         while kind is None or version != kind.version:
@@ -209,7 +210,7 @@ class _Replay:
         why = str(error) if isinstance(error, _Misfit) else repr(error)
         what = (
             f"{self._name} {live.entity!r:.100} cannot be replayed: event {sequence}, {kind!r:.300}, at row {offset} of shard "
-            f"{live.writer.number}: {why}. Its log is unchanged: repair the class and start again"
+            f"{live.writer.number}: {why}. Its log is unchanged: repair the class and restart"
         )
         return ReplayFailed(what, entity=live.entity, type=self._name, sequence=sequence, kind=kind, offset=offset)
 

@@ -1,7 +1,7 @@
 """Routes: how a process reaches the shards of a durable class, wherever they are.
 
-A `Route` has the part of `Ref` that entities need. It waits while its shard moves, and asks again what has not been done for certain, or what may
-be asked twice because it has a command id.
+A `Route` has the part of `Ref` that entities need. It waits while its shard moves. It repeats a command that was certainly not done, and any
+command with an id, because the shard recognises it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .turns import Command, Erase
 __all__ = ["Follower", "Route", "Routes", "ToShard"]
 
 PAUSE: Final = 0.2
-"""Seconds to wait for news of a shard that did not answer, before it is asked again."""
+"""Seconds to wait for a new place of a shard that did not answer, before it is asked again."""
 
 _ERRORS: Final[dict[str, Callable[[str, Command], LevadaError]]] = {
     "OutcomeUnknown": lambda text, m: OutcomeUnknown(text, entity=m.entity, command=m.command or ""),
@@ -45,11 +45,11 @@ _ERRORS: Final[dict[str, Callable[[str, Command], LevadaError]]] = {
     "CommandFailed": lambda text, m: CommandFailed(text, message=m.message),
     "CommandReused": lambda text, m: CommandReused(text, command=m.command or ""),
 }
-"""Errors of a shard on a node, by the names that travel."""
+"""The errors of a shard on a node, by class name."""
 
 
 class ToShard(Protocol):
-    """What entities need of a shard: a `Ref` has it, and a `Route`."""
+    """The part of a shard's `Ref` that entities use; a `Route` has it too."""
 
     def tell(self, message: Any) -> None:
         """Send a message without waiting."""
@@ -71,12 +71,12 @@ class Routes:
         self.system = system
         self.table = [Owner(shard) for shard in range(count)]
         self.closed = False
-        """Whether there will be no more news: the driver's placement has ended."""
+        """Whether the shards have ended: the driver's placement has ended."""
         self._told: dict[int, deque[Any]] = {}
         self._changed = trio.Event()
 
     async def follow(self, owners: Receiver[Owner], ref: Ref[Any]) -> None:
-        """Take news until there are no more; `ref` follows them."""
+        """Update the table until the placement ends. `ref` is the actor that does this."""
         with owners:
             try:
                 async for news in owners:
@@ -106,11 +106,11 @@ class Routes:
         self._changed = trio.Event()
 
     async def changed(self) -> None:
-        """Wait for any news."""
+        """Wait until any shard has another place."""
         await self._changed.wait()
 
     async def owner(self, shard: int) -> Ref[Any]:
-        """Wait until a shard is somewhere; raises as `require_open`."""
+        """Wait until a shard is open, and return its ref. Errors are as for `require_open`."""
         while True:
             ref = self.table[shard].ref
             if ref is not None and ref.is_alive:
@@ -119,14 +119,14 @@ class Routes:
             await self._changed.wait()
 
     def require_open(self, shard: int) -> None:
-        """Raise `ActorStopped` if the shards have ended, `ConfigurationError` if the shard's node cannot have it."""
+        """Raise `ActorStopped` if the shards have ended, and `ConfigurationError` if the shard's node cannot open it."""
         if self.closed:
             raise ActorStopped("the shards have ended", reason=NORMAL)
         if self.table[shard].refused:
             raise ConfigurationError(f"shard {shard}: {self.table[shard].refused}")
 
     def tell(self, shard: int, m: Any) -> None:
-        """Tell a shard something, or keep it until the shard is somewhere."""
+        """Tell a shard a message, or keep the message until the shard is open."""
         self.require_open(shard)
         ref = self.table[shard].ref
         if ref is not None and ref.is_alive:
@@ -135,23 +135,23 @@ class Routes:
         waiting = self._told.setdefault(shard, deque())
         if len(waiting) >= MAILBOX:
             raise MailboxFull(
-                f"shard {shard} is nowhere now, and {MAILBOX} messages wait for it", capacity=MAILBOX, message=m
+                f"shard {shard} is not open now, and {MAILBOX} messages wait for it", capacity=MAILBOX, message=m
             )
         waiting.append(m)
 
 
 class Follower(Actor[Any]):
-    """Keeps routes up to date, on a node until its shards have left."""
+    """Keeps routes up to date; on a node that drains, until the node's shards have left."""
 
     routes: Routes
     owners: Receiver[Owner]
 
     async def started(self) -> None:
-        """Follow the news."""
-        from levada.actors.nodes import nodes_of  # a program without nodes needs none of it
+        """Start to follow the shards."""
+        from levada.actors.nodes import nodes_of  # imported here, so that a program without nodes does not import it
 
         self.start_soon(self._follow)
-        # The connection with the driver would wait for the channel.
+        # Otherwise the connection to the driver would wait for the channel.
         await self.enter(nodes_of(self.system).before_leaving(self._leave, last=True))
 
     async def _leave(self) -> None:
@@ -171,7 +171,7 @@ class Route:
         self._shard = shard
 
     def tell(self, message: Any) -> None:
-        """Send a message without waiting. It is lost if the shard's node is lost, and kept, up to a bound, while the shard moves."""
+        """Send a message without waiting. It is lost with the shard's node; while the shard moves, up to `MAILBOX` messages are kept."""
         self._routes.tell(self._shard, message)
 
     async def send(self, message: Any) -> None:
@@ -189,10 +189,10 @@ class Route:
         """Send a question and return the answer.
 
         Raises:
-            OutcomeUnknown: the shard was lost, and the command has no id to ask with again.
-            AskTimeout: no answer came in time, whatever the reason.
+            OutcomeUnknown: the shard was lost, and the command has no id, so it cannot be repeated.
+            AskTimeout: no answer came in time, for any reason.
             ActorStopped: the shards have ended for good.
-            LevadaError: as the shard says.
+            LevadaError: an error of the shard.
         """
         check_timeout(timeout)
         seconds = self._routes.system.ask_timeout if timeout is DEFAULT_TIMEOUT else timeout
@@ -203,7 +203,7 @@ class Route:
         )
 
     async def _ask(self, m: Any) -> Any:
-        unknown: LevadaError | None = None  # how a former attempt ended that may have been done
+        unknown: LevadaError | None = None  # the error of an earlier attempt that may have been done
         while True:
             ref = await self._routes.owner(self._shard)
             try:
@@ -211,7 +211,7 @@ class Route:
             except CommandFailed:
                 raise
             except ActorStopped as error:
-                # A shard that ended in order or failed has answered all that it had begun.
+                # A shard that stopped normally or failed has answered every command that it had begun.
                 begun = not isinstance(error.reason, Normal | Failed)
                 lost: LevadaError = _unknown(m, str(error)) if isinstance(m, Command) else error
                 lost.__cause__ = error
@@ -231,7 +231,7 @@ class Route:
             await self._news(ref)
 
     async def _news(self, of: Ref[Any]) -> None:
-        """Wait until the shard is elsewhere, but not for long."""
+        """Wait until the shard has another place, for `PAUSE` seconds at most."""
         self._routes.require_open(self._shard)
         with trio.move_on_after(PAUSE):
             while self._routes.table[self._shard].ref is of:
@@ -245,7 +245,7 @@ def _unknown(m: Command, why: str) -> OutcomeUnknown:
 
 
 def _as_sent(error: ActorError, m: Any) -> LevadaError:
-    """Return the error that a shard on a node has raised."""
+    """Return the error that a shard on a node raised."""
     cause = error.__cause__
     if isinstance(cause, RemoteFailure) and isinstance(m, Command | Erase) and cause.kind in _ERRORS:
         return _ERRORS[cause.kind](cause.detail, m if isinstance(m, Command) else Command(m.entity, m))

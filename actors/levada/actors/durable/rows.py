@@ -1,10 +1,10 @@
 """The log of a durable class: its columns, and events as rows.
 
-Each row has the columns `BOOKKEEPING`, then the fields of the events, flat and nullable: two classes of events may share a column of the same
-name and type. Columns whose names begin with ``_`` are for the shard alone. ``kind`` is the event's wire name. Kinds that begin with ``$`` are the
-shard's own rows. The rows of the shard itself, as opposed to one of its entities, have the entity ``""``.
+Each row has the columns `BOOKKEEPING`, then the fields of all events, flat and nullable: two classes of events may share a column of the same
+name and type. Columns whose names begin with ``_`` are for the shard only. ``kind`` is the event's wire name, or begins with ``$`` for rows that
+are not events. Rows that belong to the shard and not to one of its entities have the entity ``""``.
 
-Columns are only ever added at the end, so the columns of a log that is there come first, in their order.
+Columns are only added at the end, so the columns of an existing log come first, in their order.
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ BOOKKEEPING = pa.schema(
         pa.field("_data", pa.binary()),
     ]
 )
-"""The columns that every log has, first."""
+"""The first columns of every log."""
 _HEAD = len(BOOKKEEPING)
 _TAKEN = [name for name in BOOKKEEPING.names if not name.startswith("_")]
 
 ANSWER = "$answer"
 """A command with an id that recorded no event."""
 SNAPSHOT = "$snapshot"
-"""State of the entity, or all reminders of the shard, in ``_data``."""
+"""The state of the entity, or all reminders of the shard, in ``_data``."""
 ERASED = "$erased"
-"""The entity was erased; no row of it stands before this one."""
+"""The entity was erased; it has no rows before this one."""
 OWNED = "$owned"
-"""A process opened the shard; which one is in ``_data``."""
+"""A process opened the shard; its name is in ``_data``."""
 REMIND, FIRED, FORGOT = "$remind", "$fired", "$forgot"
 """A reminder was set, has been handled, or was taken back. These rows are the shard's own; the reminder is in ``_data``."""
 
@@ -81,13 +81,13 @@ _FOR_EVER = 1 << 60
 
 
 async def load_arrow() -> None:
-    """Do in a thread what Arrow does with its first array: it imports pandas, if that is installed, which takes seconds on a busy machine."""
+    """Make Arrow's first array in a thread: it imports pandas, if that is installed, which takes seconds on a busy machine."""
     if "pandas" not in sys.modules:
         await trio.to_thread.run_sync(pa.array, [None])
 
 
 def log_config(shards: int) -> JournalConfig:
-    """Return how the journal of a durable class is kept: a partition for each shard, rows found by entity, and nothing ever deleted."""
+    """Return the settings of the journal of a durable class: a partition for each shard, an index by entity, and no retention."""
     return JournalConfig(
         partitions=shards,
         segment_bytes=SEGMENT_BYTES,
@@ -104,13 +104,13 @@ def log_columns(events: Any) -> pa.Schema:
         events: the classes of its events, as a union (``Deposited | Withdrawn``).
 
     Raises:
-        ConfigurationError: an event cannot be in columns, or two need a column of the same name and another type.
+        ConfigurationError: a field of an event cannot be a column, or two events need columns of the same name with different types.
     """
     return Log(dict.fromkeys(flatten(events))).schema
 
 
 class Row:
-    """A row that is not on the disk yet. The offset of the entity's snapshot is added when it is written."""
+    """A row that is not on disk yet. The offset of the entity's snapshot is added when it is written."""
 
     __slots__ = (
         "body", "command", "data", "event", "kind", "live", "octets", "reply", "sequence", "state", "time", "values",
@@ -133,14 +133,14 @@ class Row:
         """Microseconds since 1970."""
         self.command = command
         self.event = event
-        """None: a row that is not an event."""
+        """The class of its event; None if the row is not an event."""
         self.values = values
-        """Of the event, for its columns."""
+        """The values of the event's columns."""
         self.data = data
         self.reply: bytes | None = None
         self.body: bytes | None = None
         self.state: Mapping[str, bytes] | None = None
-        """Of a snapshot: the fields of the entity."""
+        """The fields of the entity, if the row is a snapshot."""
         octets = 128
         for value in values:  # a generator expression with isinstance() took a tenth of a whole command
             if type(value) in _SIZED:
@@ -173,7 +173,7 @@ class EventKind:
     tag: str
     version: int
     columns: Columns[Any] | None
-    """None: it has no fields."""
+    """The columns of its fields; None if it has no fields."""
     spread: Callable[[Sequence[Any]], Sequence[Any]]
     """Puts the values of an event into the columns of all events."""
     values: Callable[[Any], Sequence[Any]] = attrs.field(init=False, default=attrs.Factory(_values_of, takes_self=True))
@@ -181,18 +181,18 @@ class EventKind:
 
     @property
     def names(self) -> list[str]:
-        """Names of its columns."""
+        """The names of its columns."""
         return list(self.columns.schema.names) if self.columns is not None else []
 
     def batch(self, columns: Mapping[str, Any]) -> pa.RecordBatch:
-        """Put the values of one event into a row; missing ones are null."""
+        """Return the values of one event as a row; missing values are null."""
         fields = [field.with_nullable(True) for field in (self.columns.schema if self.columns is not None else ())]
         return pa.RecordBatch.from_pylist(
             [{field.name: columns.get(field.name) for field in fields}], pa.schema(fields)
         )
 
     def events(self, batch: pa.RecordBatch) -> Iterator[Any]:
-        """Turn rows of this kind into events, each when it is taken. A null where none may be is the default: the field is younger than the row."""
+        """Turn rows of this kind into events; each is made when it is taken. A field that is younger than a row gets its default."""
         if self.columns is None:
             cls: Any = self.cls
             return (cls() for _ in range(batch.num_rows))
@@ -209,7 +209,7 @@ def _filled(column: pa.Array, field: pa.Field) -> pa.Array:
         return column
     default = default_of(field)
     if default is None:
-        return column  # the class says which field it misses
+        return column  # the class raises, and names the missing field
     places = pc.if_else(pc.is_null(column), len(column), pa.array(range(len(column)), pa.int64()))
     return pa.concat_arrays([column, default]).take(places)
 
@@ -218,8 +218,8 @@ class Log:
     """The columns of a log, and its classes of events.
 
     Raises:
-        ConfigurationError: an event cannot be in columns, two need a column of the same name and another type, or a field has the name of a
-            column of `BOOKKEEPING`, or begins with ``_``.
+        ConfigurationError: a field of an event cannot be a column, two events need columns of the same name with different types, or a field
+            has the name of a column of `BOOKKEEPING` or begins with ``_``.
     """
 
     def __init__(self, events: Iterable[type], there: pa.Schema | None = None) -> None:
@@ -252,12 +252,12 @@ class Log:
             cls: EventKind(cls, tag, _version_of(cls), columns, _spread(columns, list(fields)))
             for cls, tag, columns in kinds
         }
-        """By the class of event."""
+        """The kinds, by class."""
         self.tags: Mapping[str, EventKind] = {kind.tag: kind for kind in self.kinds.values()}
-        """By the wire name."""
+        """The kinds, by wire name."""
 
     def batch(self, rows: Sequence[Row], first: int) -> pa.RecordBatch:
-        """Put rows into columns; `first` is the offset that the first of them gets."""
+        """Return rows as a batch; `first` is the offset of the first row."""
         found: list[tuple[Any, ...]] = []
         for offset, row in enumerate(rows, first):
             live, event = row.live, row.event
@@ -286,5 +286,5 @@ def _columns_of(cls: type) -> tuple[str, Columns[Any] | None]:
 def _version_of(cls: type) -> int:
     version = getattr(cls, "event_version", 1)
     if not isinstance(version, int) or not 1 <= version < 1 << 31:
-        raise ConfigurationError(f"{cls.__qualname__}.event_version is a number from 1 on, not {version!r}")
+        raise ConfigurationError(f"{cls.__qualname__}.event_version must be a number of 1 or more, not {version!r}")
     return version

@@ -1,4 +1,4 @@
-"""What all shards of a durable class share, and what each of them tells of itself."""
+"""The settings that all shards of a durable class share, and the statistics of a shard."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["GetShardStatistics", "Settings", "ShardStatistics"]
 
 @attrs.frozen(kw_only=True)
 class Settings:
-    """What all shards of a durable class share."""
+    """The settings that all shards of a durable class share."""
 
     cls: type[Durable[Any]]
     log: Log
     node: str
-    """Names this process in the log."""
+    """The name of this process in the log."""
     idle: float
     remember: int
     snapshot_every: int
@@ -37,24 +37,24 @@ class Settings:
 
 @message("levada.durable.shard_statistics", frozen=True)
 class ShardStatistics:
-    """Counters of a shard since it started, and sizes of this moment."""
+    """Counters of a shard since it started, and its current sizes."""
 
     live: int
     """Entities in memory."""
     loading: int
-    """Entities that are read now."""
+    """Entities that are being read."""
     under_way: int
     """Commands that are not answered yet."""
     rows: int
-    """Written."""
+    """Rows written."""
     end: int
-    """Offset behind the last row."""
+    """The offset after the last row."""
     replayed: int
     """Entities that were loaded."""
     failed: int
     """Entities that cannot be replayed."""
     repeated: int
-    """Commands that came again."""
+    """Commands that were repeated with the same id."""
 
 
 @message("levada.durable.get_shard_statistics", frozen=True)

@@ -1,4 +1,4 @@
-"""About the bytes that a command holds, from the moment a shard takes it."""
+"""The approximate size of a command, which a shard counts while the command is under way."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _names(cls: type) -> tuple[str, ...]:
 
 
 def bytes_of(message: Any, codec: Codec) -> int:
-    """Return about the bytes of a message: of its texts and bytes; of other fields, what they have when they are encoded."""
+    """Return the approximate size of a message in bytes: the length of its texts and bytes, and the encoded size of other fields."""
     octets = 0
     cls: type = type(message)
     for name in _names(cls):
@@ -34,5 +34,5 @@ def bytes_of(message: Any, codec: Codec) -> int:
             try:
                 octets += len(codec.encode(value))
             except (TypeError, ValueError, LevadaError):
-                pass  # a handle, or what the handler will complain of
+                pass  # a handle, or a value that the handler will reject
     return octets

@@ -1,7 +1,8 @@
 """Snapshots: the state of an entity as bytes.
 
-A snapshot holds the fields of the class by name, each encoded as its annotation says, and the command ids that the entity remembers. It fits a
-class that has exactly these fields, and the same `Durable.snapshot_version`. Any other is ignored, and the entity is replayed from its first row.
+A snapshot has the fields of the class by name, each encoded by its annotation, and the command ids that the entity remembers. It fits a class
+that has exactly these fields and the same `Durable.snapshot_version`. Any other snapshot is ignored, and the entity is replayed from its first
+row.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ __all__ = ["Snapshots"]
 
 
 class Snapshots:
-    """How entities of one class become bytes.
+    """Encodes and decodes the state of the entities of one class.
 
     Raises:
-        ConfigurationError: a field of the class has no default, or its annotation is no type that a message may hold.
+        ConfigurationError: a field of the class has no default, or its type cannot be in a message.
     """
 
     def __init__(self, cls: type[Durable[Any]], codec: Codec) -> None:
@@ -34,7 +35,7 @@ class Snapshots:
         for field in kept:
             if field.default is attrs.NOTHING:
                 raise ConfigurationError(
-                    f"{cls.__name__}.{field.name}: a field of a durable actor is state, and begins with a default"
+                    f"{cls.__name__}.{field.name}: a field of a durable actor is state, and needs a default"
                 )
         self._codec = codec
         self._version = cls.snapshot_version
@@ -50,16 +51,16 @@ class Snapshots:
                 ) from error
 
     def state(self, actor: Durable[Any]) -> dict[str, bytes]:
-        """Encode the fields; raises as `Codec.encode`."""
+        """Encode the fields. Errors are as for `Codec.encode`."""
         return {name: self._codec.encode(getattr(actor, name), kind) for name, kind in self._types.items()}
 
     def pack(self, state: Mapping[str, bytes], live: Live) -> bytes:
-        """Put a state and the remembered commands together."""
+        """Encode a state together with the remembered commands."""
         commands = [[command, *known] for command, known in (live.commands or {}).items()]
         return self._codec.encode({"version": self._version, "state": dict(state), "commands": commands})
 
     def restore(self, data: bytes, actor: Durable[Any], live: Live) -> bool:
-        """Give an actor the state of a snapshot; False if it does not fit, then nothing has changed."""
+        """Give an actor the state of a snapshot. Return False, and change nothing, if it does not fit."""
         try:
             found = self._codec.decode(data)
             state = found["state"]

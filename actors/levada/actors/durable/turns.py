@@ -1,4 +1,4 @@
-"""`Live`, the shard's record of an entity in memory, and `Turn`, one command of it."""
+"""`Live`, the shard's record of an entity in memory, and `Turn`, one of its commands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Command", "Erase", "Live", "Turn", "Writer"]
 
 @message("levada.durable.command")
 class Command(Asks[Any]):
-    """A message to an entity, as its shard takes it. The entity's handler answers."""
+    """A message to an entity, sent to its shard. The entity's handler answers."""
 
     entity: str
     message: Any
@@ -34,13 +34,13 @@ class Command(Asks[Any]):
 
 @message("levada.durable.erase", frozen=True)
 class Erase(Asks[int]):
-    """Erase an entity; answered with the number of its rows that are gone from the files."""
+    """Erase an entity; the answer is the number of rows that were removed from the files."""
 
     entity: str
 
 
 class Writer(Protocol):
-    """What an entity needs of its shard."""
+    """The part of a shard that its entities use."""
 
     log: Log
     number: int
@@ -53,27 +53,27 @@ class Writer(Protocol):
         ...
 
     def commit(self, live: Live) -> trio.Event | None:
-        """Queue the recorded rows; return the event of its being on the disk, None if all is."""
+        """Queue the recorded rows; return an event that is set when they are on disk, None if they are already."""
         ...
 
     def placed(self, row: Row, offset: int) -> None:
-        """Note the offset that a row gets; rows come in the order of the log."""
+        """Called with the offset of each row, in the order of the log."""
         ...
 
     def finished(self, turn: Turn, value: Any) -> None:
-        """Take the answer of a handler. Raises if it cannot be kept; then nothing was queued."""
+        """Queue the answer of a handler. If it raises, because the answer cannot be encoded, nothing was queued."""
         ...
 
     def done(self, turn: Turn) -> None:
-        """Answer: everything up to the command's last row is on the disk."""
+        """Answer a command whose rows are on disk."""
         ...
 
     def part_done(self, tells: Sequence[tuple[Ref[Any], Any]]) -> None:
-        """Send the messages that waited for rows in the middle of a handler."""
+        """Send the messages that waited for the rows of a commit within a handler."""
         ...
 
     def failed(self, turn: Turn, error: BaseException) -> None:
-        """Note that an entity ended on a command, or before it."""
+        """Called when an entity ended on a command, or before it."""
         ...
 
 
@@ -92,29 +92,29 @@ class Live:
         self.entity = entity
         self.writer = writer
         self.sequence = 0
-        """Of its newest event."""
+        """The sequence number of its newest event."""
         self.snapshot: int | None = None
-        """Offset of its newest snapshot."""
+        """The offset of its newest snapshot."""
         self.since = 0
-        """Its rows since that."""
+        """The number of its rows since the snapshot."""
         self.ticket = 0
-        """Place of its newest row in the queue of the shard."""
+        """The place of its newest row in the shard's queue."""
         self.used = 0.0
-        """When it last got a command, on trio's clock."""
+        """The time of its last command, on trio's clock."""
         self.commands: dict[str, tuple[int, bytes]] | None = None
-        """Ids of commands, oldest first: the offset of the last row, and the hash of the command."""
+        """The offset of the last row and the hash of each remembered command, by id, oldest first."""
         self.underway: dict[str, Turn] | None = None
-        """Commands with ids that are not on the disk yet."""
+        """The commands with ids that are not on disk yet."""
         self.turn: Turn | None = None
         """The command that is being handled."""
         self.waiting: deque[Turn] | None = None
-        """Commands after that."""
+        """The commands that wait for it."""
         self.recorded: list[Row] = []
-        """Rows of this command that are not in the shard's queue yet."""
+        """The rows of this command that are not in the shard's queue yet."""
         self.own: list[Row] | None = None
-        """Rows of the shard itself that go with them."""
+        """The shard's own rows that are written with them."""
         self.octets = 0
-        """About the size of all rows of this command since the last commit."""
+        """The approximate size of this command's rows since the last commit, in bytes."""
         self.tells: list[tuple[Ref[Any], Any]] | None = None
         """Messages that go when the rows are on the disk."""
         self.failed: BaseException | None = None
@@ -122,9 +122,9 @@ class Live:
 
 
 class Turn(Ask):
-    """A command on its way through an entity. It is an entry of the entity's mailbox, and fails if the entity ends first.
+    """A command on its way through an entity. First it is an entry of the entity's mailbox, and fails if the entity ends.
 
-    When its handler has returned it is an entry of the queue of `Commits`, with the answer as its `value`.
+    When its handler has returned, it is an entry of the queue of `Commits`, with the answer as its `value`.
     """
 
     __slots__ = (
@@ -144,29 +144,29 @@ class Turn(Ask):
         self.entity = command.entity
         self.command = command.command
         self.body: bytes | None = None
-        """Hash of the command, if it has an id."""
+        """The hash of the command, if it has an id."""
         self.message_bytes = 0
-        """About the size of the message, which its shard counts until the command is answered."""
+        """The approximate size of the message in bytes, which its shard counts until the command is answered."""
         self.reply = reply
-        """None: told, not asked."""
+        """The answer to send; None if the command was told, not asked."""
         self.also: list[Turn] | None = None
-        """The same command, sent meanwhile."""
+        """Repetitions of this command that arrived meanwhile."""
         self.live: Live | None = None
         self.running = False
         """Whether its handler has begun."""
         self.part: int | None = None
-        """The place in the shard's queue of the first part that its handler has committed; None if it has committed nothing yet."""
+        """The place in the shard's queue of the first part that its handler committed; None if it has committed nothing."""
         self.waiter: trio.lowlevel.Task | None = None
         """The task of its handler, if that is async."""
         self.reminder: Reminder | None = None
-        """The reminder that it is."""
+        """The reminder, if the command is one."""
 
     def fail(self, error: BaseException) -> None:
-        """Tell the shard that the entity ended before the answer."""
+        """Report to the shard that the entity ended before it answered."""
         if not self.settled:
             self.settled = True
             self.shard.failed(self, error)
 
     def done(self) -> None:
-        """Answer."""
+        """Send the answer."""
         self.shard.done(self)

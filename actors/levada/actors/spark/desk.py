@@ -82,24 +82,24 @@ class BridgeConfig:
     """Host name or address of the TLS listener for executors; ``None``: the host of the URL, or of this machine if that is a wildcard."""
     allowed_uids: frozenset[int] | None = attrs.field(factory=lambda: frozenset({os.getuid()}))
     """Users whose processes may use the Unix socket; ``None``: every process that can open it and knows the token."""
-    max_connections: int = MAX_CONNECTIONS
+    max_connections: int = attrs.field(default=MAX_CONNECTIONS, validator=_COUNT)
     """The most connected processes of Spark."""
-    max_requests: int = 1024
+    max_requests: int = attrs.field(default=1024, validator=_COUNT)
     """The most requests of one process at a time. One more is refused before any work, and the process repeats it a little later."""
-    max_reads: int = 64
+    max_reads: int = attrs.field(default=64, validator=_COUNT)
     """The most streams of rows among these requests; each holds one block."""
-    max_pending_bytes: int = 64 << 20
+    max_pending_bytes: int = attrs.field(default=64 << 20, validator=_COUNT)
     """The most bytes of rows and messages of one process that wait for the disk or for an actor. More are refused in the same way, but a single
     request may always have 64 MiB."""
-    max_total_reads: int = 320
+    max_total_reads: int = attrs.field(default=320, validator=_COUNT)
     """The most streams of rows of all processes. A process gets at most a quarter of the free rest, so a new process finds room."""
-    max_total_pending_bytes: int = 320 << 20
+    max_total_pending_bytes: int = attrs.field(default=320 << 20, validator=_COUNT)
     """The most waiting bytes of rows and messages of all processes; shared in the same way."""
-    max_items: int = 1 << 18
+    max_items: int = attrs.field(default=1 << 18, validator=_COUNT)
     """The most values in a message; see `Codec.max_items`."""
-    max_staged_age: float = 6 * 3600.0
+    max_staged_age: float = attrs.field(default=6 * 3600.0, validator=v.gt(0.0))
     """Seconds after which a staged batch is dropped to which no task has added rows and that no driver has delivered: its job was killed."""
-    drain_timeout: float = 5.0
+    drain_timeout: float = attrs.field(default=5.0, validator=v.ge(0.0))
     """Seconds for pending requests at the end."""
 
 
