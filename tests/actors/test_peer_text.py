@@ -309,7 +309,7 @@ async def test_rsocket_an_error_of_a_stream(dialect: str, code: int) -> None:
         assert failed.value.data == OCTETS
 
 
-async def test_rsocket_a_client_with_mime_types_and_a_route() -> None:
+async def test_rsocket_a_client_with_mime_types_and_a_route(log: pytest.LogCaptureFixture) -> None:
     setup = SetupFrame(
         version=(1, 0),
         keepalive_ms=1000,
@@ -328,6 +328,7 @@ async def test_rsocket_a_client_with_mime_types_and_a_route() -> None:
             stream.send_nowait(len(frame).to_bytes(3, "big") + frame)
         while await stream.receive_some():
             pass  # until the server has closed
+    assert "refused: the metadata MIME type is not printable ASCII" in log.text
 
 
 # ---------------------------------------------------------------- Lumberjack

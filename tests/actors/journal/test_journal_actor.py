@@ -486,7 +486,8 @@ async def test_cancelled_while_it_opens_it_lets_go(tmp_path: Path) -> None:
         await wait_all_tasks_blocked(0.001)
         journal.kill()
         await journal.terminated()
-        Store.open(tmp_path, COLUMNS.schema).close()
+        with Store.open(tmp_path, COLUMNS.schema) as store:
+            assert set(store.extent().end.values()) == {0}
 
 
 async def test_senders_wait_while_too_much_waits_for_the_disk(

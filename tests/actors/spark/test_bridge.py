@@ -758,4 +758,5 @@ async def test_a_mailbox_that_is_cancelled_while_it_opens_can_be_opened_again(tm
     async with ActorSystem() as system, serve_bridge(system, tmp_path / "b") as bridge:
         with trio.move_on_after(0):
             await bridge.mailbox("lines", Line)
-        await (await bridge.mailbox("lines", Line)).append([Line(1)])
+        done = await (await bridge.mailbox("lines", Line)).append([Line(1)])
+        assert (done.first, done.count) == (0, 1)

@@ -173,8 +173,16 @@ def test_broken_streams_are_found(broken: type[Wrapped], expected: set[str]) -> 
 
 
 def test_a_sound_carrier_passes_in_one_call() -> None:
-    pair = factory(memory_streams, Wrapped)
-    trio.run(check_carrier, pair, CarrierTraits(shape="bytes", buffered=BUFFERED), clock=impatient())
+    made = 0
+
+    def streams() -> tuple[Any, Any]:
+        nonlocal made
+        made += 1
+        return memory_streams()
+
+    traits = CarrierTraits(shape="bytes", buffered=BUFFERED)
+    trio.run(check_carrier, factory(streams, Wrapped), traits, clock=impatient())
+    assert made == len(carrier_checks(traits))
 
 
 def test_the_note_names_the_check() -> None:
