@@ -751,7 +751,7 @@ def test_ma123_large_responses_are_not_kept() -> None:
     wire.core.end_body(three, now=0.0)
     wire.give(four, Request(101, 0, key=bytes(16)), fin=True)
     assert wire.octets[four].count(0) >= 3000
-    store = DedupStore(ttl=10, size=2, octets=100)
+    store = DedupStore(ttl=10, max_entries=2, max_bytes=100)
     assert [store.begin(("a", 5, bytes((n,))), 0.0) for n in (1, 2, 2, 3)] == [True, True, False, True]
     assert len(store) == 2
     assert store.begin(("a", 5, b"\1"), 0.0) is True

@@ -233,7 +233,7 @@ def test_tokens_are_not_guessed(core: Make, pair: Pair, feed: Feed) -> None:
 
 
 def test_sessions_without_carriers_are_bounded(core: Make, feed: Feed, setup: Callable[..., Frame]) -> None:
-    sessions = Sessions[RSocketCore](limit=50)
+    sessions = Sessions[RSocketCore](max_sessions=50)
     accepted = 0
     for number in range(200):
         made = core(client=False, sessions=sessions, resume=True)

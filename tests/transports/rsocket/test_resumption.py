@@ -534,7 +534,7 @@ def test_cancelled_while_there_is_no_carrier(net: Callable[..., Net]) -> None:
 @pytest.mark.rule("RS-94")
 def test_rs94_the_sessions_of_a_listener_share_a_bound() -> None:
     """Where they pass it, the one that keeps the most loses what it keeps: never one that keeps little. What is over is free again."""
-    sessions = Sessions[RSocketCore](octets=100_000)
+    sessions = Sessions[RSocketCore](max_bytes=100_000)
     honest = Replay(1_000_000, sessions.room)
     for _ in range(5):
         honest.keep(bytes(952))  # and 48 for each

@@ -143,7 +143,7 @@ def test_rs43_resumption_that_is_not_offered_is_refused(core: Make, feed: Feed, 
 @pytest.mark.rule("RS-44")
 def test_rs44_a_token_in_use_or_empty_is_refused(core: Make, feed: Feed, sent: Sent, setup: Setup) -> None:
     """A token in use: REJECTED_SETUP. An empty one: INVALID_SETUP. A token is free again when its session is over."""
-    sessions = Sessions[RSocketCore](limit=2)
+    sessions = Sessions[RSocketCore](max_sessions=2)
     first = core(client=False, resume=True, sessions=sessions)
     assert len(feed(first, setup(token=b"tok"))) == 1
     second = core(client=False, resume=True, sessions=sessions)

@@ -51,15 +51,15 @@ class DedupStore:
 
     Args:
         ttl: seconds for which a terminal is kept; at least as long as callers retry.
-        size: most entries; the least recently used goes first.
-        octets: most bytes of stored Responses.
+        max_entries: most entries; the least recently used goes first.
+        max_bytes: most bytes of stored Responses.
     """
 
-    def __init__(self, *, ttl: float = 600.0, size: int = 100_000, octets: int = 64 * 2**20) -> None:
+    def __init__(self, *, ttl: float = 600.0, max_entries: int = 100_000, max_bytes: int = 64 * 2**20) -> None:
         self._ttl: Final = ttl
-        self._size: Final = size
-        self._limit: Final = octets
-        self._octets = 0
+        self._max_entries: Final = max_entries
+        self._max_bytes: Final = max_bytes
+        self._bytes = 0
         self._entries: OrderedDict[Key, tuple[float, StoredDone | StoredResponse | None]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -91,17 +91,17 @@ class DedupStore:
     def _put(self, key: Key, now: float, terminal: StoredDone | StoredResponse | None) -> None:
         self._drop(key)
         self._entries[key] = (now + self._ttl, terminal)
-        self._octets += _octets(terminal)
-        while len(self._entries) > self._size or self._octets > self._limit:
+        self._bytes += _bytes_of(terminal)
+        while len(self._entries) > self._max_entries or self._bytes > self._max_bytes:
             self._drop(next(iter(self._entries)))
 
     def _drop(self, key: Key) -> None:
         entry = self._entries.pop(key, None)
         if entry is not None:
-            self._octets -= _octets(entry[1])
+            self._bytes -= _bytes_of(entry[1])
 
 
-def _octets(terminal: StoredDone | StoredResponse | None) -> int:
+def _bytes_of(terminal: StoredDone | StoredResponse | None) -> int:
     return len(terminal.payload or b"") if isinstance(terminal, StoredResponse) else 0
 
 
@@ -129,15 +129,15 @@ class Quota:
     """What one identity uses at the moment. Source: MA-118.
 
     Args:
-        operations: most operations approved and not ended.
-        octets: most bytes of bodies held for the application.
+        max_operations: most operations approved and not ended.
+        max_bytes: most bytes of bodies held for the application.
     """
 
     __slots__ = ("buffered", "max_bytes", "max_operations", "operations", "waiting")
 
-    def __init__(self, operations: int, octets: int) -> None:
-        self.max_operations = operations
-        self.max_bytes = octets
+    def __init__(self, max_operations: int, max_bytes: int) -> None:
+        self.max_operations = max_operations
+        self.max_bytes = max_bytes
         self.operations = 0
         """Operations in flight."""
         self.buffered = 0
@@ -145,9 +145,9 @@ class Quota:
         self.waiting: dict[Callable[[], bool], None] = {}
         """Connections that found no room, longest waiting first. Each is told once, and answers whether it still wants room."""
 
-    def fits(self, octets: int) -> bool:
+    def fits(self, size: int) -> bool:
         """Whether there is room for one more operation with this many bytes."""
-        return self.operations < self.max_operations and self.buffered + octets <= self.max_bytes
+        return self.operations < self.max_operations and self.buffered + size <= self.max_bytes
 
     def freed(self) -> None:
         """Tell the next connection that there may be room."""

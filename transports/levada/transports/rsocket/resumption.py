@@ -125,14 +125,14 @@ class Sessions(Generic[S]):
     """The sessions of one listener that can be resumed, by token (RS-104).
 
     Args:
-        limit: sessions at once, also without a carrier; a SETUP that asks for one more is refused.
-        octets: bytes of the frames that all sessions keep, and 48 more for each frame. Beyond it, the session that keeps the most loses
+        max_sessions: sessions at once, also without a carrier; a SETUP that asks for one more is refused.
+        max_bytes: bytes of the frames that all sessions keep, and 48 more for each frame. Beyond it, the session that keeps the most loses
             its frames.
     """
 
-    def __init__(self, limit: int = 1_000, octets: int = 256 * 1024 * 1024) -> None:
-        self._limit = limit
-        self.room = Room(octets)
+    def __init__(self, max_sessions: int = 1_000, max_bytes: int = 256 * 1024 * 1024) -> None:
+        self._max_sessions = max_sessions
+        self.room = Room(max_bytes)
         self._sessions: dict[bytes, S] = {}
 
     def __len__(self) -> int:
@@ -140,7 +140,7 @@ class Sessions(Generic[S]):
 
     def add(self, token: bytes, session: S) -> bool:
         """Register a session; false if the token is in use (RS-44) or there are too many."""
-        if token in self._sessions or len(self._sessions) >= self._limit:
+        if token in self._sessions or len(self._sessions) >= self._max_sessions:
             return False
         self._sessions[token] = session
         return True
