@@ -21,7 +21,7 @@ from levada.actors.lumberjack.tail_file import OpenFile
 from levada.actors.lumberjack.tail_reader import FileReader
 from levada.actors.lumberjack.tail_registry import FileEntry, FileRegistry, open_registry
 from levada.actors.lumberjack.tail_scanner import Scanner
-from levada.framework import ActorSystem, Shutdown
+from levada.framework import ActorSystem, Ref, Shutdown
 from levada.framework.errors import ConfigurationError
 
 CONFIG = TailConfig(host="web-01", drain_timeout=600.0)
@@ -569,12 +569,13 @@ async def test_actors_that_are_stopped_before_they_have_started_end_without_an_e
     file = OpenFile(str(path))
     entry = FileEntry(path=str(path), device=file.device, inode=file.inode)
     async with ActorSystem() as system:
-        for actor in (
+        actors: list[Ref[Any]] = [
             system.spawn(Scanner, (str(path),), shared, trio.Event()),
             system.spawn(FileReader, file, entry, shared),
-        ):
+        ]
+        for actor in actors:  # both, before any of them runs
             actor.stop(now=True)
-            assert await actor.terminated() == Shutdown()
+        assert [await actor.terminated() for actor in actors] == [Shutdown(), Shutdown()]
     assert sink.events == []
 
 
