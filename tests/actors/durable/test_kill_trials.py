@@ -50,6 +50,8 @@ STRIKES = [
     "restart, then SIGKILL of the keeper",
 ]
 """Of one trial, in random order."""
+ROWS = ["1", "2", "4"]
+"""Of an entity, after which its state is written too: with 1, each strike at a command is one at a snapshot."""
 MISTAKES = r"\b(AssertionError|AttributeError|IndexError|KeyError|NoValue|TypeError|ValueError)\b"
 """No process logs one of these, whatever is killed. Shards that lose their journal log `ShardLost`."""
 ANSWERED = 120.0
@@ -167,7 +169,7 @@ class Trial:
         while not self._ending:
             with (self.folder / f"driver-{self.lives}.err").open("wb") as errors:
                 process = await trio.lowlevel.open_process(
-                    [sys.executable, "-m", "tests.actors.durable.trial_driver", str(self.log), str(SHARDS)],
+                    [sys.executable, "-m", "tests.actors.durable.trial_driver", str(self.log), str(SHARDS), self.chance.choice(ROWS)],
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=ROOT,
                     env={**os.environ, variable: value}, process_group=0,
                 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The driver of a kill trial: ``trial_driver.py FOLDER SHARDS``. Takes a JSON object a line, and answers with lines; ends when stdin does."""
+"""The driver of a kill trial: ``trial_driver.py FOLDER SHARDS SNAPSHOT_EVERY``. Takes JSON objects, one a line; ends when stdin does."""
 
 from __future__ import annotations
 
@@ -115,14 +115,14 @@ class Trial:
             say(error=f"{m}: {error!r}")
 
 
-async def main(folder: str, count: int) -> None:
+async def main(folder: str, count: int, snapshot_every: int) -> None:
     async with (
         ActorSystem("driver", shutdown_timeout=20.0, ask_timeout=30.0) as system,
         local_nodes(system, len(NODES), APP, names=NODES, settings=SETTINGS) as nodes,
     ):
         purses = await shards(
             system, Purse, events=Paid, journal=folder, shards=count, nodes=nodes,
-            idle=0.5, snapshot_every=4, max_live=2 * count, keeper=True,
+            idle=0.5, snapshot_every=snapshot_every, max_live=2 * count, keeper=True,
         )  # fmt: skip
         trial = Trial(nodes, purses)
         async with trio.open_nursery() as nursery:
@@ -138,4 +138,4 @@ async def main(folder: str, count: int) -> None:
 if __name__ == "__main__":
     without_pandas()
     logging.basicConfig(level=logging.WARNING)
-    trio.run(main, sys.argv[1], int(sys.argv[2]))
+    trio.run(main, sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
