@@ -94,7 +94,7 @@ def bounds(offset: dict[str, Any]) -> tuple[int, ...]:
     ("wrong", "says"),
     [
         ({"mailbox": ""}, "needs option mailbox"),
-        ({"maxRowPerBatch": "3"}, "no option of format mailbox: maxrowperbatch; there are: address"),
+        ({"maxRowPerBatch": "3"}, "format mailbox has no option maxrowperbatch; its options are address"),
         ({"maxRowsPerBatch": "0"}, "maxRowsPerBatch is a whole number of 1 or more, not '0'"),
         ({"maxTriggerDelay": "soon"}, "maxTriggerDelay is a time such as 500ms"),
         ({"startingOffsets": "first"}, "startingOffsets is earliest, latest, group or JSON"),

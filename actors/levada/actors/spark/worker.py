@@ -1,10 +1,10 @@
-"""The bridge's end in Spark's processes, driver and executors: lasting connections, and calls that block.
+"""The bridge in Spark's processes, driver and executors: lasting connections, and calls that block.
 
-A process has one connection for each bridge, made on first use and again after a loss; a forked child makes its own.
-Calls wait `PATIENCE` seconds for a bridge that is away, so the actors' side may restart under a running query. Then they try again all that is
-idempotent: everything but an append that was sent. Blocks of rows are identified by their place.
+A process has one connection to each bridge, made on first use and after a loss; a forked child makes its own.
+Calls wait `PATIENCE` seconds for a bridge that is away, so the actors' side can restart under a running query. Then they repeat everything that
+is idempotent: all but an append that was sent. Blocks of rows are identified by their position.
 
-Imports trio through the framework, and never runs it.
+This module imports trio through the framework, and never runs it.
 """
 
 from __future__ import annotations
@@ -64,16 +64,16 @@ TIMEOUT = 60.0
 PATIENCE = 30.0
 """Seconds to wait for a bridge that is away."""
 PAUSES = 0.05, 1.0
-"""Seconds before the next try, and the most; each pause is twice the one before."""
+"""The first and the longest pause in seconds between attempts; each pause doubles the one before."""
 BLOCK_ROWS, BLOCK_BYTES = 16_384, 4 << 20
-"""Largest size of a block that is sent, unless a single row is larger."""
+"""The largest block that is sent, in rows and bytes, unless a single row is larger."""
 HELD_ROWS = 4096
-"""Rows of a log that are given to Spark at once: about 0.7 of the CPU time of a plain mailbox's rows; block by block it was about 1.3."""
+"""Rows of a log that Spark gets at once: they take about 0.7 of the CPU time of a plain mailbox's rows; block by block it was about 1.3."""
 
 _codec = Codec()
 _lock = threading.Lock()
 _connections: dict[tuple[str, str | None], tuple[BlockingPeer, bool]] = {}
-"""With each, whether the bridge traces."""
+"""The connections, each with whether its bridge traces."""
 
 
 def connection(address: str, token_file: str | None = None) -> BlockingPeer:
@@ -86,7 +86,7 @@ def connection(address: str, token_file: str | None = None) -> BlockingPeer:
             socket.
 
     Raises:
-        BridgeRefused: the bridge does not let this process in.
+        BridgeRefused: the bridge refuses this process.
         ConnectionLost: no address answers.
         ConfigurationError: an address or the token file cannot be used.
     """
@@ -99,18 +99,18 @@ def connection(address: str, token_file: str | None = None) -> BlockingPeer:
 
 
 def traced(address: str, token_file: str | None, trace: TraceHeaders | None) -> list[ZipkinTracing]:
-    """Return the metadata by which a request belongs to a trace: none, if the bridge does not trace or has not been connected to.
+    """Return the metadata that puts a request into a trace; none if the bridge does not trace, or there is no connection yet.
 
     Args:
         address, token_file: as for `connection`.
-        trace: for requests of code without a span of its own.
+        trace: the trace of requests from code without a span of its own.
     """
     found = _connections.get((address, token_file))
     return [] if found is None or not found[1] else belonging_to(trace)
 
 
 def addresses(address: str) -> list[str]:
-    """Return the address of each node; see `levada.actors.spark.asks.RemoteActor`. Sockets of nodes may come and go."""
+    """Return the address of each node; see `levada.actors.spark.asks.RemoteActor`. A pattern is expanded at each call."""
     found: list[str] = []
     for part in address.split(";"):
         url = part.strip()
@@ -215,12 +215,12 @@ class _Patience:
         self.found()
 
     def found(self) -> None:
-        """The bridge is there: the next absence counts from its own beginning."""
+        """Reset: the bridge is there, and its next absence is counted from the start."""
         self._until: float | None = None
         self._pause = PAUSES[0]
 
     def wait(self, error: LevadaError, away: tuple[type[LevadaError], ...] = _AWAY) -> None:
-        """Sleep a little; or raise the error of the actors' side, if the bridge is not away or has been away for too long."""
+        """Sleep a little, or raise the error of the actors' side if the bridge is not away, or has been away for too long."""
         problem = raised(error) if isinstance(error, RequestFailed) else error
         now = time.monotonic()
         if self._until is None:
@@ -245,7 +245,7 @@ def call(
         address: see `connection`.
         token_file: see `connection`.
         use: the call.
-        again: whether it is idempotent, and so repeated if the connection is lost meanwhile.
+        again: whether the call is idempotent, so that it is repeated after a lost connection.
         patience: seconds to wait for a bridge that is away. None: `PATIENCE`.
 
     Raises:
@@ -273,13 +273,13 @@ def _connected(address: str, token_file: str | None, waiting: _Patience) -> Bloc
 
 @attrs.frozen
 class RemoteMailbox:
-    """A mailbox as Spark's processes see it. Plain data, may be pickled: the connection is looked up at each call."""
+    """A mailbox, as Spark's processes see it. It is plain data and can be pickled: each call looks up the connection."""
 
     address: str
     name: str
     token_file: str | None = None
     trace: TraceHeaders | None = None
-    """What requests belong to, if the code that makes them has no span."""
+    """The trace of requests, if the code that makes them has no span."""
 
     def ask(self, question: Asks[R], *, timeout: float | None = TIMEOUT, patience: float | None = None) -> R:
         """Ask one of the questions of `levada.actors.spark.protocol`; all are idempotent.
@@ -296,7 +296,7 @@ class RemoteMailbox:
         )
 
     def traced(self) -> list[ZipkinTracing]:
-        """Return the metadata by which a request belongs to a trace; see `traced`."""
+        """Return the metadata that puts a request into a trace; see `traced`."""
         return traced(self.address, self.token_file, self.trace)
 
     def describe(self) -> Description:
@@ -304,7 +304,7 @@ class RemoteMailbox:
         return self.ask(Describe())
 
     def wait_for_rows(self, after: dict[int, int], rows: int, seconds: float) -> Description:
-        """Ask for a description once there are `rows` rows behind these offsets, or after `seconds`."""
+        """Ask for a description once there are `rows` rows after these offsets, or after `seconds`."""
         return self.ask(WaitForRows(after, rows, seconds), timeout=seconds + TIMEOUT)
 
     def measure(self, partition: int, start: int, end: int, max_bytes: int) -> int:
@@ -317,15 +317,15 @@ class RemoteMailbox:
     def read(
         self, partition: int, start: int, end: int, *, epoch: str, schema: pa.Schema, opening: str | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield rows, with at most `WINDOW` blocks on their way; after a lost connection, go on at the same place.
+        """Yield rows, with at most `WINDOW` blocks on their way. After a lost connection, continue at the same row.
 
         Args:
-            partition: its number.
-            start: offset of the first row.
-            end: offset behind the last one.
-            epoch: epoch of the offsets.
-            schema: the wanted columns; older rows get defaults for missing ones. Of the log of a durable class only events are yielded.
-            opening: opening of the offsets; None: any.
+            partition: the number of the partition.
+            start: the offset of the first row.
+            end: the offset after the last row.
+            epoch: the epoch of the offsets.
+            schema: the wanted columns; older rows get defaults for missing columns. From the log of a durable class, only events are yielded.
+            opening: the opening of the offsets; None: any.
 
         Raises:
             OffsetGone, EpochChanged, JournalBehind, JournalError: the rows are not there.
@@ -368,7 +368,7 @@ class RemoteMailbox:
                 yield head, batch
 
     def stage(self, head: StageHead, batches: Iterable[pa.RecordBatch], *, timeout: float = TIMEOUT) -> int:
-        """Stage rows, with at most `WINDOW` blocks on their way; return how many. Goes on when a bridge that was away is back.
+        """Stage rows, with at most `WINDOW` blocks on their way; return the number of rows. Continues when a bridge that was away is back.
 
         Raises:
             JournalFull, SchemaMismatch, JournalError: see `StageRows`.
@@ -391,7 +391,7 @@ class RemoteMailbox:
         key: str | None = None,
         timeout: float | None = TIMEOUT,
     ) -> AppendedRows:
-        """Append rows at once, as `Mailbox.append`. Once sent it is not tried again, because a lost append may have been written."""
+        """Append rows directly, as `Mailbox.append` does. An append that was sent is not repeated, because it may have been written."""
         route, head = f"mailbox/{self.name}/append", AppendHead(partition, key)
         answer = self._call(
             lambda peer: peer.request_response(rows_payload(route, head, batch, self.traced()), timeout=timeout),
@@ -409,7 +409,7 @@ class _Sent:
     end: int
     """Rows up to the end of this one."""
     pending: PendingAnswer | None = None
-    """None: not on this connection yet."""
+    """The pending answer; None: not sent over this connection yet."""
 
 
 class _Staging:
@@ -437,7 +437,7 @@ class _Staging:
         self._push()
 
     def finish(self) -> int:
-        """Wait until all are staged; return how many rows."""
+        """Wait until all blocks are staged; return the number of rows."""
         while self._sent:
             self._take()
         return self._rows
@@ -480,7 +480,7 @@ class _Staging:
 
 
 class _Held:
-    """Blocks of a log that are held back until they are worth it: one is as small as a group of commands."""
+    """Collects the blocks of a log, because a block can be as small as one group of commands."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
