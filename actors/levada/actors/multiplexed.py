@@ -6,7 +6,7 @@
 * A stream that the core blocks, or that the owner holds back, is not read; the carrier's window then stops the peer.
 * Streams get their numbers in the order of opening. Where the peer gives no credit for one, its output waits, and so do later streams
   of the same kind; the other kind goes on.
-* Whoever opens or ends a stream tells `Multiplexed`, which holds nothing of a stream that is over.
+* The code that opens or ends a stream tells `Multiplexed`, which keeps nothing of a stream that has ended.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def _nothing(*_: Any) -> None:
 
 
 class MultiplexedCore(StreamsInput[E], Protocol[E]):
-    """What gets the input."""
+    """The core, which gets the input of streams."""
 
     def is_blocked(self, stream_id: int) -> bool:
-        """Whether a stream must not be read now."""
+        """Return whether a stream must not be read now."""
         ...
 
 
@@ -69,7 +69,7 @@ class Opening(Protocol):
 
     @property
     def priority(self) -> int:
-        """0 (first) to 255; what is below counts as 0."""
+        """0 (first) to 255; a lower number counts as 0."""
         ...
 
 
@@ -114,7 +114,7 @@ class Throttle(Protocol):
         ...
 
     def took(self, stream_id: int, octets: int, now: float) -> None:
-        """Count what was read."""
+        """Count the bytes that were read."""
         ...
 
 
@@ -158,7 +158,7 @@ class Multiplexed(Generic[E]):
         self.ready: dict[int, None] = {}
         """Streams to be read. While there are any, or any `stops`, the owner calls `read`."""
         self.stops: list[tuple[int, int]] = []
-        """Streams that the peer has stopped, with its codes, of which the core does not know yet."""
+        """Streams that the peer has stopped, with its codes, until the core is told."""
         self.held: set[int] = set()
         """Streams that the owner holds back; `resume` ends it."""
         self.throttle: Throttle | None = None
@@ -630,7 +630,7 @@ class MultiplexedDriver(Driver[C], Generic[C]):
             self._turn_due, self._just_read = bool(streams.ready), True
 
     def flush(self) -> bool:
-        """Read what is at hand, write what there is, apply what the core has left, and set the timer."""
+        """Read the available bytes, write the output, apply the remaining events of the core, and set the timer."""
         self._turn_due = False
         core, streams = self.core, self.streams
         if streams.carrier is None:

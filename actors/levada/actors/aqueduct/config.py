@@ -47,12 +47,12 @@ class PeerConfig:
         default=None, converter=fallback_of, validator=v.optional(v.instance_of(Fallback))
     )
     """Client over QUIC: ``"tls"`` connects by QMux over TLS to the same host and port if QUIC gets no answer within 250 ms. Certificates and
-    windows are those of ``carrier``. The settings remember for ten minutes that QUIC did not work at a server, so keep them; a `Fallback`
+    windows come from ``carrier``. The settings remember for ten minutes that QUIC did not work at a server, so keep them; a `Fallback`
     has other times. `CarrierInfo.scheme` says which carrier it is."""
     codec: Codec = attrs.field(factory=Codec, validator=v.instance_of(Codec))
     """Writes and reads messages."""
     headers: Headers = attrs.field(default=(), converter=_headers, repr=False)
-    """Connection headers that the peer sees: pairs of ASCII text and bytes. A server's come before those of `Identity.headers`."""
+    """Connection headers that the peer sees: pairs of ASCII text and bytes. A server sends them before `Identity.headers`."""
     schema: Literal["refuse", "warn", "off"] = attrs.field(default="refuse", validator=v.in_(("refuse", "warn", "off")))
     """What to do if a message class of the peer is incompatible with the class that has the same tag here: end the connection with an
     error that names the difference, log a warning, or do not compare."""

@@ -112,7 +112,7 @@ class Placing:
         return ref
 
     def ended(self) -> bool:
-        """Return whether the node's process in which the actor was started has ended."""
+        """Return whether the process of the node, as it was when the actor was started, has ended."""
         directory, member = self.fleet.directory, self.member
         if member is None or member.name not in directory:
             return True

@@ -219,7 +219,7 @@ class SparkTasks:
         self._settings = settings
 
     def listen_url(self, run: Run) -> str:
-        """Return the driver's URL, of which a node uses the scheme: only the node knows its own address."""
+        """Return the driver's URL. A node uses only its scheme, because the node alone knows its own address."""
         return self.driver_url
 
     @asynccontextmanager
