@@ -49,19 +49,19 @@ class _EndedBy(Half):
 class Arrived(Envelope):
     """A payload that is decoded only when the application takes it, so that errors are raised there, or whose size counts until then."""
 
-    __slots__ = ("_payload", "_settled", "decode")
+    __slots__ = ("_payload", "_settled", "decode", "large")
 
     def __init__(
         self, payload: Any, decode: Callable[[Any], Any] | None, settled: Callable[[], object] | None = None
     ) -> None:
         self._payload = payload
         self._settled = settled
-        self.decode = decode
+        self.convert(decode)
 
-    @property
-    def large(self) -> bool:
-        """Whether decoding takes so long that other tasks should run first."""
-        return self.decode is not None and len(self._payload.data) > LARGE
+    def convert(self, decode: Callable[[Any], Any] | None) -> None:
+        """Decode the payload by this function; a large one lets other tasks run first."""
+        self.decode = decode
+        self.large = decode is not None and len(self._payload.data) > LARGE
 
     def open(self) -> Any:
         """Decode the payload."""
@@ -100,7 +100,7 @@ class Inbound(ChannelCore):
         self._convert = convert
         for at, payload in enumerate(self.queue):
             if isinstance(payload, Arrived):
-                payload.decode = convert
+                payload.convert(convert)
             else:
                 self.queue[at] = Arrived(payload, convert)
 
