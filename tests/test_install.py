@@ -84,7 +84,7 @@ def sources() -> Iterator[tuple[str, Path]]:
                 yield file.relative_to(ROOT / layer).as_posix(), file
 
 
-@pytest.mark.release
+@pytest.mark.ci
 @pytest.mark.timeout(300)
 def test_the_core_from_a_wheel(distributions: tuple[Path, Path], tmp_path: Path) -> None:
     wheel, sdist = distributions

@@ -155,13 +155,13 @@ async def kill_driver(chance: random.Random) -> None:
 @pytest.mark.ci
 @pytest.mark.timeout(300)
 async def test_nodes_are_killed_and_stopped(chance: random.Random, tmp_path: Path) -> None:
-    await campaign(chance, 7, tmp_path)
+    await campaign(chance, 14, tmp_path)
 
 
 @pytest.mark.ci
 @pytest.mark.timeout(300)
 async def test_drivers_are_killed_and_stopped(chance: random.Random) -> None:
-    for _ in range(3):
+    for _ in range(6):
         await kill_driver(chance)
 
 
