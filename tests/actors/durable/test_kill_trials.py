@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -151,6 +151,10 @@ class Trial:
         self._progress.set()
         self._progress = trio.Event()
 
+    async def repeat_each(self, names: Iterator[str]) -> None:
+        for name in names:
+            await self.repeat(name)
+
     async def repeat(self, name: str) -> None:
         """Ask again; the answer is the same."""
         if name not in self._open:
@@ -270,8 +274,9 @@ async def campaign(seed: int, folder: Path, commands: int) -> dict[str, Any]:
                 customers.start_soon(trial.customer)
         struck = time.monotonic() - began
         async with trio.open_nursery() as customers:
-            for name in trial.answers:
-                customers.start_soon(trial.repeat, name)
+            names = iter(list(trial.answers))
+            for _ in range(CUSTOMERS):
+                customers.start_soon(trial.repeat_each, names)
         totals = {name: await trial.ask(do="total", id=f"total-{name}", entity=name) for name in ENTITIES}
         await trial.end()
     with (trial.log / "lock").open("r+") as lock:
