@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import random
+import re
 import secrets
 import signal
 import sys
@@ -27,7 +28,7 @@ import trio
 
 from levada.actors.nodes import Member, MemberState, Nodes, NodeSettings, spark_nodes
 from levada.actors.spark.session import session
-from levada.framework import ActorSystem, Failed, restart
+from levada.framework import ActorSystem, Failed, Lost, Shutdown, restart
 from levada.framework.errors import LevadaError
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ LIMIT = 240.0
 """Seconds for all nodes to be up again; a session takes up to 100 to start on a busy machine."""
 PARENTS = {"worker": 0, "term": 0, "stop": 0, "daemon": 1, "executor": 2}
 SIGNALS = {"term": signal.SIGTERM, "stop": signal.SIGSTOP}
+REASONS = {"term": "told to end by SIGTERM", "stop": "hangs: no heartbeat for"}
+"""What is said of a node that was hurt; of the others, that Spark says it."""
+KNOWN = 60.0
+"""Seconds until the driver and a watcher know that a node was hurt: a second for what Spark says, 9 for a hang, on a quiet machine."""
 
 
 MADE: list[str] = []
@@ -123,12 +128,20 @@ class Trial:
 
     async def hurt(self, kind: str, member: Member) -> None:
         victim = ancestor(member.pid, PARENTS[kind])
-        before = member.node_id
+        before, said = member.node_id, len(self.reasons)
+        watched = await self.nodes.spawn(importlib.import_module("node_app").Counter, on=member.name)
         os.kill(victim, SIGNALS.get(kind, signal.SIGKILL))
+        with trio.fail_after(KNOWN):
+            reason = await watched.terminated()
+            await self.nodes.directory.until(lambda: len(self.reasons) > said)
+        # An actor of a node that drains is told to stop; of one that dies, it is lost. The end of an executor is SIGHUP for its nodes.
+        assert isinstance(reason, (Lost, Shutdown) if kind in ("term", "executor") else Lost), (kind, reason)
         with trio.fail_after(LIMIT):
             await self.nodes.directory.until(
                 lambda: self.nodes[member.name].node_id != before and self.nodes[member.name].state is MemberState.UP
             )
+        wanted = f"{member.name}: .*{REASONS.get(kind, 'Spark says: ')}"
+        assert any(re.match(wanted, each) for each in self.reasons[said:]), (kind, self.reasons[said:])
         await self.settled()
 
     async def step(self, text: str) -> None:
@@ -186,7 +199,7 @@ async def main(master: str, count: int, cores: int, settings: dict[str, str], st
         single = importlib.import_module("single")  # shipped
         async with ActorSystem("driver") as system, trio.open_nursery() as nursery:
             load = single.Load(system, pause=0.02)
-            how = NodeSettings(start_timeout=LIMIT, silence=4.0, drain_timeout=5.0)
+            how = NodeSettings(start_timeout=LIMIT, silence=4.0, drain_timeout=20.0)
             async with spark_nodes(system, spark, count, "node_app:app", settings=how, cores=cores or None) as nodes:
                 trial = Trial(spark, nodes)
                 for member in nodes.members:
