@@ -22,7 +22,7 @@ from levada.actors.lumberjack.tail_reader import FileReader
 from levada.actors.lumberjack.tail_registry import FileEntry, FileRegistry, open_registry
 from levada.actors.lumberjack.tail_scanner import Scanner
 from levada.framework import ActorSystem, Ref, Shutdown
-from levada.framework.errors import ConfigurationError
+from levada.framework.errors import ActorStopped, ConfigurationError
 
 CONFIG = TailConfig(host="web-01", drain_timeout=600.0)
 # The registry is written at the end; on the quick clock the 5 s that an actor has for that would be a twentieth of a second.
@@ -117,6 +117,24 @@ def offsets(registry: Path) -> dict[str, int]:
 
 LONG = "".join(f"{number:06} a line of a log that is long enough to be known by its head\n" for number in range(40))
 LONG_LINES = LONG.splitlines()
+
+
+async def test_whoever_waits_for_the_end_is_told_that_the_block_was_left(
+    tmp_path: Path, sink: Sink, quick: MockClock
+) -> None:
+    """A tail that goes on for ever never finishes; the wait ends with it, also one that begins later."""
+    (tmp_path / "app.log").write_text("one\n")
+    errors: list[str] = []
+
+    async def wait() -> None:
+        with pytest.raises(ActorStopped) as caught:
+            await followed.finished()
+        errors.append(str(caught.value))
+
+    async with trio.open_nursery() as nursery, following(sink, tmp_path / "app.log") as followed:
+        nursery.start_soon(wait)
+    await wait()
+    assert errors == ["the block of tail() was left before all files were read to their end and delivered"] * 2
 
 
 # ---------------------------------------------------------------- what comes

@@ -18,6 +18,7 @@ import attrs
 import trio
 
 from levada.framework import ActorSystem
+from levada.framework.errors import ActorStopped
 
 from .tail_config import TailConfig, TailStatus
 from .tail_delivery import Deliver, Shared
@@ -46,9 +47,14 @@ class Tail:
     async def finished(self) -> None:
         """Wait until all files were read to their end and delivered, which only happens with `TailConfig.once`.
 
-        Use it inside the block of `tail`: after the block nothing is read any more.
+        Raises:
+            ActorStopped: the block of `tail` was left before that.
         """
         await self._finished.wait()
+        reason = self._shared.cut
+        if reason is not None:
+            what = "the block of tail() was left before all files were read to their end and delivered"
+            raise ActorStopped(what, reason=reason)
 
 
 @asynccontextmanager
@@ -92,4 +98,7 @@ async def tail(
         finally:
             scanner.stop(now=True)
             with trio.CancelScope(shield=True):
-                await scanner.terminated()
+                reason = await scanner.terminated()
+            if not finished.is_set():
+                shared.cut = reason
+                finished.set()

@@ -13,6 +13,8 @@ from typing import Any
 import attrs
 import trio
 
+from levada.framework import Reason
+
 from .multiline import Record
 from .tail_config import TailConfig
 from .tail_registry import TAIL, FileEntry, FileRegistry
@@ -62,6 +64,8 @@ class Shared:
     """Entry and last known size of the files that are being read, and of those that were closed undelivered at the end."""
     left: dict[Key, int] = attrs.field(factory=dict)
     """Sizes that files had when they were closed as inactive."""
+    cut: Reason | None = None
+    """How the scanner ended, if that was before all files were read."""
 
 
 @attrs.define(eq=False)
