@@ -38,7 +38,7 @@ class Peer:
         return answer
 
 @asynccontextmanager
-async def serve(system, url, handler, *, carrier, drain, authenticate=None):
+async def serve(system, url, handler, *, carrier, drain_timeout, authenticate=None):
     async def answer(stream):
         async with stream:
             while data := await stream.receive_some():

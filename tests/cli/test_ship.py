@@ -171,7 +171,7 @@ async def test_a_receiver_whose_output_nobody_reads_ends_and_acks_nothing_more(t
             "ship", str(log), "--to", receiver.url, "--once", "--timeout", "1", "--drain-timeout", "0.1"
         )
         assert code == 1
-        assert "2 lines are not acknowledged" in err
+        assert "levada: lines that are not acknowledged: 2" in err
         assert await receiver.process.wait() == 0
 
 
@@ -228,7 +228,7 @@ async def test_ctrl_c_ends_in_order_and_says_what_is_missing(tmp_path: Path) -> 
     process.send_signal(signal.SIGINT)
     err = b"".join([part async for part in process.stderr]).decode()
     assert await process.wait() == 130
-    assert "levada: 2 lines are not acknowledged" in err
+    assert "levada: lines that are not acknowledged: 2" in err
     assert "Traceback" not in err
 
 

@@ -12,6 +12,7 @@ from levada.actors import aqueduct, lumberjack, rsocket
 from levada.actors.authentication import Credentials, Refused
 from levada.actors.metrics import Metrics
 from levada.framework import Actor, ActorSystem, Identity, handles
+from levada.transports.core import MAX_CONNECTIONS
 
 from .scraped import Found, part, scrape
 
@@ -58,7 +59,7 @@ async def test_rsocket(scheme: str, autojump_clock: MockClock) -> None:
                     }
                     assert part(found, "levada_clients") == {
                         ("levada_clients", url, scheme): 1,
-                        ("levada_clients_limit", url, scheme): 10_000,
+                        ("levada_clients_limit", url, scheme): MAX_CONNECTIONS,
                         ("levada_clients_refused_total", url, scheme): 0,
                     }
             await wait_all_tasks_blocked()

@@ -94,7 +94,7 @@ def test_nulls_within_a_column_matter_in_the_rows_only() -> None:
 def test_a_mailbox_is_not_overwritten(actors: Actors) -> None:
     actors.mailbox("out", Line)
     source = MailboxSource({"address": actors.bridge.address, "mailbox": "out"})
-    with pytest.raises(ConfigurationError, match="appended to"):
+    with pytest.raises(ConfigurationError, match="cannot be overwritten"):
         source.writer(StructType().add("number", "long"), overwrite=True)
 
 

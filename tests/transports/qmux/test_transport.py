@@ -256,7 +256,7 @@ async def test_a_refused_client_gets_no_octet(autojump_clock: MockClock) -> None
         incoming.refuse("full")
         assert listener.admission.refused == 1
         for decide in (incoming.accept, incoming.refuse, incoming.ignore):
-            with pytest.raises(LocalProtocolError, match="decided"):
+            with pytest.raises(LocalProtocolError, match="already accepted, refused or ignored"):
                 decide()
         with pytest.raises(ConnectionLost):
             await stream.receive_some()  # type: ignore[union-attr]  # a byte stream, by its settings
