@@ -503,10 +503,7 @@ class Large(Undecoded):
     """Takes 0.2 s to decode, on the clock of the test."""
 
     clock: MockClock
-
-    @property
-    def large(self) -> bool:
-        return True
+    large = True
 
     def open(self) -> int:
         self.clock.jump(0.2)

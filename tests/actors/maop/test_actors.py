@@ -50,6 +50,11 @@ def kinds(connection: MaopDriver) -> list[type]:
     return [type(actor(child)) for child in connection.children]
 
 
+def pool_of(connection: MaopDriver) -> Ref[Any]:
+    assert connection.control is not None
+    return connection.control
+
+
 def actor(ref: Ref[Any]) -> Any:
     """Look into an actor."""
     cell: Any = ref
@@ -399,7 +404,7 @@ async def test_a_killed_control_pool_goes_on_where_it_was(start: Start, autojump
         server = ends.server
         (stream_id,) = server.core.pool.streams
         server.core.set_control_writable(stream_id, False)
-        server.control.kill()
+        pool_of(server).kill()
         async with trio.open_nursery() as nursery:
             for _ in range(10):
                 nursery.start_soon(ends.peer.request, 101, b"x")
@@ -417,7 +422,7 @@ async def test_a_control_pool_that_fails_too_often_ends_its_connection(start: St
         server = ends.server
         async with connect(ends.system, ends.listener.url, token=b"secret") as other:
             for _ in range(6):
-                server.control.kill()
+                pool_of(server).kill()
                 await wait_all_tasks_blocked()
             await ends.peer.terminated()
             assert await other.request(101, b"alive") == b"alive"
@@ -436,8 +441,8 @@ async def test_ma92_the_end_goes_on_when_the_control_pool_is_killed(start: Start
             # The client waits for its request to be acknowledged; the server, for its Disconnect.
             assert ends.client.core.state is ConnectionState.FLUSHING
             assert ends.server.core.state is ConnectionState.CLOSING
-            ends.client.control.kill()
-            ends.server.control.kill()
+            pool_of(ends.client).kill()
+            pool_of(ends.server).kill()
             began = trio.current_time()
         assert trio.current_time() - began < 0.6
         assert ends.client.end is not None

@@ -61,9 +61,9 @@ class EntryOutbound(Outbound):
     def _context(self, entry: Any, tracing: Tracing) -> object:
         return None if type(entry) in (Lookup, Lookups, Claim) else tracing.current()
 
-    def _encode(self, entry: Any) -> bytes:
-        if type(entry) in (Lookup, Lookups, Claim):
+    def _encode(self, message: Any) -> bytes:
+        if type(message) in (Lookup, Lookups, Claim):
             packing = self.halves.packing
             packing.channel = self.channel
-            return self.halves.codec.encode(entry, attachments=packing)
-        return super()._encode(entry)
+            return self.halves.codec.encode(message, attachments=packing)
+        return super()._encode(message)

@@ -287,12 +287,12 @@ class _RefOutbound(Outbound):
             self.begun()
             self.begun = None
 
-    def _encode(self, entry: Any) -> bytes:
+    def _encode(self, message: Any) -> bytes:
         refs, packing = self.halves.refs, self.halves.packing
         packing.channel = self.channel
-        if isinstance(entry, Signal):
-            return entry.encode(refs, packing)
-        return envelopes.TELL + refs.codec.encode(entry, attachments=packing)
+        if isinstance(message, Signal):
+            return message.encode(refs, packing)
+        return envelopes.TELL + refs.codec.encode(message, attachments=packing)
 
     def _context(self, entry: Any, tracing: Tracing) -> object:
         return entry.context if isinstance(entry, Signal) else None

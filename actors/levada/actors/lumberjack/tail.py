@@ -99,6 +99,6 @@ async def tail(
             scanner.stop(now=True)
             with trio.CancelScope(shield=True):
                 reason = await scanner.terminated()
-            if not finished.is_set():
-                shared.cut = reason
-                finished.set()
+                if not finished.is_set():
+                    shared.cut = reason
+                    finished.set()
