@@ -104,7 +104,7 @@ async def test_it_loads_logs_in_and_updates(page: Page) -> None:
         await page.until(row("clerk1"))
         await page.go("about:blank")
         await page.go(link)
-        await page.until("document.querySelector('#banner').innerText.includes('this link has been used')")
+        await page.until("document.querySelector('#banner').innerText.includes('this link was used before')")
         page.log.clear()  # Chromium notes the 401
 
 

@@ -147,7 +147,11 @@ def test_a_token_is_exchanged_once_for_a_cookie() -> None:
     )
     assert token not in value
     cookie = value.split(";")[0]
-    assert status(ask(served, "/login", "POST", {"token": token}, **ORIGIN)) == 401
+    again = ask(served, "/login", "POST", {"token": token}, **ORIGIN)
+    assert again is not None
+    # The page shows this text.
+    text = b"this link was used before, or belongs to another run of the program: get a new one\n"
+    assert (again.status, again.body) == (401, text)
     # The cookie opens the WebSocket, beside others, until it runs out.
     assert status(ask(served, "/socket", cookie=f"other=1; {cookie}; more=2", **ORIGIN)) is None
     assert status(ask(served, "/login", cookie=cookie)) == 204
