@@ -9,13 +9,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import trio
 
 from levada.actors import rsocket
 from levada.actors.console import serve_console
 from levada.actors.dashboard import DashboardConfig, serve_console_dashboard, serve_dashboard
 from levada.actors.journal import Append, DeclareGroup, Envelope, Journal
 from levada.actors.nodes import local_nodes
-from levada.framework import Actor, ActorSystem, Sender, channel, handles, message, restart
+from levada.framework import Actor, ActorSystem, Sender, bounded, channel, handles, message, restart
 
 from .browser import CHROMIUM, Page, browsing
 
@@ -281,6 +282,49 @@ class Desk(Actor[Work]):
     @handles
     def work(self, m: Work) -> None:
         self.out.send_nowait(1)
+
+
+class Stuck(Actor[Work]):
+    door: trio.Event
+
+    @handles
+    async def work(self, m: Work) -> None:
+        await self.door.wait()
+
+
+async def test_what_waits_is_shown(page: Page) -> None:
+    async with ActorSystem("town") as system, serve_dashboard(system) as dashboard:
+        door = trio.Event()
+        stuck = system.spawn(Stuck, door, name="stuck", mailbox=bounded(5))
+        for _ in range(4):
+            stuck.tell(Work())
+        sender, receiver = channel(int, name="quotes")
+        for number in range(3):
+            sender.send_nowait(number)
+        desk = system.spawn(Desk, sender, name="desk")
+        await page.go(dashboard.login_url())
+        await page.until(row("stuck"))
+        await page.evaluate(f"{row('stuck')}.click()")
+        # One is being handled, where its handler waits, and three are in the queue.
+        await page.until("document.querySelector('#detail').innerText.includes('3 of 5, the oldest for')")
+        assert "work" in await page.text("#detail")
+        assert "test_browser.py" in await page.text("#detail")
+        cells = f"[...{row('stuck')}.querySelectorAll('[role=gridcell]')].map((cell) => cell.innerText)"
+        assert (await page.evaluate(cells))[2] == "3"
+        await page.evaluate(f"{row('desk')}.click()")
+        channels = "[...document.querySelectorAll('#detail li')].map((each) => each.innerText)"
+        await page.until("document.querySelector('#detail').innerText.includes('quotes')")
+        [shown] = await page.evaluate(channels)
+        assert shown == f"Sender quotes: int, ordered, 3 of {sender.window} queued"
+        await page.click("#page-channels")
+        await page.until(f"{row('/desk')}.innerText.includes('quotes')")
+        await page.click("#page-actors")
+        await page.until(row("stuck"))
+        await page.evaluate(f"{row('stuck')}.click()")
+        door.set()
+        await page.until("document.querySelector('#detail').innerText.includes('0 of 5')")
+        assert desk.is_alive
+        receiver.close()
 
 
 async def test_every_page(page: Page, tmp_path: Path) -> None:
