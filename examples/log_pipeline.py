@@ -89,4 +89,4 @@ if __name__ == "__main__":
     print(f"{sum(row['client_errors'] for row in found.rates.values())} errors of clients in {len(found.rates)} hours")
     access = {key: counts for key, counts in known.KNOWN.items() if key[0] == "access"}
     assert known.mistakes(found, access) == []
-    print("verified: all counts are those that are known for this log")
+    print("verified: all counts match the known facts about this log")

@@ -204,7 +204,7 @@ async def main() -> None:
     for number, why in summary.damaged.items():
         print(f"damaged, and reported: line {number:,}, {why}")
     assert summary == KNOWN
-    print("verified: all counts are those that are known for this log")
+    print("verified: all counts match the known facts about this log")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ LAST_LINES = {
     "counter.py": "1 + 2 + … + 100 = 5050",
     "crawl.py": "200 pages scored on 2 nodes; the 20 copies among them are found",
     "fastapi_counter.py": "2 by HTTP and 42 by RSocket: one counter, and nothing is left",
-    "log_summary.py": "verified: all counts are those that are known for this log",
+    "log_summary.py": "verified: all counts match the known facts about this log",
     "maop_large_file.py": "in the vault there is 1 file, as it was sent",
     "maop_light_rpc.py": "106 calls on one connection, 0 left",
     "maop_undefined_stream.py": "2 streams approved, 1 refused",

@@ -202,6 +202,8 @@ async def test_a_report_draws_and_escapes() -> None:
     assert "GET /&lt;script&gt;alert(1)&lt;/script&gt;" in text
     assert "a&amp;b.log" in text
     assert "Wrong: x &lt; y" in text
+    right = report(results, Facts(seconds=1.0, batches=2, shipped=3, files=["a.log"], mistakes=[]))
+    assert "Verified: all counts match the known facts about these logs." in right
     assert '<rect class="b"' in text  # the one in four that was an error
     assert "<title>2015-05-17 10:00: 25 %</title>" in text
 
