@@ -32,10 +32,10 @@ def golumber(peer_folder: Callable[[str, object], Path]) -> str:
     names = ("main.go", "go.mod", "go.sum")
     program = peer_folder("golumber", [(SOURCES / name).read_text() for name in names]) / "golumber"
     if not program.exists():
-        fetched = subprocess.run(["go", "mod", "download"], cwd=SOURCES, capture_output=True, text=True, timeout=500)
+        fetched = subprocess.run(["go", "mod", "download"], cwd=SOURCES, capture_output=True, text=True)
         if fetched.returncode:
             pytest.skip(f"go-lumber cannot be fetched: {fetched.stderr.strip()[-300:]}")
-        subprocess.run(["go", "build", "-o", str(program), "."], cwd=SOURCES, check=True, timeout=500)
+        subprocess.run(["go", "build", "-o", str(program), "."], cwd=SOURCES, check=True)
     return str(program)
 
 

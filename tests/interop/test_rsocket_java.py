@@ -33,7 +33,7 @@ def classpath(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("java")
     shutil.copy(HERE / "pom.xml", folder)
     command = [maven, "-q", "-B", "dependency:build-classpath", "-Dmdep.outputFile=classpath"]
-    made = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
+    made = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if made.returncode:
         pytest.skip(f"Maven got no rsocket-java: {made.stdout[-500:]}{made.stderr[-500:]}")
     return (folder / "classpath").read_text(encoding="utf-8")
