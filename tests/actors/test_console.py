@@ -147,7 +147,10 @@ async def test_what_lies_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     async with ActorSystem() as system, serve_console(system, tmp_path / "c") as path:
         for there, why in (
-            (tmp_path / "c", "a program listens there already"),
+            (
+                tmp_path / "c",
+                r"another process or listener has this address \(Address already in use\): stop it, .* another path",
+            ),
             (tmp_path / "file", "this file is not a socket"),
             (tmp_path / "missing" / "c", "No such file or directory"),
             (tmp_path / ("x" * 120), "AF_UNIX path too long"),

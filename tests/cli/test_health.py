@@ -137,5 +137,7 @@ async def test_slow_clients_of_one_address_take_no_places_of_another(
 async def test_an_address_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigurationError, match=f"cannot listen at 127.0.0.1:{port}"):
+        with pytest.raises(
+            ConfigurationError, match=rf"cannot listen at 127.0.0.1:{port}: another process .* another port"
+        ):
             await serve_health("127.0.0.1", port, Patient().report, no_scrapes)

@@ -9,6 +9,7 @@ import trio
 
 from levada.framework.errors import ConfigurationError
 from levada.transports.carriers.admission import Admission, network_of
+from levada.transports.carriers.sockets import why_not_bound
 from levada.transports.carriers.streams import accept_from, plain_nursery
 from levada.transports.carriers.tcp import authority
 
@@ -63,7 +64,7 @@ async def serve_answers(
     try:
         listeners = await trio.open_tcp_listeners(port, host=host)
     except OSError as error:
-        raise ConfigurationError(f"cannot listen at {host}:{port}: {error.strerror or error}") from error
+        raise ConfigurationError(f"cannot listen at {host}:{port}: {why_not_bound(error)}") from error
     name = f"[{host}]" if ":" in host else host
     url = f"http://{name}:{listeners[0].socket.getsockname()[1]}/"
     admission = Admission(url)

@@ -490,7 +490,7 @@ async def test_a_folder_and_certificates_that_cannot_be_used(tmp_path: Path) -> 
 
 async def test_one_bridge_for_each_folder(tmp_path: Path) -> None:
     async with ActorSystem() as system, serve_bridge(system, tmp_path / "b"):
-        with pytest.raises(ConfigurationError, match="another process already listens"):
+        with pytest.raises(ConfigurationError, match=r"cannot listen at .*: another process .* choose another path"):
             async with serve_bridge(system, tmp_path / "b"):
                 pass
 

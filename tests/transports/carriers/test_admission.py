@@ -14,6 +14,7 @@ import trio.testing
 from levada.framework.errors import CarrierError
 from levada.transports.carriers import tcp, tls, unix, websocket
 from levada.transports.carriers.admission import Admission
+from levada.transports.carriers.contracts import CloseReason
 from levada.transports.carriers.tcp import TcpConfig
 from levada.transports.carriers.tls import TlsConfig
 from levada.transports.carriers.unix import UnixConfig
@@ -50,6 +51,22 @@ async def test_one_line_for_many_that_are_turned_away(
     assert lines[1] == "tls://here:1 turned peer away: plain octets (999 more since the last such line)"
     assert "\n" not in lines[0]
     assert "\x1b" not in lines[0]
+
+
+async def test_only_a_handshake_that_the_peer_or_the_network_ended_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """The warning says who ended it; a code only if there was one."""
+    for reason in (
+        CloseReason(0, "this side was done"),
+        CloseReason(1, "no transport parameters within 10 s", lost=True),
+        CloseReason(0x178, "No common ALPN protocols", lost=True),
+        CloseReason(0x12A, by_peer=True),
+    ):
+        Admission("quic://here:1").ended_early("peer", reason)
+    assert [record.getMessage() for record in caplog.records] == [
+        "quic://here:1 turned peer away: its handshake was not finished: no transport parameters within 10 s",
+        "quic://here:1 turned peer away: its handshake was not finished: No common ALPN protocols (code 0x178)",
+        "quic://here:1 turned peer away: it broke its handshake off: no reason given (code 0x12a)",
+    ]
 
 
 @pytest.mark.loopback

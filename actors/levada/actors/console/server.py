@@ -8,7 +8,6 @@ request ends the connection that it came on.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import socket
@@ -25,6 +24,7 @@ import trio
 from levada.framework import Actor, ActorSystem, Reason
 from levada.framework.errors import ActorStopped, ConfigurationError, DecodeError
 from levada.transports.carriers.admission import Admission
+from levada.transports.carriers.sockets import why_not_bound
 from levada.transports.carriers.streams import accept_from
 
 from .snapshot import MOST_ACTORS, ask_nodes, take_snapshot
@@ -219,7 +219,7 @@ def _bound(path: str) -> Iterator[socket.socket]:
             Path(path).chmod(0o600)
             listening.listen(MOST_CLIENTS)
         except OSError as error:
-            why = "a program listens there already" if error.errno == errno.EADDRINUSE else error.strerror or error
+            why = why_not_bound(error, another="path")
             raise ConfigurationError(f"cannot serve a console at {path}: {why}") from error
         ours = Path(path).stat()
         try:

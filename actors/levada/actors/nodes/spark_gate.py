@@ -29,6 +29,7 @@ from levada.actors.authentication import Credentials, Refused
 from levada.framework import ActorSystem, Identity, OneshotSender, current_peer, message
 from levada.framework.embedding import UntracedMessage
 from levada.framework.errors import ChannelError, ConfigurationError
+from levada.transports.carriers.sockets import why_not_bound
 from levada.transports.carriers.streams import plain_nursery
 from levada.transports.text import printable
 
@@ -246,7 +247,7 @@ async def _heart_listener(host: str, port: int) -> AsyncIterator[trio.SocketList
     try:
         listener, *others = await trio.open_tcp_listeners(port, host=host)
     except OSError as error:
-        raise ConfigurationError(f"cannot listen at {host}:{port}: {error.strerror or error}") from error
+        raise ConfigurationError(f"cannot listen at {host}:{port}: {why_not_bound(error)}") from error
     for other in others:  # a name may have several addresses, and the nodes get one
         other.socket.close()
     async with listener:

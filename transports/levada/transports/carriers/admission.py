@@ -11,6 +11,7 @@ from typing import Final
 
 import trio
 
+from levada.transports.carriers.contracts import CloseReason
 from levada.transports.text import printable
 
 __all__ = ["Admission", "network_of"]
@@ -74,6 +75,13 @@ class Admission:
         extra = {"event": "peer_refused", "connection_id": printable(peer)}
         text = "%s turned %s away: %s%s"
         logger.warning(text, self.url, printable(peer), printable(str(why)), more, extra=extra)
+
+    def ended_early(self, peer: str, reason: CloseReason) -> None:
+        """Turn away a peer whose connection has ended before its handshake was over, unless this side ended it."""
+        if reason.lost or reason.by_peer:
+            who = "it broke its handshake off" if reason.by_peer else "its handshake was not finished"
+            code = f" (code {reason.code:#x})" if reason.code > 1 else ""  # 1 is a loss without a code
+            self.turn_away(peer, f"{who}: {reason.text or 'no reason given'}{code}")
 
     def too_many(self, peer: str) -> None:
         """Turn away a peer whose address, or user, has too many connections."""

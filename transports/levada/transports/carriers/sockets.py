@@ -21,7 +21,9 @@ from attrs import validators as v
 
 from levada.framework.errors import ConfigurationError
 
-__all__ = ["ListeningAddress", "ListeningSocket", "SocketSource", "open_here", "open_sockets", "sockets_from"]
+__all__ = [
+    "ListeningAddress", "ListeningSocket", "SocketSource", "open_here", "open_sockets", "sockets_from", "why_not_bound",
+]  # fmt: skip
 
 KINDS: Final = ("tcp", "udp", "unix")
 
@@ -106,6 +108,19 @@ def sockets_from(source: SocketSource) -> Iterator[None]:
         _source.reset(token)
 
 
+def why_not_bound(error: OSError, *, another: str = "port (0 takes a free one)") -> str:
+    """Say why an address cannot be listened at, and what to do if it is in use: the text after "cannot listen at ...: ".
+
+    Args:
+        error: what `open_sockets`, or the system, said.
+        another: what to choose instead of an address that is in use.
+    """
+    why = error.strerror or str(error)
+    if error.errno == errno.EADDRINUSE:
+        return f"another process or listener has this address ({why}): stop it, or choose another {another}"
+    return why
+
+
 async def resolve_udp(host: str, port: int) -> Any:
     """Return the first address of a host, IPv4 before IPv6: unlike TCP, UDP does not report an address that nothing listens at.
 
@@ -168,7 +183,8 @@ async def _remove_stale(path: str) -> None:
     except ConnectionRefusedError:
         remove_file(path, before)
         return
-    raise ConfigurationError(f"another process already listens at {path}")
+    error = OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+    raise ConfigurationError(f"cannot listen at {path}: {why_not_bound(error, another='path')}")
 
 
 def remove_file(path: str, file: os.stat_result) -> None:

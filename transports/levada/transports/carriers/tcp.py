@@ -18,7 +18,7 @@ from attrs import validators as v
 from levada.framework.errors import ConfigurationError, ConnectionLost, IdleTimeout
 from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.contracts import CarrierInfo
-from levada.transports.carriers.sockets import ListeningAddress, open_sockets
+from levada.transports.carriers.sockets import ListeningAddress, open_sockets, why_not_bound
 from levada.transports.carriers.streams import JoinedStream, Ready, StreamConfig, accept_from, plain_nursery, split_url
 
 __all__ = ["TcpConfig", "TcpListener", "dial", "listen"]
@@ -190,7 +190,7 @@ async def bind(url: str, scheme: str, config: TcpConfig) -> list[trio.SocketList
     try:
         opened = await open_sockets(address)
     except OSError as error:
-        raise ConfigurationError(f"cannot listen at {url}: {error}") from error
+        raise ConfigurationError(f"cannot listen at {url}: {why_not_bound(error)}") from error
     listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(each.socket)) for each in opened]
     for listener in listeners:
         set_buffers(listener.socket, config)

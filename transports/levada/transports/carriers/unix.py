@@ -23,7 +23,7 @@ from attrs import validators as v
 from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost, IdleTimeout
 from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.contracts import ByteStream, CarrierInfo
-from levada.transports.carriers.sockets import ListeningAddress, open_sockets, remove_file
+from levada.transports.carriers.sockets import ListeningAddress, open_sockets, remove_file, why_not_bound
 from levada.transports.carriers.streams import (
     JoinedStream,
     Ready,
@@ -223,7 +223,7 @@ async def _bind(path: str, config: UnixConfig) -> tuple[trio.SocketListener, os.
     try:
         (opened,) = await open_sockets(address)
     except OSError as error:
-        raise ConfigurationError(f"cannot listen at {path}: {error}") from error
+        raise ConfigurationError(f"cannot listen at {path}: {why_not_bound(error, another='path')}") from error
     return trio.SocketListener(trio.socket.from_stdlib_socket(opened.socket)), opened.file
 
 

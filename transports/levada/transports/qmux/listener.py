@@ -197,6 +197,5 @@ class QmuxListener:
 
     def _over(self, connection: QmuxConnection, reason: CloseReason) -> None:
         """Note that a connection has ended, perhaps before its handshake."""
-        if connection.core.peer_parameters is None and (reason.lost or reason.by_peer):
-            why = f"its handshake failed: {reason.text or 'no reason given'} (code {reason.code:#x})"
-            self.admission.turn_away(connection.info.peer, why)
+        if connection.core.peer_parameters is None:
+            self.admission.ended_early(connection.info.peer, reason)

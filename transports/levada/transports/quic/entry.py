@@ -9,7 +9,13 @@ from typing import Any
 import trio
 
 from levada.framework.errors import ConfigurationError, ConnectionLost
-from levada.transports.carriers.sockets import ListeningAddress, ListeningSocket, open_sockets, resolve_udp
+from levada.transports.carriers.sockets import (
+    ListeningAddress,
+    ListeningSocket,
+    open_sockets,
+    resolve_udp,
+    why_not_bound,
+)
 from levada.transports.carriers.streams import split_url
 
 from .config import QuicConfig
@@ -75,7 +81,7 @@ async def listen(url: str, config: QuicConfig, *, port: DatagramPort | None = No
             (opened,) = await open_sockets(ListeningAddress(kind="udp", host=host, port=number))
             port = _port(opened, config)
         except OSError as error:
-            raise ConfigurationError(f"cannot listen at {url}: {error}") from error
+            raise ConfigurationError(f"cannot listen at {url}: {why_not_bound(error)}") from error
     endpoint = QuicEndpoint(port, config)
     try:
         listener = QuicListener(endpoint)

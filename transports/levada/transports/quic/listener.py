@@ -244,10 +244,7 @@ class QuicListener:
             self._entered.pop(connection)()
         if connection in self._handshakes:
             del self._handshakes[connection]
-            if reason.lost or reason.by_peer:  # otherwise this side closed it
-                who = "it broke its handshake off" if reason.by_peer else "its handshake failed"
-                why = f"{who}: {reason.text or 'no reason given'} (code {reason.code:#x})"
-                self.admission.turn_away(connection.info.peer, why)
+            self.admission.ended_early(connection.info.peer, reason)
 
     def unknown(self, data: bytes, address: Address) -> None:
         """Handle a long-header packet without a connection."""
