@@ -73,3 +73,19 @@ def test_no_time_is_negative_or_nan() -> None:
                         accepted.append(cls(**{field.name: wrong}))
     assert accepted == []
     assert tried > 100
+
+
+@pytest.mark.ci  # imports everything
+def test_a_setting_is_the_core_s_or_the_driver_s() -> None:
+    """Settings that hold the core's settings have none of the same name, so nobody has to know which of the two counts.
+
+    `lease` is in both: RSocket's driver takes a policy for all leases, and gives the core the first one.
+    """
+    both, compared = set(), 0
+    for cls in settings():
+        fields = attrs.asdict(cls(), recurse=False)
+        if "core" in fields:
+            compared += 1
+            both |= fields.keys() & attrs.asdict(fields["core"], recurse=False).keys()
+    assert both == {"lease"}
+    assert compared > 3

@@ -375,11 +375,11 @@ class Driver(ConnectionActor, Generic[C]):
 
     def admitted(self, identity: Identity | None) -> None:
         """Let the client in; `identity` is None if the listener has no hook. Called by `authenticate`."""
-        raise NotImplementedError  # of servers only
+        self.greeted()
 
     def refused(self, refusal: Refused) -> None:
-        """Tell the client that it is refused, and why. Called by `authenticate`."""
-        raise NotImplementedError  # of servers only
+        """Close the connection, with the code and text of the refusal. Called by `authenticate`."""
+        self.shut(refusal.code or 0, refusal.reason)
 
     def greeted(self) -> None:
         """Both sides have let each other in."""

@@ -31,6 +31,7 @@ from __future__ import annotations
 import sys
 import warnings
 from _thread import get_ident
+from abc import abstractmethod
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, ClassVar, Generic, Literal, NoReturn, Self, TypeVar, overload
@@ -85,12 +86,12 @@ class _Handle:
         self._calls = 0
 
     @property
-    def _half(self) -> Half:
-        raise NotImplementedError
+    @abstractmethod
+    def _half(self) -> Half: ...
 
     @property
-    def _other_half(self) -> Half:
-        raise NotImplementedError
+    @abstractmethod
+    def _other_half(self) -> Half: ...
 
     @property
     def name(self) -> str:
@@ -229,8 +230,8 @@ class _Handle:
         if self._moved is not None:
             raise HandleMoved(f"channel {self.name}: this handle went away with {self._moved}", channel=self.name)
 
-    def _refusal(self) -> ChannelError:
-        raise NotImplementedError
+    @abstractmethod
+    def _refusal(self) -> ChannelError: ...
 
     def _forgotten(self, consequence: str, ending: Callable[..., None], *args: object) -> None:
         # If both halves are forgotten together, warn once. The warning comes last: where warnings are errors, it raises.

@@ -181,6 +181,9 @@ def delay(policy: RestartPolicy, in_a_row: int, rng: random.Random) -> float:
     """Return the seconds to wait before restart number `in_a_row` (1: the first) within the policy's window."""
     if in_a_row < 2 or policy.initial_backoff == 0.0:
         return 0.0
-    # The exponent is capped, because 2 ** 1100 overflows a float.
-    wait: float = min(policy.max_backoff, policy.initial_backoff * 2.0 ** min(in_a_row - 2, 64))
-    return wait * (1.0 - policy.jitter * rng.random())
+    return doubled(policy.initial_backoff, in_a_row - 2, policy.max_backoff) * (1.0 - policy.jitter * rng.random())
+
+
+def doubled(seconds: float, times: int, most: float) -> float:
+    """Return `seconds`, doubled so many `times`, but at most `most`."""
+    return min(most, seconds * 2.0 ** min(times, 64))  # 2.0 ** 1100 overflows

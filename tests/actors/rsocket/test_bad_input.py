@@ -224,7 +224,10 @@ async def test_any_frames_at_a_client(dialect: str, seed: int) -> None:
 
         for _ in range(6):
             nursery.start_soon(answer)
-            config = ClientConfig(drain_timeout=0, lease=LeaseGrant(1.0, 5) if seed % 3 == 0 else None)
+            config = ClientConfig(
+                core=CoreConfig(metadata_mime_type=COMPOSITE, drain_timeout=0),
+                lease=LeaseGrant(1.0, 5) if seed % 3 == 0 else None,
+            )
             async with connect(system, f"{dialect}+memory://desk", look_at_all, config=config) as peer:
                 with trio.move_on_after(0.05):
                     async with trio.open_nursery() as requests:

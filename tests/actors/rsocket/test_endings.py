@@ -11,6 +11,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.rsocket import (
+    COMPOSITE,
     ApplicationError,
     ClientConfig,
     ConnectedPeer,
@@ -83,8 +84,14 @@ async def test_no_end_makes_a_dead_letter(carrier: str, end: str) -> None:
             with trio.CancelScope() as scope:
                 async with (
                     trio.open_nursery() as nursery,
-                    serve(system, f"rsocket+{carrier}", handler, config=ServerConfig(drain_timeout=0)) as listener,
-                    connect(system, listener.url, config=ClientConfig(drain_timeout=0)) as peer,
+                    serve(
+                        system, f"rsocket+{carrier}", handler, config=ServerConfig(core=CoreConfig(drain_timeout=0))
+                    ) as listener,
+                    connect(
+                        system,
+                        listener.url,
+                        config=ClientConfig(core=CoreConfig(metadata_mime_type=COMPOSITE, drain_timeout=0)),
+                    ) as peer,
                 ):
                     for kind in (b"stream", b"channel", b"slow", b"echo", b"stream"):
                         nursery.start_soon(use, peer, kind)

@@ -15,9 +15,11 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.authentication import Credentials, Refused
 from levada.actors.rsocket import (
+    COMPOSITE,
     ApplicationError,
     ClientConfig,
     ConnectedPeer,
+    CoreConfig,
     Listener,
     Payload,
     Request,
@@ -143,7 +145,11 @@ async def test_a_connection_that_ended(carrier: str, dialect: str, end: str, use
     async with ActorSystem() as system, serve(system, f"{dialect}+{carrier}", handler) as listener:
 
         async def once() -> None:
-            async with connect(system, listener.url, config=ClientConfig(drain_timeout=0.0)) as peer:
+            async with connect(
+                system,
+                listener.url,
+                config=ClientConfig(core=CoreConfig(metadata_mime_type=COMPOSITE, drain_timeout=0.0)),
+            ) as peer:
                 await used(peer, listener, end)
             while system.statistics().actors > 1:
                 await trio.lowlevel.checkpoint()

@@ -14,7 +14,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.authentication import Credentials, Refused
 from levada.actors.rsocket import (
+    COMPOSITE,
     ClientConfig,
+    CoreConfig,
     Handler,
     Listener,
     NoEndpoint,
@@ -53,7 +55,9 @@ async def test_a_client_comes_back_after_a_restart(autojump_clock: MockClock) ->
             await trio.sleep_forever()
 
         async with trio.open_nursery() as nursery:
-            async with serve(system, "rsocket+memory://desk", stuck, config=ServerConfig(drain_timeout=0.0)) as _:
+            async with serve(
+                system, "rsocket+memory://desk", stuck, config=ServerConfig(core=CoreConfig(drain_timeout=0.0))
+            ) as _:
                 entered = connect(system, "rsocket+memory://desk", reconnect=QUICK)
                 peer = await entered.__aenter__()
 
@@ -138,7 +142,9 @@ async def test_a_refused_client_does_not_hammer(autojump_clock: MockClock) -> No
 
 @asynccontextmanager
 async def desk(system: ActorSystem, name: str, handler: Handler = names) -> AsyncIterator[Listener]:
-    async with serve(system, f"rsocket+memory://{name}", handler, config=ServerConfig(drain_timeout=0.0)) as listener:
+    async with serve(
+        system, f"rsocket+memory://{name}", handler, config=ServerConfig(core=CoreConfig(drain_timeout=0.0))
+    ) as listener:
         yield listener
 
 
@@ -270,7 +276,7 @@ async def test_a_connection_that_is_cut_anywhere_ends_alone(seed: int, autojump_
 
     core = core_of("rsocket")
     async with ActorSystem() as system:
-        listener = Accepted(ServerConfig(drain_timeout=1.0), numbers, core, "rsocket", "memory://none")
+        listener = Accepted(ServerConfig(core=CoreConfig(drain_timeout=1.0)), numbers, core, "rsocket", "memory://none")
         root = adopt(system, listener)
         await wait_all_tasks_blocked()
         clients: list[Given] = []
@@ -280,7 +286,8 @@ async def test_a_connection_that_is_cut_anywhere_ends_alone(seed: int, autojump_
                 place = object()
                 listener._places.acquire_on_behalf_of_nowait(place)
                 listener._connect(ends[1], place)
-                client = Given(ClientConfig(drain_timeout=1.0), None, core, ends[0])  # type: ignore[arg-type]
+                config = ClientConfig(core=CoreConfig(metadata_mime_type=COMPOSITE, drain_timeout=1.0))
+                client = Given(config, None, core, ends[0])  # type: ignore[arg-type]
                 adopt(system, client)
                 await client.opened()
                 clients.append(client)

@@ -837,7 +837,7 @@ async def test_the_end_of_the_system_drains_connections(autojump_clock: MockCloc
 
     async with trio.open_nursery() as nursery, ActorSystem() as clients:
         async with ActorSystem() as system, AsyncExitStack() as stack:
-            config = ServerConfig(drain_timeout=3.0)
+            config = ServerConfig(core=CoreConfig(drain_timeout=3.0))
             await stack.enter_async_context(serve(system, "rsocket+memory://desk", handler, config=config))
             leave = stack.pop_all()  # after the system, not before it
             for number in range(8):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -51,13 +52,13 @@ class Signal:
         """Whether it still needs to be sent."""
         return True
 
+    @abstractmethod
     def encode(self, refs: Referring, packing: Packing) -> bytes:
         """Return the bytes, and put attached handles into the packing."""
-        raise NotImplementedError
 
+    @abstractmethod
     def failed(self, error: BaseException | None) -> None:
         """Handle an error of a later send; the error is ``None`` if the ref has ended."""
-        raise NotImplementedError
 
     def unsent(self) -> None:
         """Handle that there is room now, and it needs no sending any more."""

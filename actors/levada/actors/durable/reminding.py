@@ -8,6 +8,7 @@ from typing import Protocol
 
 from levada.framework.embedding import LocalRef
 from levada.framework.errors import ActorError, LevadaError
+from levada.framework.supervision import doubled
 
 from .entity import handler_of
 from .reminders import Reminder
@@ -76,7 +77,7 @@ class Reminding:
         """Try a reminder that failed once more, later each time."""
         shard = self._shard
         tried = self._attempts[reminder.id] = self._attempts.get(reminder.id, 0) + 1
-        wait = min(LONGEST_WAIT, 2.0 ** min(tried, 10) / 2)
+        wait = doubled(1.0, tried - 1, LONGEST_WAIT)
         logger.warning(
             "%s: reminder %r of %r failed, again in %g s: %s",
             shard.place.path,

@@ -12,6 +12,7 @@ import attrs
 from attrs import validators as v
 
 from levada.framework.errors import ConfigurationError
+from levada.framework.supervision import doubled
 from levada.transports.carriers import ByteStream, MemoryConfig, TcpConfig, TlsConfig, dial
 from levada.transports.lumberjack import WriterConfig
 
@@ -114,6 +115,4 @@ class Rota:
         rounds, rest = divmod(self._faults, len(self._hosts))
         if rest:
             return 0.0
-        # The exponent is capped, because 2.0 ** 1100 overflows.
-        most = min(self._config.max_backoff, self._config.initial_backoff * 2.0 ** min(rounds - 1, 64))
-        return self._lot.uniform(0.0, most)
+        return self._lot.uniform(0.0, doubled(self._config.initial_backoff, rounds - 1, self._config.max_backoff))

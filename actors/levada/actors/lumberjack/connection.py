@@ -17,7 +17,6 @@ from typing import ClassVar, Final
 
 import trio
 
-from levada.actors import authentication
 from levada.actors.driver import Driver, Phase
 from levada.framework import Actor, FlowWindow, Identity, Ref
 from levada.framework.embedding import ask_for
@@ -132,10 +131,6 @@ class LumberjackDriver(Driver[ReaderCore]):
         """Let the writer in."""
         self.greeted()
         self._wake()
-
-    def refused(self, refusal: authentication.Refused) -> None:
-        """Close: the protocol has no way to say why."""
-        self.shut(reason=refusal.reason)
 
     def shut(self, code: int = 0, reason: str = "") -> None:
         """Close at once. Units at the sink are not acked, and come again. A second call ends the counting of late commits."""

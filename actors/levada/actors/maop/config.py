@@ -12,6 +12,7 @@ from attrs import validators as v
 from levada.actors.fallback import dial_either, fallback_of, over_tls
 from levada.actors.stream_carriers import carrier_url
 from levada.framework import Codec
+from levada.framework.supervision import doubled
 from levada.transports.carriers import MemoryConfig, dial, listen
 from levada.transports.carriers.race import Fallback
 from levada.transports.core import MAX_CONNECTIONS
@@ -173,9 +174,6 @@ class RetryPolicy:
 
     def delay(self, attempt: int, error: MaopError, lot: random.Random) -> float:
         """Seconds to wait after attempt number `attempt`, counted from 1; never less than the peer's hint."""
-        # The exponent is capped: 2 ** 1100 does not fit a float.
-        wait = min(self.max_backoff, self.initial_backoff * 2.0 ** min(attempt - 1, 64)) * (
-            1.0 - self.jitter * lot.random()
-        )
+        wait = doubled(self.initial_backoff, attempt - 1, self.max_backoff) * (1.0 - self.jitter * lot.random())
         hint = error.retry_after if isinstance(error, OperationRefused) else None
         return max(wait, hint or 0.0)

@@ -13,6 +13,7 @@ from attrs import validators as v
 from levada.actors.single import CarrierConfig
 from levada.framework import Codec
 from levada.framework.errors import ConfigurationError
+from levada.framework.supervision import doubled
 from levada.transports.core import MAX_CONNECTIONS
 from levada.transports.rsocket import CoreConfig, LeaseGrant
 from levada.transports.rsocket.config import MAX_U31
@@ -49,9 +50,7 @@ class Reconnect:
 
     def delay(self, attempt: int, lot: random.Random) -> float:
         """Seconds to wait before attempt number `attempt`, counted from 1."""
-        # The exponent is capped: 2 ** 1100 does not fit a float.
-        wait: float = min(self.max_backoff, self.initial_backoff * 2.0 ** min(attempt - 1, 64))
-        return wait * (1.0 - self.jitter * lot.random())
+        return doubled(self.initial_backoff, attempt - 1, self.max_backoff) * (1.0 - self.jitter * lot.random())
 
 
 @attrs.frozen(kw_only=True)
@@ -59,7 +58,7 @@ class _SideConfig:
     """Settings that both sides have."""
 
     core: CoreConfig = attrs.field(factory=_composite, validator=v.instance_of(CoreConfig))
-    """The protocol: keepalive, MIME types, resumption, fragments, limits. By default the metadata is composite (EXT-1)."""
+    """The protocol: keepalive, MIME types, resumption, fragments, limits, `drain_timeout`. By default the metadata is composite (EXT-1)."""
     carrier: CarrierConfig = None
     """Settings of the carrier that the URL names, for example `TlsConfig`; ``None`` for its defaults."""
     codec: Codec = attrs.field(factory=Codec, validator=v.instance_of(Codec))
@@ -68,8 +67,6 @@ class _SideConfig:
     """Payloads of a stream or channel that the peer may send ahead of the receiver; half a window is granted at a time."""
     high_watermark: int = attrs.field(default=256 * 1024, validator=_COUNT)
     """Bytes queued on the carrier above which requests and streams wait before they send more."""
-    drain_timeout: float = attrs.field(default=5.0, validator=v.ge(0.0))
-    """Seconds that open streams have to end when this side closes."""
     max_fire_and_forget: int = attrs.field(default=10_000, validator=_COUNT)
     """Fire-and-forget requests of the peer that may be queued or in their handlers at once; any beyond that are dropped and counted."""
     max_fire_and_forget_bytes: int = attrs.field(default=64 * 1024 * 1024, validator=_COUNT)

@@ -139,11 +139,6 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         """``rsocket`` or ``reactivesocket``."""
         return "rsocket" if self.dialect is RSocketCore else "reactivesocket"
 
-    @property
-    def drain_limit(self) -> float:
-        """Seconds that open streams have to end when this side closes."""
-        return self.config.drain_timeout
-
     def figures(self) -> dict[str, object]:
         """Return the counts of streams and requests."""
         return {

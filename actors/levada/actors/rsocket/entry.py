@@ -46,7 +46,7 @@ def connect(
 ) -> AbstractAsyncContextManager[ConnectedPeer] | AbstractAsyncContextManager[ReconnectingPeer]:
     """Connect to a server; entering the block means that the carrier is connected and SETUP sent.
 
-    Leaving it rejects new requests, lets open streams end for ``ClientConfig.drain_timeout`` seconds, then closes; after an exception or a
+    Leaving it rejects new requests, lets open streams end for `CoreConfig.drain_timeout` seconds, then closes; after an exception or a
     cancellation it closes at once. Within an actor: ``await self.enter(connect(self.system, url))``.
 
     Args:
@@ -143,7 +143,7 @@ async def serve(
 ) -> AsyncIterator[Listener]:
     """Serve clients; entering the block means bound and listening, and `Listener.url` holds the real port.
 
-    Leaving it accepts no more clients, rejects new requests, lets open streams end for ``ServerConfig.drain_timeout`` seconds, then closes;
+    Leaving it accepts no more clients, rejects new requests, lets open streams end for `CoreConfig.drain_timeout` seconds, then closes;
     after an exception or a cancellation it closes at once. Within an actor: ``await self.enter(serve(self.system, …))``.
 
     Args:

@@ -314,7 +314,7 @@ class ConnectedPeer(Peer):
         return await self._connection.ref.terminated()
 
     async def aclose(self) -> None:
-        """Take no new requests, let open streams end within ``drain_timeout`` seconds (a setting), then close. A second call does no harm.
+        """Take no new requests, let open streams end within `CoreConfig.drain_timeout` seconds, then close. A second call does no harm.
 
         Cancellation:
             the connection closes at once.

@@ -317,7 +317,6 @@ async def listening(
 ) -> AsyncIterator[None]:
     """Listen for executors at a Unix socket, and with a URL also for other machines. Sets `Desk.address`."""
     common = ServerConfig(
-        drain_timeout=settings.drain_timeout,
         max_connections=settings.max_connections,
         max_fire_and_forget=1,  # no route uses it
         max_request_bytes=settings.max_pending_bytes,
@@ -328,6 +327,7 @@ async def listening(
             max_reassembly=MAX_PAYLOAD,
             max_payload_size=MAX_PAYLOAD,
             max_setup_backlog=MAX_SETUP,
+            drain_timeout=settings.drain_timeout,
         ),
     )
     async with AsyncExitStack() as stack:

@@ -231,12 +231,11 @@ class Envelope:
     """Whether opening may take long, so that other tasks run for as long before the next one is opened."""
 
     def open(self) -> Any:
-        """Return the message; called once, in the receiving task, which gets any error."""
-        raise NotImplementedError
+        """Return the message; called once, in the receiving task, which gets any error. By default the envelope is the message."""
+        return self
 
     def settle(self, outcome: Outcome) -> None:
         """Take the outcome of the message; called once."""
-        raise NotImplementedError
 
 
 @attrs.define(eq=False)

@@ -126,7 +126,7 @@ class CoreConfig:
     # Times, in seconds.
     setup_timeout: float = attrs.field(default=10.0, validator=v.ge(0))
     """Server: seconds to wait for the first frame; then the carrier is closed, without an ERROR frame (RS-49)."""
-    drain_timeout: float = attrs.field(default=30.0, validator=v.ge(0))
+    drain_timeout: float = attrs.field(default=5.0, validator=v.ge(0))
     """Seconds that open streams have to end in a drain, whichever side began it (RS-31)."""
     close_when_silent: bool = True
     """End the connection if the peer is silent for the whole lifetime. If false, `PeerFellSilent` reports the silence (RS-107)."""

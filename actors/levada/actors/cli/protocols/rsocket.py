@@ -43,7 +43,7 @@ def serve(
     authenticate: Authenticate | None,
 ) -> AbstractAsyncContextManager[Listener]:
     """Serve one handler."""
-    config = ServerConfig(carrier=carrier, drain_timeout=drain_timeout)
+    config = ServerConfig(carrier=carrier, core=CoreConfig(drain_timeout=drain_timeout))
     return serve_rsocket(system, url, handler, authenticate=authenticate, config=config)
 
 

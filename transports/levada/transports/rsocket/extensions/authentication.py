@@ -32,7 +32,13 @@ class Authentication:
 
     def encode(self) -> bytes:
         """Return the bytes."""
-        raise NotImplementedError
+        if isinstance(self, SimpleAuthentication):
+            username = self.username.encode()
+            return b"\x80" + len(username).to_bytes(2, "big") + username + self.password.encode()
+        if isinstance(self, BearerAuthentication):
+            return b"\x81" + self.token.encode()
+        assert isinstance(self, OtherAuthentication), "there are three classes"
+        return encode_name(self.type, _IDS) + self.credentials
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
@@ -58,9 +64,9 @@ class Authentication:
         return found
 
 
-def _text(octets: bytes, path: str) -> str:
+def _text(data: bytes, path: str) -> str:
     try:
-        return octets.decode()
+        return data.decode()
     except UnicodeDecodeError:
         pass
     # Raised out here, since a UnicodeDecodeError as its context would hold the secret.
@@ -85,11 +91,6 @@ class SimpleAuthentication(Authentication):
         if len(self.username.encode()) > _MAX_USERNAME:
             raise ValueError(f"a username of {len(self.username.encode())} bytes, at most {_MAX_USERNAME}")
 
-    def encode(self) -> bytes:
-        """Return the bytes."""
-        username = self.username.encode()
-        return b"\x80" + len(username).to_bytes(2, "big") + username + self.password.encode()
-
 
 @attrs.frozen
 class BearerAuthentication(Authentication):
@@ -97,10 +98,6 @@ class BearerAuthentication(Authentication):
 
     token: str = attrs.field(validator=_check_text, repr=False)
     """Not shown by ``repr``."""
-
-    def encode(self) -> bytes:
-        """Return the bytes."""
-        return b"\x81" + self.token.encode()
 
 
 @attrs.frozen
@@ -118,7 +115,3 @@ class OtherAuthentication(Authentication):
             raise ValueError(f"authentication type {self.type!r} has a class of its own")
         if not isinstance(self.credentials, bytes):
             raise TypeError(f"credentials must be bytes, got {type(self.credentials).__name__}")
-
-    def encode(self) -> bytes:
-        """Return the bytes."""
-        return encode_name(self.type, _IDS) + self.credentials
