@@ -18,7 +18,7 @@ DEFINED = re.compile(r"^ *(?:async )?def (\w+)|(?:^ +|[(,] ?)(\w+): |\"--([a-z-]
 BANNED = {
     r"high_water|send_high|high": "high_watermark",
     r"low_water|send_low|low": "low_watermark",
-    r"\w+_octets|octets_\w+": "…_bytes or bytes_…",
+    r"octets|\w+_octets|octets_\w+": "data, size, …_bytes or bytes_…",
     r"shutdown|grace|(close|shutdown|stop|cancel|drain)_grace": "drain_timeout, or what the time is for, with _timeout",
     r"is_(over|closed|ended)": "closed",
     r"keepalive|keepalive_(delay|every|period|seconds|time)": "keepalive_interval",

@@ -358,7 +358,7 @@ async def test_journals_tell_how_far_groups_are_behind(tmp_path: Path) -> None:
             "full": False,
             "rows_appended": 3,
         }
-        assert report["octets"] > 0
+        assert report["bytes_stored"] > 0
 
 
 class Silent(DescribedActor[Work]):

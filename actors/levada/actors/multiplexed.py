@@ -113,7 +113,7 @@ class Throttle(Protocol):
         """Return when a stream may be read; not after `now` if it may be read at once."""
         ...
 
-    def took(self, stream_id: int, octets: int, now: float) -> None:
+    def took(self, stream_id: int, size: int, now: float) -> None:
         """Count the bytes that were read."""
         ...
 

@@ -115,7 +115,7 @@ class Explain(Contract):
         """Add options."""
         ...
 
-    def explain(self, octets: bytes, args: argparse.Namespace) -> Iterator[Line]:
+    def explain(self, data: bytes, args: argparse.Namespace) -> Iterator[Line]:
         """Explain the bytes of one direction. Malformed bytes give lines, too, and no errors."""
         ...
 

@@ -194,7 +194,7 @@ async def test_a_report_draws_and_escapes() -> None:
             Count("access", "template", "GET /<script>alert(1)</script>", 1),
         ]
     )
-    rate = {"start": MORNING.isoformat(), "requests": 4, "client_errors": 1, "server_errors": 0, "octets": 9}
+    rate = {"start": MORNING.isoformat(), "requests": 4, "client_errors": 1, "server_errors": 0, "bytes_sent": 9}
     results.take("rates", rate)
     facts = Facts(seconds=1.0, batches=2, shipped=3, files=["a&b.log"], mistakes=["x < y"])
     text = report(results, facts)
@@ -214,7 +214,7 @@ async def test_the_scale_of_a_chart_has_round_numbers_and_its_colours_a_legend()
         start = (MORNING + dt.timedelta(hours=hour)).isoformat()
         results.take(
             "rates",
-            {"start": start, "requests": requests, "client_errors": client, "server_errors": server, "octets": 9},
+            {"start": start, "requests": requests, "client_errors": client, "server_errors": server, "bytes_sent": 9},
         )
     text = report(results, Facts(seconds=1.0, batches=2, shipped=3, files=["a.log"], mistakes=None))
     by_hour, share = text.split('<div class="plot">')[1:3]

@@ -266,7 +266,7 @@ async def test_a_full_journal_holds_senders_back_until_a_group_has_read(system: 
         while len(written) < 60:
             while not (await journal.ask(GetJournalStatistics())).full and len(written) < 60:
                 await wait_all_tasks_blocked(0.001)  # a loop that never waits would starve the journal's thread
-            assert (await journal.ask(GetJournalStatistics())).store.octets <= 8192
+            assert (await journal.ask(GetJournalStatistics())).store.bytes_stored <= 8192
             found = await numbers(journal, start=read)
             assert found == list(range(read, read + len(found)))
             read += len(found)

@@ -79,7 +79,9 @@ def test_rows_come_back_with_their_offsets(tmp_path: Path) -> None:
         assert (extent.first, extent.end) == ({0: 0, 1: 0}, {0: 3, 1: 3})
         statistics = store.statistics()
         assert (statistics.appends, statistics.rows_appended, statistics.syncs) == (4, 6, 3)
-        assert statistics.octets == sum(path.stat().st_size for n in (0, 1) for path in segment_files(tmp_path, n))
+        assert statistics.bytes_stored == sum(
+            path.stat().st_size for n in (0, 1) for path in segment_files(tmp_path, n)
+        )
     with Store.open(tmp_path, SCHEMA, JournalConfig(partitions=2)) as store:
         assert (store.extent().first, store.extent().end) == (extent.first, extent.end)
         assert (store.extent().epoch == extent.epoch, store.extent().opening == extent.opening) == (True, False)
@@ -119,7 +121,7 @@ def test_any_range_reads_the_same_rows(
             blocks = list(store.read(0, here, end, max_bytes=max_bytes))
             assert blocks[0].first == here
             assert blocks[-1].end == store.offset_within(0, here, end, max_bytes=max_bytes)
-            assert len(blocks) == 1 or sum(block.octets.size for block in blocks) <= max_bytes
+            assert len(blocks) == 1 or sum(block.data.size for block in blocks) <= max_bytes
             for block in blocks:
                 assert block.first == start + len(found)
                 found += block.batch().column("n").to_pylist()
@@ -150,7 +152,7 @@ def test_a_block_is_a_slice_of_the_file(tmp_path: Path) -> None:
         store.append([(0, span(0, 16_384))])
         [block] = store.read(0, 0)
         batch = block.batch()
-        low, size = block.octets.address, block.octets.size
+        low, size = block.data.address, block.data.size
         assert all(low <= buffer.address < low + size for buffer in batch.column("n").buffers() if buffer is not None)
     for path in segment_files(tmp_path):
         path.unlink()
@@ -308,7 +310,7 @@ def test_a_changed_octet_before_the_tail_is_damage_and_nothing_is_cut(tmp_path: 
             continue
         with pytest.raises(JournalDamaged, match=f"the block at byte {block}, offset") as caught:
             Store.open(tmp_path, SCHEMA)
-        assert caught.value.octet == block
+        assert caught.value.offset == block
         assert path.read_bytes() == changed
 
 

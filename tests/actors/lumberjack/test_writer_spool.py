@@ -64,10 +64,10 @@ def test_what_is_acked_does_not_come_again_and_its_files_are_removed(tmp_path: P
     segments = Segments(config, b"J")
     for start in range(0, 12, 3):
         segments.append(bodies(start, 3))
-    full = segments.octets
+    full = segments.unacked_bytes
     first, place = segments.read()
     segments.note_acked(place)
-    assert segments.octets < full
+    assert segments.unacked_bytes < full
     second, place = segments.read()
     segments.note_acked(place)
     assert first + second == bodies(0, 6)
@@ -82,7 +82,7 @@ def test_what_is_acked_does_not_come_again_and_its_files_are_removed(tmp_path: P
     again.append(bodies(12, 1))
     assert read_all(again) == bodies(12, 1)
     again.note_acked(again.end)
-    assert again.octets == 0
+    assert again.unacked_bytes == 0
     again.close()
     for path in tmp_path.glob("*.spool"):
         path.unlink()

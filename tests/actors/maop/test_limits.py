@@ -118,7 +118,11 @@ def test_the_limits_of_a_tenant_are_those_of_its_newest_client() -> None:
     """So that limits which were changed in a file of tokens apply without a restart."""
 
     def now() -> tuple[int, int, float | None]:
-        return share.quota.max_operations, share.quota.max_bytes, share.rate.octets if share.rate is not None else None
+        return (
+            share.quota.max_operations,
+            share.quota.max_bytes,
+            share.rate.bytes_per_second if share.rate is not None else None,
+        )
 
     registry = Registry(PeerConfig(core=MaopConfig(max_inflight_ops=7, max_buffer_bytes=77)))
     cores = [MaopCore(client=False, random_bytes=bytes) for _ in range(4)]

@@ -826,7 +826,7 @@ async def conversation(memory: MemoryConfig) -> tuple[list[bytes], list[bytes], 
             pass
 
     await together(client, server)
-    return got[0], got[1], near.link.octets
+    return got[0], got[1], near.link.bytes_carried
 
 
 @pytest.mark.ci

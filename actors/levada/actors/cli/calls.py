@@ -116,19 +116,19 @@ def bytes_of(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def print_bytes(octets: bytes, *, as_json: bool = False, **facts: str | None) -> None:
+def print_bytes(data: bytes, *, as_json: bool = False, **facts: str | None) -> None:
     """Print an answer: text as a line, other bytes unchanged; or as a line of JSON, together with the facts that are not None."""
     if as_json:
         known = {name: fact for name, fact in facts.items() if fact is not None}
-        print(json.dumps(named("data", octets) | known), flush=True)
+        print(json.dumps(named("data", data) | known), flush=True)
         return
     try:
-        print(shown(octets.decode()), flush=True)
+        print(shown(data.decode()), flush=True)
     except UnicodeDecodeError:
         if sys.stdout.isatty():
-            print(f"({len(octets):,} bytes that are not text: redirect the output, or use --json)", flush=True)
+            print(f"({len(data):,} bytes that are not text: redirect the output, or use --json)", flush=True)
         else:
-            sys.stdout.buffer.write(octets)
+            sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
 
 
@@ -139,9 +139,9 @@ def shown(text: str) -> str:
     return "\n".join(printable(line, 6 * len(line)) for line in text.split("\n"))
 
 
-def named(name: str, octets: bytes) -> dict[str, str]:
+def named(name: str, data: bytes) -> dict[str, str]:
     """Return bytes as text under their name, or in base64 under a name that says so."""
     try:
-        return {name: octets.decode()}
+        return {name: data.decode()}
     except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(octets).decode()}
+        return {f"{name}_base64": base64.b64encode(data).decode()}

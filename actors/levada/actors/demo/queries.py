@@ -142,9 +142,9 @@ def access_rates(lines: DataFrame) -> DataFrame:
             f.count("*").alias("requests"),
             f.count_if(status.between(400, 499)).alias("client_errors"),
             f.count_if(status >= 500).alias("server_errors"),
-            f.coalesce(f.sum(f.expr("try_cast(size as bigint)")), f.lit(0)).alias("octets"),
+            f.coalesce(f.sum(f.expr("try_cast(size as bigint)")), f.lit(0)).alias("bytes_sent"),
         )
-        .select(f.col("window.start").alias("start"), "requests", "client_errors", "server_errors", "octets")
+        .select(f.col("window.start").alias("start"), "requests", "client_errors", "server_errors", "bytes_sent")
     )
 
 

@@ -70,7 +70,7 @@ class Rate:
     """With a status from 400 to 499."""
     server_errors: int
     """With a status of 500 or more."""
-    octets: int
+    bytes_sent: int
 
 
 @message("levada.demo.Attack", frozen=True)

@@ -32,7 +32,7 @@ class Commit(Protocol):
     """Rows that are written together, and a function to call when they are on disk: a `Turn`, or a `Part`."""
 
     rows: Sequence[Row]
-    octets: int
+    size: int
     """About the size of the rows."""
 
     def done(self) -> None:
@@ -46,7 +46,7 @@ class Part:
 
     writer: Writer
     rows: Sequence[Row]
-    octets: int
+    size: int
     written: trio.Event
     """Set when the rows are on disk."""
     tells: Sequence[tuple[Ref[Any], Any]] = ()
@@ -67,7 +67,7 @@ class Commits:
         """The number of rows that were queued so far."""
         self.written = 0
         """The number of these rows that are on disk."""
-        self.octets = 0
+        self.size = 0
         """About the bytes of the rows in the queue."""
         self._access = access
         self._log = log
@@ -78,7 +78,7 @@ class Commits:
     def put(self, commit: Commit) -> int:
         """Queue rows; return their place. They are on disk when `written` has reached it."""
         self._queue.append(commit)
-        self.octets += commit.octets
+        self.size += commit.size
         self.queued += len(commit.rows)
         self._wake.set()
         return self.queued
@@ -112,7 +112,7 @@ class Commits:
             for commit in group:
                 self._queue.popleft()
                 self.written += len(commit.rows)
-                self.octets -= commit.octets
+                self.size -= commit.size
                 commit.done()
             expected = len(self._queue) + len(group)
             self._progress.set()
@@ -131,7 +131,7 @@ class Commits:
         rows: list[Row] = []
         octets = 0
         for commit in self._queue:
-            octets += commit.octets
+            octets += commit.size
             if group and (len(rows) + len(commit.rows) > MOST_ROWS or octets > MOST_BYTES):
                 break
             group.append(commit)

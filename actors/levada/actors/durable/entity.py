@@ -146,8 +146,8 @@ class Durable(Actor[M]):
             live.since += 1
             row = Row(live, kind.tag, writer.now(), turn.command, kind, values)
             live.recorded.append(row)
-            live.octets += row.octets
-        if live.octets > MOST_BYTES:
+            live.size += row.size
+        if live.size > MOST_BYTES:
             live.failed = ValueError(
                 f"one command recorded more than {MOST_BYTES} bytes: commit() between the parts, or record less"
             )

@@ -113,7 +113,7 @@ class Row:
     """A row that is not on disk yet. The offset of the entity's snapshot is added when it is written."""
 
     __slots__ = (
-        "body", "command", "data", "event", "kind", "live", "octets", "reply", "sequence", "state", "time", "values",
+        "body", "command", "data", "event", "kind", "live", "reply", "sequence", "size", "state", "time", "values",
     )  # fmt: skip
 
     def __init__(
@@ -145,7 +145,7 @@ class Row:
         for value in values:  # a generator expression with isinstance() took a tenth of a whole command
             if type(value) in _SIZED:
                 octets += len(value)
-        self.octets = octets
+        self.size = octets
         """About the size of the row."""
 
 

@@ -364,10 +364,10 @@ class Shard(DescribedActor[Any]):
             self.reminders.handled.add(turn.reminder.id)
             live.own = [self.reminders.row(self.own, FIRED, self.now(), turn.reminder), *(live.own or ())]
         if rows or live.own:
-            turn.rows, turn.octets = self._take_rows(live)
+            turn.rows, turn.size = self._take_rows(live)
             live.ticket = self._commits.put(turn)
         else:
-            turn.rows, turn.octets = (), 0
+            turn.rows, turn.size = (), 0
             if live.ticket > self._commits.written:
                 self._commits.put(turn)
             else:
@@ -403,14 +403,14 @@ class Shard(DescribedActor[Any]):
                 rows.append(Row(self.own, SNAPSHOT, self.now()))
         if live.since >= self.settings.snapshot_every:
             rows.append(self._snapshot(live))
-        octets, live.octets = live.octets, 0
+        octets, live.size = live.size, 0
         return rows, octets
 
     def _snapshot(self, live: Live) -> Row:
         live.since = 0
         row = Row(live, SNAPSHOT, self.now())
         row.state = self.settings.snapshots.state(live.actor)
-        live.octets += row.octets + sum(map(len, row.state.values()))
+        live.size += row.size + sum(map(len, row.state.values()))
         return row
 
     def placed(self, row: Row, offset: int) -> None:

@@ -81,7 +81,7 @@ class Live:
     """An entity in memory."""
 
     __slots__ = (
-        "actor", "cell", "commands", "entity", "failed", "octets", "own", "recorded", "sequence", "since", "snapshot", "tells", "ticket",
+        "actor", "cell", "commands", "entity", "failed", "own", "recorded", "sequence", "since", "size", "snapshot", "tells", "ticket",
         "turn", "underway", "used", "waiting", "writer",
     )  # fmt: skip
 
@@ -113,7 +113,7 @@ class Live:
         """The rows of this command that are not in the shard's queue yet."""
         self.own: list[Row] | None = None
         """The shard's own rows that are written with them."""
-        self.octets = 0
+        self.size = 0
         """The approximate size of this command's rows since the last commit, in bytes."""
         self.tells: list[tuple[Ref[Any], Any]] | None = None
         """Messages that go when the rows are on the disk."""
@@ -128,12 +128,12 @@ class Turn(Ask):
     """
 
     __slots__ = (
-        "also", "body", "command", "entity", "live", "message_bytes", "octets", "part", "reminder", "reply", "rows", "running", "shard",
+        "also", "body", "command", "entity", "live", "message_bytes", "part", "reminder", "reply", "rows", "running", "shard", "size",
         "tells", "waiter",
     )  # fmt: skip
 
     rows: Sequence[Row]
-    octets: int
+    size: int
     """About the size of the rows."""
     tells: Sequence[tuple[Ref[Any], Any]] | None
     """Messages that go when the rows are on the disk."""

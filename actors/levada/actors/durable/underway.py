@@ -45,7 +45,7 @@ class UnderWay:
     @property
     def is_full(self) -> bool:
         """Whether the next command has to wait."""
-        return len(self.turns) >= MOST_UNDER_WAY or self._octets + self._commits.octets >= MOST_BYTES
+        return len(self.turns) >= MOST_UNDER_WAY or self._octets + self._commits.size >= MOST_BYTES
 
     @property
     def has_place(self) -> bool:

@@ -39,17 +39,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add nothing: the frames of both sides are explained alike."""
 
 
-def explain(octets: bytes, args: argparse.Namespace) -> Iterator[Line]:
+def explain(data: bytes, args: argparse.Namespace) -> Iterator[Line]:
     """Explain frames, which follow each other without anything between them (AQ-8)."""
     at = 0
-    while at < len(octets):
+    while at < len(data):
         try:
-            frame, end = decode_frame(octets, at, max_message=LIMIT, max_control=LIMIT)
+            frame, end = decode_frame(data, at, max_message=LIMIT, max_control=LIMIT)
         except Incomplete:
-            yield Line(at, len(octets) - at, "an unfinished frame", damaged=True)
+            yield Line(at, len(data) - at, "an unfinished frame", damaged=True)
             return
         except ProtocolError as error:
-            yield Line(at, len(octets) - at, f"not a frame: {error}", damaged=True)
+            yield Line(at, len(data) - at, f"not a frame: {error}", damaged=True)
             return
         yield Line(at, end - at, _text(frame))
         at = end

@@ -53,38 +53,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def explain(octets: bytes, args: argparse.Namespace) -> Iterator[Line]:
+def explain(data: bytes, args: argparse.Namespace) -> Iterator[Line]:
     """Explain operations, which follow each other without anything between them (MA-4)."""
     if args.stream0 is not None:
-        yield from _stream0(octets, client=args.stream0 == "client")
+        yield from _stream0(data, client=args.stream0 == "client")
         return
     at = 0
-    while at < len(octets):
+    while at < len(data):
         try:
-            found = decode_operation(octets, at, idempotency=args.idempotency, traces=args.trace)
+            found = decode_operation(data, at, idempotency=args.idempotency, traces=args.trace)
         except ValueError as error:
-            yield Line(at, len(octets) - at, f"no operation: {error}", damaged=True)
+            yield Line(at, len(data) - at, f"no operation: {error}", damaged=True)
             return
         if found is None:
-            yield Line(at, len(octets) - at, "an unfinished operation", damaged=True)
+            yield Line(at, len(data) - at, "an unfinished operation", damaged=True)
             return
         operation, end = found
         yield Line(at, end - at, _text(operation))
         at = end
 
 
-def _stream0(octets: bytes, *, client: bool) -> Iterator[Line]:
+def _stream0(data: bytes, *, client: bool) -> Iterator[Line]:
     reader: Octets[Authentication] | Octets[Result]
     reader = Octets(read_authentication(MaopConfig())) if client else Octets(read_result())
     try:
-        whole = reader.feed(octets)
+        whole = reader.feed(data)
     except Fault as fault:
-        yield Line(0, len(octets), f"no authentication: {fault.reason} [{fault.rule}]", damaged=True)
+        yield Line(0, len(data), f"no authentication: {fault.reason} [{fault.rule}]", damaged=True)
         return
     if not whole or reader.value is None:
-        yield Line(0, len(octets), "an unfinished authentication", damaged=True)
+        yield Line(0, len(data), "an unfinished authentication", damaged=True)
         return
-    length = len(octets) - len(reader.rest)
+    length = len(data) - len(reader.rest)
     yield Line(0, length, _greeting(reader.value))
     if reader.rest:
         yield Line(length, len(reader.rest), "bytes behind the end [MA-17, MA-26]", damaged=True)

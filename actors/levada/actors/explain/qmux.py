@@ -57,35 +57,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def explain(octets: bytes, args: argparse.Namespace) -> Iterator[Line]:
+def explain(data: bytes, args: argparse.Namespace) -> Iterator[Line]:
     """Explain records and, below each, its frames. Source: QX-2, QX-5."""
     if args.websocket:
-        yield from _frames(octets, 0, len(octets))
+        yield from _frames(data, 0, len(data))
         return
     at = 0
-    while at < len(octets):
+    while at < len(data):
         try:
-            size, start = read_int(octets, at, len(octets))
+            size, start = read_int(data, at, len(data))
         except Fault:
-            yield Line(at, len(octets) - at, "an unfinished record", damaged=True)
+            yield Line(at, len(data) - at, "an unfinished record", damaged=True)
             return
         end = start + size
-        whole = size > 0 and end <= len(octets)
-        missing = "" if whole else " without a frame" if not size else f", the capture has {len(octets) - start:,}"
-        yield Line(at, min(end, len(octets)) - at, f"record of {size:,} bytes{missing}", damaged=not whole)
-        yield from _frames(octets, start, min(end, len(octets)))
+        whole = size > 0 and end <= len(data)
+        missing = "" if whole else " without a frame" if not size else f", the capture has {len(data) - start:,}"
+        yield Line(at, min(end, len(data)) - at, f"record of {size:,} bytes{missing}", damaged=not whole)
+        yield from _frames(data, start, min(end, len(data)))
         at = end
 
 
-def _frames(octets: bytes, at: int, stop: int) -> Iterator[Line]:
+def _frames(data: bytes, at: int, stop: int) -> Iterator[Line]:
     padding = at
     while at < stop:
-        if octets[at] == FrameType.PADDING:
+        if data[at] == FrameType.PADDING:
             at += 1
             continue
         yield from _padding(padding, at)
         try:
-            frame, end = read_frame(octets, at, stop)
+            frame, end = read_frame(data, at, stop)
             text = _text(frame)
         except Fault as fault:
             yield Line(at, stop - at, f"not a frame: {fault.detail} [{fault.rule}]", damaged=True)

@@ -19,19 +19,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add nothing: the frames need no further facts."""
 
 
-def explain(octets: bytes, args: argparse.Namespace) -> Iterator[Line]:
+def explain(data: bytes, args: argparse.Namespace) -> Iterator[Line]:
     """Explain frames with length fields, which count themselves (RX-3)."""
     at = 0
-    while at < len(octets):
-        end = at + int.from_bytes(octets[at : at + 4], "big")
-        if len(octets) - at < 4 or end > len(octets):
-            yield Line(at, len(octets) - at, "an unfinished frame", damaged=True)
+    while at < len(data):
+        end = at + int.from_bytes(data[at : at + 4], "big")
+        if len(data) - at < 4 or end > len(data):
+            yield Line(at, len(data) - at, "an unfinished frame", damaged=True)
             return
         if end < at + 12:
-            yield Line(at, len(octets) - at, f"not a frame: a length of {end - at}, at least 12 (RX-4)", damaged=True)
+            yield Line(at, len(data) - at, f"not a frame: a length of {end - at}, at least 12 (RX-4)", damaged=True)
             return
         try:
-            frame = Frame.decode(octets[at:end])
+            frame = Frame.decode(data[at:end])
         except DecodeError as error:
             yield Line(at, end - at, f"not a frame: {error}", damaged=True)
         else:

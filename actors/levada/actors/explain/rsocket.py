@@ -36,17 +36,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def explain(octets: bytes, args: argparse.Namespace) -> Iterator[Line]:
+def explain(data: bytes, args: argparse.Namespace) -> Iterator[Line]:
     """Explain frames with length fields (RS-2)."""
     composite = args.composite
     at = 0
-    while at < len(octets):
-        end = at + 3 + int.from_bytes(octets[at : at + 3], "big")
-        if end > len(octets) or len(octets) - at < 3:
-            yield Line(at, len(octets) - at, "an unfinished frame", damaged=True)
+    while at < len(data):
+        end = at + 3 + int.from_bytes(data[at : at + 3], "big")
+        if end > len(data) or len(data) - at < 3:
+            yield Line(at, len(data) - at, "an unfinished frame", damaged=True)
             return
         try:
-            frame = decode(octets[at + 3 : end])
+            frame = decode(data[at + 3 : end])
         except DecodeError as error:
             yield Line(at, end - at, f"not a frame: {error}", damaged=True)
         else:
@@ -93,15 +93,15 @@ def _payload(payload: Payload, *, composite: bool) -> list[str]:
     return parts
 
 
-def _metadata(octets: bytes, *, composite: bool) -> str:
+def _metadata(data: bytes, *, composite: bool) -> str:
     if composite:
         try:
-            entries = CompositeMetadata.decode(octets)
+            entries = CompositeMetadata.decode(data)
         except DecodeError:
             pass  # it may be a fragment
         else:
             return f"[{', '.join(map(_entry, entries.entries))}]"
-    return shown(octets)
+    return shown(data)
 
 
 def _entry(entry: Entry) -> str:

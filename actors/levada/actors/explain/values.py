@@ -40,7 +40,7 @@ class Handle:
     """The path of a ref's actor; empty for other kinds."""
 
 
-def read_value(octets: bytes) -> Any:
+def read_value(data: bytes) -> Any:
     """Read one value as `Codec.decode` does, but messages become `Tagged` and handles `Handle`.
 
     Raises:
@@ -57,21 +57,21 @@ def read_value(octets: bytes) -> Any:
         'docs.Bid ["EURUSD", 1.08]'
     """
     try:
-        if not has_at_most(octets, _LIMITS.max_items):
+        if not has_at_most(data, _LIMITS.max_items):
             raise ValueError("too many items")
-        return _unpack(octets, _LIMITS.max_depth)
+        return _unpack(data, _LIMITS.max_depth)
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError, msgpack.UnpackException) as error:
         raise ValueError(f"not a value of the codec: {error}") from error
 
 
-def _unpack(octets: bytes, depth: int) -> Any:
+def _unpack(data: bytes, depth: int) -> Any:
     if depth < 1:
         raise ValueError("nested too deeply")
     # The bytes are scanned first, because nested headers could each claim a list as long as all of them.
-    scanner = msgpack.Unpacker(max_buffer_size=len(octets) or 1)
-    scanner.feed(octets)
+    scanner = msgpack.Unpacker(max_buffer_size=len(data) or 1)
+    scanner.feed(data)
     scanner.skip()
-    return msgpack.unpackb(octets, ext_hook=partial(_ext, depth - 1), strict_map_key=False, timestamp=3)
+    return msgpack.unpackb(data, ext_hook=partial(_ext, depth - 1), strict_map_key=False, timestamp=3)
 
 
 def as_json(value: Any) -> Any:
@@ -104,24 +104,24 @@ def as_text(value: Any) -> str:
     return json.dumps(as_json(value), ensure_ascii=False)
 
 
-def _ext(depth: int, code: int, octets: bytes) -> Any:
+def _ext(depth: int, code: int, data: bytes) -> Any:
     if code == EXT_MESSAGE:
-        row = _unpack(octets, depth)
+        row = _unpack(data, depth)
         if not isinstance(row, list) or not row or not isinstance(row[0], str):
             raise ValueError("a message without a tag")
         return Tagged(row[0], row[1:])
     if code == EXT_ATTACHMENT:
-        kind = AttachmentKind(octets[0])
-        index, at = _number(octets, 1)
-        path = octets[_number(octets, at)[1] :].decode() if kind == AttachmentKind.REF else ""
+        kind = AttachmentKind(data[0])
+        index, at = _number(data, 1)
+        path = data[_number(data, at)[1] :].decode() if kind == AttachmentKind.REF else ""
         return Handle(kind.name.lower(), index, path)
     raise ValueError(f"ext type {code}")
 
 
-def _number(octets: bytes, at: int) -> tuple[int, int]:
+def _number(data: bytes, at: int) -> tuple[int, int]:
     """Read a base-128 integer; return it and its end."""
     start, number = at, 0
-    while octets[at] >= 0x80:
-        number |= (octets[at] & 0x7F) << 7 * (at - start)
+    while data[at] >= 0x80:
+        number |= (data[at] & 0x7F) << 7 * (at - start)
         at += 1
-    return number | octets[at] << 7 * (at - start), at + 1
+    return number | data[at] << 7 * (at - start), at + 1

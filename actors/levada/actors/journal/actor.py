@@ -184,7 +184,7 @@ class Journal(
             appends=self._writer.appended,
             refused=self._queue.refused,
             waiting=len(self._queue.waiting),
-            waiting_bytes=self._queue.octets,
+            waiting_bytes=self._queue.waiting_bytes,
             full=self._queue.full is not None,
         )
 
@@ -203,7 +203,7 @@ class Journal(
             "directory": self.about,
             "partitions": len(extent.end),
             "rows": sum(end - extent.first[number] for number, end in extent.end.items()),
-            "octets": sizes.octets,
+            "bytes_stored": sizes.bytes_stored,
             "rows_appended": sizes.rows_appended,
             "appends_waiting": len(self._queue.waiting),
             "full": self._queue.full is not None,
@@ -266,14 +266,14 @@ class Journal(
     def append(self, m: Append) -> Coroutine[Any, Any, None] | None:
         """Queue rows for the next group."""
         # Not a coroutine function: an ask of an idle journal calls this at once, without a turn of the mailbox.
-        if self._queue.octets >= self.max_pending_bytes and not self._queue.full:
+        if self._queue.waiting_bytes >= self.max_pending_bytes and not self._queue.full:
             return self._append_later(m)
         self._queue.put(Job(None, self._reply(), m, _bytes_of(m.rows)))
         return None
 
     async def _append_later(self, m: Append) -> None:
         # Not while it is full: the questions that make room come by the same mailbox.
-        while self._queue.octets >= self.max_pending_bytes and not self._queue.full:
+        while self._queue.waiting_bytes >= self.max_pending_bytes and not self._queue.full:
             await self._queue.progress()
         self._queue.put(Job(None, self._reply(), m, _bytes_of(m.rows)))
 
@@ -294,9 +294,9 @@ class Journal(
         octets = _bytes_of(m.rows)
         # A full journal still stages, so this wait ends.
         urgent = self._queue.urgent
-        while urgent and sum(job.octets for job in urgent) + octets > self.max_pending_bytes:
+        while urgent and sum(job.size for job in urgent) + octets > self.max_pending_bytes:
             await self._queue.progress()
-        self._do_soon(self._stage, m, octets=octets)
+        self._do_soon(self._stage, m, size=octets)
 
     @handles
     def discard(self, m: DiscardStaged) -> None:
@@ -340,8 +340,8 @@ class Journal(
     def _stage(self, m: StageRows) -> int:
         return stage_rows(self._store, m, self._appends.batch_of(m.rows))
 
-    def _do_soon(self, function: Callable[..., Any], *args: Any, octets: int = 0) -> None:
-        self._queue.put_first(Job(functools.partial(function, *args), self._reply(), None, octets))
+    def _do_soon(self, function: Callable[..., Any], *args: Any, size: int = 0) -> None:
+        self._queue.put_first(Job(functools.partial(function, *args), self._reply(), None, size))
 
     @handles
     def read(self, m: Read) -> None:
@@ -441,7 +441,7 @@ class Journal(
             store=self._store.statistics(),
             appends=self._writer.appended,
             appends_waiting=len(self._queue.waiting),
-            bytes_waiting=self._queue.octets,
+            bytes_waiting=self._queue.waiting_bytes,
             full=self._queue.full is not None,
             appends_refused=self._queue.refused,
             readers_waiting=self._writer.readers_waiting,

@@ -42,7 +42,7 @@ class Job:
     """None for an append; appends are written in groups."""
     reply: Reply[Any] | None
     append: Append | None = None
-    octets: int = 0
+    size: int = 0
 
     @property
     def wanted(self) -> bool:

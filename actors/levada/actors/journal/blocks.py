@@ -30,14 +30,14 @@ _COPY_BELOW = 1 << 16  # a read this small is copied in 4 µs; a mapping costs 1
 class Message:
     """A record batch ready to be written, or the place of erased rows."""
 
-    octets: pa.Buffer
+    data: pa.Buffer
     """The Arrow IPC message; empty for erased rows."""
     rows: int
 
     @property
     def size(self) -> int:
         """Bytes on the disk, header and padding included."""
-        return padded(BLOCK.size + self.octets.size)
+        return padded(BLOCK.size + self.data.size)
 
 
 @attrs.frozen
@@ -51,7 +51,7 @@ class Block:
     """Number of rows asked for."""
     skip: int
     """Rows of the message before `first`."""
-    octets: pa.Buffer
+    data: pa.Buffer
     """The whole block as an Arrow IPC message; usually a slice of the mapped file. Its schema is `schema`. Empty if its rows were erased."""
     schema: pa.Schema
     """Columns of the segment; an old segment may have fewer than the journal."""
@@ -66,13 +66,13 @@ class Block:
     @property
     def erased(self) -> bool:
         """Whether the rows were erased (`EraseEntity`); only their offsets are left."""
-        return not self.octets.size
+        return not self.data.size
 
     def batch(self) -> pa.RecordBatch:
         """Return the rows in the columns they were written with, without copying them; no rows if they were erased."""
         if self.erased:
             return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in self.schema], schema=self.schema)
-        return pa.ipc.read_record_batch(self.octets, self.schema).slice(self.skip, self.rows)
+        return pa.ipc.read_record_batch(self.data, self.schema).slice(self.skip, self.rows)
 
 
 @attrs.frozen
@@ -93,10 +93,10 @@ class Header:
         """Bytes on the disk, header and padding included."""
         return padded(BLOCK.size + self.length)
 
-    def fits(self, octets: memoryview) -> bool:
+    def fits(self, data: memoryview) -> bool:
         """Whether the checksum fits these bytes of the message."""
         rest = SUMMED.pack(self.rows, self.first, self.transaction, self.time, self.synced)
-        return zlib.crc32(octets, zlib.crc32(rest, self.length)) == self.checksum
+        return zlib.crc32(data, zlib.crc32(rest, self.length)) == self.checksum
 
 
 def split_erased(batch: pa.RecordBatch, gone: Sequence[bool]) -> Iterator[Message]:

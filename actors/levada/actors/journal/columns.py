@@ -339,9 +339,7 @@ _LEAVES: dict[Any, _Kind] = {
     dt.date: _Kind(pa.date32(), frozenset({dt.date})),
     dt.timedelta: _Kind(pa.duration("us"), frozenset({dt.timedelta})),
     Decimal: _Kind(pa.decimal128(38, 18), frozenset({Decimal})),
-    UUID: _Kind(
-        pa.binary(), lower=_widened(UUID, (UUID,), attrgetter("bytes")), lift=lambda octets: UUID(bytes=octets)
-    ),
+    UUID: _Kind(pa.binary(), lower=_widened(UUID, (UUID,), attrgetter("bytes")), lift=lambda data: UUID(bytes=data)),
 }
 
 _SEQUENCES: dict[Any, tuple[Any, Callable[[list[Any]], Any]]] = {
@@ -496,9 +494,9 @@ def _encoded(annotation: Any) -> _Kind:
         except (TypeError, ValueError, LevadaError) as error:
             raise _Misfit(str(error)) from error
 
-    def lift(octets: bytes) -> Any:
+    def lift(data: bytes) -> Any:
         try:
-            return cast("object", codec.decode(octets, annotation))
+            return cast("object", codec.decode(data, annotation))
         except LevadaError as error:
             raise _mismatch(f"an encoded value cannot be read: {error}") from error
 

@@ -160,15 +160,13 @@ def _pack(promise: Promise, number: int) -> bytes:
     return octets + _CRC.pack(zlib.crc32(octets))
 
 
-def _parse(octets: bytes) -> tuple[int, Promise] | None:
+def _parse(data: bytes) -> tuple[int, Promise] | None:
     """Read the number of a copy and its promise; None if the copy is not whole, or of another version."""
-    if len(octets) < _HEAD.size:
+    if len(data) < _HEAD.size:
         return None
-    magic, version, partitions, journal, number, commits = _HEAD.unpack_from(octets)
+    magic, version, partitions, journal, number, commits = _HEAD.unpack_from(data)
     size = _HEAD.size + partitions * _PARTITION.size
-    if (magic, version) != (_MAGIC, _VERSION) or _CRC.pack(zlib.crc32(octets[:size])) != octets[
-        size : size + _CRC.size
-    ]:
+    if (magic, version) != (_MAGIC, _VERSION) or _CRC.pack(zlib.crc32(data[:size])) != data[size : size + _CRC.size]:
         return None
-    offsets = list(_PARTITION.iter_unpack(octets[_HEAD.size : size]))
+    offsets = list(_PARTITION.iter_unpack(data[_HEAD.size : size]))
     return number, Promise(journal, [first for first, _ in offsets], [end for _, end in offsets], commits)

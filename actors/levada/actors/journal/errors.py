@@ -52,7 +52,7 @@ class JournalBehind(JournalError):
 class JournalDamaged(JournalError):
     """Bytes that were on the disk are gone or changed. Nothing was cut off or overwritten: the rest can still be copied."""
 
-    octet: int = 0
+    offset: int = 0
     """Position in the file."""
 
 

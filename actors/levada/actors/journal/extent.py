@@ -61,7 +61,7 @@ class StoreStatistics:
     batches_delivered: int
     batches_repeated: int
     """Deliveries that had been done before."""
-    octets: int
+    bytes_stored: int
     """Size of all segments now."""
     segments: int
     segments_deleted: int

@@ -270,8 +270,8 @@ def _examine(segment: Segment, committed: int) -> Iterator[Finding]:
         yield Finding("damage", damage.detail, damage.path, rows=max(0, end - segment.end))
 
 
-def _cut(octets: int, rows_are_lost: bool) -> str:
+def _cut(size: int, rows_are_lost: bool) -> str:
     """Describe the bytes behind the last whole block."""
     if rows_are_lost:
-        return f"{octets} bytes behind the last whole block, of the lost rows or of a write that was never answered"
-    return f"{octets} bytes of a write that was never answered"
+        return f"{size} bytes behind the last whole block, of the lost rows or of a write that was never answered"
+    return f"{size} bytes of a write that was never answered"

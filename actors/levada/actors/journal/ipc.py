@@ -45,10 +45,10 @@ class _Table:
 
     __slots__ = ("_at", "_octets", "_slots", "_slots_at")
 
-    def __init__(self, octets: memoryview, at: int) -> None:
-        self._octets, self._at = octets, at
-        self._slots_at = at - _I32(octets, at)[0]
-        self._slots = (_U16(octets, self._slots_at)[0] - 4) // 2
+    def __init__(self, data: memoryview, at: int) -> None:
+        self._octets, self._at = data, at
+        self._slots_at = at - _I32(data, at)[0]
+        self._slots = (_U16(data, self._slots_at)[0] - 4) // 2
 
     def place(self, slot: int) -> int | None:
         """Return the position of a field's value; None if it has none."""
@@ -88,11 +88,11 @@ class _Table:
 class _Count:
     """Adds up the bytes reached from a table, and refuses more than there are."""
 
-    def __init__(self, octets: int) -> None:
-        self._left = octets
+    def __init__(self, size: int) -> None:
+        self._left = size
 
-    def spend(self, octets: int) -> None:
-        self._left -= octets
+    def spend(self, size: int) -> None:
+        self._left -= size
         if self._left < 0:
             raise SchemaMismatch("these bytes are not rows: parts of the description of their columns are used twice")
 
@@ -123,21 +123,19 @@ def stream_of(batch: pa.RecordBatch) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    octets: bytes = sink.getvalue().to_pybytes()
-    return octets
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
 
 
-def rows_of_stream(octets: bytes) -> pa.RecordBatch:
+def rows_of_stream(data: bytes) -> pa.RecordBatch:
     """Read a stream of `stream_of` without copying it; raise `SchemaMismatch` unless it passes the rules above."""
-    buffer = pa.py_buffer(octets)
+    buffer = pa.py_buffer(data)
     try:
         _judge(buffer)
         with pa.ipc.open_stream(buffer) as stream:
             [batch] = stream
-        if batch.num_rows > 8 * len(octets):
-            raise SchemaMismatch(
-                f"these bytes are not rows: {len(octets)} bytes say that they are {batch.num_rows} rows"
-            )
+        if batch.num_rows > 8 * len(data):
+            raise SchemaMismatch(f"these bytes are not rows: {len(data)} bytes say that they are {batch.num_rows} rows")
         batch.validate(full=True)  # 0.3 ms for a block of 3.6 MB
     except (pa.ArrowException, OSError, *_MISREAD) as error:
         raise SchemaMismatch(f"these bytes are not rows: {str(error)[:200]}") from error
@@ -171,8 +169,8 @@ def _judge(stream: pa.Buffer) -> None:
 
 
 @lru_cache(maxsize=16)  # streams of one writer all begin alike: 3 µs instead of 75 for twelve columns
-def _judge_columns(octets: bytes) -> None:
-    head = memoryview(octets)
+def _judge_columns(data: bytes) -> None:
+    head = memoryview(data)
     table = _Table(head, _U32(head, 0)[0])
     count = _Count(len(head))
     count.pairs(table, _MESSAGE_PAIRS)

@@ -84,7 +84,7 @@ class _Rows:
     batch: pa.RecordBatch
     places: list[int]
     """Their offsets."""
-    octets: int
+    size: int
 
 
 @attrs.frozen
@@ -150,10 +150,10 @@ class Keys:
         octets = end = 0
         for block, places in self._blocks_of(_hash(entity), start):
             rows = _rows_at(block, places, schema)
-            octets += rows.octets
+            octets += rows.size
             if found and octets > max_bytes:
                 yield end, self._joined(found, entity)
-                found, octets = [], rows.octets
+                found, octets = [], rows.size
             found.append(rows)
             end = block.end
         if found:
@@ -417,10 +417,10 @@ class _Growing:
 class _File:
     """The index of a sealed segment, in a mapped file."""
 
-    def __init__(self, octets: bytes | mmap.mmap) -> None:
-        self.mapped = isinstance(octets, mmap.mmap)
-        entities, commands = _HEAD.unpack_from(octets)[-2:]
-        view = memoryview(octets)
+    def __init__(self, data: bytes | mmap.mmap) -> None:
+        self.mapped = isinstance(data, mmap.mmap)
+        entities, commands = _HEAD.unpack_from(data)[-2:]
+        view = memoryview(data)
         at = _TABLES
         self._entities, at = _table(view, at, entities)
         self._commands, at = _table(view, at, commands)
@@ -474,15 +474,15 @@ def check_index(path: Path) -> str:
     return "" if octets[_HEAD.size : _TABLES] == _sum_of(memoryview(octets)) else "its checksum is wrong"
 
 
-def _sum_of(octets: memoryview) -> bytes:
-    return _CRC.pack(zlib.crc32(octets[_TABLES:], zlib.crc32(octets[: _HEAD.size])))
+def _sum_of(data: memoryview) -> bytes:
+    return _CRC.pack(zlib.crc32(data[_TABLES:], zlib.crc32(data[: _HEAD.size])))
 
 
 def _rows_at(block: Block, places: list[int], schema: pa.Schema) -> _Rows:
     """Take some rows of a block. Rows that follow each other are not copied."""
     batch, first, count = fit(block.batch(), schema), places[0] - block.first, len(places)
     if count == block.rows:
-        return _Rows(batch, places, block.octets.size)
+        return _Rows(batch, places, block.data.size)
     if places[-1] - places[0] + 1 == count:
         batch = batch.slice(first, count)
     else:

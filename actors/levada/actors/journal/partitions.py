@@ -373,7 +373,7 @@ class Partition:
                 for block in segment.read(start, stop, max_bytes, used):
                     yield block
                     start = block.end
-                    used += block.octets.size
+                    used += block.data.size
             except (FileNotFoundError, JournalDamaged, ValueError) as error:
                 self._require_merged(segment, path, start, error)
                 continue

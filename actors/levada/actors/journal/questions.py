@@ -207,7 +207,7 @@ class Rows:
     first: int
     """Offset of the first row."""
     count: int
-    octets: bytes = attrs.field(repr=False)
+    data: bytes = attrs.field(repr=False)
     """An Arrow IPC stream; see `batch`."""
 
     @property
@@ -217,7 +217,7 @@ class Rows:
 
     def batch(self) -> pa.RecordBatch:
         """Return the rows in the journal's columns, without copying them; `SchemaMismatch` if these bytes are not rows."""
-        return rows_of_stream(self.octets)
+        return rows_of_stream(self.data)
 
 
 @message("levada.journal.read_rows", frozen=True)
@@ -244,12 +244,12 @@ class Found:
     count: int
     next: int | None
     """Where to go on; None: these are all."""
-    octets: Any = attrs.field(repr=False)
+    data: Any = attrs.field(repr=False)
     """An Arrow IPC stream, empty if there are no rows, or a record batch (`ReadEntity.stream`); see `batch`."""
 
     def batch(self) -> pa.RecordBatch:
         """Return the rows: a column ``offset``, then the journal's; `SchemaMismatch` if these bytes are not rows."""
-        return self.octets if isinstance(self.octets, pa.RecordBatch) else rows_of_stream(self.octets)
+        return self.data if isinstance(self.data, pa.RecordBatch) else rows_of_stream(self.data)
 
 
 @message("levada.journal.read_entity", frozen=True)

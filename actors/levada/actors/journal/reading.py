@@ -20,9 +20,9 @@ __all__ = ["command_of", "entity_of", "rows_of"]
 def rows_of(store: Store, m: ReadRows) -> Rows:
     """Answer `ReadRows`."""
     blocks = _blocks_from(store, m)
-    if blocks and blocks[0].octets.size > MAX_BLOCK:
+    if blocks and blocks[0].data.size > MAX_BLOCK:
         raise JournalError(
-            f"the block at row {m.start} of partition {m.partition} has {blocks[0].octets.size} bytes, and answers have at most "
+            f"the block at row {m.start} of partition {m.partition} has {blocks[0].data.size} bytes, and answers have at most "
             f"{MAX_BLOCK}: lower block_bytes, or read it in the journal's own process",
             path=str(store.directory),
         )

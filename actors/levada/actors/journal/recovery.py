@@ -74,7 +74,7 @@ def recover(directory: Path, schema: pa.Schema | None, config: JournalConfig, re
     problems, losses = find_problems(directory, promise, ledger, partitions)
     if problems and not config.accept_loss:
         text = f"{problems[0].detail} (JournalConfig.accept_loss goes on with what is left)"
-        raise JournalDamaged(text, path=problems[0].path, octet=problems[0].octet)
+        raise JournalDamaged(text, path=problems[0].path, offset=problems[0].offset)
     for problem in problems:
         logger.error("rows are lost, which is accepted: %s", problem, extra={"event": "rows_lost"})
     lost = sum(end - first for found in losses.values() for first, end in found)

@@ -38,7 +38,7 @@ def merged(segment: Segment, journal: bytes, join: Callable[[Sequence[pa.RecordB
         else:
             messages += join([block.batch() for block in run])
     number = max((header.transaction for header, _ in segment.walk()), default=0)
-    gaps = any(not message.octets.size for message in messages)
+    gaps = any(not message.data.size for message in messages)
     return _replaced(
         segment, journal, [(message, number, segment.last) for message in messages], erased=0 if gaps else None
     )
@@ -65,7 +65,7 @@ def without(
         here = [Message(pa.py_buffer(octets), header.rows)]
         if header.length:
             segment.check(header, header.at, octets)
-            batch = pa.ipc.read_record_batch(here[0].octets, segment.schema)
+            batch = pa.ipc.read_record_batch(here[0].data, segment.schema)
             gone = choose(header.first, batch)
             if any(gone):
                 count += sum(gone)

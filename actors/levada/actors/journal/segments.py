@@ -278,7 +278,7 @@ class Segment:
                     f"offset {offset} is of transaction {header.transaction}, but the ledger ends with {committed}: "
                     "it is older than this segment, restore the ledger of the same moment",
                     path=str(self.path),
-                    octet=at,
+                    offset=at,
                 )
             pending = pending or header.transaction > committed
             if not pending:
@@ -336,7 +336,7 @@ class Segment:
         return JournalDamaged(
             f"the block at byte {at}, offset {offset}, is damaged: restore this file from a copy, or move the journal away",
             path=str(self.path),
-            octet=at,
+            offset=at,
         )
 
     def write(self, messages: Sequence[Message], *, transaction: int, time: float) -> None:
@@ -346,11 +346,11 @@ class Segment:
         at, offset, stamp = self.size, self.end, int(time * 1e6)
         for message in messages:
             rest = SUMMED.pack(message.rows, offset, transaction, stamp, self.synced)
-            length = message.octets.size
-            crc = zlib.crc32(message.octets, zlib.crc32(rest, length))
+            length = message.data.size
+            crc = zlib.crc32(message.data, zlib.crc32(rest, length))
             header = Header(at, length, crc, message.rows, offset, transaction, stamp, self.synced)
             head = BLOCK.pack(BLOCK_MAGIC, length, crc, message.rows, offset, transaction, stamp, self.synced)
-            parts += [head, message.octets, bytes(header.size - BLOCK.size - length)]
+            parts += [head, message.data, bytes(header.size - BLOCK.size - length)]
             headers.append(header)
             at, offset = at + header.size, offset + message.rows
         write_all(self._descriptor, parts, self.size)
@@ -461,12 +461,12 @@ class Segment:
             raise self._damaged(at + here, offset)
         return max(window, size)
 
-    def check(self, header: Header, at: int, octets: memoryview) -> None:
+    def check(self, header: Header, at: int, data: memoryview) -> None:
         """Check the sum of a block at a position, unless that has been done."""
         low, high = self._checked
         if low <= at < high:
             return
-        if not header.fits(octets):
+        if not header.fits(data):
             raise self._damaged(at, header.first)
         self._checked = (low, at + header.size) if at == high else (at, at + header.size)
 

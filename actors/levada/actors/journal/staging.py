@@ -36,7 +36,7 @@ class Staging:
         self.schema: pa.Schema = schema
         self.config = config
         self.journal = journal
-        self.octets = 0
+        self.size = 0
         """Size of all stages."""
         self._clock = clock
         self._number = 0
@@ -60,7 +60,7 @@ class Staging:
                 continue
             self._number = max(self._number, stage.number)
             self._stages.setdefault(stage.key[:2], {})[stage.key[2:]] = stage
-            self.octets += stage.octets
+            self.size += stage.size
 
     def begin(self, query: str, batch: int, part: int, attempt: int) -> Stage:
         """Return the stage of one attempt at one part of a batch; make it if there is none."""
@@ -81,7 +81,7 @@ class Staging:
         chosen = [key for key in stages if part in (None, key[0]) and attempt in (None, key[1])]
         for key in chosen:
             stage = stages.pop(key)
-            self.octets -= stage.octets
+            self.size -= stage.size
             stage.discard()
         if not stages:
             self._stages.pop((query, batch), None)
@@ -160,7 +160,7 @@ class Stage:
         return self._segment.end - self._segment.first
 
     @property
-    def octets(self) -> int:
+    def size(self) -> int:
         """Size of the rows on the disk."""
         return self._segment.size - self._segment.start
 
@@ -184,9 +184,9 @@ class Stage:
         staging, segment = self._staging, self._segment
         messages = list(pack([conform(batch, staging.schema)], staging.config))
         size, limit = sum(message.size for message in messages), staging.config.max_staged_bytes
-        if staging.octets + size > limit:
+        if staging.size + size > limit:
             raise JournalFull(
-                f"batches that are not delivered yet hold {staging.octets} bytes, at most {limit} (max_staged_bytes), and "
+                f"batches that are not delivered yet hold {staging.size} bytes, at most {limit} (max_staged_bytes), and "
                 f"{size} more were to come",
                 path=os.fspath(segment.path),
                 needed=size,
@@ -199,7 +199,7 @@ class Stage:
             segment.cut_to(*before)
             raise refused(error, segment.path) from error
         segment.publish()
-        staging.octets += size
+        staging.size += size
 
     def messages(self) -> Iterator[Message]:
         """Yield the staged rows without copying them."""
@@ -207,7 +207,7 @@ class Stage:
         if segment.end == segment.first:
             return
         for block in segment.read(segment.first, segment.end, segment.size, 0):
-            yield Message(block.octets, block.rows)
+            yield Message(block.data, block.rows)
 
     def close(self) -> None:
         """Close the file, which stays."""

@@ -591,12 +591,12 @@ class Store:
             syncs=self._syncs,
             batches_delivered=self._delivered,
             batches_repeated=self._repeated,
-            octets=self.size,
+            bytes_stored=self.size,
             segments=sum(len(partition.segments) for partition in self._partitions),
             segments_deleted=self._deleted,
             bytes_cut=self._cut,
             rows_lost=self._lost,
-            bytes_staged=self._staging.octets,
+            bytes_staged=self._staging.size,
         )
 
     def _partition(self, number: int) -> Partition:

@@ -45,7 +45,7 @@ class Queue:
         """Appends and deliveries, in order."""
         self.urgent: deque[Job] = deque()
         """Questions that go before them."""
-        self.octets = 0
+        self.waiting_bytes = 0
         """Bytes of the appends that wait."""
         self.full: JournalFull | None = None
         """Why appends wait."""
@@ -66,7 +66,7 @@ class Queue:
             job.fail(JournalFull(what, path=self.directory))
             return
         self.waiting.append(job)
-        self.octets += job.octets
+        self.waiting_bytes += job.size
         self._wake.set()
 
     def put_first(self, job: Job) -> None:
@@ -78,12 +78,12 @@ class Queue:
         """Remove the first appends and deliveries, which are these."""
         for job in jobs:
             self.waiting.popleft()
-            self.octets -= job.octets
+            self.waiting_bytes -= job.size
 
     def put_back(self, jobs: Sequence[Job]) -> None:
         """Put appends before all others."""
         self.waiting.extendleft(reversed(jobs))
-        self.octets += sum(job.octets for job in jobs)
+        self.waiting_bytes += sum(job.size for job in jobs)
 
     def made_room(self) -> None:
         """Try again, if the journal was full."""
@@ -137,7 +137,7 @@ class Writer:
                 if job.wanted:
                     await self._run(job)
                 queue.urgent.popleft()
-                if not job.octets:  # any job may have made room, except staging, which takes some
+                if not job.size:  # any job may have made room, except staging, which takes some
                     queue.full = None
                 queue.note_progress()
             if queue.waiting and not queue.full:
@@ -186,7 +186,7 @@ class Writer:
         jobs: list[Job] = []
         octets = 0
         for job in islice(queue.waiting, GROUP_APPENDS):
-            octets += job.octets
+            octets += job.size
             if job.append is None or (jobs and octets > GROUP_BYTES):
                 break
             jobs.append(job)

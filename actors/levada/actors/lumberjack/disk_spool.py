@@ -123,7 +123,7 @@ class Segments:
         if self.acked[1] > self._segments.get(self.acked[0], _NONE).size:
             self.acked = (min(number for number in self._segments if number > self.acked[0]), 0)
         self.acked = self._read_at = max(self.acked, (self.acked[0], self._segments[self.acked[0]].head))
-        self.octets = 0
+        self.unacked_bytes = 0
         """Bytes on the disk that are not acked; an attribute and not a property, because each send reads it."""
         self._count()
         try:
@@ -244,7 +244,7 @@ class Segments:
 
     def _count(self) -> None:
         number, offset = self.acked
-        self.octets = sum(each.size for at, each in self._segments.items() if at >= number) - offset
+        self.unacked_bytes = sum(each.size for at, each in self._segments.items() if at >= number) - offset
 
     def append(self, bodies: list[bytes]) -> None:
         """Write events. They are on the disk when this returns.
@@ -371,7 +371,7 @@ class DiskSpool:
     def full(self) -> bool:
         """Whether senders have to wait, for acks or for the disk."""
         waiting = self.pending_bytes
-        return waiting > self.config.segment or self.segments.octets + waiting >= self.config.max_bytes
+        return waiting > self.config.segment or self.segments.unacked_bytes + waiting >= self.config.max_bytes
 
     async def put(self, bodies: list[bytes]) -> None:
         """Wait for room and take events, which are synced within `SpoolConfig.sync` seconds.

@@ -47,11 +47,11 @@ def locked_folder(folder: str | os.PathLike[str], what: str, user: str) -> Itera
         os.close(lock)
 
 
-def replace_file(path: Path, octets: bytes) -> None:
+def replace_file(path: Path, data: bytes) -> None:
     """Replace a file by one with these bytes, atomically. The bytes are on the disk when this returns, the name after `sync_folder`. Blocks."""
     beside = path.with_suffix(".new")
     with open(beside, "wb", opener=private) as file:
-        file.write(octets)
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)

@@ -367,18 +367,18 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
             raise ConnectionClosed("the connection has no carrier")
         await self.streams.room(stream_id)
 
-    def taken(self, operation: Operation, octets: int) -> None:
+    def taken(self, operation: Operation, size: int) -> None:
         """Count bytes of a streamed Response that the reader has taken."""
-        operation.held -= octets
+        operation.held -= size
         streams = self.streams
         if operation.stream_id in streams.held and operation.held < self.config.core.stream_window // 2:
             streams.resume(operation.stream_id)
 
-    def consumed(self, stream_id: int, octets: int) -> None:
+    def consumed(self, stream_id: int, size: int) -> None:
         """Count bytes of a streamed body that the handler has taken."""
-        self.feed(self.core.body_consumed(stream_id, octets, now=trio.current_time()))
+        self.feed(self.core.body_consumed(stream_id, size, now=trio.current_time()))
 
-    def finished(self, operation: Received, began: float, now: float, octets: int) -> None:
+    def finished(self, operation: Received, began: float, now: float, size: int) -> None:
         """Count and log an operation whose handler succeeded."""
         metrics = self.shared.metrics
         metrics.histogram(operation.msg_id).observe(1000 * (now - began))
@@ -386,7 +386,7 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
             metrics.upload_latency_ms.observe(1000 * (now - operation.since))
         if self.records.verbose:
             self.apply(self.core.take_events())  # logs its last steps first
-            self.records.step("done", operation, octets)
+            self.records.step("done", operation, size)
 
     def started(self) -> None:
         """Create the log, which needs the actor's path, then begin."""

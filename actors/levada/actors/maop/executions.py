@@ -75,11 +75,11 @@ class Executing(Protocol):
         """Handle the core's events, and send what follows from them."""
         ...
 
-    def consumed(self, stream_id: int, octets: int) -> None:
+    def consumed(self, stream_id: int, size: int) -> None:
         """Count bytes of a streamed body that the handler has taken."""
         ...
 
-    def finished(self, operation: Received, began: float, now: float, octets: int) -> None:
+    def finished(self, operation: Received, began: float, now: float, size: int) -> None:
         """Count an operation whose handler succeeded."""
         ...
 

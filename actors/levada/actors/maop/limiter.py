@@ -38,19 +38,19 @@ class Limiter(Actor[Any]):
         """Jobs without a place."""
         return len(self._queue)
 
-    def submit(self, job: Job, priority: int, octets: int) -> None:
+    def submit(self, job: Job, priority: int, size: int) -> None:
         """Let a job begin, now or when its turn comes.
 
         Args:
             job: begins when it has a place.
             priority: 0 (first) to 255.
-            octets: the job's cost, see `FairQueue.push`.
+            size: the job's cost, see `FairQueue.push`.
         """
         if self.running < self.max_running:
             self.running += 1
             job.begin()
         else:
-            self._queue.push(job, priority, octets, trio.current_time())
+            self._queue.push(job, priority, size, trio.current_time())
 
     def withdraw(self, job: Job) -> bool:
         """Forget a waiting job; return whether it was waiting."""

@@ -84,7 +84,7 @@ class Log:
             self._log_own("cancelled", event.stream_id, code_name(ErrorCode.CANCELLED))
             self._own.pop(event.stream_id, None)
             return
-        octets = "undefined" if event.octets is None else event.octets
+        octets = "undefined" if event.size is None else event.size
         logger.debug(
             "%s: stream %d %s: bytes %s",
             self.who,
@@ -116,14 +116,14 @@ class Log:
             stream_id,
             what,
             begun.msg_id,
-            "undefined" if begun.octets is None else begun.octets,
+            "undefined" if begun.size is None else begun.size,
             1000 * (trio.current_time() - since),
             begun.priority,
             result,
             extra=self._extra(what, stream_id),
         )
 
-    def step(self, event: str, operation: Received, octets: int | None = None, code: int | None = None) -> None:
+    def step(self, event: str, operation: Received, size: int | None = None, code: int | None = None) -> None:
         """Log a step of one of the peer's operations."""
         if self.verbose:
             logger.debug(
@@ -132,7 +132,7 @@ class Log:
                 operation.stream_id,
                 event,
                 operation.msg_id,
-                (operation.length or 0) if octets is None else octets,
+                (operation.length or 0) if size is None else size,
                 1000 * (trio.current_time() - operation.since),
                 operation.priority,
                 code_name(code) if code is not None else "ok" if event == "done" else "-",

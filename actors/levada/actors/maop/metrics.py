@@ -132,13 +132,13 @@ class Metrics:
             found = self.handler_latency_ms[msg_id] = Histogram()
         return found
 
-    def succeeded(self, content_type: str | None, octets: int) -> None:
+    def succeeded(self, content_type: str | None, size: int) -> None:
         """Count a Success that was sent."""
         kind = content_type or ""
         if kind not in self.success_count and len(self.success_count) >= MAX_CONTENT_TYPES:
             kind = "other"
         self.success_count[kind] += 1
-        self.success_bytes[kind] += octets
+        self.success_bytes[kind] += size
 
     @property
     def ops_inflight(self) -> int:

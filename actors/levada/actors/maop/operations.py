@@ -79,7 +79,7 @@ class Calling(Protocol):
         """Wait for a stream."""
         ...
 
-    def taken(self, operation: Operation, octets: int) -> None:
+    def taken(self, operation: Operation, size: int) -> None:
         """Count bytes of a streamed Response that the reader has taken."""
         ...
 

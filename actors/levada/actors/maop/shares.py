@@ -17,17 +17,17 @@ __all__ = ["Registry", "Share"]
 class Rate:
     """A limit in bytes per second, kept as the time when more may be read. Source: MA-118."""
 
-    __slots__ = ("octets", "until")
+    __slots__ = ("bytes_per_second", "until")
 
-    def __init__(self, octets: float) -> None:
-        self.octets = octets
+    def __init__(self, bytes_per_second: float) -> None:
+        self.bytes_per_second = bytes_per_second
         """The limit."""
         self.until = 0.0
         """When the bytes taken so far are paid for."""
 
-    def take(self, octets: int, now: float) -> None:
+    def take(self, size: int, now: float) -> None:
         """Count bytes."""
-        self.until = max(self.until, now) + octets / self.octets
+        self.until = max(self.until, now) + size / self.bytes_per_second
 
 
 @attrs.define(eq=False)
@@ -89,7 +89,7 @@ class Registry:
         elif share.rate is None:
             share.rate = Rate(rate)
         else:
-            share.rate.octets = rate
+            share.rate.bytes_per_second = rate
         self._shares.move_to_end(identity.tenant)
         share.cores.add(core)
         self._forget()

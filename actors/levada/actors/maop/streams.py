@@ -135,7 +135,7 @@ class BodyRate:
         """Return when a stream may be read."""
         return self._rate.until if type(self._core.streams.get(stream_id)) is Incoming else now
 
-    def took(self, stream_id: int, octets: int, now: float) -> None:
+    def took(self, stream_id: int, size: int, now: float) -> None:
         """Count the bytes read from a body."""
         if type(self._core.streams.get(stream_id)) is Incoming:
-            self._rate.take(octets, now)
+            self._rate.take(size, now)

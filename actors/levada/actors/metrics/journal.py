@@ -57,7 +57,7 @@ def journal_samples(
         (REFUSED, refused, labels),
         (DELIVERED, store.batches_delivered, labels),
         (LOST, store.rows_lost, labels),
-        (SIZE, store.octets, labels),
+        (SIZE, store.bytes_stored, labels),
         (STAGED, store.bytes_staged, labels),
         (SEGMENTS, store.segments, labels),
         (WAITING, waiting, labels),

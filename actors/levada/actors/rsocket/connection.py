@@ -246,13 +246,13 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         if self.core.has_stream(stream_id):  # a CANCEL may have come with the request
             self.core.send_error(stream_id, ErrorCode.REJECTED, text.encode())
 
-    def has_room(self, octets: int) -> bool:
+    def has_room(self, size: int) -> bool:
         """Whether handlers may hold this many more bytes; a request that is alone may have any size."""
-        return not self.request_bytes or self.request_bytes + octets <= self.config.max_request_bytes
+        return not self.request_bytes or self.request_bytes + size <= self.config.max_request_bytes
 
-    def unhold(self, octets: int) -> None:
+    def unhold(self, size: int) -> None:
         """Note that handlers have released this many bytes."""
-        self.request_bytes -= octets
+        self.request_bytes -= size
 
     def fire_on(self) -> bool:
         """Have an actor take up the queued fire-and-forget requests; return false if no actor is available any more."""

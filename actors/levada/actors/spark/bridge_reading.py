@@ -80,7 +80,7 @@ async def _here(journal: Ref[Any], m: Wanted) -> AsyncGenerator[tuple[BlockHead,
             return
         for block in blocks:
             columns = b"" if block.schema is schema else block.schema.serialize().to_pybytes()
-            yield BlockHead(block.first, block.rows, block.skip, columns), block.octets.to_pybytes()
+            yield BlockHead(block.first, block.rows, block.skip, columns), block.data.to_pybytes()
             schema, start = block.schema, block.end
 
 
@@ -93,7 +93,7 @@ async def _away(journal: JournalAway, m: Wanted) -> AsyncGenerator[tuple[BlockHe
             yield BlockHead(start, first - start, 0, columns), b""
             columns = b""
         if rows.count:
-            yield BlockHead(first, rows.count, 0, columns), _batch_in(rows.octets)
+            yield BlockHead(first, rows.count, 0, columns), _batch_in(rows.data)
             columns = b""
         start = first + rows.count
 

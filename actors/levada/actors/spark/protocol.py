@@ -323,12 +323,12 @@ class BlockHead:
         return _BLOCK_HEAD.pack(self.first, self.rows, self.skip) + self.schema
 
     @classmethod
-    def decode(cls, octets: bytes) -> BlockHead:
+    def decode(cls, data: bytes) -> BlockHead:
         """Read the wire format; `BridgeError` if it is cut off."""
-        if len(octets) < _BLOCK_HEAD.size:
-            raise BridgeError(f"the head of a block has {_BLOCK_HEAD.size} bytes or more, got {len(octets)}")
-        first, rows, skip = _BLOCK_HEAD.unpack_from(octets)
-        return cls(first, rows, skip, octets[_BLOCK_HEAD.size :])
+        if len(data) < _BLOCK_HEAD.size:
+            raise BridgeError(f"the head of a block has {_BLOCK_HEAD.size} bytes or more, got {len(data)}")
+        first, rows, skip = _BLOCK_HEAD.unpack_from(data)
+        return cls(first, rows, skip, data[_BLOCK_HEAD.size :])
 
 
 def host_id() -> str:

@@ -77,7 +77,7 @@ class _Seal:
     """The encoding of a message when it was sent."""
 
     message: Any
-    octets: bytes
+    data: bytes
     pending: int
     """The number of deliveries that have not been handled."""
 
@@ -119,18 +119,18 @@ class _StrictSystem(ActorSystem):
         seal = self._seals.get(id(message))
         if seal is None:
             self._seals[id(message)] = _Seal(message, octets, 1)
-        elif seal.octets != octets:
+        elif seal.data != octets:
             raise self.violation(f"{message!r} was changed after it was sent and sent again, to {cell.path}: {_WHY}")
         else:
             seal.pending += 1
 
-    def _make_round_trip(self, cell: Cell, message: Any, octets: bytes, handles: _Handles) -> None:
+    def _make_round_trip(self, cell: Cell, message: Any, data: bytes, handles: _Handles) -> None:
         where = f"{type(message).__name__} for {cell.path}"
         try:
-            arrived = Codec().decode(octets, detach=handles.detach)
+            arrived = Codec().decode(data, detach=handles.detach)
         except (DecodeError, ConfigurationError) as error:
             raise self.violation(f"{where} would not arrive: {error}") from error
-        if Codec().encode(arrived, attachments=_Handles()) != octets or type(arrived) is not type(message):
+        if Codec().encode(arrived, attachments=_Handles()) != data or type(arrived) is not type(message):
             raise self.violation(f"{where} would arrive as {arrived!r}, not as {message!r}")
 
     def unseal(self, cell: Cell, message: Any) -> None:
@@ -143,7 +143,7 @@ class _StrictSystem(ActorSystem):
             octets = Codec().encode(message, attachments=_Handles())
         except (TypeError, ValueError, LevadaError):
             octets = b""
-        if octets != seal.octets:
+        if octets != seal.data:
             raise self.violation(f"{message!r} was changed between tell and its handling by {cell.path}: {_WHY}")
 
     def forget(self, message: Any) -> None:

@@ -170,10 +170,10 @@ class ReceiverHalf:
             self.released(len(message.payload))
         return message
 
-    def released(self, octets: int) -> bool:
+    def released(self, size: int) -> bool:
         """Stop counting bytes; return whether a stream was read on."""
-        self.untaken -= octets
-        self.core.held -= octets
+        self.untaken -= size
+        self.core.held -= size
         # Half empty, so that a stalled stream is not restarted for each single message.
         if self.stalled and len(self.mailbox) <= self.core.config.mailbox // 2 and not self._full():
             self._resume()

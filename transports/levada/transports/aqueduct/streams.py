@@ -172,10 +172,10 @@ class Streams:
             stream.chunks.append(self.prefix)
         return stream
 
-    def announce(self, octets: bytes) -> None:
+    def announce(self, data: bytes) -> None:
         """Send bytes on their own unidirectional stream."""
         stream = self.open()
-        stream.write(octets)
+        stream.write(data)
         stream.finish()
 
     def flush(self, most: int) -> list[Output]:

@@ -98,7 +98,7 @@ class MemoryLink:
         self.ends: list[End] = []
         self.calls = 0
         """Operations that both ends have begun; counted only with `MemoryConfig.cut_at_call`."""
-        self.octets = 0
+        self.bytes_carried = 0
         """Bytes carried, both directions together, for `MemoryConfig.cut_after`."""
         self.dead = False
         """Whether the link was cut."""
@@ -128,18 +128,18 @@ class MemoryLink:
         if self.calls == self.config.cut_at_call:
             self.cut()
 
-    def carry(self, octets: int) -> int:
-        """Return how many of the next `octets` bytes get through before the link is cut."""
+    def carry(self, size: int) -> int:
+        """Return how many of the next `size` bytes get through before the link is cut."""
         limit = self.config.cut_after
         if limit is not None:
-            octets = min(octets, limit - self.octets)
-        self.octets += octets
-        return octets
+            size = min(size, limit - self.bytes_carried)
+        self.bytes_carried += size
+        return size
 
     @property
     def worn_out(self) -> bool:
         """Whether the link has carried all bytes that `MemoryConfig.cut_after` allows."""
-        return self.config.cut_after is not None and self.octets >= self.config.cut_after
+        return self.config.cut_after is not None and self.bytes_carried >= self.config.cut_after
 
     def cut(self, why: str = "the memory link was cut") -> None:
         """Lose everything that is under way; both ends see `ConnectionLost`."""
@@ -313,7 +313,7 @@ class Pipe:
         flow.credit -= octets
         worn_out = False
         if link.config.cut_after is None:
-            link.octets += octets
+            link.bytes_carried += octets
         elif octets:
             data = data[: link.carry(octets)]
             octets = len(data)
@@ -335,18 +335,18 @@ class Pipe:
         if worn_out:
             link.post(link.cut)
 
-    def _acked(self, octets: int, end: bool) -> None:
-        self._flying -= octets
+    def _acked(self, size: int, end: bool) -> None:
+        self._flying -= size
         if end and self.send_error is None:
             self.delivered = True
             self._sender_is_over()
         if self._progress is not None and not self._flying:
             self._tell_progress()
 
-    def _granted(self, octets: int) -> None:
+    def _granted(self, size: int) -> None:
         flow = self.flow
-        self.credit += octets
-        flow.credit += octets
+        self.credit += size
+        flow.credit += size
         if flow.blocked:
             flow.go_on()
         if self.unsent:

@@ -76,7 +76,7 @@ class StreamOwner(Protocol):
         """Ask the peer to send no more."""
         ...
 
-    def consumed(self, stream_id: int, octets: int) -> None:
+    def consumed(self, stream_id: int, size: int) -> None:
         """Note that the application took or dropped received bytes, and grant the peer as many."""
         ...
 
@@ -365,15 +365,15 @@ class ConnectionStream(ABC, Generic[C]):
         self._connection.consumed(self.stream_id, len(data))
         return data
 
-    def _take(self, octets: int) -> bytes:
+    def _take(self, size: int) -> bytes:
         chunks, whole = self._chunks, 0
-        while octets >= len(chunks[whole]):
-            octets -= len(chunks[whole])
+        while size >= len(chunks[whole]):
+            size -= len(chunks[whole])
             whole += 1
         taken = chunks[:whole]
-        if octets:
-            taken.append(chunks[whole][:octets])
-            chunks[whole] = chunks[whole][octets:]
+        if size:
+            taken.append(chunks[whole][:size])
+            chunks[whole] = chunks[whole][size:]
         del chunks[:whole]
         return b"".join(taken)
 

@@ -105,7 +105,7 @@ class EventsAcked:
     """The window that they were in. They are no longer in `Batch.bodies`."""
     tokens: list[Any]
     """The tokens of these events, oldest first."""
-    octets: int
+    size: int
     """Bytes of their frames, before compression."""
 
 

@@ -40,23 +40,23 @@ _decoder = json.JSONDecoder(parse_constant=_refuse)
 _scan: Callable[[str, int], tuple[Any, int]] = _decoder.scan_once  # type: ignore[attr-defined]
 
 
-def parse_json(octets: bytes | memoryview, max_depth: int) -> Any:
+def parse_json(data: bytes | memoryview, max_depth: int) -> Any:
     """Return the value in a J frame.
 
     Args:
-        octets: the whole payload.
+        data: the whole payload.
         max_depth: levels of nested arrays and objects.
 
     Raises:
         ValueError: the payload is empty, is not UTF-8, is not JSON, has text after the value, is nested too deep, or has a number
             with too many digits.
     """
-    text = str(octets, "utf-8")
+    text = str(data, "utf-8")
     scan = _scan
     # Each level takes two characters, so a shorter text cannot be nested too deep.
     if len(text) > 2 * max_depth:
         if text.count("{") + text.count("[") > max_depth:
-            _check_depth(bytes(octets), max_depth)
+            _check_depth(bytes(data), max_depth)
         if len(text) > _SHORT:
             scan = _scan_long
     try:
@@ -83,9 +83,9 @@ def _scan_long(text: str, start: int) -> tuple[Any, int]:
         gc.enable()
 
 
-def structure_cost(octets: bytes) -> int:
+def structure_cost(data: bytes) -> int:
     """Return the memory that values in JSON take beside the bytes of their text, as if none of it were inside strings (LJ-42)."""
-    structure = octets.translate(None, _NOT_STRUCTURE)
+    structure = data.translate(None, _NOT_STRUCTURE)
     return (
         _VALUE * len(structure)
         + (OBJECT_COST - _VALUE) * structure.count(b"{")
@@ -93,11 +93,11 @@ def structure_cost(octets: bytes) -> int:
     )
 
 
-def exact_cost(octets: bytes, limit: int) -> int:
+def exact_cost(data: bytes, limit: int) -> int:
     """Return the cost of a JSON text, without structure inside strings; or, if the cost is above `limit`, some number above it."""
-    cost = BYTE_COST * len(octets)
+    cost = BYTE_COST * len(data)
     quotes = 0
-    for outside, marks in _outside_strings(octets):
+    for outside, marks in _outside_strings(data):
         cost += structure_cost(outside)
         # A comma or a colon stands between two strings. A text with more quotes is not JSON, and not worth the time.
         quotes += marks
@@ -106,20 +106,20 @@ def exact_cost(octets: bytes, limit: int) -> int:
     return cost
 
 
-def _outside_strings(octets: bytes) -> Iterator[tuple[bytes, int]]:
+def _outside_strings(data: bytes) -> Iterator[tuple[bytes, int]]:
     """Yield the text outside strings and the number of quotes, a chunk at a time."""
-    if b"\\" in octets:
-        octets = octets.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if b"\\" in data:
+        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     inside = 0
-    for at in range(0, len(octets), _CHUNK):
-        parts = octets[at : at + _CHUNK].split(b'"')
+    for at in range(0, len(data), _CHUNK):
+        parts = data[at : at + _CHUNK].split(b'"')
         yield b" ".join(parts[inside::2]), len(parts) - 1
         inside = (inside + len(parts) - 1) % 2
 
 
-def _check_depth(octets: bytes, max_depth: int) -> None:
+def _check_depth(data: bytes, max_depth: int) -> None:
     depth = 0
-    for outside, _ in _outside_strings(octets):
+    for outside, _ in _outside_strings(data):
         brackets = outside.translate(_CURLY_TO_SQUARE, _NOT_BRACKETS)
         for at in range(0, len(brackets), _BRACKETS):
             some = brackets[at : at + _BRACKETS]

@@ -403,12 +403,12 @@ class FrameParser:
         self._at = at + 6 + value
         return Stop.ENVELOPE
 
-    def _key(self, octets: bytes) -> str:
-        key = str(octets, "utf-8", "surrogateescape")
-        if len(octets) <= _KEY:
+    def _key(self, data: bytes) -> str:
+        key = str(data, "utf-8", "surrogateescape")
+        if len(data) <= _KEY:
             if len(self._keys) == _KEYS:
                 self._keys.clear()
-            self._keys[octets] = key
+            self._keys[data] = key
         return key
 
     def _price(self, at: int, end: int) -> int:
@@ -425,11 +425,11 @@ class FrameParser:
                 raise self._large("cost of the JSON of an event", price, "max_cost", "LJ-42", at)
         return price + EVENT_COST
 
-    def _bad_json(self, octets: bytes | memoryview, wrong: str, at: int) -> dict[str, Any]:
+    def _bad_json(self, data: bytes | memoryview, wrong: str, at: int) -> dict[str, Any]:
         """Return the event for a J frame that is not JSON, or raise (LJ-12)."""
         if self._config.on_bad_json == "close":
             raise self._broken(f"a J frame is not JSON: {wrong}", "LJ-12", at)
-        return {"message": str(octets, "utf-8", "surrogateescape"), "tags": ["_jsonparsefailure"]}
+        return {"message": str(data, "utf-8", "surrogateescape"), "tags": ["_jsonparsefailure"]}
 
     def _hand_on(self, out: list[dict[str, Any]], cost_room: int) -> int:
         """Deliver items of an array until their cost reaches `cost_room`; return their cost."""

@@ -357,9 +357,9 @@ class SendQueue:
         self.full = self._events >= self._max_events or self._octets >= self._max_bytes
         return dropped
 
-    def _gone(self, events: int, octets: int) -> None:
+    def _gone(self, events: int, size: int) -> None:
         self._events -= events
-        self._octets -= octets
+        self._octets -= size
         self.full = self._events >= self._max_events or self._octets >= self._max_bytes
 
     def next_batch(self, now: float, room: int, *, flush: bool = False) -> Batch | None:
@@ -417,7 +417,7 @@ class SendQueue:
 
     def acked(self, event: EventsAcked) -> None:
         """Remove the events of an `EventsAcked`."""
-        self._gone(len(event.tokens), event.octets)
+        self._gone(len(event.tokens), event.size)
         event.batch.failures = 0
         self.stuck = False
 

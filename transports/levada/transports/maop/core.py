@@ -594,12 +594,12 @@ class MaopCore(Ending):
     def _either(self, stream_id: int) -> Outgoing | Incoming | None:
         return self._mine(stream_id) if stream_id & 1 == self._parity else self._theirs(stream_id)
 
-    def body_consumed(self, stream_id: int, octets: int, now: float) -> list[Event]:
+    def body_consumed(self, stream_id: int, size: int, now: float) -> list[Event]:
         """Note that the application has consumed bytes of a streamed body of the peer's operation: there is room again."""
         operation = self._theirs(stream_id)
         if operation is not None:
             blocked = self.is_blocked(stream_id)
-            operation.consumed(octets)
+            operation.consumed(size)
             if blocked and not self.is_blocked(stream_id):
                 self.unblock(stream_id)
             self.gate.pump(now)

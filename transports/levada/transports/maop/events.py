@@ -133,7 +133,7 @@ class Begun:
     """Number of its stream."""
     msg_id: int
     """The peer's handler."""
-    octets: int | None
+    size: int | None
     """Announced length of the body; None if undefined."""
     priority: int
     """0 (first) to 255."""
@@ -148,7 +148,7 @@ class Stepped:
     step: Literal["proceed", "first_block", "last_block", "response", "cancelled"]
     """The step: the first Block of an incoming body, its Block End, a Response (ours begins, or the peer's header has come), the Proceed
     for an operation of ours, or its cancellation by the application."""
-    octets: int | None
+    size: int | None
     """Bytes of the body so far; of a Response the announced length, None if undefined."""
 
 

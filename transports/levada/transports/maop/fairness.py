@@ -68,15 +68,15 @@ class FairQueue(Generic[T]):
     def __len__(self) -> int:
         return len(self.waiting)
 
-    def push(self, entry: T, priority: int, octets: int, now: float) -> None:
+    def push(self, entry: T, priority: int, size: int, now: float) -> None:
         """Add an entry, which must not be in the queue already.
 
         Args:
             priority: 0 to 255; decides the class, and the order in it.
-            octets: announced bytes, for the cost: 1 plus 1 for each 64 KiB, at most 128 of these, so that a turn comes in bounded time.
+            size: announced bytes, for the cost: 1 plus 1 for each 64 KiB, at most 128 of these, so that a turn comes in bounded time.
         """
         self._order += 1
-        item: _Item = [priority, self._order, now, 1 + min(octets / 65_536, 128), entry]
+        item: _Item = [priority, self._order, now, 1 + min(size / 65_536, 128), entry]
         self.waiting[id(entry)] = item
         heappush(self._classes[_CLASSES[priority]], item)
 

@@ -597,12 +597,12 @@ class Incoming(Received):
         if quota.waiting:
             quota.freed()
 
-    def consumed(self, octets: int) -> None:
+    def consumed(self, size: int) -> None:
         """Note that the application has consumed bytes of a streamed body."""
-        octets = min(octets, self.reserved)
+        size = min(size, self.reserved)
         quota = self._core.quota
-        self.reserved -= octets
-        quota.buffered -= octets
+        self.reserved -= size
+        quota.buffered -= size
         if quota.waiting:
             quota.freed()
 

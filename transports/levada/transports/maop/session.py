@@ -186,9 +186,9 @@ class Session(ABC):
         elif self.client and self.state is ConnectionState.AUTHENTICATING:
             self._hold(stream_id, None, True, 0)
 
-    def _hold(self, stream_id: int, data: bytes | None, fin: bool, octets: int) -> None:
+    def _hold(self, stream_id: int, data: bytes | None, fin: bool, size: int) -> None:
         # Each piece costs more than its bytes.
-        self._early_bytes += octets + 64
+        self._early_bytes += size + 64
         if self._early_bytes > self.config.max_held_early:
             self.fail_connection(ErrorCode.CAPACITY_LIMIT, "too much before the result", "MA-29")
             return

@@ -301,11 +301,11 @@ class QmuxConnection(StreamConnection[QmuxStream]):
         self.core.stop(stream_id, code)
         self._changed()
 
-    def consumed(self, stream_id: int, octets: int) -> None:
+    def consumed(self, stream_id: int, size: int) -> None:
         """Note that the application has taken bytes of a stream."""
         if self._reason is None:
             core = self.core
-            core.consumed(stream_id, octets)
+            core.consumed(stream_id, size)
             if not self._in_batch and not self._due and core.has_output:  # as `_changed`, by a call less
                 self._write_soon()
 

@@ -331,7 +331,7 @@ class QmuxCore:
         if stream is not None:
             self._sender.set_priority(stream, level)
 
-    def consumed(self, stream_id: int, octets: int) -> None:
+    def consumed(self, stream_id: int, size: int) -> None:
         """Note that the application took bytes of `StreamData`, so windows grow. For a stream that was stopped or reset this does nothing.
 
         A stream is over, and no longer counts against the peer's limit, once all of it was taken and this side's end was written.
@@ -341,7 +341,7 @@ class QmuxCore:
         """
         stream = self._streams.table.get(stream_id)
         if stream is not None:
-            self._receiver.consumed(stream, octets)
+            self._receiver.consumed(stream, size)
 
     def accepted(self, stream_id: int) -> None:
         """Note that the application has taken a stream of the peer.

@@ -140,12 +140,12 @@ class Sender:
     def _queued_end(self, stream: Stream) -> int:
         return stream.offset + stream.queued + (stream.sending is _ENDING)
 
-    def _shrink(self, octets: int) -> None:
+    def _shrink(self, size: int) -> None:
         """Note that bytes have left the queues."""
         most = self._streams.config.max_queued
-        if self.queued > most >= self.queued - octets:
+        if self.queued > most >= self.queued - size:
             self._streams.events.append(QueueRoom())
-        self.queued -= octets
+        self.queued -= size
 
     def end(self) -> None:
         """Drop everything."""

@@ -269,9 +269,9 @@ class QuicConnection(StreamConnection[QuicStream]):
             self.dirty = True
             self._endpoint.add_dirty(self)
 
-    def send_promptly(self, octets: int) -> None:
+    def send_promptly(self, size: int) -> None:
         """Note that a datagram or the end of a stream was queued; the only answer to the only input is sent at once."""
-        if self._lonely and not self.dirty and octets <= _PROMPT:
+        if self._lonely and not self.dirty and size <= _PROMPT:
             self._endpoint.send_for(self)
         else:
             self.mark_dirty()
@@ -307,9 +307,9 @@ class QuicConnection(StreamConnection[QuicStream]):
         self.engine.refuse_stream(stream_id, code)
         self.mark_dirty()
 
-    def consumed(self, stream_id: int, octets: int) -> None:
+    def consumed(self, stream_id: int, size: int) -> None:
         """Note that the application has taken bytes of a stream."""
-        if self.engine.consumed(stream_id, octets):
+        if self.engine.consumed(stream_id, size):
             self.mark_dirty()
 
     def is_full(self, stream_id: int) -> bool:

@@ -290,7 +290,7 @@ class PlainEngine(QuicConnection):
         if stream is not None and not stream.receiver.is_finished:
             self.stop_stream(stream_id, code)
 
-    def consumed(self, stream_id: int, octets: int) -> bool:
+    def consumed(self, stream_id: int, size: int) -> bool:
         """Count bytes taken by the application; true if the peer should be told of new credit."""
         return False
 

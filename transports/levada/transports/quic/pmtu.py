@@ -40,10 +40,10 @@ class MtuSearch:
         """Whether a probe is on its way."""
         return self._in_flight > 0
 
-    def limit(self, octets: int, now: float) -> None:
+    def limit(self, size: int, now: float) -> None:
         """Keep below the size that the peer accepts, at least 1,200."""
-        self.base, self.size = min(self.base, octets), min(self.size, octets)
-        self.ceiling = min(self.ceiling, octets)
+        self.base, self.size = min(self.base, size), min(self.size, size)
+        self.ceiling = min(self.ceiling, size)
         self._high = max(min(self._high, self.ceiling), self.base)
         if self._high <= self.size:
             self.next_at = now + PROBE_AGAIN if self.ceiling > self.size else math.inf

@@ -232,20 +232,20 @@ class ReadyEngine(LeanEngine):
                     if stream.sender.is_finished:
                         self._done.append(stream)
 
-    def _credit(self, octets: int) -> bool:
-        self._app_consumed += octets
+    def _credit(self, size: int) -> bool:
+        self._app_consumed += size
         limit = self._local_max_data
         if limit.value - self._app_consumed >= self._connection_window // 2:
             return False
         limit.value = self._app_consumed + self._connection_window
         return True
 
-    def consumed(self, stream_id: int, octets: int) -> bool:
+    def consumed(self, stream_id: int, size: int) -> bool:
         """Raise the windows by what the application took; true if this should be sent."""
-        due = self._credit(octets)
+        due = self._credit(size)
         stream = self._streams.get(stream_id)
         if stream is not None:
-            taken = self._consumed_by[stream_id] = self._consumed_by.get(stream_id, 0) + octets
+            taken = self._consumed_by[stream_id] = self._consumed_by.get(stream_id, 0) + size
             window, granted_at = self._grants.get(stream_id, (self._window, -math.inf))
             if not stream.receiver.is_finished and stream.max_stream_data_local - taken < window * 3 // 4:
                 # A quarter within a round trip: one late packet, which holds back all later ones, would exhaust the window. On a path that reorders,

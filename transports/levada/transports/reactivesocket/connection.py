@@ -83,7 +83,7 @@ class ConnectionCore(ReactiveStreamsCore):
 
     @abstractmethod
     def _receive(
-        self, kind: int, flags: int, stream_id: int, octets: bytes, at: int, end: int, events: list[Event]
+        self, kind: int, flags: int, stream_id: int, data: bytes, at: int, end: int, events: list[Event]
     ) -> None:
         """Take one whole frame whose fixed fields begin at `at`."""
 
@@ -279,14 +279,14 @@ class ConnectionCore(ReactiveStreamsCore):
         self._control.append(setup)
 
     def _receive_first(
-        self, kind: int, flags: int, stream_id: int, octets: bytes, at: int, end: int, events: list[Event]
+        self, kind: int, flags: int, stream_id: int, raw: bytes, at: int, end: int, events: list[Event]
     ) -> None:
         """Server: take the first frame, which must be a valid SETUP."""
         if kind != f.SETUP or stream_id:
             text = f"expected SETUP on stream 0 as the first frame, got type {kind:#06x} on stream {stream_id}"
             return self._refuse(ErrorCode.INVALID_SETUP, text, events, "RX-30")
         try:
-            numbers, mime_types, metadata, data = f.parse_setup(flags, octets, at, end)
+            numbers, mime_types, metadata, data = f.parse_setup(flags, raw, at, end)
         except FrameError as error:
             # RX-34: truncated. RX-12: a metadata length that cannot be does not make a first SETUP one to ignore.
             rule = "RX-34" if error.rule == "RX-9" else error.rule
@@ -499,9 +499,9 @@ class ConnectionCore(ReactiveStreamsCore):
         if self._state is _DRAINING and not self._streams:
             self._end(EndReason.CLOSED, 0, "every stream has ended", events)
 
-    def _check_live(self, octets: int = 0) -> None:
+    def _check_live(self, size: int = 0) -> None:
         """Refuse to send before set-up or after the end, or more bytes than this side's frames may have."""
         if self._state not in (_OPENING, _OPEN, _DRAINING):
             raise LocalProtocolError(f"not possible while the connection is {self._state.value}")
-        if octets + 24 > self._max_frame:
-            raise LocalProtocolError(f"{octets} bytes do not fit into a frame (raise max_frame_size)", rule="RX-3")
+        if size + 24 > self._max_frame:
+            raise LocalProtocolError(f"{size} bytes do not fit into a frame (raise max_frame_size)", rule="RX-3")

@@ -103,18 +103,18 @@ class ReactiveSocketCore(ConnectionCore):
         )
 
     def _receive(
-        self, kind: int, flags: int, stream_id: int, octets: bytes, at: int, end: int, events: list[Event]
+        self, kind: int, flags: int, stream_id: int, data: bytes, at: int, end: int, events: list[Event]
     ) -> None:
         if self._state is ConnectionState.AWAITING_SETUP:
-            return self._receive_first(kind, flags, stream_id, octets, at, end, events)
+            return self._receive_first(kind, flags, stream_id, data, at, end, events)
         try:
-            parsed = f.parse(kind, flags, octets, at, end)
+            parsed = f.parse(kind, flags, data, at, end)
         except FrameError as error:
             if kind == f.SETUP:
                 return None  # RX-105, RX-108
             if kind == f.EXT and stream_id in self._config.extensions:
                 # RX-20: the extended type is in the place of the stream id.
-                events.append(ExtensionReceived(0, stream_id, octets[at:end], bool(flags & f.METADATA)))
+                events.append(ExtensionReceived(0, stream_id, data[at:end], bool(flags & f.METADATA)))
                 return None
             # RX-12: a metadata length that cannot be. RX-9: not understood, and may be ignored.
             if error.rule == "RX-12" or flags & f.IGNORE:

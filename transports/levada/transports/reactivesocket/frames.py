@@ -116,7 +116,7 @@ def encode_setup_fields(version: int, keepalive_ms: int, lifetime_ms: int, metad
     )
 
 
-def parse(kind: int, flags: int, octets: bytes, at: int, end: int) -> tuple[tuple[int, ...], bytes | None, bytes]:
+def parse(kind: int, flags: int, data: bytes, at: int, end: int) -> tuple[tuple[int, ...], bytes | None, bytes]:
     """Read a frame behind its header, any type except SETUP and EXT. Return fixed fields, metadata and data.
 
     Raises:
@@ -130,26 +130,26 @@ def parse(kind: int, flags: int, octets: bytes, at: int, end: int) -> tuple[tupl
     if fixed is not None and (kind != REQUEST_CHANNEL or flags & INITIAL):
         if end - at < fixed.size:
             raise FrameError(f"{FrameType(kind).name} of {end - at} bytes behind the header, {fixed.size} wanted")
-        numbers = fixed.unpack_from(octets, at)
+        numbers = fixed.unpack_from(data, at)
         at += fixed.size
     # RX-18: M means nothing on the two types that never have metadata.
     if flags & METADATA and kind != KEEPALIVE and kind != REQUEST_N:
-        metadata, at = _parse_metadata(octets, at, end)
-        return numbers, metadata, octets[at:end]
-    return numbers, None, octets[at:end]
+        metadata, at = _parse_metadata(data, at, end)
+        return numbers, metadata, data[at:end]
+    return numbers, None, data[at:end]
 
 
-def _parse_metadata(octets: bytes, at: int, end: int) -> tuple[bytes, int]:
+def _parse_metadata(data: bytes, at: int, end: int) -> tuple[bytes, int]:
     start = at + 4
-    size = int.from_bytes(octets[at:start], "big")
+    size = int.from_bytes(data[at:start], "big")
     # RX-12. R makes the number greater than any frame; with fewer than 4 bytes left no number will do.
     if not 4 <= size <= end - at:
         raise FrameError(f"metadata of {size} bytes with its length field, {end - at} left", rule="RX-12")
-    return octets[start : at + size], at + size
+    return data[start : at + size], at + size
 
 
 def parse_setup(
-    flags: int, octets: bytes, at: int, end: int
+    flags: int, data: bytes, at: int, end: int
 ) -> tuple[tuple[int, ...], tuple[str, str], bytes | None, bytes]:
     """Read a SETUP behind its header. Return version and the two times in ms, the MIME types, metadata and data.
 
@@ -158,20 +158,20 @@ def parse_setup(
     """
     if end - at < _SETUP.size:
         raise FrameError(f"SETUP of {end - at} bytes behind the header, {_SETUP.size + 2} wanted")
-    numbers = _SETUP.unpack_from(octets, at)
+    numbers = _SETUP.unpack_from(data, at)
     at += _SETUP.size
     mime_types: list[str] = []
     for what in ("metadata", "data"):
-        stop = at + 1 + octets[at] if at < end else at + 1
+        stop = at + 1 + data[at] if at < end else at + 1
         if stop > end:
             raise FrameError(f"SETUP ends within its {what} MIME type")
         # RX-32: a NUL at the end does not count. Latin-1 keeps whatever bytes a peer calls a MIME type.
-        mime_types.append(octets[at + 1 : stop].removesuffix(b"\0").decode("latin-1"))
+        mime_types.append(data[at + 1 : stop].removesuffix(b"\0").decode("latin-1"))
         at = stop
     metadata = None
     if flags & METADATA:
-        metadata, at = _parse_metadata(octets, at, end)
-    return numbers, (mime_types[0], mime_types[1]), metadata, octets[at:end]
+        metadata, at = _parse_metadata(data, at, end)
+    return numbers, (mime_types[0], mime_types[1]), metadata, data[at:end]
 
 
 @attrs.frozen
@@ -209,28 +209,28 @@ class Frame:
         return octets[4:] if framed else octets
 
     @classmethod
-    def decode(cls, octets: bytes, *, framed: bool = False) -> Self:
+    def decode(cls, raw: bytes, *, framed: bool = False) -> Self:
         """Read exactly one frame.
 
         Raises:
             FrameError: it is cut off, too long, or not understood.
         """
         start = 0 if framed else 4
-        if len(octets) < start + HEADER.size:
-            raise FrameError(f"{len(octets)} bytes, {start + HEADER.size} at least", rule="RX-4")
-        if not framed and LENGTH.unpack_from(octets)[0] != len(octets):
-            raise FrameError(f"length {LENGTH.unpack_from(octets)[0]}, {len(octets)} bytes here", rule="RX-4")
-        kind, flags, stream_id = HEADER.unpack_from(octets, start)
-        at, end = start + HEADER.size, len(octets)
+        if len(raw) < start + HEADER.size:
+            raise FrameError(f"{len(raw)} bytes, {start + HEADER.size} at least", rule="RX-4")
+        if not framed and LENGTH.unpack_from(raw)[0] != len(raw):
+            raise FrameError(f"length {LENGTH.unpack_from(raw)[0]}, {len(raw)} bytes here", rule="RX-4")
+        kind, flags, stream_id = HEADER.unpack_from(raw, start)
+        at, end = start + HEADER.size, len(raw)
         mime_types, metadata = None, None
         numbers: tuple[int, ...] = ()
         if kind == SETUP:
-            numbers, mime_types, metadata, data = parse_setup(flags, octets, at, end)
+            numbers, mime_types, metadata, data = parse_setup(flags, raw, at, end)
         elif kind == EXT:
             # M is handed on with the other flags: where metadata would be, only the extended type knows (RX-20).
-            return cls(FrameType.EXT, stream_id, flags, data=octets[at:])
+            return cls(FrameType.EXT, stream_id, flags, data=raw[at:])
         else:
-            numbers, metadata, data = parse(kind, flags, octets, at, end)
+            numbers, metadata, data = parse(kind, flags, raw, at, end)
         return cls(FrameType(kind), stream_id, flags & ~METADATA, numbers, mime_types, metadata, data)
 
     def __repr__(self) -> str:

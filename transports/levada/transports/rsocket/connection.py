@@ -246,13 +246,13 @@ class RSocketConnection(ReactiveStreamsCore):
         self._replay = Replay(self._config.resume_buffer, None if self._sessions is None else self._sessions.room)
         self._plain = False
 
-    def _first_frame(self, octets: bytes, events: list[Event]) -> None:
+    def _first_frame(self, data: bytes, events: list[Event]) -> None:
         """Server: accept only SETUP or RESUME on stream 0 (RS-40, RS-48)."""
         try:
-            frame = decode(octets)
+            frame = decode(data)
         except InvalidFrame as error:
             # RS-12, RS-42: a damaged first frame is refused with the code of the frame that it claims to be.
-            is_resume = octets[4] >> 2 == 0x0D
+            is_resume = data[4] >> 2 == 0x0D
             code = ErrorCode.REJECTED_RESUME if is_resume else ErrorCode.INVALID_SETUP
             self._refuse(events, code, error.detail, "RS-12" if is_resume else "RS-42")
             return

@@ -175,10 +175,10 @@ async def _ask(peer: Peer[RawMessage], payload: bytes, args: argparse.Namespace)
     raise CallFailed(f"{kind}: {text}")
 
 
-async def _answer(to: Sender[RawMessage], octets: bytes) -> RawMessage:
+async def _answer(to: Sender[RawMessage], data: bytes) -> RawMessage:
     sender, receiver = oneshot(RawMessage)
     with sender, receiver:
-        await to.send(RawMessage(octets, [sender]))
+        await to.send(RawMessage(data, [sender]))
         return await receiver
 
 
@@ -241,17 +241,17 @@ def message_bytes(tag: str, fields: Sequence[Any], reply: AttachmentKind | None)
         row = plain(list(fields))
         if reply is not None and not places:
             row.append(plain(REPLY))
-        octets: bytes = msgpack.packb(tagged(tag, row))
+        packed: bytes = msgpack.packb(tagged(tag, row))
     except ConfigurationError:
         raise
     except (ValueError, OverflowError) as error:
         raise ConfigurationError(f"the fields cannot be encoded: {error}") from error
-    return octets
+    return packed
 
 
-def _fields(octets: bytes) -> list[Any]:
+def _fields(data: bytes) -> list[Any]:
     try:
-        fields = json.loads(octets or b"[]")
+        fields = json.loads(data or b"[]")
     except ValueError as error:
         raise ConfigurationError(f"with --tag, --data must be JSON: {error}") from error
     if not isinstance(fields, list):

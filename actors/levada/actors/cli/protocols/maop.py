@@ -95,11 +95,11 @@ async def _request(peer: Peer, body: Body, args: argparse.Namespace) -> None:
 
 
 def _text(
-    decoder: codecs.IncrementalDecoder, before: str | None, octets: bytes | memoryview, *, final: bool = False
+    decoder: codecs.IncrementalDecoder, before: str | None, data: bytes | memoryview, *, final: bool = False
 ) -> str | None:
     """Decode the next bytes. Return ``None`` from the first byte on that is not text."""
     try:
-        return None if before is None else decoder.decode(bytes(octets), final)
+        return None if before is None else decoder.decode(bytes(data), final)
     except UnicodeDecodeError:
         return None
 

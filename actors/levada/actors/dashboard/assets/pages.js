@@ -78,7 +78,7 @@ export const PAGES = {
       column("journal", "minmax(140px, 1fr)", 130, (row) => text(report(row).name || row.path), { hint: (row) => text(report(row).directory) || row.path }),
       number("partitions", 84, (row) => count(report(row).partitions)),
       number("rows", 100, (row) => count(report(row).rows)),
-      number("size", 84, (row) => octets(report(row).octets)),
+      number("size", 84, (row) => octets(report(row).bytes_stored)),
       number("appended per s", 110, (row) => rate(row.appended)),
       number("waiting", 80, (row) => (report(row).full ? "full" : count(report(row).appends_waiting)), { state: (row) => (report(row).full ? "bad" : "") }),
       column("behind, by group", "minmax(160px, 2fr)", 140, (row) => row.error ?? (Object.entries(report(row).groups ?? {}).map(([group, lag]) => `${group} ${count(lag)}`).join(" · ") || "no groups")),

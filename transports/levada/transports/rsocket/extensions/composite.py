@@ -41,7 +41,7 @@ class Entry:
     mime_type: str | int
     """The name, or an id that has no name in `WELL_KNOWN_MIME_TYPES`."""
     # The content may be a password: it is not shown.
-    metadata: bytes = attrs.field(repr=lambda octets: f"<{len(octets)} bytes>")
+    metadata: bytes = attrs.field(repr=lambda data: f"<{len(data)} bytes>")
     """The bytes, at most 16,777,215; not shown by ``repr``."""
 
     def __attrs_post_init__(self) -> None:
