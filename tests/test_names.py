@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import math
@@ -41,6 +42,22 @@ def defined() -> dict[str, set[str]]:
 def test_a_meaning_has_one_name(defined: dict[str, set[str]], banned: str) -> None:
     used = {name: sorted(modules) for name, modules in defined.items() if re.fullmatch(banned, name)}
     assert used == {}, f"the name is {BANNED[banned]}"
+
+
+OTHER_TEXTS = re.compile(r", not (by )?\{|\bmust (be|have|take)\b.*[,;] (got|not) |, unlike \{|\btakes\b.*[,;] got\b")
+
+
+def test_what_is_wrong_with_a_value_has_one_form() -> None:
+    """``window is 0, wanted 1 or more``, or of unnamed input: ``expected HOST:PORT, got 'x'``."""
+    found, read = [], 0
+    for module, file in source_modules().items():
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+                texts = [ast.unparse(part) for part in node.exc.args if isinstance(part, ast.JoinedStr)]
+                read += len(texts)
+                found += [f"{module}: {text}" for text in texts if OTHER_TEXTS.search(text)]
+    assert found == []
+    assert read > 500
 
 
 TIME = re.compile(r"\w+_(timeout|interval|backoff|delay)|linger|ttl|silence|idle")

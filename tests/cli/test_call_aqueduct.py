@@ -251,7 +251,7 @@ def test_no_connection_in_time_is_exit_code_2(call: Call, url: str, options: tup
         (["--lookup", "clerk"], "--lookup needs --tag"),
         (["--lookup", "clerk", "--tag", "t", "--stream"], "--lookup needs --tag"),
         (["--tag", "t", "--data", "x"], "with --tag, --data must be JSON"),
-        (["--tag", "t", "--data", '{"a": 1}'], 'with --tag, --data must be a JSON array of fields, got {"a": 1}'),
+        (["--tag", "t", "--data", '{"a": 1}'], 'with --tag, --data is {"a": 1}, wanted a JSON array of fields'),
         (["--tag", "t", "--data", '["@reply"]', "--fnf"], '"@reply" may stand among the fields once, and not with'),
         (["--tag", "t", "--data", '["@reply", "@reply"]'], '"@reply" may stand among the fields once, and not with'),
         (["--tag", "t", "--data", "[1e999, 18446744073709551616]"], "the fields cannot be encoded: "),

@@ -253,7 +253,7 @@ async def test_bars_on_a_terminal_make_way_for_what_is_printed(terminal: tuple[i
 def test_too_many_ports(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["demo", "--ports", "1", "2", "3", "4"]) == 2
     assert (
-        capsys.readouterr().err == "levada: --ports takes at most three, for Lumberjack, RSocket and Aqueduct; got 4\n"
+        capsys.readouterr().err == "levada: --ports has 4, wanted at most three: for Lumberjack, RSocket and Aqueduct\n"
     )
 
 

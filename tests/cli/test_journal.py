@@ -161,7 +161,7 @@ def test_rows_from_an_offset(journal: Path, levada: Run) -> None:
         (2, 5, "base64:/w=="),
         (3, 7, "x" * 40),
     ]
-    assert levada("show", journal, "--partition", "2") == (2, "levada: there are partitions 0 to 1, not 2\n")
+    assert levada("show", journal, "--partition", "2") == (2, "levada: the partition is 2, wanted 0 to 1\n")
     assert state(journal) == before
 
 

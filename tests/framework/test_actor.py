@@ -379,8 +379,8 @@ def define_bad_behaviour() -> None:
             "Bad.on: cannot resolve the annotation 'Missing' (name 'Missing' is not defined); define the class first or write @handles(TheClass)",
         ),
         (define_unannotated, "Bad.on: annotate 'm' with the message class, or write @handles(TheClass)"),
-        (define_without_message, "Bad.on is a handler: it takes self and one message, not ['self']"),
-        (define_with_two_parameters, "Bad.on is a handler: it takes self and one message, not ['self', 'm', 'n']"),
+        (define_without_message, "the handler Bad.on takes ['self'], wanted self and one message"),
+        (define_with_two_parameters, "the handler Bad.on takes ['self', 'm', 'n'], wanted self and one message"),
         (define_not_a_class, "Bad.on: typing.Literal is not a class of messages"),
         (define_twice, "Bad handles Add twice: in one and in two"),
         (define_uncovered, "Bad promises to handle Get and has no handler for it"),
@@ -389,7 +389,7 @@ def define_bad_behaviour() -> None:
             define_run_with_handlers,
             "Bad has both run() and handlers; keep one of them",
         ),
-        (define_function_of_two, "bad must take one message, not 2 parameters"),
+        (define_function_of_two, "bad takes 2 parameters, wanted one message"),
         (define_function_of_missing, "bad: cannot resolve the annotation 'Missing' (name 'Missing' is not defined)"),
         (
             define_bad_behaviour,
@@ -578,9 +578,9 @@ async def test_what_is_no_factory_is_refused(system: ActorSystem) -> None:
     spawn = cast(Any, system.spawn)
     with pytest.raises(ConfigurationError, match="made int, not an Actor; wrap a plain function with actor"):
         spawn(lambda: 7)
-    with pytest.raises(ConfigurationError, match=r"spawn\(\) takes an Actor class or a factory, not 7"):
+    with pytest.raises(ConfigurationError, match=r"spawn\(\) got 7, wanted an Actor class or a factory"):
         spawn(7)
-    with pytest.raises(ConfigurationError, match="supervise is 'stop', 'escalate' or restart"):
+    with pytest.raises(ConfigurationError, match="wanted 'stop', 'escalate' or restart"):
         spawn(Counter, supervise="always")
     with pytest.raises(TypeError, match="unexpected keyword"):
         spawn(functools.partial(cast(Any, Counter), wrong=1))

@@ -165,7 +165,7 @@ async def test_a_timeout_that_no_clock_can_count_is_refused_before_anything_is_s
     system: ActorSystem, timeout: float
 ) -> None:
     ref = system.spawn(Gate)
-    refused = f"timeout is None or a number of seconds from 0 on, not {timeout!r}"
+    refused = f"timeout is {timeout!r}, wanted None, or 0 seconds or more"
     with pytest.raises(ConfigurationError) as caught:
         await ref.ask(Wait(), timeout=timeout)
     assert str(caught.value) == refused

@@ -617,11 +617,11 @@ async def test_those_adopted_that_hang_have_one_time_together(
 @pytest.mark.parametrize(
     ("setting", "value", "refused"),
     [
-        ("ask_timeout", -1.0, "ask_timeout is None or more than 0 seconds, not -1.0"),
-        ("ask_timeout", 0, "ask_timeout is None or more than 0 seconds, not 0"),
-        ("shutdown_timeout", 0, "shutdown_timeout is more than 0 seconds, not 0"),
-        ("stop_timeout", math.nan, "stop_timeout is more than 0 seconds, not nan"),
-        ("slow_handler", -0.1, "slow_handler is more than 0 seconds, not -0.1"),
+        ("ask_timeout", -1.0, "ask_timeout is -1.0, wanted None or more than 0 seconds"),
+        ("ask_timeout", 0, "ask_timeout is 0, wanted None or more than 0 seconds"),
+        ("shutdown_timeout", 0, "shutdown_timeout is 0, wanted more than 0 seconds"),
+        ("stop_timeout", math.nan, "stop_timeout is nan, wanted more than 0 seconds"),
+        ("slow_handler", -0.1, "slow_handler is -0.1, wanted more than 0 seconds"),
         ("blocking_threads", 0, "max_waiting, blocking_threads and thread_inbox are 1 or more"),
     ],
 )

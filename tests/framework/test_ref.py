@@ -146,7 +146,7 @@ async def test_a_name_is_unique_among_living_siblings(system: ActorSystem) -> No
 
 @pytest.mark.parametrize("name", ["", "a/b", "/", "$1"])
 async def test_a_name_that_would_break_a_path_is_refused(system: ActorSystem, name: str) -> None:
-    with pytest.raises(ConfigurationError, match="a name is text without '/' that does not begin with"):
+    with pytest.raises(ConfigurationError, match="wanted text without '/' that does not begin with"):
         system.spawn(Plain, name=name)
 
 

@@ -616,13 +616,13 @@ def test_a_resize_costs_the_same_for_each_routee(routing: Callable[[], Routing])
 
 
 def test_what_makes_no_sense_is_refused_where_it_is_written() -> None:
-    with pytest.raises(ConfigurationError, match="1 routee or more, not 0"):
+    with pytest.raises(ConfigurationError, match="is 0, wanted 1 routee or more"):
         pool(Worker, [], size=0)
-    with pytest.raises(ConfigurationError, match="takes an Actor class or a factory, not 5"):
+    with pytest.raises(ConfigurationError, match="got 5, wanted an Actor class or a factory"):
         pool(5, size=1)  # type: ignore[call-overload]
-    with pytest.raises(ConfigurationError, match="routing is round_robin"):
+    with pytest.raises(ConfigurationError, match="wanted round_robin"):
         pool(Worker, [], size=1, routing=round_robin)  # type: ignore[call-overload]
-    with pytest.raises(ConfigurationError, match="1 virtual node or more"):
+    with pytest.raises(ConfigurationError, match="virtual_nodes is 0, wanted 1 or more"):
         consistent_hash(str, virtual_nodes=0)
     with pytest.raises(ConfigurationError, match="function of a message"):
         consistent_hash("key")  # type: ignore[arg-type]

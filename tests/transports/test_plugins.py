@@ -113,7 +113,7 @@ def test_what_is_no_scheme_is_refused(table: Plugins[Entry], scheme: str) -> Non
 
 
 def test_what_is_no_entry_is_refused(table: Plugins[Entry]) -> None:
-    with pytest.raises(TypeError, match="new:// takes a Entry, not 5"):
+    with pytest.raises(TypeError, match="the entry of new:// is 5, wanted a Entry"):
         table.register("new", 5)  # type: ignore[arg-type]  # that is the mistake
 
 

@@ -54,7 +54,7 @@ BINDING: Final = "channel-binding"
 
 def _check_retry_after(_: Any, attribute: Any, value: float | None) -> None:
     if value is not None and not (value >= 0 and math.isfinite(value)):
-        raise ConfigurationError(f"retry_after is a number of seconds, not {value!r}")
+        raise ConfigurationError(f"retry_after is {value!r}, wanted a number of seconds")
 
 
 @attrs.frozen
@@ -123,7 +123,7 @@ class Reloads(Protocol):
 
 def _check_hook(_: Any, attribute: Any, value: Any) -> None:
     if not (isinstance(value, Ref) or callable(value)):
-        raise ConfigurationError(f"authenticate is an async function or a Ref, not {type(value).__name__}")
+        raise ConfigurationError(f"authenticate is {type(value).__name__}, wanted an async function or a Ref")
 
 
 @attrs.frozen
@@ -153,7 +153,7 @@ class Authentication:
         hook = self.hook
         answer = await (hook.ask(credentials, timeout=None) if isinstance(hook, Ref) else hook(credentials))
         if not isinstance(answer, Identity | Refused):
-            raise TypeError(f"authenticate returns an Identity or a Refused, not {type(answer).__name__}")
+            raise TypeError(f"authenticate returned {type(answer).__name__}, wanted an Identity or a Refused")
         return answer
 
 

@@ -201,7 +201,7 @@ class CertificateNames:
 
 def _compiled(pattern: str) -> re.Pattern[str]:
     if not _KINDS.match(pattern):
-        raise ConfigurationError(f"expected a pattern such as 'CN=*' or 'DNS:*.example.org', not {pattern!r}")
+        raise ConfigurationError(f"the pattern is {pattern!r}, wanted one such as 'CN=*' or 'DNS:*.example.org'")
     parts = map(re.escape, pattern.split("*"))
     return re.compile(r"[^,+./@\\]+".join(parts), re.IGNORECASE if pattern.startswith("DNS:") else 0)
 

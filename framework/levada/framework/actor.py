@@ -424,7 +424,7 @@ class Actor(Generic[M]):
         For actors with handlers. A loop puts `trio.move_on_after` around its ``receive``.
         """
         if seconds is not None and not seconds > 0:
-            raise ConfigurationError(f"a receive timeout is more than 0 seconds, not {seconds!r}")
+            raise ConfigurationError(f"the receive timeout is {seconds!r}, wanted more than 0 seconds")
         cell = self._here()
         extras = cell.make_extras()
         if extras.receive_timer is not None:
@@ -574,7 +574,7 @@ def actor(function: Callable[[M], Any]) -> Callable[[], Actor[M]]:
         plain = plain.func
     parameters = list(inspect.signature(function).parameters.values())
     if len(parameters) != 1:
-        raise ConfigurationError(f"{plain.__name__} must take one message, not {len(parameters)} parameters")
+        raise ConfigurationError(f"{plain.__name__} takes {len(parameters)} parameters, wanted one message")
     refuse_generator(plain, plain.__name__)
     annotation = plain.__annotations__.get(parameters[0].name)
     if isinstance(annotation, str):

@@ -375,7 +375,7 @@ class Sender(_SendingHalf, Generic[T_contra]):
         if core.used:
             raise ConfigurationError(f"channel {core.name} has been used; choose {mode.value} before the first message")
         if not isinstance(window, int) or window < 1:
-            raise ConfigurationError(f"a window is a number of messages, 1 or more, not {window!r}")
+            raise ConfigurationError(f"the window is {window!r}, wanted 1 message or more")
         core.mode, core.window, core.limit = mode, window, window
         return self
 

@@ -197,7 +197,7 @@ class Codec:
         """
         if type(data) is not bytes:
             if not isinstance(data, bytearray | memoryview):
-                raise TypeError(f"decode() takes bytes, not {type(data).__qualname__}")
+                raise TypeError(f"decode() got {type(data).__qualname__}, wanted bytes")
             data = bytes(data)
         size = len(data)
         if size > self.max_bytes:

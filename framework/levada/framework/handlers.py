@@ -94,7 +94,7 @@ def _message_types(owner: str, function: Callable[..., Any]) -> list[type]:
         plain = inspect.unwrap(function)
         parameters = list(plain.__code__.co_varnames[: plain.__code__.co_argcount])
         if len(parameters) != 2:
-            raise ConfigurationError(f"{where} is a handler: it takes self and one message, not {parameters!r}")
+            raise ConfigurationError(f"the handler {where} takes {parameters!r}, wanted self and one message")
         annotation = plain.__annotations__.get(parameters[1])
         if annotation is None:
             raise ConfigurationError(

@@ -36,10 +36,10 @@ class Limits:
 
 def _roles(roles: Iterable[str]) -> frozenset[str]:
     if isinstance(roles, str):
-        raise TypeError(f"roles are a set of names, not the text {roles!r}")
+        raise TypeError(f"roles is the text {roles!r}, wanted a set of names")
     found = frozenset(roles)
     if not all(isinstance(role, str) for role in found):
-        raise TypeError(f"roles are a set of names, not {roles!r}")
+        raise TypeError(f"roles is {roles!r}, wanted a set of names")
     if "" in found:
         raise ConfigurationError("a role needs a name")
     return found
@@ -49,16 +49,16 @@ def _headers(headers: Iterable[tuple[str, bytes]]) -> tuple[tuple[str, bytes], .
     pairs = tuple((name, value) for name, value in headers)
     for name, value in pairs:
         if not isinstance(name, str) or not isinstance(value, bytes):
-            raise TypeError(f"headers are pairs of str and bytes, not {type(name).__name__} and {type(value).__name__}")
+            raise TypeError(f"a header is {type(name).__name__} and {type(value).__name__}, wanted str and bytes")
     return pairs
 
 
 def _check_name(_: Any, attribute: Any, value: str) -> None:
     if not isinstance(value, str):
-        raise TypeError(f"{attribute.name} is a str, not {type(value).__name__}")
+        raise TypeError(f"{attribute.name} is {type(value).__name__}, wanted str")
     if len(value) > _MOST or not value.isprintable():
         raise ConfigurationError(
-            f"{attribute.name} has up to {_MOST} printable characters, unlike {printable(value, 40)!r}"
+            f"{attribute.name} is {printable(value, 40)!r}, wanted up to {_MOST} printable characters"
         )
 
 

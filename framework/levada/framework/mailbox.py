@@ -63,9 +63,9 @@ def bounded(capacity: int = 1024, *, overflow: Overflow = "wait") -> MailboxPoli
         ConfigurationError: a capacity below 1 or an unknown word.
     """
     if not isinstance(capacity, int) or capacity < 1:
-        raise ConfigurationError(f"a mailbox holds 1 message or more, not {capacity!r}")
+        raise ConfigurationError(f"the capacity of the mailbox is {capacity!r}, wanted 1 message or more")
     if not isinstance(overflow, Conflate) and overflow not in _WORDS:
-        raise ConfigurationError(f"overflow is one of {', '.join(_WORDS)} or conflate(key), not {overflow!r}")
+        raise ConfigurationError(f"overflow is {overflow!r}, wanted one of {', '.join(_WORDS)} or conflate(key)")
     return MailboxPolicy(capacity, overflow)
 
 

@@ -92,11 +92,11 @@ def message(cls: type[Any] | str | None = None, /, *, frozen: bool = False) -> A
     if isinstance(cls, type):
         return _define(cls, None, frozen, sys._getframe(1).f_locals)
     if cls is not None and not isinstance(cls, str):
-        raise TypeError(f"@message takes a class or a tag, not {cls!r}")
+        raise TypeError(f"@message got {cls!r}, wanted a class or a tag")
 
     def decorate(decorated: type[T]) -> type[T]:
         if not isinstance(decorated, type):
-            raise TypeError(f"@message makes classes into messages, not {decorated!r}")
+            raise TypeError(f"@message got {decorated!r}, wanted a class")
         return _define(decorated, cls, frozen, sys._getframe(1).f_locals)
 
     return decorate

@@ -30,7 +30,7 @@ def check_timeout(timeout: float | None) -> None:
         ConfigurationError: it is no number of seconds.
     """
     if timeout is not None and timeout is not DEFAULT_TIMEOUT and not timeout >= 0:
-        raise ConfigurationError(f"timeout is None or a number of seconds from 0 on, not {timeout!r}")
+        raise ConfigurationError(f"timeout is {timeout!r}, wanted None, or 0 seconds or more")
 
 
 class FromThread(ABC, Generic[M_contra]):

@@ -107,9 +107,9 @@ def consistent_hash(key: Callable[[Any], str | bytes | int], *, virtual_nodes: i
         virtual_nodes: points of each routee on the ring, 1 or more: 100 spread keys within about a tenth.
     """
     if not callable(key):
-        raise ConfigurationError(f"key is a function of a message, not {key!r}")
+        raise ConfigurationError(f"key is {key!r}, wanted a function of a message")
     if virtual_nodes < 1:
-        raise ConfigurationError(f"a routee has 1 virtual node or more, not {virtual_nodes!r}")
+        raise ConfigurationError(f"virtual_nodes is {virtual_nodes!r}, wanted 1 or more")
     return Routing("consistent hash", key, virtual_nodes)
 
 
@@ -195,9 +195,9 @@ def pool(  # type: ignore[misc]  # mypy does not take Any for *Ts
         [0, 1, 4, 9, 16]
     """
     if not isinstance(size, int) or size < 1:
-        raise ConfigurationError(f"a pool has 1 routee or more, not {size!r}")
+        raise ConfigurationError(f"the size of the pool is {size!r}, wanted 1 routee or more")
     if not callable(factory):
-        raise ConfigurationError(f"pool() takes an Actor class or a factory, not {factory!r}")
+        raise ConfigurationError(f"pool() got {factory!r}, wanted an Actor class or a factory")
     policy = supervise if supervise is not None else restart()
     return _factory(routing, lambda: PoolChildren(factory, args, size, mailbox, policy))
 
@@ -221,7 +221,7 @@ def group(topic: Hashable, *, routing: Routing | None = None) -> Callable[[], Ac
 def _factory(routing: Routing | None, source: Callable[[], PoolChildren | GroupMembers]) -> Callable[[], Actor[Any]]:
     chosen = routing if routing is not None else round_robin()
     if not isinstance(chosen, Routing):
-        raise ConfigurationError(f"routing is round_robin(), pull(), …, not {chosen!r}")
+        raise ConfigurationError(f"routing is {chosen!r}, wanted round_robin(), pull(), …")
     if chosen.kind == "pull":
         return lambda: PullRouter(source())
     if chosen.kind == "broadcast":
@@ -389,7 +389,7 @@ def _hash(key: str | bytes | int) -> int:
     elif isinstance(key, int):
         data = b"i%d" % key
     else:
-        raise TypeError(f"a key is str, bytes or int, not {type(key).__name__}")
+        raise TypeError(f"the key is {type(key).__name__}, wanted str, bytes or int")
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "big")
 
 

@@ -79,15 +79,17 @@ def restart(
         ConfigurationError: a value out of its range.
     """
     if kind not in ("permanent", "transient", "temporary"):
-        raise ConfigurationError(f"kind is permanent, transient or temporary, not {kind!r}")
+        raise ConfigurationError(f"kind is {kind!r}, wanted permanent, transient or temporary")
     if max < 0 or not within > 0:
-        raise ConfigurationError(f"max is 0 or more restarts within more than 0 seconds, not {max!r} within {within!r}")
+        raise ConfigurationError(
+            f"max and within are {max!r} and {within!r}, wanted 0 or more restarts in more than 0 seconds"
+        )
     if not 0 <= initial_backoff <= max_backoff:
         raise ConfigurationError(
-            f"initial_backoff is 0 to max_backoff seconds, not {initial_backoff!r} of {max_backoff!r}"
+            f"initial_backoff is {initial_backoff!r}, wanted 0 to max_backoff ({max_backoff!r}) seconds"
         )
     if not 0 <= jitter <= 1:
-        raise ConfigurationError(f"jitter is 0 to 1, not {jitter!r}")
+        raise ConfigurationError(f"jitter is {jitter!r}, wanted 0 to 1")
     return RestartPolicy(kind, max, within, initial_backoff, max_backoff, jitter, tuple(resume))
 
 

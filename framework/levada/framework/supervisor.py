@@ -60,10 +60,10 @@ class Children(Asks[list[Ref[Any]]]):
 def _specs(specs: Sequence[ChildSpec]) -> tuple[ChildSpec, ...]:
     wrong = [spec for spec in specs if not isinstance(spec, ChildSpec)]
     if wrong:
-        raise ConfigurationError(f"children are described by child(…), not by {wrong[0]!r}")
+        raise ConfigurationError(f"a child is {wrong[0]!r}, wanted child(…)")
     names = [spec.name for spec in specs if spec.name is not None]
     if len(names) > len(set(names)):
-        raise ConfigurationError(f"children of one supervisor have different names, not {names!r}")
+        raise ConfigurationError(f"the names of the children are {names!r}, wanted different ones")
     return tuple(specs)
 
 

@@ -140,9 +140,9 @@ class ActorSystem:
             ("slow_handler", slow_handler),
         ):
             if not value > 0:
-                raise ConfigurationError(f"{setting} is more than 0 seconds, not {value!r}")
+                raise ConfigurationError(f"{setting} is {value!r}, wanted more than 0 seconds")
         if ask_timeout is not None and not ask_timeout > 0:
-            raise ConfigurationError(f"ask_timeout is None or more than 0 seconds, not {ask_timeout!r}")
+            raise ConfigurationError(f"ask_timeout is {ask_timeout!r}, wanted None or more than 0 seconds")
         if max_waiting < 1 or blocking_threads < 1 or thread_inbox < 1:
             raise ConfigurationError("max_waiting, blocking_threads and thread_inbox are 1 or more")
         if strict and tracing is not None:
@@ -319,7 +319,7 @@ class ActorSystem:
             ConfigurationError: no such phase.
         """
         if phase not in PHASES:
-            raise ConfigurationError(f"phases are {', '.join(PHASES)}, not {phase!r}")
+            raise ConfigurationError(f"the phase is {phase!r}, wanted one of {', '.join(PHASES)}")
         calls = self._phase_calls[phase]
         key = object()
         calls[key] = function
@@ -401,7 +401,7 @@ class ActorSystem:
             made = f"{type(actor).__name__}, not an Actor"
             raise ConfigurationError(f"{factory!r} made {made}; wrap a plain function with actor()")
         if supervise != "stop" and supervise != "escalate" and not isinstance(supervise, RestartPolicy):
-            raise ConfigurationError(f"supervise is 'stop', 'escalate' or restart(…), not {supervise!r}")
+            raise ConfigurationError(f"supervise is {supervise!r}, wanted 'stop', 'escalate' or restart(…)")
         return self.install(parent, actor, factory, args, name, mailbox, supervise)
 
     @enable_ki_protection
@@ -423,13 +423,13 @@ class ActorSystem:
             family.children = {}
         if name is not None:
             if not isinstance(name, str) or not name or "/" in name or name.startswith("$"):
-                raise ConfigurationError(f"a name is text without '/' that does not begin with '$', not {name!r}")
+                raise ConfigurationError(f"the name is {name!r}, wanted text without '/' that does not begin with '$'")
             if family.names is None:
                 family.names = {}
             if name in family.names:
                 raise NameTaken(f"{parent.path.rstrip('/')}/{name} lives already", actor=parent.path, name=name)
         if mailbox is not None and not isinstance(mailbox, MailboxPolicy):
-            raise ConfigurationError(f"a mailbox is bounded(…) or unbounded(), not {mailbox!r}")
+            raise ConfigurationError(f"the mailbox is {mailbox!r}, wanted bounded(…) or unbounded()")
         number = next(self._numbers)
         if mailbox is None and self._plain:
             cell = Cell(self.scheduler, actor, parent, name, number)
@@ -551,7 +551,7 @@ def _as_factory(factory: Callable[..., Any]) -> Callable[..., Any]:
     if inspect.iscoroutinefunction(factory):
         return function_actor(factory)
     if not callable(factory):
-        raise ConfigurationError(f"spawn() takes an Actor class or a factory, not {factory!r}")
+        raise ConfigurationError(f"spawn() got {factory!r}, wanted an Actor class or a factory")
     return factory
 
 

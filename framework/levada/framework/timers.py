@@ -188,7 +188,7 @@ class Timers:
     def every(self, key: Hashable, period: float, message: Any) -> None:
         """Deliver `message` every `period` seconds (more than 0), first after one period; skip it while the last one is queued."""
         if not period > 0:
-            raise ConfigurationError(f"a period is more than 0 seconds, not {period!r}")
+            raise ConfigurationError(f"the period is {period!r}, wanted more than 0 seconds")
         self._set(key, period, message, period)
 
     def cancel(self, key: Hashable) -> bool:
@@ -213,7 +213,7 @@ class Timers:
     @enable_ki_protection
     def _set(self, key: Hashable, delay: float, message: Any, period: float | None) -> None:
         if not 0 <= delay < math.inf:
-            raise ConfigurationError(f"a delay is 0 seconds or more and finite, not {delay!r}")
+            raise ConfigurationError(f"the delay is {delay!r}, wanted 0 seconds or more, and finite")
         self.cancel(key)
         alarm = self.alarms[key] = Alarm(self, key, self.cell.enveloped(message), period)
         alarm.entry = self._heap.after(delay, alarm.fire)

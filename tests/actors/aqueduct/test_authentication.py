@@ -128,7 +128,7 @@ async def test_tokens_of_a_file_work_here_too(autojump_clock: MockClock) -> None
 
 async def test_a_token_is_bytes(autojump_clock: MockClock) -> None:
     async with ActorSystem() as system:
-        with pytest.raises(TypeError, match="a token is bytes, not str: encode it"):
+        with pytest.raises(TypeError, match="the token is str, wanted bytes: encode it"):
             connect(system, URL, Who, token="secret")  # type: ignore[call-overload, arg-type, unused-ignore]
 
 

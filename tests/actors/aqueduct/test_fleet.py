@@ -632,7 +632,7 @@ async def test_rf24_a_peer_with_ones_own_id_is_no_member(scheme: str, autojump_c
 
 
 def test_a_fleet_wants_a_node_id_of_16_bytes_and_no_early_data() -> None:
-    with pytest.raises(ValueError, match="a node id has 16 bytes, not 3"):
+    with pytest.raises(ValueError, match="the node id has 3 bytes, wanted 16"):
         FleetRefs(ActorSystem(), b"abc", never)
     with pytest.raises(TypeError):
         PeerConfig(fleet="a")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -183,7 +183,7 @@ async def test_a_journal_may_be_given_as_a_ref(tmp_path: Path) -> None:
         )
         accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=2)
         assert await accounts["anna"].ask(Deposit(5)) == 5
-        with pytest.raises(ConfigurationError, match="2 partitions, so give shards=2, not 3"):
+        with pytest.raises(ConfigurationError, match="shards is 3, wanted 2, as many as the journal has partitions"):
             await shards(system, Account, events=EVENTS, journal=journal, shards=3, name="other")
         await trio.lowlevel.checkpoint()
 
@@ -303,9 +303,9 @@ def test_misuse_is_refused_where_it_is_given(tmp_path: Path) -> None:
         await refused(Handles, Deposited, "Handles handles Plain: commands are messages")
         await refused(Needs, Deposited, "Needs.balance: a field of a durable actor is state")
         await refused(Durable, Deposited, "Durable has no @applies")
-        await refused(str, Deposited, "takes a class derived from Durable")
-        await refused(Account, EVENTS, "shards must be a number from 1 to 4096", shards=0)
-        await refused(Account, EVENTS, "idle must be more than 0", idle=0)
+        await refused(str, Deposited, "wanted a class derived from Durable")
+        await refused(Account, EVENTS, "wanted a number from 1 to 4096", shards=0)
+        await refused(Account, EVENTS, "idle is 0, wanted more than 0", idle=0)
 
     trio.run(main)
 
@@ -313,7 +313,7 @@ def test_misuse_is_refused_where_it_is_given(tmp_path: Path) -> None:
 async def test_misuse_of_an_entity_is_refused(tmp_path: Path) -> None:
     async with accounts_in(tmp_path) as accounts:
         for wrong in ("", "x" * 1001, "\ud800", 5):
-            with pytest.raises(ConfigurationError, match="the id of an entity is text of 1 to 1000 bytes"):
+            with pytest.raises(ConfigurationError, match="wanted text of 1 to 1000 bytes"):
                 accounts[wrong]  # type: ignore[index]
         with pytest.raises(ConfigurationError, match="Account has no handler for Deposited"):
             await accounts["anna"].ask(Deposited(1))  # type: ignore[arg-type]

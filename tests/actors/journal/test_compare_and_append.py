@@ -120,7 +120,7 @@ async def test_without_rows_it_only_compares(system: ActorSystem, tmp_path: Path
     assert await journal.ask(Append([], partition=0, at=1)) == Appended(0, 1, 0)
     assert await journal.ask(Append([], partition=0, at=0)) == Fenced(0, 1)
     assert (await journal.ask(GetJournalStatistics())).store.syncs == syncs
-    with pytest.raises(JournalError, match="there are partitions 0 to 0, not 1"):
+    with pytest.raises(JournalError, match="the partition is 1, wanted 0 to 0"):
         await journal.ask(Append([], partition=1, at=0))
 
 

@@ -163,14 +163,14 @@ def test_an_append_that_cannot_be_is_refused(tmp_path: Path) -> None:
     with Store.open(tmp_path, SCHEMA, SMALL) as store:
         with pytest.raises(JournalError, match="one row or more"):
             store.append([(0, rows(1)), (0, rows())])
-        with pytest.raises(JournalError, match="partitions 0 to 0, not 1"):
+        with pytest.raises(JournalError, match="the partition is 1, wanted 0 to 0"):
             store.append([(1, rows(1))])
         with pytest.raises(SchemaMismatch, match="text: missing, wanted string") as caught:
             store.append([(0, pa.record_batch({"n": [1], "note": ["x"]}))])
         assert caught.value.differences == ("text: missing, wanted string", "note: string, not wanted")
         with pytest.raises(JournalError, match=r"at most 2048 \(segment_bytes\)"):
             store.append([(0, span(0, 1000))])
-        with pytest.raises(JournalError, match="offsets 0 to 0, not 1"):
+        with pytest.raises(JournalError, match="the offset is 1, wanted 0 to 0"):
             store.read(0, 1)
         assert store.extent().end == {0: 0}
 
@@ -497,9 +497,9 @@ def test_groups_that_cannot_be(tmp_path: Path) -> None:
             store.commit_group("x", {0: 1})
         assert store.declare_group("x", "end") == {0: 1}
         assert store.declare_group("x", "first") == {0: 1}
-        with pytest.raises(JournalError, match="offsets 0 to 1, not 2"):
+        with pytest.raises(JournalError, match="the offset is 2, wanted 0 to 1"):
             store.commit_group("x", {0: 2})
-        with pytest.raises(JournalError, match="partitions 0 to 0, not 4"):
+        with pytest.raises(JournalError, match="the partition is 4, wanted 0 to 0"):
             store.commit_group("x", {4: 0})
         store.commit_group("x", {0: 0})
         assert store.groups() == {"x": {0: 0}}

@@ -420,7 +420,7 @@ async def test_asked_as_messages(system: ActorSystem, tmp_path: Path) -> None:
         ReadEntity("\ud800")
     with pytest.raises(UnicodeEncodeError):
         Append([Event("anna", None, 1)], key="\ud800")
-    with pytest.raises(TypeError, match="entity is text or bytes, not int"):
+    with pytest.raises(TypeError, match="entity is int, wanted text or bytes"):
         ReadEntity(7)  # type: ignore[arg-type]
     taken = await journal.ask(FindCommand(0, "c7"))
     assert (taken.count, taken.batch().column("offset").to_pylist()) == (1, [7])

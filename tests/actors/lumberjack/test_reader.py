@@ -582,7 +582,7 @@ async def two(unit: Unit, more: int) -> None: ...
 @pytest.mark.parametrize("sink", [two, lambda unit: unit, Shelf, "store"], ids=["two", "sync", "fields", "text"])
 async def test_what_cannot_be_a_sink_is_a_mistake(sink: Any) -> None:
     async with ActorSystem() as system:
-        with pytest.raises(ConfigurationError, match="a sink must be a Ref, an async function of one unit"):
+        with pytest.raises(ConfigurationError, match="wanted a Ref, an async function of one unit"):
             async with serve(system, "lumberjack+memory://logs", sink):
                 pass
 

@@ -134,7 +134,7 @@ async def test_errors_of_a_spawn_are_raised_at_the_caller(autojump_clock: MockCl
             await nodes.spawn(main)
         with pytest.raises(ConfigurationError, match="inside a function"):
             await nodes.spawn(Local)
-        with pytest.raises(ConfigurationError, match="Actor classes by their names"):
+        with pytest.raises(ConfigurationError, match="wanted an Actor class that can be imported by its name"):
             await nodes.spawn(app)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match=r"args\[0\]: object cannot travel .*use a @message class"):
             await nodes.spawn(Counter, object())

@@ -103,7 +103,7 @@ async def test_what_cannot_be_certified_is_refused_with_a_text() -> None:
     async with gates() as (system, gate, config):
         with gate.expect("n0#0") as ticket:
             async with connect(system, gate.url, object, token=ticket.token, config=config) as peer:
-                assert await certify(peer, b"short") == Refusal("a node id has 16 bytes, not 5")
+                assert await certify(peer, b"short") == Refusal("the node id has 5 bytes, wanted 16")
                 refusal = await certify(peer, NODE, b"no key")
                 assert refusal.text.startswith("the public key of a node cannot be read")
                 assert isinstance(await certify(peer), Certified)

@@ -121,7 +121,7 @@ async def test_requests_that_cannot_be_sent_leave_no_actor() -> None:
         actors = None
         for _ in range(5):
             for request in (peer.request_response, peer.request_stream, peer.request_channel):
-                with pytest.raises(TypeError, match="data must be bytes"):
+                with pytest.raises(TypeError, match="wanted bytes"):
                     await request(wrong)
             actors = actors or system.statistics().actors
             assert system.statistics().actors == actors

@@ -124,7 +124,7 @@ async def test_the_window_is_the_credit() -> None:
         for window in (0, -1, 1 << 31, 1.5):
             with pytest.raises(ConfigurationError) as caught:
                 await peer.request_stream(b"", window=window)  # type: ignore[arg-type]
-            assert str(caught.value) == f"a window is 1 to 2147483647 payloads, not {window!r}"
+            assert str(caught.value) == f"the window is {window!r}, wanted 1 to 2147483647 payloads"
 
 
 async def test_a_stream_into_a_mailbox() -> None:

@@ -390,9 +390,9 @@ def test_what_cannot_be_asked_is_refused(actors: Any) -> None:
     there = desk(actors)
     with pytest.raises(TypeError, match="expected an instance of a message class"):
         ask(there, 5)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="window must be 1 or more, not 0"):
+    with pytest.raises(ConfigurationError, match="window is 0, wanted 1 or more"):
         ask_many(there, [], window=0)
-    with pytest.raises(ConfigurationError, match="timeout must be more than 0 seconds, not 0"):
+    with pytest.raises(ConfigurationError, match="timeout is 0, wanted more than 0 seconds"):
         ask(there, Double(1), timeout=0)
 
 

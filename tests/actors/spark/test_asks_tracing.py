@@ -176,7 +176,7 @@ def test_the_option_of_a_source_is_checked() -> None:
     given = {"address": "unix:///x", "mailbox": "lines"}
     assert Options.read(given).remote.trace is None
     assert Options.read({**given, "traceparent": PARENT}).remote.trace == TraceHeaders(PARENT)
-    with pytest.raises(ConfigurationError, match="traceparent is the header of W3C Trace Context"):
+    with pytest.raises(ConfigurationError, match="wanted the header of W3C Trace Context"):
         Options.read({**given, "traceparent": "mine"})
 
 

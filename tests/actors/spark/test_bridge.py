@@ -727,7 +727,7 @@ async def test_mailboxes_that_cannot_be_are_refused_where_they_are_asked_for(tmp
         with pytest.raises(ConfigurationError, match="has a mailbox 'lines' already"):
             await bridge.mailbox("lines")
         for name in ("", "../up", "a/b", ".hidden"):
-            with pytest.raises(ConfigurationError, match="has up to 100 letters"):
+            with pytest.raises(ConfigurationError, match="wanted up to 100 letters"):
                 await bridge.mailbox(name)
         await bridge.mailbox("plain", COLUMNS.schema)
         with pytest.raises(ConfigurationError, match="no message class"):
@@ -736,7 +736,7 @@ async def test_mailboxes_that_cannot_be_are_refused_where_they_are_asked_for(tmp
             bridge.subscribe("other", system.spawn(Collector, Rows()), group="g")
         bridge.expose("x", one := system.spawn(Collector, Rows()))
         bridge.expose("x", one)
-        with pytest.raises(ConfigurationError, match="needs a name that is not taken"):
+        with pytest.raises(ConfigurationError, match="wanted one without '/' that is not taken"):
             bridge.expose("x", system.spawn(Collector, Rows()))
     async with ActorSystem() as system, serve_bridge(system, tmp_path / "b") as bridge:
         with pytest.raises(ConfigurationError, match="2 partitions"):

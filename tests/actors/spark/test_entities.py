@@ -116,7 +116,7 @@ def test_what_is_no_log_is_refused(actors: Actors, tmp_path: Path) -> None:
     for name, of, says in (
         ("log", other.ref, "not the log of a durable class: it has the columns n"),
         ("accounts", accounts, "has a mailbox 'accounts' already"),
-        ("a/b", accounts, "has up to 100 letters"),
+        ("a/b", accounts, "wanted up to 100 letters"),
         ("there", Shards(Account, accounts.ref, []), "where shards"),
     ):
         with pytest.raises(ConfigurationError, match=says):

@@ -318,7 +318,7 @@ async def test_a_subscriber_goes_on_behind_rows_whose_loss_was_accepted(tmp_path
 def test_a_start_beyond_the_end_is_refused(mailboxes: Mailboxes) -> None:
     mailboxes.append(0, 10)
     assert mailboxes.source(startingOffsets='{"0": 10}').initialOffset()["0"] == 10
-    with pytest.raises(ConfigurationError, match=r"startingOffsets: the mailbox ends with \{0: 10\}, not \{0: 11\}"):
+    with pytest.raises(ConfigurationError, match=r"startingOffsets is \{0: 11\}, wanted at most \{0: 10\}"):
         mailboxes.source(startingOffsets='{"0": 11}').initialOffset()
 
 

@@ -104,7 +104,7 @@ def test_unknown_schemes_and_wrong_settings() -> None:
     for url in ("http://example.org", "desk", ""):
         with pytest.raises(ConfigurationError, match="no carrier"):
             dial(url)
-    with pytest.raises(ConfigurationError, match="tcp:// takes a TcpConfig, got a UnixConfig"):
+    with pytest.raises(ConfigurationError, match="tcp:// is a UnixConfig, wanted a TcpConfig"):
         listen("tcp://127.0.0.1:0", UnixConfig())
     with pytest.raises(ConfigurationError):
         listen("tcp://127.0.0.1:0", MemoryConfig())
@@ -155,7 +155,7 @@ def test_a_program_registers_a_carrier() -> None:
 
     trio.run(main)
     assert seen == [("opens2://x", None), ("opens2://y", TcpConfig(backlog=5))]
-    with pytest.raises(ConfigurationError, match="opens2:// takes a TcpConfig, got a UnixConfig"):
+    with pytest.raises(ConfigurationError, match="opens2:// is a UnixConfig, wanted a TcpConfig"):
         dial("opens2://x", UnixConfig())
     with pytest.raises(ConfigurationError, match=r"tcp:// is levada's own \(levada.transports.carriers.tcp\)"):
         register("tcp", carrier)

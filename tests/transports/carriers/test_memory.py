@@ -384,7 +384,7 @@ async def test_free_names_and_taken_ones() -> None:
 
 async def test_shapes_must_agree_and_the_diallers_settings_win() -> None:
     async with memory.listen("memory://m", MemoryConfig(shape="messages")) as listener:
-        with pytest.raises(ConfigurationError, match="'messages', not 'bytes'"):
+        with pytest.raises(ConfigurationError, match="'bytes', wanted 'messages'"):
             async with memory.dial("memory://m", MemoryConfig()):
                 pass
         async with memory.dial("memory://m", MemoryConfig(shape="messages", max_message=3)) as client:

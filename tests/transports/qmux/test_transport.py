@@ -202,7 +202,7 @@ async def test_certificates_are_read_again(authority: Authority, tmp_path: Path)
         ("qmux://127.0.0.1:1", None, "expected a URL with qmux"),
         ("qmux+quic://127.0.0.1:1", None, "expected a URL with qmux"),
         ("qmux+tcp://127.0.0.1:x", None, "not a URL"),
-        ("qmux+tls://127.0.0.1:0", QmuxConfig(below=TcpConfig()), "takes a TlsConfig in `below`, got a TcpConfig"),
+        ("qmux+tls://127.0.0.1:0", QmuxConfig(below=TcpConfig()), "is a TcpConfig, wanted a TlsConfig"),
     ],
 )
 async def test_what_cannot_work_is_refused(url: str, config: QmuxConfig | None, match: str) -> None:

@@ -68,7 +68,7 @@ class Plugins(Generic[T]):
             TypeError: not an entry.
         """
         if not isinstance(entry, self._kind):
-            raise TypeError(f"{scheme}:// takes a {self._kind.__name__}, not {entry!r}")
+            raise TypeError(f"the entry of {scheme}:// is {entry!r}, wanted a {self._kind.__name__}")
         if not _SCHEME.fullmatch(scheme):
             raise ConfigurationError(f"not a scheme: {scheme!r}: expected lower-case letters, digits, '.' and '-'")
         there = self._known.get(scheme)

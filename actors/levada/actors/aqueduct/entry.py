@@ -66,7 +66,7 @@ def connect(
     settings = config or PeerConfig()
     if token is not None:
         if not isinstance(token, bytes):
-            raise TypeError(f"a token is bytes, not {type(token).__name__}: encode it")
+            raise TypeError(f"the token is {type(token).__name__}, wanted bytes: encode it")
         settings = attrs.evolve(settings, headers=((AUTHORIZATION, b"Bearer " + token), *settings.headers))
     return connect_over(system, partial(dial_carrier, url, settings), message_type, expose=expose, config=settings)
 

@@ -149,7 +149,7 @@ class Identity:
             return cls(number, _path(data[size:]))
         path, zero, key = data[size:].partition(b"\0")
         if zero and len(key) != ID_SIZE:
-            raise DecodeError(f"a ref with a key of {len(key)} bytes, not {ID_SIZE}")
+            raise DecodeError(f"the key of a ref has {len(key)} bytes, wanted {ID_SIZE}")
         return cls(number, _path(path), node if key else b"", key)
 
     @classmethod

@@ -87,9 +87,9 @@ class FleetRefs:
     ) -> None:
         for name, seconds in (("dial_timeout", dial_timeout), ("claim_timeout", claim_timeout), ("idle", idle)):
             if not seconds > 0:
-                raise ConfigurationError(f"{name} is more than 0 seconds, not {seconds!r}")
+                raise ConfigurationError(f"{name} is {seconds!r}, wanted more than 0 seconds")
         if len(node_id) != ID_SIZE:
-            raise ValueError(f"a node id has {ID_SIZE} bytes, not {len(node_id)}")
+            raise ValueError(f"the node id has {len(node_id)} bytes, wanted {ID_SIZE}")
         self.system = system
         self.node_id = node_id
         """The id of this node."""

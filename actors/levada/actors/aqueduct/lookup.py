@@ -58,7 +58,7 @@ def check_expose(expose: Expose) -> None:
         ConfigurationError: it is a single string, or neither a collection nor a function.
     """
     if isinstance(expose, str) or not (callable(expose) or isinstance(expose, Collection)):
-        raise ConfigurationError(f"expose is a collection of names, or a function of one, not {expose!r}")
+        raise ConfigurationError(f"expose is {expose!r}, wanted a collection of names, or a function of one")
 
 
 class Asker(Protocol):

@@ -50,7 +50,7 @@ def check_handler(handler: Handler) -> None:
         ConfigurationError: the handler is neither callable nor a ref.
     """
     if not (isinstance(handler, Ref) or callable(handler)):
-        raise ConfigurationError(f"a handler is an actor class, a Ref or an async function, not {handler!r}")
+        raise ConfigurationError(f"the handler is {handler!r}, wanted an actor class, a Ref or an async function")
 
 
 class Calls:

@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigurationError(f"levada demo runs on Spark and needs {', '.join(missing)}: pip install 'levada[all]'")
     if len(args.ports) > 3:
         raise ConfigurationError(
-            f"--ports takes at most three, for Lumberjack, RSocket and Aqueduct; got {len(args.ports)}"
+            f"--ports has {len(args.ports)}, wanted at most three: for Lumberjack, RSocket and Aqueduct"
         )
     args.serve = args.serve or args.watch
     output = args.keep or OUTPUT

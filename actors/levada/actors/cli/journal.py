@@ -180,7 +180,7 @@ def _show(args: argparse.Namespace) -> int:
 
     with inspect(_journal(args)) as found:
         if args.partition is not None and not 0 <= args.partition < len(found.partitions):
-            raise ConfigurationError(f"there are partitions 0 to {len(found.partitions) - 1}, not {args.partition}")
+            raise ConfigurationError(f"the partition is {args.partition}, wanted 0 to {len(found.partitions) - 1}")
         left = args.limit
         for row in _rows(found, args):
             if left is not None:

@@ -248,7 +248,7 @@ def run(args: argparse.Namespace) -> int:
     """
     name: str = args.name
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
-        raise ConfigurationError(f"NAME is also a module's name: lower-case letters, digits and _, not {name!r}")
+        raise ConfigurationError(f"NAME is {name!r}, wanted the name of a module: lower-case letters, digits and _")
     if name in ("pytest", "pyspark") or importlib.util.find_spec(name) is not None:
         raise ConfigurationError(f"a module {name} exists already, and the project would hide it: choose another name")
     extra = "[spark]" if args.spark else ""

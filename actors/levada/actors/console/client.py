@@ -106,7 +106,7 @@ async def connect_console(path: str | os.PathLike[str], *, timeout: float = 5.0)
         ConfigurationError: the timeout is not more than 0.
     """
     if not timeout > 0:
-        raise ConfigurationError(f"timeout is more than 0 seconds, not {timeout!r}")
+        raise ConfigurationError(f"timeout is {timeout!r}, wanted more than 0 seconds")
     path = os.fspath(path)
     try:
         stream = await trio.open_unix_socket(path)

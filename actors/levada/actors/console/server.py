@@ -150,7 +150,7 @@ class Console(Actor[Any]):
         """Take a snapshot. The next one waits for as long as this one took."""
         limit = members.get("limit", MOST_ACTORS)
         if type(limit) is not int or limit < 1:
-            raise DecodeError(f"limit must be a whole number, 1 or more, not {limit!r}")
+            raise DecodeError(f"limit is {limit!r}, wanted a whole number, 1 or more")
         async with self._looking:
             await trio.sleep_until(self._rest_until)
             nodes = await ask_nodes(self.system, limit)

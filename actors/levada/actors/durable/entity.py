@@ -296,7 +296,7 @@ def applies(function: F) -> F:
     randomness, no messages.
     """
     if not hasattr(function, "__code__"):
-        raise ConfigurationError(f"@applies marks methods, not {function!r}")
+        raise ConfigurationError(f"@applies got {function!r}, wanted a method")
     names = dict(sys._getframe(1).f_locals)
     outer = sys._getframe(1).f_back
     if outer is not None and outer.f_globals is function.__globals__ and outer.f_locals is not outer.f_globals:

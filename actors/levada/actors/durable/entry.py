@@ -154,7 +154,7 @@ def _checked(what: str, text: object) -> bytes:
             octets = b""
         if 1 <= len(octets) <= LONGEST_ID:
             return octets
-    raise ConfigurationError(f"the {what} is text of 1 to {LONGEST_ID} bytes, not {text!r:.60}")
+    raise ConfigurationError(f"the {what} is {text!r:.60}, wanted text of 1 to {LONGEST_ID} bytes")
 
 
 @attrs.frozen
@@ -360,7 +360,7 @@ async def shards(
     kinds = tuple(dict.fromkeys(flatten(events)))
     _check_class(cls, kinds)
     if not isinstance(shards, int) or not 1 <= shards <= 4096:
-        raise ConfigurationError(f"shards must be a number from 1 to 4096, not {shards!r}")
+        raise ConfigurationError(f"shards is {shards!r}, wanted a number from 1 to 4096")
     for setting, value in (
         ("idle", idle),
         ("remember", remember),
@@ -368,7 +368,7 @@ async def shards(
         ("max_live", max_live),
     ):
         if not isinstance(value, int | float) or not value > 0:
-            raise ConfigurationError(f"{setting} must be more than 0, not {value!r}")
+            raise ConfigurationError(f"{setting} is {value!r}, wanted more than 0")
     if keeper and isinstance(journal, Ref):
         raise ConfigurationError("keeper=True needs a folder as journal=, and got a ref: leave out one of the two")
     await load_arrow()
@@ -383,7 +383,7 @@ async def shards(
         extent = await journal.ask(GetExtent())
         if len(extent.end) != shards:
             raise ConfigurationError(
-                f"the journal has {len(extent.end)} partitions, so give shards={len(extent.end)}, not {shards}"
+                f"shards is {shards}, wanted {len(extent.end)}, as many as the journal has partitions"
             )
     settings = Settings(
         cls=cls,
@@ -448,7 +448,7 @@ def _prepare(folder: Path, events: tuple[type, ...], shards: int) -> Log:
 
 def _check_class(cls: type[Durable[Any]], events: tuple[type, ...]) -> None:
     if not isinstance(cls, type) or not issubclass(cls, Durable):
-        raise ConfigurationError(f"shards() takes a class derived from Durable, not {cls!r}")
+        raise ConfigurationError(f"shards() got {cls!r}, wanted a class derived from Durable")
     missing = [kind.__name__ for kind in events if kind not in cls.appliers]
     if missing:
         raise ConfigurationError(f"{cls.__name__} has no @applies method for {', '.join(missing)}")

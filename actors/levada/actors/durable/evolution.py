@@ -35,7 +35,7 @@ def upcasts(kind: str, *, version: int) -> Callable[[F], F]:
         ``@staticmethod`` below ``@upcasts("account.deposited", version=1)``: ``def in_cents(row): return {"cents": round(row["amount"] * 100)}``
     """
     if not isinstance(kind, str) or not isinstance(version, int) or version < 1:
-        raise ConfigurationError(f"upcasts takes a wire name and a version of 1 or more, not {kind!r} and {version!r}")
+        raise ConfigurationError(f"upcasts got {kind!r} and {version!r}, wanted a wire name and a version of 1 or more")
 
     def mark(function: F) -> F:
         setattr(getattr(function, "__func__", function), _MARK, (kind, version))

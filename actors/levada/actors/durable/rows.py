@@ -286,5 +286,5 @@ def _columns_of(cls: type) -> tuple[str, Columns[Any] | None]:
 def _version_of(cls: type) -> int:
     version = getattr(cls, "event_version", 1)
     if not isinstance(version, int) or not 1 <= version < 1 << 31:
-        raise ConfigurationError(f"{cls.__qualname__}.event_version must be a number of 1 or more, not {version!r}")
+        raise ConfigurationError(f"{cls.__qualname__}.event_version is {version!r}, wanted a number of 1 or more")
     return version

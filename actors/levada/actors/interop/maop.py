@@ -147,14 +147,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _milliseconds(text: str) -> float:
     milliseconds = float(text)
     if not 0 <= milliseconds < 60_000:
-        raise argparse.ArgumentTypeError(f"must be 0 to 60000, not {text}")
+        raise argparse.ArgumentTypeError(f"is {text}, wanted 0 to 60000")
     return milliseconds
 
 
 def _batch(text: str) -> int:
     number = int(text)
     if not 1 <= number <= 65_535:
-        raise argparse.ArgumentTypeError(f"must be 1 to 65535, not {text}")
+        raise argparse.ArgumentTypeError(f"is {text}, wanted 1 to 65535")
     return number
 
 

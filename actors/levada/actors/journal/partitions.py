@@ -469,5 +469,5 @@ class Partition:
         """Require that an offset is between 0 and the end; else raise `JournalError`."""
         if not isinstance(offset, int) or not 0 <= offset <= self.end:
             raise JournalError(
-                f"partition {self.number} has offsets 0 to {self.end}, not {offset!r}", path=str(self.folder)
+                f"the offset is {offset!r}, wanted 0 to {self.end} in partition {self.number}", path=str(self.folder)
             )

@@ -43,7 +43,7 @@ def _key(_: Any, attribute: Any, value: Any) -> None:
     if isinstance(value, str):
         value.encode()  # a lone surrogate fails here, and not in the journal
     elif not isinstance(value, bytes):
-        raise TypeError(f"{attribute.name} is text or bytes, not {type(value).__name__}")
+        raise TypeError(f"{attribute.name} is {type(value).__name__}, wanted text or bytes")
 
 
 @message("levada.journal.append", frozen=True)

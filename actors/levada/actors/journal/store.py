@@ -602,7 +602,7 @@ class Store:
     def _partition(self, number: int) -> Partition:
         if not isinstance(number, int) or not 0 <= number < len(self._partitions):
             raise JournalError(
-                f"there are partitions 0 to {len(self._partitions) - 1}, not {number!r}", path=str(self.directory)
+                f"the partition is {number!r}, wanted 0 to {len(self._partitions) - 1}", path=str(self.directory)
             )
         return self._partitions[number]
 

@@ -194,7 +194,7 @@ def _checked(sink: Sink) -> Ref[Unit] | Callable[[], Actor[Unit]]:
         inspect.signature(sink).bind(*([None] if is_function else []))
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"a sink must be a Ref, an async function of one unit, or an actor class or factory without arguments, got {sink!r}: {error}"
+            f"the sink is {sink!r}, wanted a Ref, an async function of one unit, or an actor class or factory without arguments: {error}"
         ) from error
     if is_function:
         return functools.partial(_Function, cast("Callable[[Unit], Awaitable[object]]", sink))

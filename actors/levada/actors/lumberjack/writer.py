@@ -472,7 +472,7 @@ async def connect(
     if traces and system.tracing is None:
         raise ConfigurationError("traces=True needs a traced system: ActorSystem(tracing=…)")
     if not close_timeout >= 0:
-        raise ConfigurationError(f"close_timeout is 0 or more seconds, not {close_timeout!r}")
+        raise ConfigurationError(f"close_timeout is {close_timeout!r}, wanted 0 or more seconds")
     config = config or WriterConfig()
     check_spool(config, spool)
     hosts = hosts or HostConfig()

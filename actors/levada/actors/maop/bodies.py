@@ -82,7 +82,7 @@ class Source:
             try:
                 async for piece in iterator:
                     if not isinstance(piece, bytes | bytearray | memoryview):
-                        raise TypeError(f"the pieces of a body are bytes, not {type(piece).__name__}")
+                        raise TypeError(f"a piece of the body is {type(piece).__name__}, wanted bytes")
                     yield piece if isinstance(piece, bytes) else bytes(piece)
             finally:
                 if isinstance(iterator, AsyncGenerator):
@@ -122,7 +122,7 @@ def quick_source(body: Any, codec: Codec, content_type: str | None = None) -> So
         octets, kind = codec.encode(body), MESSAGE_TYPE
     else:
         raise ConfigurationError(
-            f"a body is bytes, a Path, an async iterator of bytes or a message, not {type(body).__name__}"
+            f"the body is {type(body).__name__}, wanted bytes, a Path, an async iterator of bytes or a message"
         )
     kind = content_type or kind
     if len(octets) > CHUNK:

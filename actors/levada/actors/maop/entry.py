@@ -76,7 +76,7 @@ def connect(
     """
     settings = fit_carrier(url, config or PeerConfig())
     if bind and (settings.fallback is not None or not carrier_url("maop", url).startswith("quic:")):
-        raise ConfigurationError(f"bind=True needs QUIC, so a URL of maop:// and no fallback, not {url!r}")
+        raise ConfigurationError(f"the URL is {url!r}, wanted maop:// without a fallback: bind=True needs QUIC")
     dialling = partial(dial_carrier, url, settings)
     return connect_over(
         system, dialling, token=token, auth_type=auth_type, pairs=pairs, bind=bind, handlers=handlers, config=settings
@@ -103,9 +103,9 @@ async def connect_over(
         config: as for `connect`; its ``carrier`` is not used.
     """
     if not isinstance(token, bytes | bytearray | memoryview):
-        raise TypeError(f"a token is bytes, not {type(token).__name__}: encode it")
+        raise TypeError(f"the token is {type(token).__name__}, wanted bytes: encode it")
     if len(token) > MAX_TOKEN:
-        raise ConfigurationError(f"a token may have at most {MAX_TOKEN:,} bytes, got {len(token):,} [MA-18]")
+        raise ConfigurationError(f"the token has {len(token):,} bytes, wanted at most {MAX_TOKEN:,} [MA-18]")
     token = bytes(token)
     shared = _share(handlers, config or PeerConfig(), system.tracing)
     client = ClientActor(shared, opens, token, auth_type, dict(pairs or {}), bind)

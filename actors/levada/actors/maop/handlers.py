@@ -354,7 +354,7 @@ def handler_table(handlers: Handlers | None) -> dict[int, Handler]:
     table: dict[int, Handler] = {}
     for msg_id, given in (handlers or {}).items():
         if not isinstance(msg_id, int) or not 1 < msg_id < 65_536:
-            raise ConfigurationError(f"handlers have msg_ids from 2 to 65535, not {msg_id!r}; 0 and 1 are native")
+            raise ConfigurationError(f"the msg_id of a handler is {msg_id!r}, wanted 2 to 65535; 0 and 1 are native")
         if not callable(given) and not isinstance(given, Handler):
             raise ConfigurationError(
                 f"the handler of {msg_id} is not a Handler, an async function or an actor class: {given!r}"

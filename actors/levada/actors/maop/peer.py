@@ -536,7 +536,7 @@ def _milliseconds(timeout: float | None) -> int:
     if timeout is None:
         return 0
     if not timeout > 0:
-        raise ValueError(f"a timeout must be above 0 seconds, or None for no limit; got {timeout!r}")
+        raise ValueError(f"timeout is {timeout!r}, wanted more than 0 seconds, or None for no limit")
     return max(1, round(timeout * 1000))
 
 

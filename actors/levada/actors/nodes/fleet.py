@@ -169,16 +169,16 @@ class Fleet(Nodes):
         self, n: int, app: str, launcher: Launcher, names: Sequence[str] | None, settings: NodeSettings
     ) -> list[Place]:
         if not isinstance(n, int) or n < 1:
-            raise ConfigurationError(f"expected 1 node or more, not {n!r}")
+            raise ConfigurationError(f"n is {n!r}, wanted 1 node or more")
         wanted = [f"n{self._count + i}" for i in range(n)] if names is None else list(names)
         if len(wanted) != n or len(set(wanted)) != n:
-            raise ConfigurationError(f"{n} nodes need {n} different names, not {wanted!r}")
+            raise ConfigurationError(f"names is {wanted!r}, wanted {n} different names")
         for name in wanted:
             if name in self._places:
                 raise ConfigurationError(f"there is a node {name!r} already")
             if not _NAME.fullmatch(name) or name == "any":
                 raise ConfigurationError(
-                    f"a node's name has up to 64 letters, digits, '.', '_' and '-', unlike {name!r}"
+                    f"the name of a node is {name!r}, wanted up to 64 letters, digits, '.', '_' and '-'"
                 )
         places = [Place(name, self._count + i, app, launcher, settings) for i, name in enumerate(wanted)]
         self._count += n

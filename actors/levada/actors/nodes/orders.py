@@ -22,7 +22,7 @@ def spawn_order(cls: Any, args: tuple[Any, ...], supervise: Supervision, mailbox
         ConfigurationError: a part of the description cannot travel.
     """
     if not (isinstance(cls, type) and issubclass(cls, Actor)):
-        raise ConfigurationError(f"a node starts Actor classes by their names, not {cls!r}")
+        raise ConfigurationError(f"cls is {cls!r}, wanted an Actor class that can be imported by its name")
     if supervise == "escalate":
         raise ConfigurationError("supervise='escalate' would end the node's system: use 'stop' or restart(…)")
     policy = None
@@ -32,7 +32,7 @@ def spawn_order(cls: Any, args: tuple[Any, ...], supervise: Supervision, mailbox
             supervise.kind, supervise.max, supervise.within, supervise.initial_backoff, supervise.max_backoff, supervise.jitter, resume
         )  # fmt: skip
     elif supervise != "stop":
-        raise ConfigurationError(f"supervise is 'stop' or restart(…), not {supervise!r}")
+        raise ConfigurationError(f"supervise is {supervise!r}, wanted 'stop' or restart(…)")
     room = None
     if mailbox is not None:
         if not isinstance(mailbox.overflow, str):

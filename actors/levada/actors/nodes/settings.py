@@ -24,7 +24,9 @@ _SECONDS: Any = [v.instance_of((int, float)), v.gt(0)]
 def _check_rlimits(_: Any, attribute: Any, limits: Mapping[str, int]) -> None:
     for name in limits:
         if not name.startswith("RLIMIT_") or not hasattr(resource, name):
-            raise ConfigurationError(f"rlimits takes names of the module resource, such as RLIMIT_AS, not {name!r}")
+            raise ConfigurationError(
+                f"a key of rlimits is {name!r}, wanted a name of the module resource, such as RLIMIT_AS"
+            )
 
 
 def _sets(sets: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]:

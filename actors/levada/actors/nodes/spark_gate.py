@@ -158,7 +158,7 @@ class Gate:
             ticket.superseded.set()
             return Refusal(f"{name} was admitted before: the driver restarts nodes, not Spark (attempt {m.attempt})")
         if len(m.node_id) != 16:
-            return Refusal(f"a node id has 16 bytes, not {len(m.node_id)}")
+            return Refusal(f"the node id has {len(m.node_id)} bytes, wanted 16")
         try:
             certificate = self._authority.sign(m.public, m.node_id)
         except ConfigurationError as error:

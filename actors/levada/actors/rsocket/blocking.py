@@ -117,12 +117,14 @@ def _open(url: str, config: ClientConfig, timeout: float) -> socket.socket:
     unix, tls = parts.scheme == "unix", parts.scheme == "tls"
     if not unix and (parts.scheme not in ("tcp", "tls") or not parts.hostname or not parts.port):
         raise ConfigurationError(
-            f"a blocking client wants tcp://host:port, tls://host:port or unix:///path, got {url!r}"
+            f"the URL of a blocking client is {url!r}, wanted tcp://host:port, tls://host:port or unix:///path"
         )
     kind = UnixConfig if unix else TlsConfig if tls else TcpConfig
     settings = config.carrier or kind()
     if not isinstance(settings, kind):
-        raise ConfigurationError(f"{parts.scheme}:// takes a {kind.__name__}, got a {type(settings).__name__}")
+        raise ConfigurationError(
+            f"the carrier of {parts.scheme}:// is a {type(settings).__name__}, wanted a {kind.__name__}"
+        )
     context = make_context(settings, ssl.Purpose.SERVER_AUTH) if isinstance(settings, TlsConfig) else None
     opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) if unix else None
     try:

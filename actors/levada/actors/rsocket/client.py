@@ -103,5 +103,5 @@ def make_client(url: str, handler: Handler, config: ClientConfig | None) -> Call
     core = core_of(dialect)
     settings = config or ClientConfig()
     if not isinstance(settings, ClientConfig):
-        raise ConfigurationError(f"a client takes a ClientConfig, got a {type(settings).__name__}")
+        raise ConfigurationError(f"the config of a client is a {type(settings).__name__}, wanted a ClientConfig")
     return lambda: ClientConnection(settings, handler, core, carrier)

@@ -89,7 +89,7 @@ class _SideConfig:
         if window is None:
             return self.window
         if not isinstance(window, int) or not 0 < window <= MAX_U31:
-            raise ConfigurationError(f"a window is 1 to {MAX_U31} payloads, not {window!r}")
+            raise ConfigurationError(f"the window is {window!r}, wanted 1 to {MAX_U31} payloads")
         return window
 
 

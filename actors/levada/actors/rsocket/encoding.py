@@ -188,4 +188,4 @@ def _octets(value: object) -> bytes:
         return value
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
-    raise TypeError(f"wanted bytes, a Payload or an instance of a message class, got {type(value).__name__}")
+    raise TypeError(f"the value is {type(value).__name__}, wanted bytes, a Payload or an instance of a message class")

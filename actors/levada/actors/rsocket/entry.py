@@ -166,7 +166,7 @@ async def serve(
     dialect, carrier = carrier_url(url)
     settings = config or ServerConfig()
     if not isinstance(settings, ServerConfig):
-        raise ConfigurationError(f"a server takes a ServerConfig, got a {type(settings).__name__}")
+        raise ConfigurationError(f"the config of a server is a {type(settings).__name__}, wanted a ServerConfig")
     listener = ListenerActor(
         settings,
         handler,

@@ -82,7 +82,7 @@ class ReconnectingPeer(Peer):
 
     def __init__(self, policy: Policy, reconnect: Reconnect) -> None:
         if policy not in ("round_robin", "least_pending"):
-            raise ConfigurationError(f"policy is round_robin or least_pending, not {policy!r}")
+            raise ConfigurationError(f"policy is {policy!r}, wanted round_robin or least_pending")
         self._policy = policy
         self._reconnect = reconnect
         self._turn = 0

@@ -138,7 +138,7 @@ def make_responder(handler: Handler) -> Responder:
             raise ConfigurationError(f"{cls.__name__} is no actor class")
         return Routes(handler, route_table(cls))  # type: ignore[arg-type]  # calling it makes the actor
     if not callable(handler):
-        raise ConfigurationError(f"a handler is a function, an actor class or a ref, not {handler!r}")
+        raise ConfigurationError(f"the handler is {handler!r}, wanted a function, an actor class or a ref")
     responder: Responder = unprotected(handler)
     return responder
 
@@ -204,5 +204,5 @@ def _converter(where: str, annotation: Any) -> Callable[[Request, Payload], Any]
     if hasattr(annotation, "__message_tag__"):
         return lambda request, payload: request.read(payload, annotation)
     raise ConfigurationError(
-        f"{where}: a route takes Request, Payload, bytes, a message class or a Receiver of these, not {annotation!r}"
+        f"{where}: the argument of a route is {annotation!r}, wanted Request, Payload, bytes, a message class or a Receiver of these"
     )

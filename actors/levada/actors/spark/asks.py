@@ -181,7 +181,7 @@ def ask_batches(
 
 def _windowed(asking: _Asking, values: Iterable[Any], window: int) -> Iterator[Any]:
     if window < 1:
-        raise ConfigurationError(f"window must be 1 or more, not {window!r}")
+        raise ConfigurationError(f"window is {window!r}, wanted 1 or more")
     return _answers(asking, values, window)
 
 
@@ -229,7 +229,7 @@ class _Asking:
 
     def __init__(self, actor: RemoteActor, kind: _Single | _Batch, timeout: float, *, idempotent: bool) -> None:
         if not timeout > 0:
-            raise ConfigurationError(f"timeout must be more than 0 seconds, not {timeout!r}")
+            raise ConfigurationError(f"timeout is {timeout!r}, wanted more than 0 seconds")
         if trio.lowlevel.in_trio_run():
             raise ConfigurationError("ask(), ask_many() and ask_batches() block their thread: inside trio, use Ref.ask")
         self._actor = actor

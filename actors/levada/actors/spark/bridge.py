@@ -298,7 +298,7 @@ class Bridge(Desk):
     def _check_name(self, name: str) -> None:
         if not _NAME.fullmatch(name):
             raise ConfigurationError(
-                f"a mailbox's name has up to 100 letters, digits, '.', '-' and '_', unlike {name!r}"
+                f"the name of a mailbox is {name!r}, wanted up to 100 letters, digits, '.', '-' and '_'"
             )
         if name in self._mailboxes:
             raise ConfigurationError(f"this bridge has a mailbox {name!r} already")

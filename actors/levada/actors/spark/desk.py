@@ -133,7 +133,7 @@ class Desk:
             ConfigurationError: the name has a slash or is taken.
         """
         if not name or "/" in name or self._exposed.get(name, ref) is not ref:
-            raise ConfigurationError(f"an actor needs a name that is not taken and has no '/', not {name!r}")
+            raise ConfigurationError(f"the name is {name!r}, wanted one without '/' that is not taken")
         self._exposed[name] = ref
 
     async def until_named(self, name: str, among: Mapping[str, object]) -> None:
@@ -302,7 +302,9 @@ async def serve_asks(
     folder = take_folder(directory)
     check_url(url, settings)
     if not _FILE.fullmatch(system.name):
-        raise ConfigurationError(f"the name of a socket has letters, digits, '.', '-' and '_', unlike {system.name!r}")
+        raise ConfigurationError(
+            f"the name of the system is {system.name!r}, wanted letters, digits, '.', '-' and '_', for the name of a socket"
+        )
     token = shared_token(folder / "bridge.token", settings)
     desk = Desk(folder, token, settings, Authentication.of(authenticate))
     for name, ref in actors.items():
@@ -357,7 +359,7 @@ def check_url(url: str | None, settings: BridgeConfig) -> None:
             "a bridge for other machines needs both url='tls://host:port' and certificates in BridgeConfig(tls=…)"
         )
     if url is not None and urlsplit(url).scheme != "tls":
-        raise ConfigurationError(f"a bridge for other machines listens at tls://host:port, not {url!r}")
+        raise ConfigurationError(f"the URL of a bridge for other machines is {url!r}, wanted tls://host:port")
 
 
 def take_folder(directory: str | os.PathLike[str]) -> Path:

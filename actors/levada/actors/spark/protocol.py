@@ -326,7 +326,7 @@ class BlockHead:
     def decode(cls, data: bytes) -> BlockHead:
         """Read the wire format; `BridgeError` if it is cut off."""
         if len(data) < _BLOCK_HEAD.size:
-            raise BridgeError(f"the head of a block has {_BLOCK_HEAD.size} bytes or more, got {len(data)}")
+            raise BridgeError(f"the head of a block has {len(data)} bytes, wanted {_BLOCK_HEAD.size} or more")
         first, rows, skip = _BLOCK_HEAD.unpack_from(data)
         return cls(first, rows, skip, data[_BLOCK_HEAD.size :])
 

@@ -111,7 +111,7 @@ class Options:
 def _trace(text: str | None) -> TraceHeaders | None:
     found = TraceHeaders.parse(text)
     if text is not None and found is None:
-        raise ConfigurationError(f"traceparent is the header of W3C Trace Context, 55 characters, not {text!r}")
+        raise ConfigurationError(f"traceparent is {text!r}, wanted the header of W3C Trace Context, 55 characters")
     return found
 
 
@@ -122,7 +122,7 @@ def _starting(text: str | None) -> str | Mapping[int, int] | None:
         return {int(number): int(offset) for number, offset in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError):
         raise ConfigurationError(
-            f'startingOffsets is earliest, latest, group or JSON such as {{"0": 17}}, not {text!r}'
+            f'startingOffsets is {text!r}, wanted earliest, latest, group or JSON such as {{"0": 17}}'
         ) from None
 
 
@@ -131,20 +131,20 @@ def _number(given: Mapping[str, str], name: str) -> int | None:
     if text is None:
         return None
     if not text.isascii() or not text.isdigit() or not int(text):
-        raise ConfigurationError(f"{name} is a whole number of 1 or more, not {text!r}")
+        raise ConfigurationError(f"{name} is {text!r}, wanted a whole number of 1 or more")
     return int(text)
 
 
 def _seconds(text: str) -> float:
     found = _DURATION.fullmatch(text.strip())
     if found is None:
-        raise ConfigurationError(f"maxTriggerDelay is a time such as 500ms, 10s, 2m or 1h, not {text!r}")
+        raise ConfigurationError(f"maxTriggerDelay is {text!r}, wanted a time such as 500ms, 10s, 2m or 1h")
     return float(found[1]) * _SECONDS[found[2]]
 
 
 def _flag(text: str) -> bool:
     if text.lower() not in ("true", "false"):
-        raise ConfigurationError(f"failOnDataLoss is true or false, not {text!r}")
+        raise ConfigurationError(f"failOnDataLoss is {text!r}, wanted true or false")
     return text.lower() == "true"
 
 
@@ -237,12 +237,12 @@ def begin(options: Options, found: Description) -> dict[int, int]:
     assert isinstance(given, Mapping)
     unknown = set(given) - set(found.end)
     if unknown:
-        raise ConfigurationError(
-            f"startingOffsets: the mailbox has partitions {sorted(found.end)}, not {sorted(unknown)}"
-        )
+        raise ConfigurationError(f"startingOffsets names the partitions {sorted(unknown)}, wanted {sorted(found.end)}")
     beyond = {number: offset for number, offset in given.items() if offset > found.end[number]}
     if beyond:
-        raise ConfigurationError(f"startingOffsets: the mailbox ends with {dict(found.end)}, not {beyond}")
+        raise ConfigurationError(
+            f"startingOffsets is {beyond}, wanted at most {dict(found.end)}, the end of the mailbox"
+        )
     return {**found.first, **given}
 
 

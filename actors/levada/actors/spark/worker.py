@@ -168,7 +168,7 @@ def _open(url: str, token: Token) -> tuple[BlockingPeer, bool]:
     elif parts.scheme == "unix":
         url = f"unix://{parts.path}"
     else:
-        raise ConfigurationError(f"an address is unix:///path or tls://host:port, not {url!r}")
+        raise ConfigurationError(f"the address is {url!r}, wanted unix:///path or tls://host:port")
     peer = connect(f"rsocket+{url}", config=config, timeout=CONNECT_TIMEOUT)
     try:
         # SETUP has no answer: the first answer tells whether this process was let in.

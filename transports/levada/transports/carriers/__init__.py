@@ -119,7 +119,9 @@ def _carrier(url: str, config: object) -> tuple[Dial[Any], Listen[Any], type[Any
             raise
         raise ConfigurationError(f"{scheme}:// needs {error.name}: pip install '{carrier.requires}'") from error
     if config is not None and not isinstance(config, expected):
-        raise ConfigurationError(f"{scheme}:// takes a {expected.__name__}, got a {type(config).__name__}")
+        raise ConfigurationError(
+            f"the config of {scheme}:// is a {type(config).__name__}, wanted a {expected.__name__}"
+        )
     return dialling, listening, expected
 
 

@@ -28,7 +28,7 @@ _UNLIMITED = 1 << 62
 
 def _span(_: object, attribute: attrs.Attribute[tuple[int, int] | None], value: tuple[int, int] | None) -> None:
     if value is not None and not 1 <= value[0] <= value[1]:
-        raise ValueError(f"{attribute.name} must be (least, most) with 1 <= least <= most, got {value!r}")
+        raise ValueError(f"{attribute.name} is {value!r}, wanted (least, most) with 1 <= least <= most")
 
 
 @attrs.frozen(kw_only=True)
@@ -468,7 +468,7 @@ class Pipe:
     async def receive(self, max_bytes: int | None) -> bytes:
         """Wait for bytes: see `ByteStream.receive_some`."""
         if max_bytes is not None and max_bytes < 1:
-            raise ValueError(f"max_bytes must be at least 1, got {max_bytes}")
+            raise ValueError(f"max_bytes is {max_bytes}, wanted at least 1")
         if self.link.counts:
             self.link.count_call()
         while not self.arrived:

@@ -481,7 +481,9 @@ async def dial(
         raise ConnectionLost(f"no listener at memory://{name}")
     config = config or listener.config
     if config.shape != listener.config.shape:
-        raise ConfigurationError(f"memory://{name} takes {listener.config.shape!r}, not {config.shape!r}")
+        raise ConfigurationError(
+            f"the shape is {config.shape!r}, wanted {listener.config.shape!r}, as memory://{name} has"
+        )
     carrier: MemoryByteStream | MemoryMessageStream | MemoryConnection
     if config.shape == "bytes":
         carrier, server = memory_streams(config, name=name)

@@ -370,7 +370,7 @@ class JoinedStream:
             return b""
         size = self._config.receive_size if max_bytes is None else max_bytes
         if size < 1:
-            raise ValueError(f"max_bytes must be 1 or more, got {size}")  # reading 0 bytes would look like the end
+            raise ValueError(f"max_bytes is {size}, wanted at least 1")  # reading 0 bytes would look like the end
         self._receiving = True
         try:
             if self._straight:

@@ -45,7 +45,7 @@ def _check_own(_: object, __: attrs.Attribute[Headers], value: Headers) -> None:
 
 def _check_seconds(_: object, attribute: attrs.Attribute[Any], value: float | None) -> None:
     if value is not None and not value > 0:
-        raise ConfigurationError(f"{attribute.name} must be more than 0 seconds or None, got {value!r}")
+        raise ConfigurationError(f"{attribute.name} is {value!r}, wanted more than 0 seconds or None")
 
 
 @attrs.frozen(kw_only=True)

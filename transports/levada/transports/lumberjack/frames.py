@@ -111,7 +111,7 @@ def flatten(event: Mapping[str, Any]) -> dict[str, str]:
 def _flatten_into(flat: dict[str, str], prefix: str, values: Mapping[str, Any]) -> None:
     for key, value in values.items():
         if not isinstance(key, str):
-            raise TypeError(f"a key must be text, got {key!r}")
+            raise TypeError(f"the key is {key!r}, wanted text")
         name = prefix + key
         if isinstance(value, str):
             flat[name] = value
@@ -127,7 +127,7 @@ def _flatten_into(flat: dict[str, str], prefix: str, values: Mapping[str, Any]) 
             flat[name] = _dump_json(value)
         else:
             raise TypeError(
-                f"field {name!r} must be text, a number, a bool, a map, a list or None, got {type(value).__name__}"
+                f"field {name!r} is {type(value).__name__}, wanted text, a number, a bool, a map, a list or None"
             )
 
 

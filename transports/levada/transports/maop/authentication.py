@@ -47,7 +47,7 @@ class Authentication:
     def __attrs_post_init__(self) -> None:
         raw = self.auth_type.encode()
         if not 0 < len(raw) < 256 or not _TCHAR.issuperset(raw):
-            raise ValueError(f"auth_type must be 1 to 255 token characters, not {self.auth_type!r} [MA-16]")
+            raise ValueError(f"auth_type is {self.auth_type!r}, wanted 1 to 255 token characters [MA-16]")
         if len(self.token) > 65_535 or len(self.pairs) > 255:
             raise ValueError("at most 65535 bytes of token and 255 pairs [MA-18]")
         if len(self.vendor.encode()) > 255 or len(str(self.version)) > 255:

@@ -501,7 +501,7 @@ class MaopCore(Ending):
         if not 0 < msg_id < 65_536 or not 0 <= priority < 256:
             raise LocalProtocolError(f"msg_id {msg_id} or priority {priority} out of range", rule="MA-43")
         if key and (len(key) != 16 or not self.idempotency):
-            why = "the peer takes none" if not self.idempotency else f"16 bytes, not {len(key)}"
+            why = "the peer takes none" if not self.idempotency else f"the key has {len(key)} bytes, wanted 16"
             raise LocalProtocolError(f"idempotency key: {why}", rule="MA-122")
         if body is not None:
             return len(body)

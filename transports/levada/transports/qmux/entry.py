@@ -73,7 +73,7 @@ def _settings(scheme: str, config: QmuxConfig) -> Any:
     settings = kind() if config.below is None else config.below
     if not isinstance(settings, kind):
         raise ConfigurationError(
-            f"qmux+{scheme}:// takes a {kind.__name__} in `below`, got a {type(settings).__name__}"
+            f"`below` of qmux+{scheme}:// is a {type(settings).__name__}, wanted a {kind.__name__}"
         )
     if isinstance(settings, tls.TlsConfig):
         return attrs.evolve(_modern(settings, config), alpn=config.protocols)

@@ -18,7 +18,7 @@ MAX_U32: Final = 2**32 - 1
 
 def _milliseconds(_: object, attribute: attrs.Attribute[float], value: float) -> None:
     if value and not 0.001 <= value <= MAX_U32 / 1000:
-        raise ConfigurationError(f"{attribute.name} must be 0 or 0.001 to {MAX_U32 / 1000} seconds, got {value}")
+        raise ConfigurationError(f"{attribute.name} is {value}, wanted 0 or 0.001 to {MAX_U32 / 1000} seconds")
 
 
 @attrs.frozen(kw_only=True)

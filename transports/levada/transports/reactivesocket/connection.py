@@ -407,7 +407,7 @@ class ConnectionCore(ReactiveStreamsCore):
         """
         self._check_live(len(data))
         if stream_id:
-            raise LocalProtocolError(f"an EXT frame has no stream id, got {stream_id}", rule="RX-20")
+            raise LocalProtocolError(f"stream_id is {stream_id}, wanted 0: an EXT frame has none", rule="RX-20")
         self._control.append(f.encode(f.EXT, extended_type, f.IGNORE if ignorable else 0, data=data))
 
     def drain(self, now: float) -> list[Event]:

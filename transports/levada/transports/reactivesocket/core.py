@@ -356,7 +356,7 @@ class ReactiveSocketCore(ConnectionCore):
         if self._state is not ConnectionState.OPEN and self._state is not ConnectionState.OPENING:
             raise LocalProtocolError(f"no requests while the connection is {self._state.value}", rule="RX-39")
         if not 0 <= n <= MAX_U31:
-            raise LocalProtocolError(f"n must be 0 to {MAX_U31}, got {n}", rule="RX-63")
+            raise LocalProtocolError(f"n is {n}, wanted 0 to {MAX_U31}", rule="RX-63")
         if not isinstance(payload.data, bytes) or not (payload.metadata is None or isinstance(payload.metadata, bytes)):
             raise not_bytes(payload)
         if kind is not _CHANNEL:
@@ -406,7 +406,7 @@ class ReactiveSocketCore(ConnectionCore):
         """
         self._check_live()
         if not 1 <= n <= MAX_U31:
-            raise LocalProtocolError(f"n must be 1 to {MAX_U31}, got {n}", rule="RX-63")
+            raise LocalProtocolError(f"n is {n}, wanted 1 to {MAX_U31}", rule="RX-63")
         stream = self._streams.get(stream_id)
         if stream is None:
             waiting = self._waiting.get(stream_id)

@@ -24,7 +24,7 @@ _SIZE = [v.instance_of(int), v.ge(1)]
 
 def _milliseconds(_: object, attribute: attrs.Attribute[float], value: float) -> None:
     if not 0.001 <= value <= MAX_U31 / 1000:
-        raise ConfigurationError(f"{attribute.name} must be 0.001 to {MAX_U31 / 1000} seconds, got {value}")
+        raise ConfigurationError(f"{attribute.name} is {value}, wanted 0.001 to {MAX_U31 / 1000} seconds")
 
 
 def mime_type_fault(metadata_mime_type: str, data_mime_type: str) -> str:

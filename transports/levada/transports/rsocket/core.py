@@ -575,7 +575,7 @@ class RSocketCore(RSocketConnection):
         if self._state not in _REQUESTING:
             raise LocalProtocolError(f"no requests while the connection is {self._state.value}")  # RS-31, RS-51, RS-52
         if not 0 < n <= MAX_U31:
-            raise LocalProtocolError(f"n must be 1 to {MAX_U31}, got {n}", rule="RS-74")
+            raise LocalProtocolError(f"n is {n}, wanted 1 to {MAX_U31}", rule="RS-74")
         if not isinstance(payload.data, bytes) or not (payload.metadata is None or isinstance(payload.metadata, bytes)):
             raise not_bytes(payload)
         if self._leasing and (self._waiting or not self._allowed.take(now)):
@@ -628,7 +628,7 @@ class RSocketCore(RSocketConnection):
             LocalProtocolError: `n` is not 1 to 2**31-1.
         """
         if not 0 < n <= MAX_U31:
-            raise LocalProtocolError(f"n must be 1 to {MAX_U31}, got {n}", rule="RS-74")
+            raise LocalProtocolError(f"n is {n}, wanted 1 to {MAX_U31}", rule="RS-74")
         stream = self._streams.get(stream_id)
         if stream is None:
             waiting = self._waiting.get(stream_id)

@@ -29,4 +29,4 @@ def not_bytes(payload: Payload) -> TypeError:
     Cores raise it at the call: frames are joined, and requests that wait for a lease are sent, when the caller is no longer there to blame.
     """
     kinds = f"{type(payload.data).__name__} and {type(payload.metadata).__name__}"
-    return TypeError(f"data must be bytes and metadata bytes or None, got {kinds}")
+    return TypeError(f"data and metadata are {kinds}, wanted bytes, and bytes or None")

@@ -255,5 +255,5 @@ def _fields(data: bytes) -> list[Any]:
     except ValueError as error:
         raise ConfigurationError(f"with --tag, --data must be JSON: {error}") from error
     if not isinstance(fields, list):
-        raise ConfigurationError(f"with --tag, --data must be a JSON array of fields, got {json.dumps(fields)[:40]}")
+        raise ConfigurationError(f"with --tag, --data is {json.dumps(fields)[:40]}, wanted a JSON array of fields")
     return fields

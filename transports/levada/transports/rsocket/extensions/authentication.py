@@ -75,7 +75,7 @@ def _text(data: bytes, path: str) -> str:
 
 def _check_text(instance: object, attribute: attrs.Attribute[str], value: object) -> None:
     if not isinstance(value, str):  # the value is not shown
-        raise TypeError(f"{attribute.name} must be str, got {type(value).__name__}")
+        raise TypeError(f"{attribute.name} is {type(value).__name__}, wanted str")
 
 
 @attrs.frozen
@@ -114,4 +114,4 @@ class OtherAuthentication(Authentication):
         if self.type in _IDS:
             raise ValueError(f"authentication type {self.type!r} has a class of its own")
         if not isinstance(self.credentials, bytes):
-            raise TypeError(f"credentials must be bytes, got {type(self.credentials).__name__}")
+            raise TypeError(f"credentials is {type(self.credentials).__name__}, wanted bytes")

@@ -47,7 +47,7 @@ class Entry:
     def __attrs_post_init__(self) -> None:
         check_mime_type(self.mime_type)
         if not isinstance(self.metadata, bytes):
-            raise TypeError(f"metadata must be bytes, got {type(self.metadata).__name__}")
+            raise TypeError(f"metadata is {type(self.metadata).__name__}, wanted bytes")
         if len(self.metadata) > MAX_METADATA:
             raise ValueError(f"metadata of {len(self.metadata)} bytes, at most {MAX_METADATA} fit an entry")
 

@@ -47,9 +47,9 @@ def check_name(name: str | int, known: Container[int], what: str) -> None:
     """
     if isinstance(name, str):
         if not (1 <= len(name) <= 128 and name.isascii()):
-            raise ValueError(f"{what} must have 1 to 128 ASCII characters, got {name!r}")
+            raise ValueError(f"{what} is {name!r}, wanted 1 to 128 ASCII characters")
     elif not isinstance(name, int) or isinstance(name, bool):
-        raise TypeError(f"{what} must be a name or an id, got {type(name).__name__}")
+        raise TypeError(f"{what} is {type(name).__name__}, wanted a name or an id")
     elif not 0 <= name < _KNOWN or name in known:
         raise ValueError(f"{what} id {name:#x} must be below 0x80 and without a name of its own")
 

@@ -31,7 +31,7 @@ class Routing:
     def __init__(self, *tags: str) -> None:
         for tag in tags:
             if not isinstance(tag, str):
-                raise TypeError(f"a tag must be str, got {type(tag).__name__}")
+                raise TypeError(f"the tag is {type(tag).__name__}, wanted str")
             if len(tag.encode()) > 255:
                 raise ValueError(f"a tag of {len(tag.encode())} bytes, at most 255: {tag[:40]!r}")
         object.__setattr__(self, "tags", tags)

@@ -46,7 +46,7 @@ class ZipkinTracing:
             ("parent", self.parent_id, 64),
         ):
             if value is not None and not 0 <= value < 1 << bits:
-                raise ValueError(f"{name}_id must have at most {bits} bits, got {value:#x}")
+                raise ValueError(f"{name}_id is {value:#x}, wanted at most {bits} bits")
 
     def encode(self) -> bytes:
         """Return the bytes."""
