@@ -1,7 +1,7 @@
 """The log of a durable class, read in Spark, against a plain mailbox of the same rows: a row of ``levada bench durable``.
 
-Rows are events of 220 bytes, 256 in each append, in two partitions. It is the CPU time of all processes that is compared: this one with the bridge,
-Spark's Java, and its Python workers.
+Rows are events of 220 bytes, 256 in each append, in two partitions. The figures compare the CPU time of all processes: this one with the
+bridge, Spark's Java, and its Python workers.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 ``_lossy.py PORT SEED LOSS LATE`` prints its own port and passes datagrams on to `PORT` and back, 40 Mbit/s, each after 10 ms.
 It loses the share `LOSS` of them, and keeps the share `LATE` up to 20 ms longer, so that others overtake them.
 
-The rate is one that Python's QUIC keeps up with on a busy core, so that it is the path that is measured.
+Python's QUIC keeps up with this rate on a busy core, so the path limits the transfer.
 """
 
 from __future__ import annotations

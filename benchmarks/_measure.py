@@ -1,8 +1,8 @@
 """How the benchmarks measure: interleaved rounds, each figure paired with a limit of the same moment.
 
-The machine is shared and noisy, so nanoseconds mean little from one hour to the next.  In each round every contender runs once, and
+On a shared machine nanoseconds mean little from one hour to the next.  In each round every contender runs once, and
 right before ours runs its *base* (a deque loop, for example).  The figure is the ratio of the two, per round; of all rounds the table shows
-the median and the best.  Before each run garbage is collected, and collection is off while it lasts: for all alike.
+the median and the best.  Garbage is collected before each run of each contender, and not during it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Many idle actors at once: ``python -m benchmarks._million 1000000``, from the root of the checkout; prints one line of JSON.
 
-Garbage is collected as always: with a million objects alive that is part of what they cost.
+Garbage collection stays on: with a million objects alive it is part of their cost.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Client and server run in this process, QUIC on loopback with 1,200-byte packets and QMux on a Unix socket, so that a rate is work per
 second of CPU time of both ends together.  In each round every workload runs on its base (a bare stream of QUIC, or a channel over QUIC)
-and as what is measured (a channel over QUIC, or over QMux), one right after the other; the figure is the ratio of the rates of a round.
+and on the contender (a channel over QUIC, or over QMux), one right after the other; the figure is the ratio of the rates of a round.
 """
 
 from __future__ import annotations

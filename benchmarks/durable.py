@@ -1,8 +1,8 @@
 """Durable actors against what they are made of: ``levada bench durable``.
 
 Events are 220 bytes, as the rows of ``levada bench journal``. A command is answered when its event is on the disk. The bases are one-row appends
-to a journal, the disk's own fdatasync with two asks, and a loop that decodes and applies the same events. Where a row says so, it is the CPU time
-of the process that is compared, all threads together: a sync takes as long as the disk pleases.
+to a journal, the disk's own fdatasync with two asks, and a loop that decodes and applies the same events. Rows that say so compare the CPU
+time of the process, all threads together, because the time of a sync depends on the disk.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The way of log lines into the journal against its parts: ``levada bench ingest``.
+"""The path of log lines into the journal, against its parts: ``levada bench ingest``.
 
 The whole is what `levada demo` does before Spark: a file is followed, shipped over Lumberjack with TLS, read, parsed and appended to a
 journal on the disk, all in one process. The parts are measured alone, each in this process with its other end in a process of its own:
@@ -6,7 +6,7 @@ shipping to a reader that acknowledges everything, reading from such a shipper, 
 
 On nodes, two processes read and parse and this one ships and appends; all three count.
 
-All figures are lines in a second of CPU time, of all threads of the measured process: other work on the machine disturbs these least.
+All figures are lines per second of CPU time, of all threads of the measured process, which other work on the machine disturbs least.
 The lines are the demo's access log, repeated.
 """
 

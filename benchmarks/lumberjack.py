@@ -7,7 +7,7 @@ of 2,000, one in flight.
 The writer's rows count encoding; both writers send to the threaded reader.  Ours has two windows in flight, so that writer and reader
 work at the same time; that needs a second core with nothing else to do.
 
-Rows that end in "CPU" compare events in a second of a process's own CPU time: other work on the machine disturbs these least.
+Rows that end in "CPU" compare events per second of a process's own CPU time, which other work on the machine disturbs least.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """MAOP against bare QUIC streams of the same carrier, and over QMux against QUIC: ``levada bench maop``.
 
 Client and server run in processes of their own: QUIC on loopback with 1,200-byte packets, QMux on a Unix socket; all serve and call both
-ways over one connection each.  In each round a workload runs on its base (bare streams, or MAOP over QUIC) and as what is measured (MAOP
-over QUIC, or over QMux), in turns of a fraction of a second; the figure is the ratio of the operations per CPU second (client plus server)
+ways over one connection each.  In each round a workload runs on its base (bare streams, or MAOP over QUIC) and on the contender (MAOP over
+QUIC, or over QMux), in turns of a fraction of a second; the figure is the ratio of the operations per CPU second (client plus server)
 of all turns but the first, in which the interpreters warm up.
 """
 

@@ -1,4 +1,4 @@
-"""Mailboxes from Spark against the cost of Spark's own way through Python: ``levada bench spark``.
+"""Mailboxes in Spark against the cost of Spark's own round trip through Python: ``levada bench spark``.
 
 Rows are 220 bytes: a body of 200 and two int64. The base is a `mapInArrow` that returns its input, in the same session and the same
 round: rows go out of Java to a Python worker and back. A mailbox is read into Spark's sink that drops everything, and written from rows that

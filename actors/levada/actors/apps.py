@@ -75,7 +75,7 @@ def app_of(found: Any, target: str) -> App:
         return asynccontextmanager(found)
     other = inspect.iscoroutinefunction(found) or inspect.isgeneratorfunction(found)
     if not callable(found) or other or (inspect.isclass(found) and not hasattr(found, "__aenter__")):
-        raise ConfigurationError(f"{target} is no app: {found!r}; {_APP}")
+        raise ConfigurationError(f"{target} is no app: {_APP}; got {found!r}")
     make: Any = found
 
     def begin(system: ActorSystem) -> AbstractAsyncContextManager[Any]:

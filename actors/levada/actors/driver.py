@@ -129,7 +129,7 @@ class Acceptor(Protocol):
     gatekeeper: Gatekeeper
     """Decides on clients."""
     trust_traces: bool | None
-    """Whether to go on with the traces of clients; None: if they have an identity."""
+    """Whether to continue the traces of clients; None: only of clients with an identity."""
 
 
 class Ended(Protocol):
@@ -225,11 +225,11 @@ class Driver(ConnectionActor, Generic[C]):
                     self.over.set()
 
     def connected(self, info: CarrierInfo, *, early: bool = False) -> None:
-        """There is a carrier; with `early`, work may begin before the peer has greeted."""
+        """Note that there is a carrier; with `early`, work may begin before the peer has greeted."""
         self.meet(info)
         if (
             self.phase is Phase.CONNECTING
-        ):  # else it was closed in this moment, and `carry` is cancelled at its next checkpoint
+        ):  # otherwise it was just closed, and `carry` is cancelled at its next checkpoint
             self._go(Change.CONNECT_EARLY if early else Change.CONNECT)
 
     def meet(self, info: CarrierInfo) -> None:
@@ -296,7 +296,7 @@ class Driver(ConnectionActor, Generic[C]):
         return self.flow(statistics.unsent)
 
     async def report(self) -> dict[str, object]:
-        """Return who is there, and how much has passed."""
+        """Return the peer, the phase and the counters."""
         statistics, remote = self.carrier_statistics(), self.remote
         return {
             "protocol": self.protocol,
@@ -382,26 +382,26 @@ class Driver(ConnectionActor, Generic[C]):
         self.shut(refusal.code or 0, refusal.reason)
 
     def greeted(self) -> None:
-        """Both sides have let each other in."""
+        """Note that both sides have let each other in."""
         if self.phase in _GREETING:
             self._go(Change.GREET)
             if self.acceptor is not None:
                 self.acceptor.connections[self] = None
 
     def suspended(self) -> None:
-        """The session has no carrier for now."""
+        """Note that the session has no carrier for now."""
         self._go(Change.SUSPEND)
 
     def resumed(self) -> None:
-        """The session has a carrier again."""
+        """Note that the session has a carrier again."""
         self._go(Change.RESUME)
 
     def leaving(self) -> None:
-        """The peer takes no new work."""
+        """Note that the peer takes no new work."""
         self._go(Change.LEAVE)
 
     def ended(self, event: Ended, reason: str) -> None:
-        """The core has ended; the handler of its last event calls this.
+        """Note that the core has ended; the handler of its last event calls this.
 
         Args:
             event: the last event.
@@ -500,7 +500,7 @@ class Driver(ConnectionActor, Generic[C]):
         return Lost("" if self.info is None else self.info.peer)
 
     def lost(self, code: int, reason: str) -> None:
-        """The carrier has ended by itself; a session that can be resumed goes on without."""
+        """Note that the carrier has ended by itself; a session that can be resumed continues without one."""
         if self.phase in _CARRIED:
             self.apply(self.core.connection_lost(code, reason, trio.current_time()))
             self.retime()

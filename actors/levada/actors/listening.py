@@ -55,7 +55,7 @@ class Acceptor(DescribedActor[Any], Generic[C]):
     closes: Phase = attrs.field(default="accept", kw_only=True)
     """The phase of the system's end in which it closes."""
     trust_traces: bool | None = attrs.field(default=None, kw_only=True)
-    """Whether a traced system goes on with the traces of clients; None: if they have an identity."""
+    """Whether a traced system continues the traces of clients; None: only of clients with an identity."""
 
     def __attrs_post_init__(self) -> None:
         self.url = ""

@@ -38,7 +38,7 @@ class PeerConfig:
     """Settings of one side, client or server. Immutable; derive with `attrs.evolve`."""
 
     core: AqueductConfig = attrs.field(factory=AqueductConfig, validator=v.instance_of(AqueductConfig))
-    """The protocol: windows, limits, delays. A server's running handlers also have ``drain`` seconds, from the end of the connection on."""
+    """The protocol: windows, limits, delays. `AqueductConfig.drain_timeout` is also the time of a server's running handlers after the end."""
     carrier: Any = None
     """Settings of the URL's carrier: ``QuicConfig``, ``QmuxConfig`` or `MemoryConfig`; ``None`` for the defaults (a server over QUIC or TLS
     needs a certificate). `connect` and `serve` set the protocol name and raise the numbers of streams that are too small for
@@ -61,8 +61,8 @@ class PeerConfig:
     `QuicConfig.sessions` has a ticket of an earlier connection. A server handles them when the handshake is complete, so a replay by an
     attacker is never handled. If the server refuses early data, the carrier sends it again."""
     fleet: FleetRefs | None = attrs.field(default=None, validator=v.optional(v.instance_of(FleetRefs)))
-    """The refs of the fleet that this system is a member of. If the peer is a member too, refs of any member may travel to it. It is the
-    listener's ``authenticate`` hook that decides who may say that it is a member: the header ``levada-node`` has its node id."""
+    """The refs of the fleet that this system is a member of. If the peer is a member too, refs of any member may travel to it. The
+    listener's ``authenticate`` hook decides which clients count as members: the header ``levada-node`` has the node id of a client."""
     max_connections: int = attrs.field(default=MAX_CONNECTIONS, validator=_COUNT)
     """Clients connected to a server at the same time; any more wait."""
     max_handlers: int = attrs.field(default=100, validator=_COUNT)

@@ -123,7 +123,7 @@ def serve(
         expose: names in ``system.registry`` that clients may `Peer.lookup`, or a predicate on names, which may call `current_peer` to learn who
             looks up; by default none.
         config: see `PeerConfig`; over QUIC its ``carrier`` needs a certificate.
-        trust_traces: whether a traced system goes on with the traces of clients, see ``docs/how-to/trace.md``. None: if they have an
+        trust_traces: whether a traced system continues the traces of clients, see ``docs/how-to/trace.md``. None: only of clients with an
             identity.
 
     Yields:

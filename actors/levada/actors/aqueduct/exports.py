@@ -42,7 +42,7 @@ class Export(HalfActor):
     """Receives the envelopes of one copy of a ref."""
 
     target: LocalRef
-    """The actor that the ref is of."""
+    """The actor that the ref refers to."""
     _held: Any = attrs.field(default=None, init=False)
     """A message or a question that did not fit into the mailbox."""
     _waiting: bool = attrs.field(default=False, init=False)

@@ -124,7 +124,7 @@ class SendingRecord(Record, Protocol):
 
 
 class Passenger(Protocol):
-    """Travels in a message like a channel, but the program has no handle of it: the channels of remote refs."""
+    """Travels in a message like a channel, but the program holds no handle of it: the channels of remote refs."""
 
     def bound(self, half: Any) -> Record:
         """Go on over this half, since the message has left."""
@@ -350,7 +350,7 @@ class Packing:
         return len(self.taken) - 1
 
     def rollback(self) -> None:
-        """Give all of them back."""
+        """Give the handles back to their owners."""
         while self.taken:
             self.taken.pop()[0].give_back()
 

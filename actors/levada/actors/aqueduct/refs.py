@@ -366,7 +366,7 @@ class RemoteRef(Ref[Any]):
         refs.halves.start(outbound)
 
     def expect_answers(self) -> Answers | None:
-        """Make what receives the answer to this question and later ones; None if a oneshot does."""
+        """Make the receiver of the answers to this question and later ones; None if the answer comes on a oneshot."""
         self._asked += 1
         refs = self.refs
         if self._asked <= FEW or refs is None or not refs.numbers_questions:

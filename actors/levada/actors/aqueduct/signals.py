@@ -45,7 +45,7 @@ class Signal:
     __slots__ = ()
 
     context: object = None
-    """Of its sender, in a traced system."""
+    """The trace context of its sender, in a traced system."""
 
     @property
     def wanted(self) -> bool:
@@ -61,7 +61,7 @@ class Signal:
         """Handle an error of a later send; the error is ``None`` if the ref has ended."""
 
     def unsent(self) -> None:
-        """Handle that there is room now, and it needs no sending any more."""
+        """Clean up: there is room now, but the entry is no longer needed."""
 
 
 class Later(Signal):
@@ -194,7 +194,7 @@ class Watching(Signal):
         self._over(TerminalState.LOST)
 
     def withdraw(self) -> None:
-        """Want no notice any more, and tell the owner's side."""
+        """Cancel the request for notice, and tell the owner's side."""
         self._wanted = False
         if self._down is not None:
             self._down.close()

@@ -34,7 +34,7 @@ STOPPING = 10.0
 
 @asynccontextmanager
 async def spark_session(conf: Mapping[str, Any], log: Path) -> AsyncIterator[SparkSession]:
-    """Start Spark in this machine's processes; at the end stop it, unless it ran before.
+    """Start Spark on this machine, and stop it at the end unless it was running before.
 
     While Spark starts, the standard error of this process is `log`; Java and the workers keep it.
 

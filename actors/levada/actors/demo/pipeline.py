@@ -48,7 +48,7 @@ __all__ = ["Pipeline", "Settings", "pipeline"]
 logger = logging.getLogger("levada.actors.demo")
 
 LANES = 2
-"""Queries that start at a time."""
+"""How many queries start at the same time."""
 DRAIN = 1.0
 """Seconds that subscribers over Aqueduct have at the end; their channels have no end of their own."""
 AGAIN = restart("transient", max=8, within=300.0, initial_backoff=1.0, max_backoff=10.0)
@@ -56,7 +56,7 @@ AGAIN = restart("transient", max=8, within=300.0, initial_backoff=1.0, max_backo
 GRACE = 2.0
 """Seconds that queries have to end after a cancellation."""
 BATCH_ROWS = 50_000
-"""Lines of one micro-batch: on two cores five seconds or so, so counts appear and grow while lines still come."""
+"""Lines in one micro-batch: about five seconds on two cores, so counts appear and grow while lines arrive."""
 AHEAD, LINE = 2, 512
 """Micro-batches of lines that may wait for Spark, and the bytes of a line in the journal, with some to spare."""
 SEGMENT = 16 << 20
@@ -71,7 +71,7 @@ SPARK: dict[str, Any] = {
 # Most of a minute's run is code that runs for the first time: Java's quick compiler is enough.
 SHORT_RUN = SPARK | {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1"}
 LONG = 64 << 20
-"""Bytes of lines from which on Java's slow compiler pays: 400,000 lines of an access log take 12 % less CPU time."""
+"""Java's slow compiler pays from this many bytes of lines on: 400,000 lines of an access log take 12 % less CPU time."""
 
 
 @attrs.frozen(kw_only=True)
@@ -87,11 +87,11 @@ class Settings:
     sources: frozenset[str] = frozenset(SOURCES)
     """Whose queries to run."""
     rate: float = math.inf
-    """Lines a second to ship."""
+    """Lines to ship per second."""
     host: str = "127.0.0.1"
     """Where to listen."""
     ports: tuple[int, int, int] = (0, 0, 0)
-    """Of Lumberjack, RSocket and Aqueduct; 0: a free one."""
+    """Ports of Lumberjack, RSocket and Aqueduct; 0: any free port."""
     batch_rows: int = BATCH_ROWS
     """Most lines of one micro-batch."""
     nodes: int = 0
@@ -114,7 +114,7 @@ class Pipeline:
     batches: int = 0
     """Micro-batches of all queries."""
     largest: int = 0
-    """Lines of the largest micro-batch that a query has told of."""
+    """Lines in the largest micro-batch that a query has reported."""
     reader_urls: list[str] = attrs.field(factory=list)
     """URLs that take lines in."""
     read: Counter[str] = attrs.field(factory=Counter[str])
@@ -160,7 +160,7 @@ class Pipeline:
         self.phase = "done"
 
     async def count_batches(self) -> None:
-        """Count the micro-batches anew."""
+        """Start to count the micro-batches again."""
         found = [await query.ask(GetProgress(), timeout=None) for query in self.queries.values()]
         self.batches = sum(progress.batch + 1 for progress in found if progress is not None)
 
@@ -244,7 +244,7 @@ async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
 def waiting_lines(batch_rows: int) -> JournalConfig:
     """Return the settings of the journal that holds lines back: it has room for `AHEAD` micro-batches, and lines go when all queries have them.
 
-    So a shipper waits for Spark, counts come while lines still do, and neither the disk nor the processor is taken by lines that have to wait.
+    So a shipper waits for Spark, counts appear while lines still arrive, and waiting lines use neither disk nor processor.
     """
     room = max(AHEAD * batch_rows * LINE, 4 * SEGMENT)
     return JournalConfig(partitions=2, segment_bytes=SEGMENT, max_bytes=room, retain_bytes=None)
@@ -298,7 +298,7 @@ async def _start(
                 first.cancel_scope.cancel()
 
             first.start_soon(until, under_way.wait)
-            # If no lines come there is no micro-batch either; and this tells of a query that fails for good.
+            # Without lines there is no micro-batch; this also reports a query that fails for good.
             first.start_soon(until, functools.partial(_all_seen, ref, run.log))
 
     async with trio.open_nursery() as starting:
@@ -312,7 +312,7 @@ class _Batches(Actor[QueryEvent]):
 
     run: Pipeline
     under_way: trio.Event
-    """Set with the first one."""
+    """Set at the first one."""
 
     @handles
     def note(self, m: QueryEvent) -> None:
@@ -349,7 +349,7 @@ def _stream(
 
 
 async def _all_seen(query: Ref[AwaitAvailable | GetProgress], log: Path) -> None:
-    """Wait until a query has processed the rows that are there; its supervisor restarts a failed query, until it gives it up."""
+    """Wait until a query has processed the existing rows. Its supervisor restarts a failed query until it gives up."""
     while True:
         try:
             await query.ask(AwaitAvailable(), timeout=None)

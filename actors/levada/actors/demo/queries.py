@@ -152,7 +152,7 @@ def auth_attacks(lines: DataFrame) -> DataFrame:
     """Sessions of three and more failed log-ins from one address."""
     address = f.regexp_extract("message", r" from (\d+\.\d+\.\d+\.\d+)", 1)
     user = f.regexp_extract("message", r"for (?:invalid user )?(\S*) from", 1)
-    # Syslog puts several alike into one line: "message repeated 5 times: [ Failed password for ...]".
+    # Syslog joins repeated messages into one line: "message repeated 5 times: [ Failed password for ...]".
     times = f.coalesce(f.expr("try_cast(regexp_extract(message, 'repeated (\\\\d+) times', 1) as bigint)"), f.lit(1))
     return (
         _auth(lines)
@@ -192,7 +192,7 @@ def auth_anomalies(lines: DataFrame) -> DataFrame:
 
 
 class Expectation(StatefulProcessor):  # type: ignore[misc]  # mypy is not shown pyspark
-    """Keeps, for one template, the mean and the variance of its hourly counts, and tells the hours that stand out."""
+    """Keeps, for one template, the mean and the variance of its hourly counts, and reports the hours that stand out."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Open the state."""
@@ -202,7 +202,7 @@ class Expectation(StatefulProcessor):  # type: ignore[misc]  # mypy is not shown
         """Judge the hours of one batch, in their order."""
         hours, mean, variance = self._state.get() or (0, 0.0, 0.0)
         for row in sorted(rows, key=lambda row: row.start):
-            # A count of things that come by chance has about its mean as variance; less would make an alarm of every second line.
+            # The variance of random counts is about their mean; with less, every second line would raise an alarm.
             score = (row["count"] - mean) / max(variance, mean, 1.0) ** 0.5
             if hours >= SURE and score >= NEWS:
                 yield Row(template=key[0], start=row.start, count=row["count"], expected=mean, score=score)
@@ -228,7 +228,7 @@ class StreamQuery:
     """Where its rows go."""
     build: Callable[[DataFrame], DataFrame]
     mode: str = "append"
-    """Complete: all counts come with each batch. Update would bring those that changed, but Spark has it for no sink made in Python."""
+    """Complete: each batch brings all counts. Update mode would bring only changed counts, but Python sinks do not support it."""
 
 
 SOURCES = ("access", "auth", "kafka", "other")
@@ -277,7 +277,7 @@ def _one(kind: str, key: Column, when: Column | None = None) -> Column:
 
 
 def _counts(source: str, records: DataFrame, *items: Column) -> DataFrame:
-    """Count all that each record gives in one aggregate: one query, one pass."""
+    """Count everything that a record gives in one aggregate: one query, one pass."""
     return (
         records.select(f.explode(f.array_compact(f.array(*items))).alias("item"))
         .groupBy("item.kind", "item.key")

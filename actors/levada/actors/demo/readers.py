@@ -1,11 +1,11 @@
-"""Where lines come in: a reader in this process, or one on each of some nodes, which read and parse on several cores.
+"""Where lines come in: a reader in this process, or one on each of several nodes, which read and parse on several cores.
 
 ::
 
     writer ══TLS══> node n0: reader, Ingest ──Lines──> Intake (in the driver) ──> logs
            ══TLS══> node n1: reader, Ingest ──Lines──>
 
-Each node listens at a port of its own, which it gets again when it was lost and is up again. The writer has a connection to each and sends
+Each node listens at its own port, and gets the same port again after a restart. The writer has a connection to each and sends
 each window where there is room. A line is acknowledged when it is on the disk, and `Intake` knows the numbers of the lines, so each line
 is in the journal once even if a node is killed.
 """
@@ -69,7 +69,7 @@ class NodeReader(Actor[GetUrl]):
 
 
 async def app(system: ActorSystem) -> AsyncIterator[None]:
-    """Run on each node: it only has the actors' classes imported."""
+    """Run on each node, only so that the actors' classes are imported there."""
     yield
 
 
@@ -88,7 +88,7 @@ async def reader(
 async def readers(
     system: ActorSystem, url: str, intake: Ref[Lines], certificate: Path, key: Path, *, nodes: int
 ) -> AsyncIterator[list[str]]:
-    """Run a reader on each of some nodes; yields their URLs.
+    """Run a reader on each of several nodes; yields their URLs.
 
     Args:
         system: the driver.
@@ -123,7 +123,7 @@ async def readers(
                     try:
                         await start(event.member.name)
                     except LevadaError as error:
-                        # If it was lost once more, it will be up once more.
+                        # If it was lost again, it will start again.
                         logger.warning("no reader on %s: %s", event.member.name, error)
 
         for name in urls:

@@ -1,6 +1,6 @@
 """The report: one HTML file with charts in it, which needs nothing else and runs no scripts.
 
-A chart's shapes are SVG and stretch with the page; its text is HTML beside them and keeps its size, so that it can be read on a telephone too.
+A chart's shapes are SVG and stretch with the page; its text is HTML beside them and keeps its size, so it can be read on a phone, too.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _hour(moment: str) -> str:
 
 
 def _columns(items: Sequence[tuple[str, tuple[float, float, float]]], *legend: str, unit: str = "") -> str:
-    """Draw upright columns of up to three parts each; the legend names the parts, from the bottom."""
+    """Draw vertical columns of up to three parts each; the legend names the parts, from the bottom."""
     if not items:
         return "<p>Nothing yet.</p>"
     step = _tick_step(max(sum(parts) for _, parts in items))
@@ -187,7 +187,7 @@ def _columns(items: Sequence[tuple[str, tuple[float, float, float]]], *legend: s
 
 
 def _tick_step(most: float) -> float:
-    """Give the distance of a scale's ticks: 1, 2 or 5 times a power of ten, with at most five steps up to `most`.
+    """Return the distance between the ticks of a scale: 1, 2 or 5 times a power of ten, with at most five steps up to `most`.
 
     Example:
         >>> [_tick_step(most) for most in (0.4, 3, 136, 1000, 100)]
@@ -200,7 +200,7 @@ def _tick_step(most: float) -> float:
 
 
 def _bars(counts: Mapping[str, int]) -> str:
-    """Draw lying bars."""
+    """Draw horizontal bars."""
     most = max(counts.values(), default=1)
     rows = (
         f'<span>{escape(key)}</span><i class="a" style="width:{100 * count / most:.2f}%"></i><span>{count:,}</span>'

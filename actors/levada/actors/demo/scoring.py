@@ -42,11 +42,11 @@ _REQUEST = re.compile(r'[^"]*"[A-Z]+ ([^ "]+)')
 _DOOR = re.compile(r"/(?:wp-login|wp-admin|admin|administrator|fckeditor|user/register|node/add)", re.IGNORECASE)
 _QUOTE = re.compile(r"""["'<>]|%(?:25)*(?:22|27|3c|3e)""", re.IGNORECASE)
 DOOR, QUOTE = 5, 2
-"""Points: for the way in to a program that is often broken into, and for characters that end a string, however often they are escaped."""
+"""Points for paths of programs that are often attacked, and for characters that end a string, however often they are escaped."""
 
 
 def points_of(line: str) -> int:
-    """Score a line of an access log; 0: its request is as usual, or it is none.
+    """Score a line of an access log; 0: an ordinary request, or no request at all.
 
     Example:
         >>> points_of('1.2.3.4 - - [17/May/2015:10:05:03 +0000] "GET /blog/wp-admin/?q=%2527 HTTP/1.1" 404 1 "-" "x"')
@@ -104,7 +104,7 @@ class Tally(Actor[Scored]):
 
     @handles
     def add(self, m: Scored) -> None:
-        """Add some."""
+        """Add to the counts."""
         self.scored[m.node] += m.lines
 
 

@@ -1,6 +1,6 @@
 """Turn captures of a wire protocol into text, for ``levada explain``; there is one module for each protocol.
 
-Each module has ``add_arguments(parser)`` for its own arguments and ``explain(octets, args)``, which yields a `Line` for each frame in one
+Each module has ``add_arguments(parser)`` for its own arguments and ``explain(data, args)``, which yields a `Line` for each frame in one
 direction of a connection.  It never raises for bad bytes: where it cannot continue, the last line says so.
 """
 

@@ -2,11 +2,11 @@
 
 * A sender is attached at index 0: the message's payload comes back on it.
 * Receivers are attached: they are consumed until they have finished.
-* Both: when all receivers have finished, the number of their messages comes back, too, in decimal ASCII digits.
+* Both: when all receivers have finished, the number of their messages comes back too, as decimal ASCII digits.
 * Then the sender is finished. If a receiver ends otherwise (cancelled, lost) it is cancelled instead.
 
-A oneshot is a sender or a receiver as others are, but takes no number after the payload. Other senders are cancelled, and so is what
-travels in the messages of a receiver. No connection headers are sent. The protocol name is ``aqueduct`` over QUIC and ``qmux-02.aqueduct``
+A oneshot counts as a sender or a receiver, but gets no number after the payload. Other senders are cancelled, and so are handles in the
+messages of a receiver. No connection headers are sent. The protocol name is ``aqueduct`` over QUIC and ``qmux-02.aqueduct``
 over QMux.
 """
 
@@ -67,7 +67,7 @@ async def _consume(receiver: Receiver[Any] | OneshotReceiver[Any], counts: list[
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add nothing: there is nothing to choose."""
+    """Add no arguments: this contract has no options."""
 
 
 def serve(

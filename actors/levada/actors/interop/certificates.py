@@ -1,4 +1,4 @@
-"""A certificate authority for one afternoon: ``levada interop --self-signed`` and the demo show its certificates to their clients."""
+"""A throw-away certificate authority: ``levada interop --self-signed`` and the demo show its certificates to their clients."""
 
 from __future__ import annotations
 

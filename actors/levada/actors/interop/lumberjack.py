@@ -1,7 +1,7 @@
 """The contract of ``levada interop lumberjack``: a reader for versions 1 and 2 on one port.
 
-It acks as the rules of the protocol say, once the sink has taken the events.  With ``--spool DIR`` they are on the disk then, as
-files of JSON lines; without it they are counted and forgotten.  The count of events so far is printed on SIGUSR1 and at the end.
+It acks as the rules of the protocol say, once the sink has taken the events.  With ``--spool DIR`` they are then on disk, as files of JSON
+lines; without it they are counted and dropped.  The count of events so far is printed on SIGUSR1 and at the end.
 With ``--client-ca FILE`` writers must show a certificate.
 """
 
@@ -29,7 +29,7 @@ CARRIERS = ("tcp", "tls")
 
 
 class Sink(Actor[Unit]):
-    """Takes units, into a folder if there is one, and counts the events that are safe."""
+    """Writes units to a folder, if there is one, and counts the events that are safe."""
 
     folder: Path | None
     count: list[int]

@@ -1,8 +1,8 @@
 """The contract of ``levada interop maop``: the clients it lets in, and its handlers.
 
-Let in is the authentication type Bearer with exactly the token of ``--token``; with ``--allow-anonymous`` the type Basic with an empty
-token, too. Without a decision within 5 seconds a client is turned away. The protocol name is ``maop/1`` over QUIC and ``qmux-02.maop-1``
-over QMux.
+A client is let in with the authentication type Bearer and exactly the token of ``--token`` or, with ``--allow-anonymous``, with the type
+Basic and an empty token. Without a decision within 5 seconds a client is turned away. The protocol name is ``maop/1`` over QUIC and
+``qmux-02.maop-1`` over QMux.
 
 ======  ===================  ==================================================================================================
 msg_id  kind                 does
@@ -11,11 +11,11 @@ msg_id  kind                 does
 2       Message              takes the body
 100     Message              takes the body, also one of undefined length
 101     Request              the body comes back as a Success of ``application/octet-stream``; undefined length is refused
-102     Message and Request  always fails by EXECUTION_ERROR
+102     Message and Request  always fails with EXECUTION_ERROR
 103     Request              after 10 seconds a Success of ``application/octet-stream`` with an empty body
 ======  ===================  ==================================================================================================
 
-Bodies have 8 MiB at most. All but Success (0) as kind of Response fails by ID_MISMATCH.
+Bodies have at most 8 MiB. A Response of any kind but Success (0) fails with ID_MISMATCH.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def serve(
 ) -> AbstractAsyncContextManager[Listener]:
     """Serve the contract; arguments as for `levada.actors.interop.rsocket.serve`."""
     authenticate = authenticator(args)
-    # Testers connect from one address, as often as they like, and want no long good-bye.
+    # Testers connect from one address as often as they like, and do not wait for a long drain.
     core = attrs.evolve(
         PeerConfig().core,
         proceed_coalesce=args.proceed_coalesce / 1000,

@@ -4,7 +4,7 @@
   stopped with a code, this side's direction is reset with the same code.
 * A client's unidirectional stream: a unidirectional stream comes back in the same way.
 * A datagram comes back.
-* A client's bidirectional stream whose first byte is ``!``: a command that a line feed ends, of 200 bytes at most.
+* A client's bidirectional stream whose first byte is ``!``: a command of at most 200 bytes, ended by a line feed.
 
 ================== =================================================================================================================
 command            does
@@ -49,7 +49,7 @@ __all__ = ["CARRIERS", "add_arguments", "keep", "pattern", "serve"]
 
 CARRIERS = ("tcp", "unix", "tls", "ws", "wss")
 NAMES: Final = ("qmux-02.interop", "qmux-02")
-"""Protocol names, of TLS and of WebSocket's subprotocol."""
+"""Protocol names for TLS, and for WebSocket as subprotocols."""
 
 _LONGEST: Final = 200  # bytes of a command
 _CHUNK: Final = 65_536  # bytes
@@ -64,7 +64,7 @@ def pattern(start: int, end: int) -> bytes:
 
 
 async def keep(connection: Connection, drop: Callable[[], None]) -> None:
-    """Keep the contract on one connection, until it ends.
+    """Serve the contract on one connection until it ends.
 
     Args:
         connection: a client's.
@@ -83,7 +83,7 @@ async def keep(connection: Connection, drop: Callable[[], None]) -> None:
 async def _datagrams(connection: Connection) -> None:
     with contextlib.suppress(ConnectionClosed, ConnectionLost):
         while True:
-            with contextlib.suppress(DatagramTooLarge):  # the peer takes smaller ones than it sends
+            with contextlib.suppress(DatagramTooLarge):  # the peer accepts only smaller ones than it sends
                 await connection.send_datagram((await connection.receive_datagram()).data)
 
 
@@ -164,7 +164,7 @@ async def _count(stream: Stream) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add nothing: there is nothing to choose."""
+    """Add no arguments: this contract has no options."""
 
 
 @asynccontextmanager
