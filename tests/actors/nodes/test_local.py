@@ -320,7 +320,7 @@ async def test_what_cannot_be_a_node_is_refused_at_the_call() -> None:
             with pytest.raises(ConfigurationError, match=f"n is {n!r}, wanted 1 node or more"):
                 async with local_nodes(system, n, app):  # type: ignore[arg-type]
                     pass
-        for names, text in ((["a/b"], "wanted up to 64 letters"), (["a", "a"], "1 nodes need 1 different names")):
+        for names, text in ((["a/b"], "wanted up to 64 letters"), (["a", "a"], "wanted 1 different names")):
             with pytest.raises(ConfigurationError, match=text):
                 async with local_nodes(system, 1, app, names=names):
                     pass
