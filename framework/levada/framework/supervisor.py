@@ -63,7 +63,7 @@ def _specs(specs: Sequence[ChildSpec]) -> tuple[ChildSpec, ...]:
         raise ConfigurationError(f"a child is {wrong[0]!r}, wanted child(…)")
     names = [spec.name for spec in specs if spec.name is not None]
     if len(names) > len(set(names)):
-        raise ConfigurationError(f"the names of the children are {names!r}, wanted different ones")
+        raise ConfigurationError(f"the children are named {names!r}, wanted different names")
     return tuple(specs)
 
 

@@ -260,7 +260,7 @@ def test_definitions_that_cannot_work_are_refused(tmp_path: Path) -> None:
     refused("one parameter annotated with its class", lambda: adder(apply=applies(lambda self, e: None)))
     refused("make it a @staticmethod", lambda: adder(up=upcasts("a", version=1)(lambda row: row)))
     refused("a version of 1 or more", lambda: upcasts("a", version=0))
-    refused("marks methods", lambda: applies(5))  # type: ignore[type-var]
+    refused("wanted a method", lambda: applies(5))  # type: ignore[type-var]
 
     def twice(self: Any, e: Any) -> None: ...
 

@@ -404,7 +404,7 @@ async def test_an_actor_class_is_gated_if_it_decides(start: Start) -> None:
 
 async def test_what_cannot_be_a_body_or_a_handler_is_refused_at_once(start: Start) -> None:
     async with start({}) as ends:
-        with pytest.raises(ConfigurationError, match="a body is"):
+        with pytest.raises(ConfigurationError, match="the body is"):
             await ends.peer.message(100, "text")
         with pytest.raises(ConfigurationError, match="length"):
             await ends.peer.message(100, b"x", length=1)

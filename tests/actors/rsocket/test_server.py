@@ -422,7 +422,7 @@ async def test_handlers_that_cannot_work() -> None:
             (Twice, "twice"),
             (Odd, "complex"),
             (int, "no actor class"),
-            ("desk", "a handler is"),
+            ("desk", "the handler is"),
         ):
             with pytest.raises(ConfigurationError, match=text):
                 async with serve(system, "rsocket+memory://desk", handler):  # type: ignore[arg-type]

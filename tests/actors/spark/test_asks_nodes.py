@@ -144,7 +144,7 @@ async def test_what_cannot_be_served_is_refused(tmp_path: Path) -> None:
                 pass
     async with ActorSystem("n0") as system:
         ref = system.spawn(Here)
-        with pytest.raises(ConfigurationError, match="has no '/'"):
+        with pytest.raises(ConfigurationError, match="without '/'"):
             async with serve_asks(system, tmp_path / "asks", {"a/b": ref}):
                 pass
         with pytest.raises(ConfigurationError, match="needs both"):

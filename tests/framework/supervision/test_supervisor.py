@@ -107,7 +107,7 @@ async def test_child_ref_finds_the_living(system: ActorSystem) -> None:
 
 
 def test_a_supervisor_checks_its_list() -> None:
-    with pytest.raises(ConfigurationError, match="described by child"):
+    with pytest.raises(ConfigurationError, match="a child is"):
         Supervisor([Worker])  # type: ignore[list-item]
     with pytest.raises(ConfigurationError, match="different names"):
         Supervisor([worker([], "a"), worker([], "a")])

@@ -598,7 +598,7 @@ def test_ma122_the_field_of_the_key() -> None:
     mine = wire.core.send_message(100, key=KEY, now=0.0)
     wire.flush()
     assert wire.body(mine) == [Message(100, 0, key=KEY)]
-    with pytest.raises(LocalProtocolError, match="16 bytes"):
+    with pytest.raises(LocalProtocolError, match="wanted 16"):
         wire.core.send_message(100, key=b"short", now=0.0)
     with pytest.raises(LocalProtocolError, match="takes none"):
         Wire().core.send_message(100, key=KEY, now=0.0)

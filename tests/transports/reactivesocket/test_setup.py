@@ -739,7 +739,7 @@ def test_rx20_extensions(by_hand: Any) -> None:
     server.core.send_extension(0, 7, b"x")
     server.core.send_extension(0, 7, b"x", ignorable=False)
     assert [(frame.stream_id, frame.flags) for frame in server.sent()] == [(7, 0x8000), (7, 0)]
-    with pytest.raises(LocalProtocolError, match="no stream id"):
+    with pytest.raises(LocalProtocolError, match="stream_id is"):
         server.core.send_extension(2, 7, b"x")
 
 
