@@ -36,6 +36,8 @@ WINDOW = 256
 """Commands under way."""
 EVENTS = 10_000
 """Of the entity that is replayed."""
+TIMES = 5
+"""How often that and its base are done; the best counts, because the first time finds everything cold."""
 MOST = 10_000
 """Operations of a base, whatever it is asked for."""
 
@@ -171,11 +173,11 @@ def sync_and_asks(n: int) -> float:
 
 
 def replay(n: int) -> float:
-    """Wake entities of 10,000 events each."""
+    """Wake five entities of 10,000 events, one after the other; the best counts, as of the loop that it is compared with."""
 
     async def main() -> float:
         with tempfile.TemporaryDirectory() as folder:
-            names = [f"box-{number}" for number in range(max(1, n // EVENTS))]
+            names = [f"box-{number}" for number in range(TIMES)]
             count = min(n, EVENTS)
             async with ActorSystem(ask_timeout=600.0) as system:
                 boxes = await shards(system, Box, events=WasPut, journal=folder, shards=1, snapshot_every=1 << 30)
@@ -184,10 +186,12 @@ def replay(n: int) -> float:
             async with ActorSystem(ask_timeout=600.0) as system:
                 boxes = await shards(system, Box, events=WasPut, journal=folder, shards=1, snapshot_every=1 << 30)
                 await boxes["another"].ask(Count())
-                start = time.process_time()
+                best = float("inf")
                 for name in names:
+                    start = time.process_time()
                     assert await boxes[name].ask(Count()) == count
-                return (time.process_time() - start) / count / len(names) * 1e9
+                    best = min(best, time.process_time() - start)
+                return best / count * 1e9
 
     return trio.run(main)
 
@@ -197,7 +201,7 @@ def decode_and_apply(n: int) -> float:
     columns = columns_of(WasPut)
     batch = columns.encode([WasPut(number, 200, b"x" * 200) for number in range(EVENTS)])
     best = float("inf")
-    for _ in range(5):
+    for _ in range(TIMES):
         box = Box()
         start = time.thread_time()
         for event in columns.decode(batch):

@@ -109,6 +109,23 @@ def test_rows_of_an_entity_over_many_segments(tmp_path: Path) -> None:
         check(store)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_rows_that_follow_each_other_are_found_as_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Runs of one entity, of every length around the number of rows that are compared at once, from every offset on."""
+    monkeypatch.setattr(keys_module, "_RUN", 4)
+    lot, names = random.Random(seed), list[str | None]()
+    while len(names) < 60:
+        names += [lot.choice(["anna", "ben", None])] * lot.choice([1, 2, 3, 4, 5, 6, 8, 9, 13])
+    with open_store(tmp_path, JournalConfig(keyed=KEYED)) as store:
+        store.append([(0, batch(*(Event(name, None, n) for n, name in enumerate(names))))])
+        for entity in ("anna", "ben"):
+            for start in range(len(names) + 1):
+                own = [(n, n) for n, name in enumerate(names) if name == entity and n >= start]
+                assert found(store, entity, start) == own
+
+
 def test_an_entity_is_in_the_partition_of_its_name(tmp_path: Path) -> None:
     with open_store(tmp_path, JournalConfig(keyed=KEYED, partitions=4)) as store:
         number = partition_of("anna", 4)

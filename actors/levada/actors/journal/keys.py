@@ -54,6 +54,7 @@ _HEAD = struct.Struct("<8sII16sQQ8sII")
 _CRC = struct.Struct("<I4x")
 _TABLES = _HEAD.size + _CRC.size
 _BLOCKS = 4 << 20
+_RUN = 256
 OPEN_INDEXES = 64
 """Index files of a partition that stay mapped, those used last."""
 pc: Any = pyarrow.compute  # its functions are made when it is imported, so type checkers see none
@@ -392,10 +393,14 @@ class _Growing:
         # A loop of its own: a generator takes three times as long, a third of reading an entity of 10,000 rows.
         found: list[int] = []
         place, previous, before = self._entities.get(key, 0), self._previous, origin - 1
-        oldest = max(0, start - origin)
+        oldest, run = max(0, start - origin), array("Q", [key]) * _RUN
         while place > oldest:
             found.append(before + place)
-            place = previous[place - 1]
+            last, place = place, previous[place - 1]
+            # Rows that follow each other are compared at once, in a third of the time.
+            while place == last - 1 and place - _RUN >= oldest and self._hashes[place - _RUN : place] == run:
+                found.extend(range(before + place, before + place - _RUN, -1))
+                last, place = place - _RUN + 1, previous[place - _RUN]
         found.reverse()
         return found
 
