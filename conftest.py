@@ -30,7 +30,7 @@ PROFILES = ("fast", "ci", "release", "soak")
 LIMITS = {"release": 1200.0, "soak": 7200.0}
 """Seconds for one test with that mark, where the normal limit would cut it short."""
 
-VIRTUAL = 600.0
+VIRTUAL = 300.0
 """Seconds for one test in virtual time. Its result does not depend on how much of the machine it gets, so only a real hang may end it:
 second-long tests of whole networks took more than the normal limit beside a busy build."""
 

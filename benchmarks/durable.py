@@ -25,10 +25,12 @@ import trio
 
 from levada.actors.durable import Durable, Shards, applies, shards
 from levada.actors.journal import Append, Journal, columns_of
-from levada.framework import Actor, ActorSystem, Asks, bounded, handles, message
+from levada.actors.nodes import local_nodes
+from levada.framework import ActorSystem, Asks, bounded, handles, message
 
 from ._levada import clock
 from ._measure import Contender, Measure, Progress, Report, Workload, measure
+from ._nodes_app import Echo, Ping, app
 
 __all__ = ["WORKLOADS", "run"]
 
@@ -79,12 +81,6 @@ class Box(Durable[Put | Count]):
         self.octets += e.size
 
 
-class Echo(Actor[Count]):
-    @handles
-    def count(self, _: Count) -> int:
-        return 1
-
-
 async def under_way(
     count: int,
     one: Callable[[int], Awaitable[object]],
@@ -105,13 +101,13 @@ async def under_way(
     return (clock() - start) / count * 1e9
 
 
-def in_boxes(work: Callable[[Shards[Any], int], Awaitable[float]], count: int) -> Measure:
-    """Make a measure of an async function that gets new boxes, of so many shards."""
+def in_boxes(work: Callable[[Shards[Any], int], Awaitable[float]], count: int, *, keeper: bool = False) -> Measure:
+    """Make a measure of an async function that gets new boxes, of so many shards, whose journal is here or in a keeper."""
 
     async def main(n: int) -> float:
         with tempfile.TemporaryDirectory() as folder:
             async with ActorSystem(ask_timeout=600.0) as system:
-                boxes = await shards(system, Box, events=WasPut, journal=folder, shards=count)
+                boxes = await shards(system, Box, events=WasPut, journal=folder, shards=count, keeper=keeper)
                 for number in range(count):
                     await boxes[f"box-{number}"].ask(Count())
                 return await work(boxes, n)
@@ -130,6 +126,14 @@ async def commands_with_ids(boxes: Shards[Any], n: int) -> float:
         await boxes[f"box-{number}"].ask(Count())
     return await under_way(
         n, lambda number: boxes[f"box-{number % WINDOW}"].ask(Put(number, b"x" * 200), command=f"put-{number}")
+    )
+
+
+async def commands_in_seconds(boxes: Shards[Any], n: int) -> float:
+    for number in range(WINDOW):
+        await boxes[f"box-{number}"].ask(Count())
+    return await under_way(
+        n, lambda number: boxes[f"box-{number % WINDOW}"].ask(Put(number, b"x" * 200)), clock=time.perf_counter
     )
 
 
@@ -154,19 +158,20 @@ def appends(n: int) -> float:
 
 
 def sync_and_asks(n: int) -> float:
-    """Write 220 bytes, sync them, and ask an actor twice."""
+    """Write 220 bytes, sync them, ask an actor of this process, and one of another process."""
     count = min(n, 500)
 
     async def main() -> float:
-        async with ActorSystem() as system:
-            echo = system.spawn(Echo)
+        async with ActorSystem() as system, local_nodes(system, 1, app) as nodes:
+            near, far = system.spawn(Echo), await nodes.spawn(Echo, on=0)
+            await far.ask(Ping(0))
             with tempfile.NamedTemporaryFile() as file:
                 start = clock()
                 for _ in range(count):
                     os.write(file.fileno(), b"x" * 220)
                     os.fdatasync(file.fileno())
-                    await echo.ask(Count())
-                    await echo.ask(Count())
+                    await near.ask(Ping(0))
+                    await far.ask(Ping(0))
                 return (clock() - start) / count * 1e9
 
     return trio.run(main)
@@ -254,13 +259,22 @@ WORKLOADS = (
         base=appends,
         base_name="append of a row",
     ),
+    Workload(key="seconds", title="command, 256 under way, one shard", n=20_000, base=None),
+    Workload(key="seconds_kept", title="command, 256 under way, one shard, keeper", n=20_000, base=None),
+    Workload(
+        key="alone_kept",
+        title="command, one at a time, keeper",
+        n=500,
+        base=sync_and_asks,
+        base_name="fdatasync and two asks",
+        budget=1.5,
+    ),
     Workload(
         key="alone",
         title="command, one at a time",
         n=500,
         base=sync_and_asks,
         base_name="fdatasync and two asks",
-        budget=1.5,
     ),
     Workload(
         key="replay",
@@ -291,6 +305,9 @@ CONTENDER = Contender(
         "commands": in_boxes(commands, 1),
         "sixteen": in_boxes(commands, 16),
         "ids": in_boxes(commands_with_ids, 1),
+        "seconds": in_boxes(commands_in_seconds, 1),
+        "seconds_kept": in_boxes(commands_in_seconds, 1, keeper=True),
+        "alone_kept": in_boxes(commands_alone, 1, keeper=True),
         "alone": in_boxes(commands_alone, 1),
         "replay": replay,
         "live": partial(memory, live=True),
