@@ -173,13 +173,14 @@ async def test_what_happens_is_told_without_the_texts(autojump_clock: MockClock)
         clerk.tell(Work())
         await wait_all_tasks_blocked()
         answer = await viewer.look(View())
-        told = [(each["number"], each["what"], each["actor"], each["message"], each["why"]) for each in answer["news"]]
-        assert told == [
-            (1, "failure", "/clerk", "Fail", "ValueError"),
-            (2, "dead letter", "/clerk", "Work", "stopped"),
+        news = [each for each in answer["news"] if each["what"] != "slow turn"]  # which a busy machine adds
+        assert [(each["what"], each["actor"], each["message"], each["why"]) for each in news] == [
+            ("failure", "/clerk", "Fail", "ValueError"),
+            ("dead letter", "/clerk", "Work", "stopped"),
         ]
+        assert [each["number"] for each in answer["news"]] == list(range(1, answer["last"] + 1))
         assert "password" not in repr(answer)
-        assert (answer["last"], (await viewer.look(View(after=2)))["news"]) == (2, [])
+        assert (await viewer.look(View(after=answer["last"])))["news"] == []
 
 
 @pytest.mark.handler_fails

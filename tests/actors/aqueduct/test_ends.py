@@ -369,7 +369,7 @@ async def test_mistakes_are_told(autojump_clock: MockClock) -> None:
         with pytest.raises(ConfigurationError, match="an actor class, a Ref or an async function"):
             async with serve(system, "aqueduct+memory://desk", 7, Any):  # type: ignore[arg-type]
                 pass
-        with pytest.raises(ConfigurationError, match="takes a MemoryConfig"):
+        with pytest.raises(ConfigurationError, match="wanted a MemoryConfig"):
             async with connect(system, "aqueduct+memory://desk", Parcel, config=PeerConfig(carrier="fast")):
                 pass
     gc.collect()

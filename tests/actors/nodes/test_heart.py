@@ -25,7 +25,7 @@ def test_a_heart_gives_up_a_driver_that_is_silent() -> None:
     lost: queue.Queue[str] = queue.Queue()
     with ours:
         heart = Heart(theirs, lost.put)
-        heart.settle(beat=0.01, silence=0.1)
+        heart.settle(beat=0.01, silence=1.0)  # a second in which this process certainly runs
         ours.send(b"\0")  # wakes it
         assert lost.get(timeout=50).startswith("nothing was heard from the driver for ")
         assert not heart.is_alone

@@ -251,7 +251,7 @@ async def test_wrong_answers_and_wrong_questions() -> None:
         assert await peer.request_response(b"nothing") == Payload(b"", None)
         async with await peer.request_stream(b"nothing") as receiver:
             assert [payload async for payload in receiver] == []
-        with pytest.raises(TypeError, match="got str"):
+        with pytest.raises(TypeError, match="the value is str, wanted bytes"):
             await peer.request_response("text")
         with pytest.raises(LocalProtocolError):
             await peer.request_subscription(b"")
@@ -455,7 +455,7 @@ async def test_a_payload_that_cannot_be_sent_ends_its_channel(caplog: pytest.Log
         await wait_all_tasks_blocked()
         assert listener.peers[0].statistics().open_streams == 0
         sender.cancel()
-    assert "got str" in caplog.text
+    assert "the value is str, wanted bytes" in caplog.text
 
 
 class Failing:

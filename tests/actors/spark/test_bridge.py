@@ -451,7 +451,7 @@ def test_addresses_that_cannot_be_used_say_why(actors: Actors, tmp_path: Path, m
         connection("  ")
     with pytest.raises(ConfigurationError, match="tokenFile is missing"):
         connection("tls://localhost:1")
-    with pytest.raises(ConfigurationError, match="not 'http://x'"):
+    with pytest.raises(ConfigurationError, match="is 'http://x', wanted unix:///path"):
         connection("http://x", token)
     with pytest.raises(ConnectionLost, match="no bridge answers"):
         connection(f"unix://{tmp_path}/nobody.socket", token)
@@ -500,7 +500,7 @@ async def test_tls_needs_both_a_url_and_certificates(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="needs both"):
             async with serve_bridge(system, tmp_path / "b", url="tls://127.0.0.1:0"):
                 pass
-        with pytest.raises(ConfigurationError, match="not 'tcp"):
+        with pytest.raises(ConfigurationError, match="is 'tcp://a:0', wanted tls"):
             async with serve_bridge(system, tmp_path / "b", url="tcp://a:0", config=BridgeConfig(tls=TlsConfig())):
                 pass
 
