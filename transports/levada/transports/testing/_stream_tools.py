@@ -164,9 +164,9 @@ async def fill(traits: CarrierTraits, x: Channel, *, first: int = 0) -> int:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(send)
-        before = -1
-        while before != sent:  # on a busy machine one moment may end in the midst of it
-            before = sent
+        before, still = -1, 0
+        while still < 3:  # on a busy machine a quiet moment may be one in the midst of it
+            before, still = sent, still + 1 if before == sent else 0
             await traits.settle()
         assert sent * BLOCK <= traits.buffered, f"{sent * BLOCK} bytes were taken although no task receives"
         nursery.cancel_scope.cancel()

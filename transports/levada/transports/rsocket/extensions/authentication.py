@@ -6,6 +6,7 @@ compare secrets with `hmac.compare_digest`.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import ClassVar, Self
 
 import attrs
@@ -30,15 +31,9 @@ class Authentication:
     MIME_TYPE: ClassVar[str] = "message/x.rsocket.authentication.v0"
     """What this kind of metadata is called in composite metadata."""
 
+    @abstractmethod
     def encode(self) -> bytes:
         """Return the bytes."""
-        if isinstance(self, SimpleAuthentication):
-            username = self.username.encode()
-            return b"\x80" + len(username).to_bytes(2, "big") + username + self.password.encode()
-        if isinstance(self, BearerAuthentication):
-            return b"\x81" + self.token.encode()
-        assert isinstance(self, OtherAuthentication), "there are three classes"
-        return encode_name(self.type, _IDS) + self.credentials
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
@@ -91,6 +86,11 @@ class SimpleAuthentication(Authentication):
         if len(self.username.encode()) > _MAX_USERNAME:
             raise ValueError(f"a username of {len(self.username.encode())} bytes, at most {_MAX_USERNAME}")
 
+    def encode(self) -> bytes:
+        """Return the bytes."""
+        username = self.username.encode()
+        return b"\x80" + len(username).to_bytes(2, "big") + username + self.password.encode()
+
 
 @attrs.frozen
 class BearerAuthentication(Authentication):
@@ -98,6 +98,10 @@ class BearerAuthentication(Authentication):
 
     token: str = attrs.field(validator=_check_text, repr=False)
     """Not shown by ``repr``."""
+
+    def encode(self) -> bytes:
+        """Return the bytes."""
+        return b"\x81" + self.token.encode()
 
 
 @attrs.frozen
@@ -115,3 +119,7 @@ class OtherAuthentication(Authentication):
             raise ValueError(f"authentication type {self.type!r} has a class of its own")
         if not isinstance(self.credentials, bytes):
             raise TypeError(f"credentials is {type(self.credentials).__name__}, wanted bytes")
+
+    def encode(self) -> bytes:
+        """Return the bytes."""
+        return encode_name(self.type, _IDS) + self.credentials
