@@ -30,9 +30,11 @@ PROFILES = ("fast", "ci", "release", "soak")
 LIMITS = {"release": 1200.0, "soak": 7200.0}
 """Seconds for one test with that mark, where the normal limit would cut it short."""
 
-VIRTUAL = 300.0
-"""Seconds for one test in virtual time. Its result does not depend on how much of the machine it gets, so only a real hang may end it:
-second-long tests of whole networks took more than the normal limit beside a busy build."""
+VIRTUAL = 120.0
+"""Seconds for one test in virtual time: whole networks took more than the normal limit beside a busy build."""
+
+PATIENCE = 5.0
+"""How much slower than two quiet cores a machine may be: each time limit counts that often. Only a real hang may end a test."""
 
 SPARK = "tests/actors/spark/"
 """Tests of this folder run in one process, which starts Spark once."""
@@ -173,9 +175,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         marker = item.get_closest_marker("timeout")
         longest[item.path] = max(longest.get(item.path, 0.0), float(marker.args[0]) if marker else 0.0)
     items.sort(key=lambda item: (-longest[item.path], not item.nodeid.startswith(LONG)))
+    usual = float(config.getini("timeout"))
     for item in items:
-        if "autojump_clock" in getattr(item, "fixturenames", ()) and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(VIRTUAL))
+        marker = item.get_closest_marker("timeout")
+        virtual = "autojump_clock" in getattr(item, "fixturenames", ())
+        limit = float(marker.args[0]) if marker else VIRTUAL if virtual else usual
+        item.add_marker(pytest.mark.timeout(limit * PATIENCE), append=False)
 
 
 def pytest_collection_finish() -> None:
