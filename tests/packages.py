@@ -40,6 +40,6 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=250,
         check=False,
     )

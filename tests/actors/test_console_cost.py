@@ -99,7 +99,7 @@ async def attack(path: str, worst: Callable[[trio.SocketStream], Awaitable[None]
             except trio.BrokenResourceError:
                 pass  # it has been cut off
 
-    async with connect_console(path, timeout=60.0) as console, trio.open_nursery() as looking:
+    async with connect_console(path, timeout=300.0) as console, trio.open_nursery() as looking:
         await console.snapshot(limit=1)
         looked = trio.Event()
 

@@ -51,7 +51,7 @@ class Trial(ActorSystem):
     """Ends the first actor of one class in the moment when it is spawned, or has its `started` fail half-way."""
 
     def __init__(self, kind: type[Any] | None = None, way: str = "") -> None:
-        super().__init__("trial", shutdown_timeout=20.0, ask_timeout=30.0, stop_timeout=1.0)
+        super().__init__("trial", shutdown_timeout=100.0, ask_timeout=150.0, stop_timeout=1.0)
         self.kind = kind
         self.way = way
         self.kinds: dict[type[Any], None] = {}
@@ -166,7 +166,7 @@ EXPECTED = {
 async def end_one(scenario: Scenario, kind: type[Any] | None, way: str, folder: Path) -> Trial:
     """Run a scenario until the actor has been spawned and everything waits again; without a `kind`, to its end."""
     system = Trial(kind, way)
-    with trio.fail_after(30), system.scope:
+    with trio.fail_after(150), system.scope:
         try:
             async with system, trio.open_nursery() as nursery:
                 nursery.start_soon(scenario, system, folder)

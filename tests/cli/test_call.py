@@ -36,7 +36,7 @@ class Endpoint:
 
     def end(self) -> tuple[int, str]:
         """End it by closing its standard input; gives the exit code and what it said on stderr."""
-        _, said = self.process.communicate(timeout=50)
+        _, said = self.process.communicate(timeout=250)
         return self.process.returncode, said
 
 
@@ -168,7 +168,7 @@ def test_ctrl_c_cancels_the_request(url: str) -> None:
     process.stdin.flush()
     assert process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGINT)
-    assert process.wait(50) == 130
+    assert process.wait(250) == 130
     assert process.communicate() == ("", "levada: interrupted\n")
 
 
@@ -201,7 +201,7 @@ def test_every_carrier_of_both_dialects(
 def test_interop_ends_by_signals(number: signal.Signals) -> None:
     endpoint = Endpoint("rsocket")
     endpoint.process.send_signal(number)
-    endpoint.process.wait(50)  # it does not wait for the end of standard input
+    endpoint.process.wait(250)  # it does not wait for the end of standard input
     assert endpoint.end() == (0, "")
 
 

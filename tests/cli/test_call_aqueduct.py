@@ -122,7 +122,7 @@ def _served(handler: Callable[..., Any], made: SelfSigned, message_type: Any, ho
 
     thread = threading.Thread(target=trio.run, args=(main,))
     thread.start()
-    assert ready.wait(50)
+    assert ready.wait(250)
     yield urls[0]
     token, scope = stop[0]
     token.run_sync_soon(scope.cancel)
@@ -173,7 +173,7 @@ def test_a_message_by_tag_and_fields(url: str, call: Call, desk: Desk) -> None:
     assert call(url, *get, "--reply") == (0, 'tests.call.Price ["EURUSD", 1.5]\n', "")
     assert call(url, *get, "--json") == (0, '{"message": "tests.call.Price", "fields": ["EURUSD", 1.5]}\n', "")
     assert call(url, "--tag", "tests.call.Note", "--data", '["see"]', "--fnf") == (0, "", "")
-    assert desk.noted.wait(50)  # it was taken; the handler has a turn of its own
+    assert desk.noted.wait(250)  # it was taken; the handler has a turn of its own
     assert desk.notes == ["see"]
 
 

@@ -48,7 +48,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
         word, host, port, carrier = server.stdout.readline().split()
         assert (word, carrier) == ("LISTENING", "quic")
         yield Endpoint(f"maop://{host}:{port}", folder / "ca.pem", token)
-        server.communicate(timeout=50)
+        server.communicate(timeout=250)
         assert server.returncode == 0
 
 

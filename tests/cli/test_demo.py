@@ -96,7 +96,7 @@ def test_a_log_of_ones_own(tmp_path: Path) -> None:
     """One log, of events of several lines: shipped, counted by Spark, delivered; as JSON and as a report. And all that without QUIC."""
     (log,) = (path for path in unpack(tmp_path / "logs", 600) if "kafka" in path.name)
     with started(tmp_path, "--json", "--batch-rows", "300", "--input", str(log), quic=False) as process:
-        out, err = process.communicate(timeout=380)
+        out, err = process.communicate(timeout=1900)
     assert process.returncode == 0, err
     assert err.endswith("levada: no QUIC, so Aqueduct stays within this process: pip install 'levada[quic]'\n")
     result = json.loads(out)
@@ -118,7 +118,7 @@ def test_a_log_of_ones_own(tmp_path: Path) -> None:
 def test_all_of_it(tmp_path: Path) -> None:
     """The logs that belong to it come out as they are known, and the damaged line is told about."""
     with started(tmp_path, "--keep", "kept") as process:
-        out, err = process.communicate(timeout=1700)
+        out, err = process.communicate(timeout=8500)
     assert process.returncode == 0, err
     same, verified = out.splitlines()[-2:]
     assert verified == f"verified: {VERIFIED}"
@@ -143,7 +143,7 @@ def test_ctrl_c_leaves_nothing_running(tmp_path: Path, moment: str) -> None:
         wait_for(process, moment)
         family = descendants(process.pid)
         os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
         assert (process.returncode, out) == (130, "")
         assert "Traceback" not in err
         assert running(family, process.pid) == []
@@ -155,10 +155,10 @@ def test_watching_prints_an_address_that_answers(tmp_path: Path) -> None:
     with started(tmp_path, "--watch") as process:
         said = wait_for(process, "watch it in the browser: ")
         url = said.partition("browser: ")[2].partition("#token=")[0]
-        with urllib.request.urlopen(url, timeout=60) as page:
+        with urllib.request.urlopen(url, timeout=300) as page:
             assert b'<script type="module"' in page.read()
         os.killpg(process.pid, signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
         assert process.returncode == 130
 
 
@@ -179,7 +179,7 @@ def test_serving_takes_more_and_gives_all(tmp_path: Path) -> None:
         for arguments in ([*ship[:-1], "more.log", "--once"], [*call, *until], [*follow, *until, "--json"]):
             command = [sys.executable, "-m", "levada.actors", *arguments]
             done = subprocess.run(
-                command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=320
+                command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=1600
             )
             said.append([json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")])
         rows: list[dict[str, Any]] = said[1]
@@ -188,7 +188,7 @@ def test_serving_takes_more_and_gives_all(tmp_path: Path) -> None:
         assert template | {"count": 2} in rows[3:]
         assert said[2] == [{"message": "levada.demo.Count", "fields": [*row.values()]} for row in rows]
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=300)
         assert (process.returncode, err) == (0, "")
     assert report.stat().st_mtime_ns > written  # once more at the end
 
@@ -203,7 +203,7 @@ def test_the_example(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=1100,
+        timeout=5500,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1] == "verified: all counts match the known facts about this log"

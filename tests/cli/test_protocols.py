@@ -114,7 +114,7 @@ def test_serve_and_call(folder: Path) -> None:
             assert said(folder, "call", url, "--data", "hello") == (0, "HELLO\n", "")
             assert said(folder, "call", url, "--data", "refuse") == (1, "", "levada: no\n")
             server.terminate()
-            assert server.communicate(timeout=50) == ("", "")
+            assert server.communicate(timeout=250) == ("", "")
             assert server.returncode == 0
         finally:
             server.kill()
@@ -135,7 +135,7 @@ def test_interop(folder: Path) -> None:
             _, host, port, carrier = server.stdout.readline().split()
             assert carrier == "tcp"
             assert said(folder, "call", f"echo://{host}:{port}", "--data", "a") == (0, "again: a\n", "")
-            server.communicate(timeout=50)
+            server.communicate(timeout=250)
             assert server.returncode == 0
         finally:
             server.kill()
@@ -216,7 +216,7 @@ def test_the_core_of_the_registry_needs_no_extra() -> None:
         "import sys; from levada.actors.protocols import of_url; of_url('maop://x'); "
         "sys.exit(any(name.startswith(('levada.actors.maop', 'levada.transports.maop', 'aioquic')) for name in sys.modules))"
     )
-    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=50).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=250).returncode == 0
 
 
 def test_completion_knows_the_protocols(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,7 @@ def running(folder: Path, *arguments: str) -> Iterator[str]:
         try:
             yield server.stdout.readline().strip()
             server.terminate()
-            server.communicate(timeout=50)
+            server.communicate(timeout=250)
             assert server.returncode in (0, 130)
         finally:
             server.kill()

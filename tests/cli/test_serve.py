@@ -65,7 +65,7 @@ class Server:
         return self.process.stderr.readline()
 
     def ends(self) -> tuple[int, str]:
-        _, said = self.process.communicate(timeout=50)
+        _, said = self.process.communicate(timeout=250)
         return self.process.returncode, said
 
 
@@ -83,7 +83,7 @@ def serving(folder: Path, *arguments: str) -> Iterator[Server]:
 
 def health(url: str) -> tuple[int, dict[str, Any]]:
     try:
-        with urllib.request.urlopen(url, timeout=50) as answer:
+        with urllib.request.urlopen(url, timeout=250) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         with error:
@@ -149,7 +149,7 @@ def test_prometheus_scrapes_the_health_port(tmp_path: Path, called: Called) -> N
         for _ in range(2):
             assert called(url, "--data", "x") == (0, "x\n")
         request = urllib.request.Request(f"{probe}metrics", headers={"Accept": "application/openmetrics-text"})
-        with urllib.request.urlopen(request, timeout=50) as answer:
+        with urllib.request.urlopen(request, timeout=250) as answer:
             assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
             found = read(answer.read().decode())
         assert found["levada_connections_opened_total", "rsocket", "server"] == 2
@@ -294,7 +294,7 @@ def test_writers_show_certificates(tmp_path: Path) -> None:
         url = server.told("SERVING ")
         (tmp_path / "log").write_text("one\n")
         ship = [*LEVADA, "ship", "--to", url, "--ca", str(made.ca), *own, "--once", str(tmp_path / "log")]
-        subprocess.run(ship, env=ENVIRONMENT, cwd=tmp_path, check=True, timeout=50)
+        subprocess.run(ship, env=ENVIRONMENT, cwd=tmp_path, check=True, timeout=250)
         assert server.line() == "CN=localhost"
 
 
@@ -327,7 +327,7 @@ def test_what_is_under_way_has_time_and_is_cut_off_by_a_second_signal(tmp_path: 
             assert (state, health(probe)[0]) == ("draining", 503)
             server.signal(signal.SIGTERM)
             assert server.ends() == (1, "levada: open work was cut off (--drain-timeout 100)\n")
-            client.communicate(timeout=50)
+            client.communicate(timeout=250)
             assert client.returncode in (1, 2)
 
 
@@ -343,7 +343,7 @@ def test_a_drain_ends_with_what_was_under_way(tmp_path: Path, number: signal.Sig
             assert server.line() == "asked"
             server.signal(number)
             client.send_signal(signal.SIGINT)  # it cancels its request
-            assert client.wait(50) == 130
+            assert client.wait(250) == 130
         code, said = server.ends()
         assert (code, said) == ((0, "") if number == signal.SIGTERM else (130, "levada: interrupted\n"))
 
@@ -359,7 +359,7 @@ def test_time_is_up(tmp_path: Path) -> None:
             assert server.line() == "asked"
             server.signal(signal.SIGTERM)
             assert server.ends() == (1, "levada: open work was cut off (--drain-timeout 0.05)\n")
-            client.communicate(timeout=50)
+            client.communicate(timeout=250)
 
 
 APPS = """

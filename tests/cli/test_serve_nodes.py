@@ -100,7 +100,7 @@ def peers_of_both(url: str) -> dict[int, list[BlockingPeer]]:
 
 
 def ask(peer: BlockingPeer) -> int:
-    return int(peer.request_response(b"", timeout=20).data)
+    return int(peer.request_response(b"", timeout=100).data)
 
 
 def close(peers: dict[int, list[BlockingPeer]]) -> None:
@@ -143,7 +143,7 @@ def test_a_killed_node_takes_its_own_clients_with_it_and_is_replaced(
     assert nodes.keys() == {"n0", "n1"}
     assert facts["actors"] == sum(node["actors"] for node in nodes.values()) > 0
     peers = peers_of_both(url)
-    with urllib.request.urlopen(f"{probe}metrics", timeout=50) as answer:
+    with urllib.request.urlopen(f"{probe}metrics", timeout=250) as answer:
         text = answer.read().decode()
     for node in ("n0", "n1"):  # one scrape tells of all of them
         assert f'levada_node_up{{node="{node}"}} 1.0' in text
@@ -367,7 +367,7 @@ async def test_one_node_serves_quic_and_another_one_after_it(start: Start, folde
         first = await pid(system)
         assert {await pid(system) for _ in range(4)} == {first}
         os.kill(first, signal.SIGKILL)
-        with trio.fail_after(50):
+        with trio.fail_after(250):
             while (second := await pid(system)) == first:
                 pass
         assert {await pid(system) for _ in range(4)} == {second}

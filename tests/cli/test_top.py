@@ -83,7 +83,7 @@ async def test_q_quits_and_the_terminal_is_as_before(console: str) -> None:
             env=environment | {"TERM": "xterm", "COLUMNS": "120", "LINES": "20"},
         )
         shown = b""
-        with trio.fail_after(50):
+        with trio.fail_after(250):
             while b"shelf" not in shown:
                 await trio.lowlevel.wait_readable(here)
                 shown += os.read(here, 65536)

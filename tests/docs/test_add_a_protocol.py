@@ -161,8 +161,8 @@ def test_serve_and_call_and_drain(folder: Path) -> None:
             assert (code, error[:8]) == (2, "levada: ")
             server.stdin.write("\n")
             server.stdin.flush()
-            assert client.communicate(timeout=50) == ("SLOW\n", "")
-        assert server.communicate(timeout=50) == ("", "")
+            assert client.communicate(timeout=250) == ("SLOW\n", "")
+        assert server.communicate(timeout=250) == ("", "")
         assert server.returncode == 0
 
 
@@ -204,5 +204,5 @@ def test_top(folder: Path) -> None:
         assert {"ToyListener", "Connection"} <= {row["kind"] for row in json.loads(out)["actors"]}
         server.stdin.write("\n")
         server.stdin.flush()
-        out_of_client, _ = client.communicate(timeout=50)
+        out_of_client, _ = client.communicate(timeout=250)
         assert out_of_client == b"SLOW\n"

@@ -14,7 +14,7 @@ TOOL = ROOT / "tests" / "docs" / "conformance.py"
 
 def run(*arguments: str) -> tuple[str, int]:
     command = [sys.executable, str(TOOL), *arguments]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=50, check=False)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=250, check=False)
     assert done.stderr == ""
     return done.stdout, done.returncode
 

@@ -66,7 +66,7 @@ def test_the_notebook_runs_in_a_kernel_of_jupyter(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=50,
+        timeout=250,
     )
     assert done.returncode == 0, done.stderr
     cells = json.loads((tmp_path / "done.ipynb").read_text("utf-8"))["cells"]

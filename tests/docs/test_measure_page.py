@@ -134,7 +134,7 @@ async def test_a_busy_system_yields_the_table(tmp_path: Path) -> None:
     async def ask() -> list[NodeFigures]:
         return [NodeFigures("n0", "up", 1, None)]
 
-    async with ActorSystem(ask_timeout=60.0) as system, AsyncExitStack() as stack:
+    async with ActorSystem(ask_timeout=300.0) as system, AsyncExitStack() as stack:
         serving = stack.enter_async_context
         await serving(rsocket.serve(system, "rsocket+memory://rsocket-measured", answer))
         peer = await serving(rsocket.connect(system, "rsocket+memory://rsocket-measured"))

@@ -39,6 +39,6 @@ def test_a_program_prints_what_its_page_says(program: str, output: str, tmp_path
     path = tmp_path / "program.py"
     path.write_text(program, "utf-8")
     done = subprocess.run(
-        [sys.executable, str(path)], cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False
+        [sys.executable, str(path)], cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False
     )
     assert (done.stdout, done.returncode) == (output, 0), done.stderr

@@ -40,7 +40,7 @@ def test_every_step_shows_its_output() -> None:
 @pytest.mark.parametrize(("path", "output"), OUTPUTS)
 def test_a_program_prints_what_the_tutorial_says(path: str, output: str) -> None:
     command = [sys.executable, "-W", "error", str(ROOT / path)]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, encoding="utf-8", check=False, timeout=50)
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, encoding="utf-8", check=False, timeout=250)
     assert (done.stdout, done.stderr, done.returncode) == (output, "", 0)
 
 
@@ -61,7 +61,7 @@ async def test_a_follower_of_a_station_that_crashes_gets_an_error_that_says_so()
 def test_the_tests_of_the_fifth_step_pass() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "examples/tutorial"]
     done = subprocess.run(
-        command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, encoding="utf-8", check=False, timeout=50
+        command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, encoding="utf-8", check=False, timeout=250
     )
     assert "3 passed" in done.stdout, done.stdout + done.stderr
     assert done.returncode == 0

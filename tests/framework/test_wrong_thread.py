@@ -183,7 +183,7 @@ async def test_a_blocking_handler_that_tells_gets_the_error_and_can_do_it_right(
     hands.tell(Item(3))
     hands.stop()
     await hands.terminated()
-    with trio.fail_after(30):
+    with trio.fail_after(150):
         while await sink.ask(Total()) != 3:
             await trio.lowlevel.checkpoint()
     assert [str(error) for error in errors] == ["tell to /sink from a foreign thread or trio run; use ref.from_thread"]

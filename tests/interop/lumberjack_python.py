@@ -20,7 +20,7 @@ def pylogbeat(port: int, ca: str | None, events: list[Event]) -> None:
     """Version 2, always packed; numbers run on over windows and the last one must be acked."""
     from pylogbeat import PyLogBeatClient
 
-    with PyLogBeatClient("127.0.0.1", port, timeout=20, ssl_enable=ca is not None, ca_certs=ca) as client:
+    with PyLogBeatClient("127.0.0.1", port, timeout=100, ssl_enable=ca is not None, ca_certs=ca) as client:
         for at in range(0, len(events), 100):
             client.send(events[at : at + 100])
 

@@ -42,7 +42,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
         word, host, port, carrier = server.stdout.readline().split()
         assert (word, host, carrier) == ("LISTENING", "127.0.0.1", "quic")
         yield Endpoint(f"quic://{host}:{port}", QuicConfig(alpn=("aqueduct",), ca=folder / "ca.pem"))
-        _, said = server.communicate(timeout=50)
+        _, said = server.communicate(timeout=250)
         assert server.returncode == 0
         assert [line for line in said.splitlines() if "No common ALPN protocols" not in line] == []
 
@@ -85,7 +85,7 @@ class Peer:
 
     async def gets(self, stream_id: int, wanted: str) -> None:
         """Wait until so much has come on a stream; it has to be just that."""
-        with trio.fail_after(50):
+        with trio.fail_after(250):
             while len(self._came.get(stream_id, "")) < len(wanted):
                 await self._more.wait()
         assert self._came[stream_id] == wanted, f"stream {stream_id}"
@@ -226,7 +226,7 @@ async def test_a_megabyte(endpoint: Endpoint) -> None:
 async def test_a_broken_rule_closes_the_connection_with_code_1(endpoint: Endpoint, octets: str, rule: str) -> None:
     async with connected(endpoint) as peer:
         await peer.opens(octets)
-        with trio.fail_after(50):
+        with trio.fail_after(250):
             reason = await peer.connection.wait_closed()
         assert (reason.code, reason.by_peer) == (1, True)
         assert rule in reason.text

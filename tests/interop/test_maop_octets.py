@@ -90,7 +90,7 @@ def serving(folder: Path) -> Iterator[tuple[Endpoint, subprocess.Popen[str]]]:
         word, host, port, carrier = server.stdout.readline().split()
         assert (word, host, carrier) == ("LISTENING", "127.0.0.1", "quic")
         yield Endpoint(f"quic://{host}:{port}", QuicConfig(alpn=("maop/1",), ca=folder / "ca.pem")), server
-        server.communicate(timeout=50)
+        server.communicate(timeout=250)
         assert server.returncode == 0
 
 
@@ -146,7 +146,7 @@ class Peer:
 
     async def whole(self, stream_id: int) -> bytes:
         """Wait for the end of a stream; gives what came."""
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             while stream_id not in self._ends:
                 await self._more.wait()
         assert self._ends[stream_id] == "end"
@@ -178,7 +178,7 @@ class Peer:
 
     async def stopped(self, stream_id: int) -> int | None:
         """Wait until the server wants no more on a stream; gives the code."""
-        with trio.fail_after(50):
+        with trio.fail_after(250):
             return await self._streams[stream_id].stopped()
 
     async def gets(self, stream_id: int, wanted: str) -> str:
@@ -205,7 +205,7 @@ class Peer:
     async def hears(self, wanted: str) -> list[str]:
         """Wait for a signal; gives all that have come."""
         pattern = re.compile(wanted.replace(" ", ""))
-        with trio.fail_after(50):
+        with trio.fail_after(250):
             while not any(map(pattern.fullmatch, self.signalled())):
                 await self._more.wait()
         return self.signalled()
@@ -246,7 +246,7 @@ async def approved(endpoint: Endpoint) -> AsyncIterator[Peer]:
 
 
 async def closed(peer: Peer) -> tuple[int | None, bool]:
-    with trio.fail_after(50):
+    with trio.fail_after(250):
         reason = await peer.connection.wait_closed()
     return reason.code, reason.by_peer
 

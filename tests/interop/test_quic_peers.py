@@ -87,7 +87,7 @@ async def test_their_client_to_our_server(
         nursery.start_soon(echo, listener)
         port = listener.url.rpartition(":")[2]
         command = [sys.executable, str(PROGRAM), peer, "call", str(made.ca.parent), port]
-        with trio.fail_after(50):
+        with trio.fail_after(250):
             result = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
         assert (result.stdout, result.returncode) == (b"ok\n", 0), result.stderr.decode()
         nursery.cancel_scope.cancel()
@@ -115,7 +115,7 @@ async def their_server(peer: str, made: SelfSigned) -> AsyncIterator[int]:
 
 async def test_our_client_to_their_server(peer: str, config: QuicConfig, made: SelfSigned) -> None:
     async with their_server(peer, made) as port:
-        with trio.fail_after(50):
+        with trio.fail_after(250):
             async with dial(f"quic://127.0.0.1:{port}", config) as connection:
 
                 async def one(n: int) -> None:

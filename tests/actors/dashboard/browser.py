@@ -103,7 +103,7 @@ class Page:
 
     async def until(self, expression: str) -> Any:
         """Wait until an expression is true in the page, which is looked at for each of its frames; return it."""
-        with trio.fail_after(60):
+        with trio.fail_after(300):
             return await self.evaluate(
                 f"new Promise((done) => {{ const look = () => {{ let value; try {{ value = ({expression}); }} catch {{ value = null; }}"
                 " if (value) done(value); else setTimeout(look, 16); }; look(); })"

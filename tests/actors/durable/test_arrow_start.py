@@ -36,7 +36,7 @@ from tests.actors.durable.accounts import EVENTS, Account, Deposit
 
 async def main(folder):
     global during
-    async with ActorSystem(ask_timeout=60.0) as system:
+    async with ActorSystem(ask_timeout=300.0) as system:
         during = sys.argv[1]
         if during == "journal":
             journal = system.spawn(Journal, folder)
@@ -61,5 +61,7 @@ with tempfile.TemporaryDirectory() as folder:
     ],
 )
 def test_the_first_array_is_made_in_a_thread(what: str, says: str) -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM, what], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, what], capture_output=True, text=True, timeout=300, check=True
+    )
     assert done.stdout == says

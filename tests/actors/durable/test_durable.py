@@ -24,7 +24,7 @@ from levada.framework.errors import ActorStopped, ConfigurationError
 
 @asynccontextmanager
 async def accounts_in(folder: Path, **settings: Any) -> AsyncIterator[Shards[Any]]:
-    async with ActorSystem("test", seed=0, shutdown_timeout=20.0, ask_timeout=60.0) as system:
+    async with ActorSystem("test", seed=0, shutdown_timeout=100.0, ask_timeout=300.0) as system:
         cls = settings.pop("cls", Account)
         yield await shards(system, cls, **{"events": EVENTS, "journal": folder, "shards": 2, **settings})
 
@@ -177,7 +177,7 @@ async def test_a_told_command_is_done(tmp_path: Path) -> None:
 
 
 async def test_a_journal_may_be_given_as_a_ref(tmp_path: Path) -> None:
-    async with ActorSystem("test", ask_timeout=60.0) as system:
+    async with ActorSystem("test", ask_timeout=300.0) as system:
         journal: Ref[Any] = system.spawn(
             lambda: Journal(tmp_path, Log([Deposited, Withdrawn]).schema, config=log_config(2))
         )
@@ -193,7 +193,7 @@ async def test_another_writer_ends_the_shard_and_its_rows_are_seen(
 ) -> None:
     """A second owner fences the first: nothing of the first is written after the second one's rows."""
     caplog.set_level(logging.CRITICAL, "levada")
-    async with ActorSystem("test", ask_timeout=60.0) as system:
+    async with ActorSystem("test", ask_timeout=300.0) as system:
         log = Log([Deposited, Withdrawn])
         journal: Ref[Any] = system.spawn(lambda: Journal(tmp_path, log.schema, config=log_config(1)))
         one = await shards(system, Account, events=EVENTS, journal=journal, shards=1, name="one")
@@ -234,7 +234,7 @@ async def test_the_least_recently_used_leave_first(tmp_path: Path) -> None:
 
 
 async def test_an_entity_is_an_actor_below_its_shard(tmp_path: Path) -> None:
-    async with ActorSystem("test", ask_timeout=60.0) as system:
+    async with ActorSystem("test", ask_timeout=300.0) as system:
         accounts = await shards(system, Account, events=EVENTS, journal=tmp_path, shards=2)
         await accounts["anna"].ask(Deposit(1))
         await accounts["$x/y%"].ask(Deposit(1))

@@ -49,13 +49,13 @@ async def set_reminders(clocks: Shards[Any]) -> None:
 
 @pytest.mark.parametrize("snapshot_every", [1000, 2])
 async def test_reminders_of_an_erased_entity_are_gone_from_the_files(tmp_path: Path, snapshot_every: int) -> None:
-    async with ActorSystem("test", ask_timeout=60.0, shutdown_timeout=20.0) as system:
+    async with ActorSystem("test", ask_timeout=300.0, shutdown_timeout=100.0) as system:
         clocks = await clocks_in(system, tmp_path, snapshot_every=snapshot_every)
         await set_reminders(clocks)
         assert SECRET.encode() in octets(tmp_path)
         assert await clocks.erase("anna") >= 1
         assert SECRET.encode() not in octets(tmp_path)
-    async with ActorSystem("test", ask_timeout=60.0, shutdown_timeout=20.0) as system:
+    async with ActorSystem("test", ask_timeout=300.0, shutdown_timeout=100.0) as system:
         clocks = await shards(system, Clock, events=Rang, journal=tmp_path, shards=1, clock=lambda: 2e9)
         while not await clocks["bert"].ask(Seen()):
             await trio.lowlevel.checkpoint()

@@ -43,7 +43,7 @@ def cpu_of(pid: int) -> float:
 async def test_nodes_that_flood_the_keeper_leave_room_for_an_honest_one(tmp_path: Path) -> None:
     settings = NodeSettings(start_timeout=START, hang_timeout=60.0, silence=120.0)
     async with (
-        ActorSystem("driver", shutdown_timeout=30.0, ask_timeout=60.0) as system,
+        ActorSystem("driver", shutdown_timeout=150.0, ask_timeout=300.0) as system,
         keeper(system, settings=settings) as keep,
         local_nodes(
             system, 3, "tests.actors.durable.flood_app:app", names=["n0", "n1", "n2"], settings=settings

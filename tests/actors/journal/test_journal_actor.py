@@ -130,7 +130,7 @@ async def test_tasks_that_never_stop_staging_hold_up_no_append(system: ActorSyst
         for part in range(2):
             nursery.start_soon(stage, part)
         await wait_all_tasks_blocked()
-        assert await journal.ask(Append(lines(1)), timeout=20) == Appended(0, 0, 1)
+        assert await journal.ask(Append(lines(1)), timeout=100) == Appended(0, 0, 1)
         nursery.cancel_scope.cancel()
 
 

@@ -70,7 +70,7 @@ async def numbers(journal: Ref[Any], partition: int) -> list[int]:
 
 @pytest.fixture
 async def keep() -> AsyncIterator[Keeper]:
-    async with ActorSystem(ask_timeout=30.0) as system, keeper(system) as keep:
+    async with ActorSystem(ask_timeout=150.0) as system, keeper(system) as keep:
         yield keep
 
 
@@ -161,7 +161,7 @@ async def test_while_it_is_away_questions_fail_with_a_text(keep: Keeper, tmp_pat
 
 
 async def test_leaving_the_block_writes_what_was_told_and_ends_the_process(tmp_path: Path) -> None:
-    async with ActorSystem(ask_timeout=30.0) as system:
+    async with ActorSystem(ask_timeout=150.0) as system:
         async with keeper(system, name="k1") as keep:
             journal = await keep.open(tmp_path, Row)
             pid = keep.nodes["k1"].pid
@@ -177,7 +177,7 @@ async def test_leaving_the_block_writes_what_was_told_and_ends_the_process(tmp_p
 
 async def test_any_node_is_no_keeper(tmp_path: Path) -> None:
     async with (
-        ActorSystem(ask_timeout=30.0) as system,
+        ActorSystem(ask_timeout=150.0) as system,
         keeper(system) as keep,
         local_nodes(system, 1, "levada.actors.journal.keeping:app", names=["worker"]) as nodes,
     ):

@@ -207,7 +207,7 @@ def program(code: str, url: str, close_timeout: float = 1000.0) -> subprocess.Co
         env=environment,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=250,
         check=False,
     )
 

@@ -50,7 +50,7 @@ async def test_journals_and_their_groups(tmp_path: Path) -> None:
 
 
 async def test_durable_actors_by_class(tmp_path: Path) -> None:
-    async with ActorSystem(shutdown_timeout=20.0, ask_timeout=60.0) as system:
+    async with ActorSystem(shutdown_timeout=100.0, ask_timeout=300.0) as system:
         metrics = Metrics(system)
         accounts = await shards(system, Account, events=EVENTS, journal=tmp_path, shards=2)
         for name in ("anna", "bert", "cleo"):

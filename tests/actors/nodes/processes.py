@@ -16,7 +16,7 @@ from typing import Any
 import trio
 
 ROOT = Path(__file__).parents[3]
-START = 90.0
+START = 300.0
 """Seconds for nodes to start, on a busy machine."""
 
 

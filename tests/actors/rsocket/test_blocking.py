@@ -67,7 +67,7 @@ class Server:
         self._stop: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=trio.run, args=(self._run, url))
         self._thread.start()
-        assert self._ready.wait(50)
+        assert self._ready.wait(250)
 
     async def _run(self, url: str) -> None:
         self._token = token = trio.lowlevel.current_trio_token()
@@ -158,7 +158,7 @@ def test_each_carrier(scheme: str, dialect: str, settings: Callable[[str], Carri
         with connect(server.url, config=ClientConfig(carrier=carrier.dialling)) as peer:
             large = bytes(range(256)) * 8000
             assert peer.request_response(b"hello", route="echo").data == b"hello"
-            assert peer.request_response(large, timeout=50.0).data == large
+            assert peer.request_response(large, timeout=250.0).data == large
             assert peer.request_response(Length("hello")) == 5
             with peer.request_stream(b"100", route="numbers", window=7) as items:
                 assert [item.data for item in items] == [b"%d" % number for number in range(100)]
@@ -180,7 +180,7 @@ def test_many_under_way_from_one_thread_and_from_many(peer: BlockingPeer) -> Non
     def work(name: int) -> None:
         for number in range(50):
             data = b"%d %d" % (name, number)
-            if peer.request_response(data, timeout=50.0).data != data:
+            if peer.request_response(data, timeout=250.0).data != data:
                 wrong.append(data)
 
     threads = [threading.Thread(target=work, args=(name,)) for name in range(8)]
@@ -203,11 +203,11 @@ def test_the_window_is_the_credit(server: Server, peer: BlockingPeer) -> None:
 
 def test_a_channel_brings_back_what_is_sent(peer: BlockingPeer) -> None:
     """Both directions at once, with windows that are smaller than what goes through."""
-    with peer.request_channel(b"0", route="back", window=4, timeout=50.0) as channel:
+    with peer.request_channel(b"0", route="back", window=4, timeout=250.0) as channel:
 
         def send() -> None:
             for number in range(1, 500):
-                channel.send(b"%d" % number, timeout=50.0)
+                channel.send(b"%d" % number, timeout=250.0)
             channel.finish()
 
         sender = threading.Thread(target=send)
@@ -221,12 +221,12 @@ def test_a_channel_brings_back_what_is_sent(peer: BlockingPeer) -> None:
 
 
 def test_a_responder_that_takes_no_more_goes_on_answering(server: Server, peer: BlockingPeer) -> None:
-    with peer.request_channel(b"one", route="two", timeout=50.0) as channel:
-        channel.send(b"two", timeout=50.0)
+    with peer.request_channel(b"one", route="two", timeout=250.0) as channel:
+        channel.send(b"two", timeout=250.0)
         assert next(channel).data == b"one two"
         with pytest.raises(ReceiverClosed):
             while True:
-                channel.send(b"too many", timeout=50.0)
+                channel.send(b"too many", timeout=250.0)
         channel.finish()
         server.call(server.go_on.set)
         assert [payload.data for payload in channel] == [b"end"]
@@ -235,12 +235,12 @@ def test_a_responder_that_takes_no_more_goes_on_answering(server: Server, peer: 
 
 def test_a_channel_that_has_ended_takes_nothing_more(peer: BlockingPeer) -> None:
     """By an error of the responder in both directions, or closed here after all answers."""
-    with peer.request_channel(b"", route="numbers", timeout=50.0) as channel:
+    with peer.request_channel(b"", route="numbers", timeout=250.0) as channel:
         with pytest.raises(RequestFailed):
             next(channel)
         with pytest.raises(RequestFailed):
             channel.send(b"more")
-    with peer.request_channel(b"3", route="numbers", timeout=50.0) as channel:
+    with peer.request_channel(b"3", route="numbers", timeout=250.0) as channel:
         assert [payload.data for payload in channel] == [b"0", b"1", b"2"]
         channel.close()
         with pytest.raises(ReceiverClosed):
@@ -325,7 +325,7 @@ def test_refused_setup() -> None:
     server = Server("rsocket+tcp://127.0.0.1:0", None, refuse)
     try:
         with connect(server.url) as peer, pytest.raises(SetupRejected, match="not you"):
-            peer.request_response(b"", timeout=50.0)
+            peer.request_response(b"", timeout=250.0)
     finally:
         server.close()
 
@@ -480,5 +480,5 @@ def test_importing_it_starts_nothing() -> None:
         "try: trio.lowlevel.current_trio_token()\n"
         "except RuntimeError: print('quiet')"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=50)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=250)
     assert (done.stdout, done.stderr) == ("quiet\n", "")

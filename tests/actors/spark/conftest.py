@@ -41,7 +41,7 @@ class Actors:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
-        assert self._ready.wait(50)
+        assert self._ready.wait(250)
         if self._failure is not None:
             raise self._failure
 
@@ -95,7 +95,7 @@ class Actors:
         """Ask the journal."""
 
         async def ask() -> Any:
-            return await mailbox.ref.ask(question, timeout=50)
+            return await mailbox.ref.ask(question, timeout=250)
 
         return self.do(ask)
 
@@ -186,7 +186,7 @@ class Server:
         self.ended()
 
     def ended(self) -> int:
-        code = self.process.wait(100)
+        code = self.process.wait(500)
         assert self.process.stdout is not None
         self.process.stdout.close()
         return code

@@ -212,7 +212,7 @@ async def main(master: str, count: int, cores: int, settings: dict[str, str], st
                 nursery.start_soon(load.run)
                 for step in steps:
                     await trial.step(step)
-            with trio.fail_after(20):
+            with trio.fail_after(100):
                 for pid in trial.living():
                     await ended(pid)
             nursery.cancel_scope.cancel()

@@ -175,7 +175,7 @@ def test_closed_early_what_is_under_way_is_withdrawn(actors: Any) -> None:
     gate, seen = trio.Event(), list[int]()
     there = desk(actors)
     slow, _ = expose(actors, "slow", partial(Slow, gate=gate, seen=seen))
-    answers = ask_many(slow, map(Double, range(10)), window=3, timeout=20.0)
+    answers = ask_many(slow, map(Double, range(10)), window=3, timeout=100.0)
     thread = threading.Thread(target=lambda: next(answers, None))
     thread.start()
 
@@ -343,7 +343,7 @@ def test_all_that_were_under_way_are_asked_again_if_idempotent(make_actors: Any)
         actors.do(gate.set)
         yield Double(3)
 
-    answers = list(ask_many(there, questions(), window=4, idempotent=True, timeout=20.0))
+    answers = list(ask_many(there, questions(), window=4, idempotent=True, timeout=100.0))
     assert answers == [Doubled(2 * n) for n in range(4)]
     # The handler had begun with the first one; it gets it twice.
     assert sorted(seen) == [0, 0, 1, 2, 3]
@@ -371,7 +371,7 @@ def test_a_bridge_that_is_away_is_waited_for_until_the_deadline(
     there = desk(actors)
     actors.stop()
     with pytest.raises(ConnectionLost, match="no bridge answers"):
-        ask(there, Double(1), timeout=30.0, idempotent=idempotent)
+        ask(there, Double(1), timeout=150.0, idempotent=idempotent)
     assert 28.0 < virtual_time.now <= 30.0
 
     def come_back() -> None:
@@ -379,7 +379,7 @@ def test_a_bridge_that_is_away_is_waited_for_until_the_deadline(
         desk(actors)
 
     virtual_time.at(20.0, come_back)
-    assert ask(there, Double(4), timeout=30.0, idempotent=idempotent) == Doubled(8)
+    assert ask(there, Double(4), timeout=150.0, idempotent=idempotent) == Doubled(8)
     assert 48.0 < virtual_time.now <= 52.0
 
 

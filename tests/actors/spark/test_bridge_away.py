@@ -179,7 +179,7 @@ def _stage_at(desk: Desk, at: int, part: int = 0) -> None:
     from levada.actors.spark.protocol import rows_payload
 
     payload = rows_payload("mailbox/lines/stage", StageHead("q", 0, part, 1, at), rows(9))
-    call(desk.actors.bridge.address, None, lambda peer: peer.request_response(payload, timeout=20))
+    call(desk.actors.bridge.address, None, lambda peer: peer.request_response(payload, timeout=100))
 
 
 def test_fewer_rows_than_were_staged_are_not_delivered(desk: Desk) -> None:
@@ -223,7 +223,7 @@ async def test_a_request_waits_until_its_mailbox_is_open_again(tmp_path: Path) -
             for name in done:
                 nursery.start_soon(describe, name)
             peer = await trio.to_thread.run_sync(connection, bridge.address)
-            await trio.to_thread.run_sync(lambda: peer.request_response(b"", route="hello", timeout=20))
+            await trio.to_thread.run_sync(lambda: peer.request_response(b"", route="hello", timeout=100))
             assert not any(each.is_set() for each in done.values())
             await bridge.mailbox("two", Line)
             await done["two"].wait()

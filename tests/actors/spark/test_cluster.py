@@ -121,7 +121,7 @@ def submit(folder: Path, packed: Path, token: Path, arguments: list[str]) -> Any
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1100, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=5500, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -427,17 +427,17 @@ def test_questions_that_no_journal_takes_are_refused_and_do_not_end_it(desk: Act
     peer = connection(desk.bridge.address)
     for question in questions:
         with pytest.raises(RequestFailed):
-            peer.request_response(question, route="mailbox/lines", timeout=20)
+            peer.request_response(question, route="mailbox/lines", timeout=100)
     for head in (StageHead("q", large, 0, 1), StageHead("q" * 1001, 0, 0, 1), StageHead("q", 0, -1, 1)):
         payload = rows_payload("mailbox/lines/stage", head, COLUMNS.encode([Line("x")]))
         assert "invalid request" in str(refused(desk, payload))
     for seconds in (float("nan"), float("inf"), -1.0):
-        assert peer.request_response(WaitForRows({}, 0, seconds), route="mailbox/lines", timeout=20).end == {0: 0}
+        assert peer.request_response(WaitForRows({}, 0, seconds), route="mailbox/lines", timeout=100).end == {0: 0}
     # The actor's own messages only, as everywhere: others are a failure of the question, not of the actor.
     for stranger in (Describe(), Answer(1), Line("x")):
         with pytest.raises(RequestFailed):
-            peer.request_response(stranger, route="ask/desk", timeout=20)
-    assert peer.request_response(Question("abc"), route="ask/desk", timeout=20) == Answer(3)
+            peer.request_response(stranger, route="ask/desk", timeout=100)
+    assert peer.request_response(Question("abc"), route="ask/desk", timeout=100) == Answer(3)
     assert RemoteMailbox(desk.bridge.address, "lines").describe().end == {0: 0}
 
 

@@ -53,7 +53,7 @@ def open_accounts(actors: Actors, folder: Path, **settings: Any) -> Shards[Any]:
 
 
 def ask(actors: Actors, accounts: Shards[Any], entity: str, question: Any, command: str | None = None) -> Any:
-    return actors.do(lambda: accounts[entity].ask(question, command=command, timeout=50))
+    return actors.do(lambda: accounts[entity].ask(question, command=command, timeout=250))
 
 
 def log_of(actors: Actors) -> RemoteMailbox:

@@ -310,7 +310,7 @@ async def test_a_subscriber_goes_on_behind_rows_whose_loss_was_accepted(tmp_path
             await made.append([Row(50)])
             sender, receiver = channel(Delivery)
             bridge.subscribe("rows", sender, group="g")
-            with receiver, trio.fail_after(20):
+            with receiver, trio.fail_after(100):
                 got = await receiver.receive()
             assert (got.message, got.key.offset) == (Row(50), 10)
 

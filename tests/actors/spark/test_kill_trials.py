@@ -56,7 +56,7 @@ class Driver:
     def kill(self) -> None:
         if self.process.returncode is None:
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(50)
+        self.process.wait(250)
         assert self.process.stdout is not None
         self.process.stdout.close()
 

@@ -69,7 +69,7 @@ out.stage(StageHead("query", 0, 0, 1), blocks())
 def test_rows_of_a_writer_that_is_killed_are_never_seen(serve: Callable[..., Server]) -> None:
     """Those of its second try are, once."""
     server = serve(0)
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", WRITER, server.address], check=False, timeout=50)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", WRITER, server.address], check=False, timeout=250)
     assert done.returncode == -signal.SIGKILL
     out = RemoteMailbox(server.address, "out")
     assert all_numbers(out) == []

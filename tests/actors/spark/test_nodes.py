@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.ci, pytest.mark.loopback, pytest.mark.timeout(180)]
 
-SETTINGS = NodeSettings(start_timeout=90.0)
+SETTINGS = NodeSettings(start_timeout=300.0)
 MODULES = Path(__file__).parents[1] / "nodes" / "single.py", Path(__file__).with_name("node_app.py")
 
 

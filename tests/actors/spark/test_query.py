@@ -147,10 +147,10 @@ async def test_await_available_answers_when_all_has_reached_the_sink(
         put(tmp_path / "in", f"{number}.txt", f"line {number}")
         async with trio.open_nursery() as nursery:
             for _ in range(3):
-                nursery.start_soon(partial(query.ask, AwaitAvailable(), timeout=60.0))
+                nursery.start_soon(partial(query.ask, AwaitAvailable(), timeout=300.0))
         seen.append(list(sink.rows))
     assert seen == [["line 0"], ["line 0", "line 1"], ["line 0", "line 1", "line 2"]]
-    progress = await query.ask(GetProgress(), timeout=60.0)
+    progress = await query.ask(GetProgress(), timeout=300.0)
     assert progress is not None
     assert progress.batch >= 2
     # A dashboard shows the same.
@@ -166,7 +166,7 @@ async def test_await_available_answers_when_all_has_reached_the_sink(
     assert await query.terminated() == Shutdown()
     assert spark.streams.active == []
     with pytest.raises(ActorStopped):
-        await query.ask(AwaitAvailable(), timeout=60.0)
+        await query.ask(AwaitAvailable(), timeout=300.0)
 
 
 async def test_a_failing_query_is_the_failure_of_its_actor_in_plain_values(
@@ -235,12 +235,12 @@ async def test_its_supervisor_starts_it_again_from_its_checkpoint(
             events.extend(await events_of(receiver))
 
         nursery.start_soon(collect)
-        await query.ask(AwaitAvailable(), timeout=60.0)
+        await query.ask(AwaitAvailable(), timeout=300.0)
         put(tmp_path / "in", "2.txt", "b")
         restarted = await probe.expect(ActorRestarted, within=60.0)
         assert restarted.ref is query
         put(tmp_path / "in", "3.txt", "c")
-        await query.ask(AwaitAvailable(), timeout=60.0)
+        await query.ask(AwaitAvailable(), timeout=300.0)
         query.stop()
     # Each line once, though one batch was tried twice.
     assert sink.rows == ["a", "b", "c"]
@@ -283,7 +283,7 @@ async def test_who_waits_for_a_query_that_is_started_again_learns_why(system: Ac
 
     async def wait() -> None:
         with pytest.raises(QueryFailed) as caught:
-            await query.ask(AwaitAvailable(), timeout=60.0)
+            await query.ask(AwaitAvailable(), timeout=300.0)
         told.append(str(caught.value))
 
     async with trio.open_nursery() as nursery:
@@ -389,7 +389,7 @@ async def test_who_waits_for_a_query_that_is_killed_is_told(spark: Any, system: 
 
         async def wait() -> None:
             with pytest.raises(ActorStopped):
-                await query.ask(AwaitAvailable(), timeout=60.0)
+                await query.ask(AwaitAvailable(), timeout=300.0)
 
         nursery.start_soon(wait)
         await trio.to_thread.run_sync(in_sink.wait)
@@ -405,7 +405,7 @@ async def test_however_the_actor_ends_the_query_is_stopped(spark: Any, how: str)
     with trio.CancelScope() as scope:
         async with ActorSystem() as own:
             query = own.spawn(Query, spark, rate)
-            await query.ask(GetProgress(), timeout=60.0)
+            await query.ask(GetProgress(), timeout=300.0)
             assert len(spark.streams.active) == 1
             if how == "cancel":
                 scope.cancel()
@@ -443,5 +443,5 @@ async def test_a_receiver_that_closes_does_not_end_the_query(spark: Any, system:
     query = system.spawn(partial(Query, spark, lines(tmp_path / "in", tmp_path / "at", sink), progress=sender))
     receiver.close()
     put(tmp_path / "in", "1.txt", "a")
-    await query.ask(AwaitAvailable(), timeout=60.0)
+    await query.ask(AwaitAvailable(), timeout=300.0)
     assert sink.rows == ["a"]

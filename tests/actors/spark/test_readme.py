@@ -72,7 +72,7 @@ def test_the_readme_brings_an_alarm_from_actors_through_spark_to_actors(spark: S
     try:
         # The session that the first line makes is there already.
         stream = "\n".join(piece("spark = ").splitlines()[1:])
-        exec(stream, {"spark": spark, "address": address.get(timeout=100), "folder": str(tmp_path / "checkpoint")})
+        exec(stream, {"spark": spark, "address": address.get(timeout=500), "folder": str(tmp_path / "checkpoint")})
         assert alarms.get(timeout=1000) == Reading("north", 41.5)
         for query in spark.streams.active:
             query.stop()

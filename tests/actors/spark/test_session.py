@@ -99,7 +99,7 @@ def start(tmp_path: Path, path: str) -> tuple[list[str], str]:
     work = tmp_path / "work"
     work.mkdir()
     command = [sys.executable, "-c", STARTED]
-    done = subprocess.run(command, env=environment, cwd=work, capture_output=True, text=True, timeout=1100, check=False)
+    done = subprocess.run(command, env=environment, cwd=work, capture_output=True, text=True, timeout=5500, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines(), done.stderr
 
