@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 from hypothesis import settings
+from tests import pace
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -32,9 +33,6 @@ LIMITS = {"release": 1200.0, "soak": 7200.0}
 
 VIRTUAL = 120.0
 """Seconds for one test in virtual time: whole networks took more than the normal limit beside a busy build."""
-
-PATIENCE = 5.0
-"""How much slower than two quiet cores a machine may be: each time limit counts that often. Only a real hang may end a test."""
 
 SPARK = "tests/actors/spark/"
 """Tests of this folder run in one process, which starts Spark once."""
@@ -86,6 +84,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     profile = str(config.getoption("--profile"))
     settings.load_profile(profile)
+    pace.exact = profile in ("release", "soak")
     if profile != "fast" and config.option.hypothesis_seed is None:
         # Chosen here and not by Hypothesis, so that all processes of the run share it and the header shows it.
         config.option.hypothesis_seed = random.randrange(1 << 32)
@@ -180,7 +179,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         marker = item.get_closest_marker("timeout")
         virtual = "autojump_clock" in getattr(item, "fixturenames", ())
         limit = float(marker.args[0]) if marker else VIRTUAL if virtual else usual
-        item.add_marker(pytest.mark.timeout(limit * PATIENCE), append=False)
+        item.add_marker(pytest.mark.timeout(limit * pace.PATIENCE), append=False)
 
 
 def pytest_collection_finish() -> None:

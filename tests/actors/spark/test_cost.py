@@ -22,6 +22,8 @@ import pytest
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("levada.actors.spark", exc_type=ImportError)
 
+from tests.pace import within  # noqa: E402
+
 from levada.actors.journal import GetExtent, JournalConfig, SchemaMismatch, columns_of  # noqa: E402
 from levada.actors.journal.ipc import MAX_HEAD, _Table, rows_of_stream  # noqa: E402
 from levada.actors.rsocket import COMPOSITE, MESSAGES, RequestFailed, RequestRejected  # noqa: E402
@@ -136,7 +138,7 @@ def costs(octets: int, seconds: float) -> Iterator[None]:
         tracemalloc.stop()
         pa.set_memory_pool(usual)
     assert peak < octets + (1 << 20)  # of which the test itself has some
-    assert spent < seconds
+    assert within(spent, seconds)
 
 
 @contextmanager
@@ -149,7 +151,7 @@ def honest(actors: Actors, name: str = "lines") -> Iterator[None]:
     yield
     start = time.process_time()
     lines.describe()
-    assert time.process_time() - start < 1.0
+    assert within(time.process_time() - start, 1.0)
 
 
 def frame(kind: int, stream_id: int, metadata: bytes | None, data: bytes = b"", *, fixed: bytes = b"") -> bytes:
