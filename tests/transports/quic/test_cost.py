@@ -123,7 +123,7 @@ async def test_octets_with_gaps_between_them(lab: Any, autojump_clock: MockClock
         datagrams = seal(ends, packed(kind + numbers(20_000 + 2 * n, 1) + b"x" for n in order))
         await flood(ends, datagrams)
         reason = await ends.server.wait_closed()
-        assert (reason.code, reason.text) == (0xA, "Too many gaps in what was sent")
+        assert (reason.code, reason.text) == (0xA, "Too many gaps in the received data")
 
 
 async def test_gaps_of_streams_that_ended_are_not_counted(lab: Any, autojump_clock: MockClock) -> None:

@@ -1,4 +1,4 @@
-"""QUIC on trio: many streams and datagrams between two ends, over one UDP port.
+"""QUIC on trio: connections with many streams, and with datagrams, over UDP.
 
 ::
 

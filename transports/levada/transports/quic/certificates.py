@@ -1,7 +1,7 @@
-"""Client certificates: their verification by a server, and the names in certificates of both sides.
+"""The server's verification of client certificates, and the names in the certificates of both sides.
 
-OpenSSL verifies the chain, as it does for TLS over TCP and for the certificates of QUIC servers, so a certificate is good for all of these
-carriers or for none.
+OpenSSL verifies the chain, as it does for TLS over TCP and for the certificates of QUIC servers. So a certificate is accepted by all of these
+carriers or by none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from levada.transports.carriers.certificates import alternative_name, subject_te
 __all__ = ["UNREADABLE", "ClientCertificateRequired", "names", "subject", "verify_client"]
 
 UNREADABLE = (x509.DuplicateExtension, x509.InvalidVersion, x509.UnsupportedGeneralNameType)
-"""What cryptography raises for a strange certificate, besides `ValueError`."""
+"""Errors that cryptography raises for a malformed certificate, besides `ValueError`."""
 
 _TYPES = {
     NameOID.COMMON_NAME: "commonName",
@@ -34,7 +34,7 @@ _TYPES = {
     NameOID.GIVEN_NAME: "givenName",
     NameOID.SURNAME: "surname",
 }
-"""OpenSSL's long names; the others are numbers."""
+"""OpenSSL's long names of attributes; other attributes are written as numbers."""
 
 
 class ClientCertificateRequired(tls.Alert):
@@ -44,15 +44,15 @@ class ClientCertificateRequired(tls.Alert):
 
 
 def verify_client(certificate: x509.Certificate, chain: list[x509.Certificate], authorities: bytes) -> None:
-    """Check that the authorities vouch for a client.
+    """Check that a client's certificate leads to an authority.
 
     Args:
-        certificate: the client has proved that it has its key.
+        certificate: the client's own; the client has already proved that it has the key.
         chain: further certificates that the client sent.
-        authorities: PEM.
+        authorities: the trusted certificates, as PEM.
 
     Raises:
-        tls.Alert: they do not, it is not valid now, or it is not for clients.
+        tls.Alert: the certificate leads to no authority, is not valid now, or is not meant for clients.
     """
     store = crypto.X509Store()
     for authority in x509.load_pem_x509_certificates(authorities):
@@ -69,7 +69,7 @@ def verify_client(certificate: x509.Certificate, chain: list[x509.Certificate], 
 
 
 def _for_clients(certificate: x509.Certificate) -> bool:
-    """Whether its extended key usage allows clients (RFC 5280 section 4.2.1.12); pyOpenSSL cannot tell OpenSSL to check that."""
+    """Whether the extended key usage allows clients (RFC 5280 section 4.2.1.12). pyOpenSSL cannot make OpenSSL check this."""
     try:
         usages = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound:
@@ -78,7 +78,7 @@ def _for_clients(certificate: x509.Certificate) -> bool:
 
 
 def _may_sign(certificate: x509.Certificate) -> bool:
-    """Whether its key usage allows the signature that a client has made (RFC 8446 section 4.4.2.2)."""
+    """Whether the key usage allows the signature that a client has made (RFC 8446 section 4.4.2.2)."""
     try:
         return certificate.extensions.get_extension_for_class(x509.KeyUsage).value.digital_signature
     except x509.ExtensionNotFound:
@@ -86,7 +86,7 @@ def _may_sign(certificate: x509.Certificate) -> bool:
 
 
 def subject(certificate: x509.Certificate) -> str | None:
-    """Write the subject as `CarrierInfo.peer_subject` has it."""
+    """Return the subject in the form of `CarrierInfo.peer_subject`; ``None`` if it cannot be read."""
     try:
         parts = certificate.subject.rdns
     except (TypeError, ValueError):
@@ -97,7 +97,7 @@ def subject(certificate: x509.Certificate) -> str | None:
 
 
 def names(certificate: x509.Certificate) -> tuple[str, ...]:
-    """Write the alternative names as `CarrierInfo.peer_names` has them."""
+    """Return the alternative names in the form of `CarrierInfo.peer_names`; empty if they cannot be read."""
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (x509.ExtensionNotFound, ValueError, *UNREADABLE):

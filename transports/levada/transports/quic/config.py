@@ -1,4 +1,4 @@
-"""Settings of QUIC connections and endpoints, and the two stores that outlive a connection."""
+"""Settings of QUIC endpoints and connections, and the two stores that outlive a connection."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from levada.transports.private_files import warn_if_others_can_read
 __all__ = ["ClientSessions", "QuicConfig", "TicketStore"]
 
 LOOPBACK_PACKET = 16_384
-"""Bytes. aioquic writes frame lengths as two bytes, so packets above 16,410 would contain corrupt frames."""
+"""Bytes. aioquic writes frame lengths in two bytes, so packets above 16,410 bytes would contain corrupt frames."""
 SMALLEST_PACKET = 1_200
 MTU_CEILING = 1_452  # 1,500 of Ethernet less 40 of IPv6 and 8 of UDP
-_REST = 2_048  # bytes of a handshake's other messages, which share aioquic's buffer with the certificates
+_REST = 2_048  # bytes of the other handshake messages, which share aioquic's buffer with the certificates
 WORKER_LIMIT = 256  # the first byte of a connection id names the worker process
 
 _positive: Any = attrs.validators.and_(attrs.validators.instance_of((int, float)), attrs.validators.gt(0))
@@ -38,8 +38,13 @@ _size: Any = attrs.validators.and_(attrs.validators.instance_of(int), attrs.vali
 class TicketStore:
     """Session tickets that this server has issued, each good for one resumption.
 
-    Taking a ticket removes it, so recorded 0-RTT data cannot be replayed to this process. A store may outlive a run of trio, so it uses the
-    system's clock and not trio's.
+    Taking a ticket removes it, so recorded 0-RTT data cannot be replayed to this process. A store may outlive a run of trio, so it does not
+    use trio's clock.
+
+    Args:
+        limit: most tickets kept.
+        lifetime: seconds that a ticket is good for.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, *, limit: int = 10_000, lifetime: float = 86_400.0, clock: Callable[[], float] = time.monotonic):
@@ -49,14 +54,14 @@ class TicketStore:
         self._tickets: OrderedDict[bytes, tuple[float, SessionTicket]] = OrderedDict()
 
     def add(self, ticket: SessionTicket) -> None:
-        """Keep a ticket; the oldest is dropped if there are too many."""
+        """Keep a ticket. Expired tickets are dropped, and the oldest ones above the limit."""
         now = self._clock()
         self._tickets[ticket.ticket] = (now + self._lifetime, ticket)
         while self._tickets and (len(self._tickets) > self._limit or next(iter(self._tickets.values()))[0] <= now):
             self._tickets.popitem(last=False)
 
     def take(self, label: bytes) -> SessionTicket | None:
-        """Remove and return the ticket with this label, unless it is missing or too old."""
+        """Remove and return the ticket with this label; ``None`` if it is missing or too old."""
         until, ticket = self._tickets.pop(label, (0.0, None))
         return ticket if ticket is not None and until > self._clock() else None
 
@@ -65,7 +70,13 @@ class TicketStore:
 
 
 class ClientSessions:
-    """A client's memory of servers: a session ticket for 0-RTT and a token that proves its address, each used once."""
+    """Session tickets and address tokens that servers gave this client, one of each per server; each is used once.
+
+    A ticket allows 0-RTT, and a token proves the client's address. Servers are named by server name and port, as in ``"example.org:443"``.
+
+    Args:
+        limit: most servers remembered.
+    """
 
     def __init__(self, *, limit: int = 1_000):
         self._limit = limit
@@ -73,13 +84,13 @@ class ClientSessions:
         self._tokens: OrderedDict[str, bytes] = OrderedDict()
 
     def add_ticket(self, server: str, ticket: SessionTicket) -> None:
-        """Keep the newest ticket of a server, named by the URL's authority."""
+        """Keep the newest ticket of a server."""
         self._tickets[server] = ticket
         if len(self._tickets) > self._limit:
             self._tickets.popitem(last=False)
 
     def take_ticket(self, server: str) -> SessionTicket | None:
-        """Remove and return the ticket of a server."""
+        """Remove and return the ticket of a server; ``None`` if there is none."""
         return self._tickets.pop(server, None)
 
     def add_token(self, server: str, token: bytes) -> None:
@@ -100,64 +111,64 @@ class QuicConfig:
     alpn: tuple[str, ...] = ("levada",)
     """Application protocols, preferred first; both ends must have one in common."""
     certificate: str | PathLike[str] | None = None
-    """PEM file with this side's certificate and its chain; a listener needs one, a client shows it if asked."""
+    """PEM file with this side's certificate and its chain. A listener needs one; a client shows its own if asked."""
     key: str | PathLike[str] | None = None
-    """PEM file with its key; ``None`` if the certificate's file contains it."""
+    """PEM file with the certificate's key; ``None`` if the certificate's file contains it."""
     key_password: str | None = attrs.field(default=None, repr=False)
     """Password of the key file."""
     ca: str | PathLike[str] | bytes | None = None
-    """PEM file, or PEM bytes, with the authorities to trust; ``None`` for the public ones, on a client."""
+    """PEM file, or PEM bytes, with the authorities to trust. A client with ``None`` trusts the public ones."""
     verify: bool = True
     """Whether a client checks the server's certificate and name. Disable it in experiments only."""
     client_certificates: Literal["none", "optional", "required"] = attrs.field(
         default="none", validator=attrs.validators.in_(["none", "optional", "required"])
     )
-    """Whether a listener asks clients for certificates, verified against `ca`. One that asks gives no tickets, so it takes no 0-RTT."""
+    """Whether a listener asks clients for certificates, verified against `ca`. A listener that asks issues no tickets, so it takes no 0-RTT."""
     server_name: str | None = None
     """Name that a client requests and checks; ``None`` for the host of the URL."""
 
     idle_timeout: float = attrs.field(default=30.0, validator=_positive)
-    """Seconds without a packet from the peer after which a connection is lost; the smaller value of both ends counts."""
+    """Seconds without a packet from the peer after which a connection is lost. The smaller value of the two ends applies."""
     keepalive_interval: float | None = attrs.field(default=None, validator=attrs.validators.optional(_positive))
-    """Seconds of silence after which a PING is sent; ``None`` for never."""
+    """Seconds without a packet from the peer after which a PING is sent; ``None`` for never."""
     handshake_timeout: float = attrs.field(default=10.0, validator=_positive)
     """Seconds that a handshake may take, on both sides."""
     linger: float = attrs.field(default=0.0, validator=_not_negative)
-    """Most seconds that a dialled connection stays to repeat its close to a peer that missed it."""
+    """Longest time in seconds that an endpoint stays open after its block, to repeat its close to peers that missed it."""
 
     stream_window: int = attrs.field(default=1 << 20, validator=_size)
-    """Bytes that a peer may send on one stream beyond what the application has received. A stream that is read fast gets up to half of
+    """Bytes that a peer may send on one stream ahead of the application's reads. The window of a stream that is read fast grows to half of
     `connection_window`."""
     connection_window: int = attrs.field(default=8 << 20, validator=_size)
-    """The same for all streams of a connection together."""
+    """Bytes that a peer may send on all streams of a connection together, ahead of the application's reads."""
     max_streams: int = attrs.field(default=128, validator=_count)
     """Bidirectional streams that a peer may have open at once."""
     max_streams_unidirectional: int = attrs.field(default=128, validator=_count)
     """Unidirectional streams that a peer may have open at once."""
     high_watermark: int = attrs.field(default=256 << 10, validator=_size)
-    """Bytes queued on a stream and in no packet yet, above which `send_all` waits."""
+    """Bytes queued on a stream and not yet sent, above which `send_all` waits."""
     low_watermark: int = attrs.field(default=128 << 10, validator=_count)
     """Bytes queued on a stream at which `send_all` continues."""
     max_unacked: int = attrs.field(default=8 << 20, validator=_size)
-    """Bytes queued or sent on all streams of a connection, and not acknowledged, above which `send_all` waits."""
+    """Unacknowledged bytes, queued or sent on all streams of a connection together, above which `send_all` waits."""
 
     datagrams: bool = True
     """Whether unreliable datagrams from the peer are accepted."""
     datagram_queue: int = attrs.field(default=256, validator=_size)
-    """Most datagrams kept in each direction: senders wait, receivers lose the oldest."""
+    """Most datagrams kept in each direction. When that many are kept, senders wait and receivers lose the oldest."""
 
     packet_size: int | Literal["loopback"] = 1_200
-    """Initial bytes of UDP payload, 1,200 to 16,384; ``"loopback"`` means 16,384, where both ends are known to share a machine."""
+    """UDP payload of a packet in bytes, before path MTU discovery: 1,200 to 16,384. ``"loopback"`` means 16,384, for two ends on one machine."""
     max_packet_size: int = attrs.field(default=MTU_CEILING, validator=_size)
-    """Upper limit of path MTU discovery, at most 16,384; at or below `packet_size` there is no discovery."""
+    """Upper limit of path MTU discovery in bytes, at most 16,384. At or below `packet_size` there is no discovery."""
     congestion_control: Literal["cubic", "reno"] = attrs.field(
         default="cubic", validator=attrs.validators.in_(("cubic", "reno"))
     )
     """Congestion control algorithm."""
     initial_rtt: float = attrs.field(default=0.1, validator=_positive)
-    """Round trip in seconds assumed until the first measurement."""
+    """Round-trip time in seconds, assumed until the first measurement."""
     ack_delay: float = attrs.field(default=0.001, validator=_positive)
-    """Seconds that an acknowledgement may wait for others, at most 0.025."""
+    """Seconds that an acknowledgement may be delayed, at most 0.025."""
     key_update_after: int = attrs.field(default=1 << 22, validator=_size)
     """Packets after which the keys are renewed; AES-GCM is good for 2**23 (RFC 9001 section 6.6)."""
     versions: tuple[int, ...] = (0x00000001, 0x6B3343CF)
@@ -166,16 +177,17 @@ class QuicConfig:
     retry: Literal["load", "always", "never"] = attrs.field(
         default="load", validator=attrs.validators.in_(("load", "always", "never"))
     )
-    """When a server makes clients prove their address before it keeps any state for them."""
+    """When a server makes clients prove their address before it keeps state for them: under load, always or never."""
     retry_threshold: int = attrs.field(default=64, validator=_count)
-    """Unfinished handshakes above which ``"load"`` demands proof."""
+    """Unfinished handshakes at which ``"load"`` begins to demand proof."""
     max_handshakes: int = attrs.field(default=1_000, validator=_size)
-    """Unfinished handshakes and waiting `Incoming` above which new clients are dropped without an answer."""
+    """Most unfinished handshakes and waiting `QuicIncoming` together. While there are so many, packets of new clients are dropped."""
     max_connections_per_address: int | None = attrs.field(default=None, validator=attrs.validators.optional(_size))
-    """Connections that a server admits from one address (for IPv6: one /64); it refuses further ones. A connection counts once it has
-    proved its address, by a token or its handshake, so forged addresses use up no places. ``None``: no limit."""
+    """Most connections that a server admits from one address (for IPv6: one /64). A connection counts once its address is proved, by a token
+    or the handshake, so forged addresses use up no places. ``None`` for no limit."""
     secret: bytes | None = attrs.field(default=None, repr=False)
-    """At least 32 bytes, the source of tokens and stateless resets. Use the same for all workers and across restarts; ``None``: random."""
+    """At least 32 bytes, from which tokens and stateless resets are derived. Use the same for all workers and after restarts. ``None`` for a
+    random secret."""
     worker: int = attrs.field(
         default=0, validator=[attrs.validators.instance_of(int), attrs.validators.in_(range(WORKER_LIMIT))]
     )
@@ -183,19 +195,19 @@ class QuicConfig:
     tickets: TicketStore | None = None
     """Where a server keeps session tickets; ``None`` for the listener's own store."""
     early_data: bool = True
-    """Whether a server issues tickets that allow 0-RTT. Data that arrives this way is marked ``early``: it may be a replay. A server that
-    asks for client certificates issues none."""
+    """Whether a server issues tickets that allow 0-RTT. 0-RTT data is marked ``early``, since it may be a replay. A server that asks for
+    client certificates issues no tickets."""
     sessions: ClientSessions | None = None
     """Where a client keeps tickets and tokens between connections; ``None`` for nowhere."""
 
     engine: Literal["auto", "plain"] = attrs.field(default="auto", validator=attrs.validators.in_(("auto", "plain")))
-    """``"auto"`` uses the overrides if they were written for the installed aioquic; ``"plain"`` never does."""
+    """``"auto"`` uses levada's overrides of aioquic if they were written for the installed version; ``"plain"`` never does."""
     gso: bool = True
-    """Whether to pass groups of packets to the kernel at once, where it can."""
+    """Whether to pass groups of packets to the kernel in one call, if it supports this."""
     gro: bool = True
-    """Whether to take groups of packets from the kernel at once, where it can."""
+    """Whether to take groups of packets from the kernel in one call, if it supports this."""
     socket_buffer: int = attrs.field(default=4 << 20, validator=_size)
-    """Bytes requested for the socket's buffers in each direction; the system may give less."""
+    """Bytes requested for each of the socket's two buffers; the system may give less."""
 
     def __attrs_post_init__(self) -> None:
         """Check the combinations of fields."""
@@ -211,11 +223,13 @@ class QuicConfig:
         if self.secret is not None and len(self.secret) < 32:
             raise ConfigurationError(f"secret has {len(self.secret)} bytes, wanted at least 32")
         if self.ack_delay > 0.025:
-            raise ConfigurationError(f"ack_delay is {self.ack_delay} s, at most the 0.025 s that peers are told")
+            raise ConfigurationError(
+                f"ack_delay is {self.ack_delay}, wanted at most 0.025, the delay that peers are told"
+            )
 
     @property
     def initial_packet_size(self) -> int:
-        """Initial bytes of UDP payload."""
+        """UDP payload of a packet in bytes, before path MTU discovery."""
         return LOOPBACK_PACKET if self.packet_size == "loopback" else self.packet_size
 
     def for_engine(self, *, is_client: bool, server_name: str | None = None) -> QuicConfiguration:
@@ -258,7 +272,7 @@ class QuicConfig:
         if self.certificate is not None:
             password = None if self.key_password is None else self.key_password.encode()
             try:
-                # aioquic's own function wants the key last in a common file, and in one form.
+                # aioquic's own function accepts only one format of key and, in a common file, only a key at the end.
                 shown = load_pem_x509_certificates(Path(self.certificate).read_bytes())
                 key: Any = load_pem_private_key(Path(self.key or self.certificate).read_bytes(), password)
                 warn_if_others_can_read(self.key or self.certificate, "a private key")

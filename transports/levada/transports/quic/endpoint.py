@@ -1,17 +1,18 @@
-"""One UDP port and all QUIC connections on it: two tasks, whatever their number.
+"""One UDP port and all QUIC connections on it, however many, served by two tasks.
 
-* The **receive task** takes a burst from the port, routes each datagram by connection id, feeds it to its connection, and then lets each
-  touched connection report. Input from a peer never ends this task: an error of the engine ends only that connection.
-* The **flush task** sends for all connections that have data. It lets the tasks that can run go first, up to three rounds while they
-  keep asking, so that a hundred answers made in one turn share packets; sending at once split 64 answers into 38.
+* The **receive task** takes a burst of datagrams from the port, routes each by its connection id, feeds it to its connection, and then lets
+  each of these connections handle the news and answer. Input from a peer never ends this task: an error of the engine ends only that
+  connection.
+* The **flush task** sends for all connections that have data. It lets the tasks that can run go first, for up to three rounds while they
+  keep asking to send, so that answers made in one turn share packets; sending at once split 64 answers into 38 packets.
 * A lone answer does not wait for the flush task: `send_for` sends it in the turn of its caller.
 * One deadline serves all timers: a heap of (time, connection). A timer that moves earlier is pushed at once. A timer that moves later is
-  moved if it is the first, since it would soon fire for nothing; otherwise it stays in the heap and is checked when it fires.
+  replaced if it is the first, since it would soon fire for nothing; otherwise it stays in the heap and is checked when it fires.
 
 Connection ids have 8 bytes; the first is the number of the worker process. So a short header names connection and worker without parsing.
 Several processes may share one port and forward packets that the kernel gave to the wrong one: `foreign` sends them, `take_in` receives
-them. Long headers are not forwarded, since a client makes up the first id itself. A handshake ends where it began: the kernel chooses the
-process by the addresses.
+them. Packets with long headers are not forwarded, since a client makes up the first id itself. They need no forwarding: the kernel chooses
+the process by the addresses, so all packets of a handshake go to the same one.
 """
 
 from __future__ import annotations
@@ -45,30 +46,31 @@ __all__ = ["QuicEndpoint"]
 logger = logging.getLogger("levada.transports.quic")
 
 CID_LENGTH = 8
-_YIELDS = 3  # scheduler rounds that a flush gives to tasks that can run
+_YIELDS = 3  # most scheduler rounds for which a flush lets other tasks run first
 _SMALLEST_RESET = 21  # bytes, RFC 9000 section 10.3
 _LARGEST_RESET = 43
-_OUTBOX = 1_024  # datagrams waiting for a socket with a full buffer; further ones are lost, as on any full network
-_RETIRED_KEPT = 8  # connection ids of one connection that its peer has retired; as many as it may have in use
-_TIMERS_LEFT = 64  # stale entries; each keeps its connection in memory until the idle time-out
+_OUTBOX = 1_024  # datagrams that wait while the socket's buffer is full; further ones are lost, as on any full network
+_RETIRED_KEPT = 8  # retired ids that a connection keeps; as many as its peer may have in use
+_TIMERS_LEFT = 64  # stale entries; each keeps its connection in memory until the idle timeout
 _RESETS_PER_SECOND = 100
 
 
 class QuicEndpoint:
     """A port with its connections; an async context manager that runs the two tasks.
 
-    `dial` and `listen` make one for each call. Make your own to dial many servers from one port, or to dial and listen on it.
+    Leaving the block closes the connections and the port. `dial` and `listen` make an endpoint for each call. Make your own to dial many
+    servers from one port, or to dial and listen on it.
     """
 
     def __init__(self, port: DatagramPort, config: QuicConfig | None = None):
         self.config = config or QuicConfig()
         self.listener: QuicListener | None = None
         self.foreign: Callable[[int, bytes, Address], None] | None = None
-        """Called with worker number, datagram and address for packets of another worker's connections; that worker passes datagram and address
-        to its endpoint's `take_in`. ``None`` drops the packets."""
+        """Called with worker number, datagram and address for each packet of another worker's connection. That worker should pass datagram and
+        address to its endpoint's `take_in`. ``None`` drops the packets."""
         self.secret = self.config.secret or os.urandom(32)
         self.counters: Counter[str] = Counter()
-        """Counts of datagrams that belong to no connection, and of turns of the tasks."""
+        """Counts of flushes, of failed engines, and of datagrams of no connection, by what was done with them."""
         self.asked = 0
         """How often connections have asked for a flush."""
         self._port = port
@@ -95,7 +97,7 @@ class QuicEndpoint:
 
     @property
     def connections(self) -> Sequence[QuicConnection]:
-        """Connections not yet forgotten, including closing ones."""
+        """The connections, including those in their closing period."""
         return tuple(self._connections)
 
     async def __aenter__(self) -> Self:
@@ -126,19 +128,23 @@ class QuicEndpoint:
                 self._dirty.clear()
 
     async def _linger(self) -> None:
-        """Stay until the closing periods are over, within the configured time."""
+        """Wait until the closing periods are over, at most for the configured time."""
         with trio.move_on_after(self.config.linger):
             await self._deserted.wait()
 
     def connect(
         self, address: Address, *, server: str, early: bool = False, config: QuicConfig | None = None
     ) -> QuicConnection:
-        """Begin a connection; the first packet leaves once the caller waits.
+        """Begin a connection; the first packet is sent when the caller next waits.
 
         Args:
-            server: its name, for the certificate and as the key of `ClientSessions`.
-            early: send before the handshake is complete if there is a ticket that allows it.
+            address: the server's socket address.
+            server: the server's name, for the certificate and as a key of `ClientSessions`.
+            early: send data before the handshake is complete if a ticket allows it.
             config: replaces the endpoint's own.
+
+        Raises:
+            ConfigurationError: a certificate file cannot be used.
         """
         config = config or self.config
         configuration = config.for_engine(is_client=True, server_name=server)
@@ -173,7 +179,7 @@ class QuicEndpoint:
         return connection
 
     def engine_settings(self, config: QuicConfig, *, address_validated: bool = False) -> EngineSettings:
-        """Return the settings of an engine of this endpoint."""
+        """Return the settings for an engine of this endpoint."""
         secret = self.secret
         return EngineSettings(
             max_streams=config.max_streams,
@@ -202,7 +208,7 @@ class QuicEndpoint:
         connection.cids.add(cid)
 
     def retire_route(self, cid: bytes, connection: QuicConnection) -> None:
-        """Retire an id that the peer has given up. Packets with it may still be on their way, and must not get a stateless reset."""
+        """Retire an id that the peer has given up. Packets with this id may still arrive, and must not be answered with a stateless reset."""
         retired = connection.retired_cids
         retired.append(cid)
         if len(retired) > _RETIRED_KEPT:
@@ -228,7 +234,7 @@ class QuicEndpoint:
             self._deserted = trio.Event()
 
     def learn_reset_tokens(self, connection: QuicConnection) -> None:
-        """Learn a connection's stateless reset tokens; the connection ids of resets are random."""
+        """Note a connection's stateless reset tokens. Resets are recognised by them, since the connection ids of resets are random."""
         tokens = connection.engine.peer_reset_tokens()
         if tokens != connection.reset_tokens:
             for token in connection.reset_tokens - tokens:
@@ -248,7 +254,7 @@ class QuicEndpoint:
             self.listener.connection_over(connection, reason)
 
     def rebind(self, port: DatagramPort) -> None:
-        """Continue on another port, after a change of network for example. Dialled connections tell their servers at once."""
+        """Continue on another port, for example after a change of network. The old port is closed; dialled connections tell their servers at once."""
         old, self._port = self._port, port
         self._receive_scope.cancel()
         old.close()
@@ -279,7 +285,7 @@ class QuicEndpoint:
 
     async def _flush_loop(self) -> None:
         while True:
-            # One scope for many turns, since entering one costs as much as half a turn; a timer that fires leaves it.
+            # One scope for many turns, since entering a scope costs as much as half a turn. A timer that fires ends the scope.
             with trio.CancelScope(deadline=self._timers[0][0] if self._timers else math.inf) as self._flusher_scope:
                 while True:
                     if not self._dirty and not self._outbox:
@@ -292,7 +298,7 @@ class QuicEndpoint:
         for _ in range(_YIELDS):
             before = self.asked
             await trio.lowlevel.checkpoint()
-            if self.asked == before:  # trio knows whether tasks can run, but counts all open sockets to find out
+            if self.asked == before:  # trio's statistics would tell whether tasks can run, but cost too much
                 break
         now = trio.current_time()
         if self._timers and self._timers[0][0] <= now:
@@ -305,7 +311,7 @@ class QuicEndpoint:
             except trio.ClosedResourceError:
                 if port is self._port:
                     raise
-                continue  # `rebind` has closed it: continue with the new port
+                continue  # `rebind` has closed the old port
             taken = port.send(self._outbox)
             del self._outbox[:taken]
 
@@ -347,7 +353,7 @@ class QuicEndpoint:
         if at == connection.timer_at:
             return
         if at > connection.timer_at and timers[0][2] is not connection:
-            return  # checked when it fires; the first one is moved, since it would fire soon
+            return  # checked when it fires
         connection.timer_at = at
         self._timer_count += 1
         entry = (at, self._timer_count, connection)
@@ -361,7 +367,7 @@ class QuicEndpoint:
             scope.deadline = timers[0][0]
 
     def _drop_stale_timers(self) -> None:
-        """Keep the heap in proportion to the connections: replaced entries would stay until they come due."""
+        """Keep the heap in proportion to the connections: stale entries would stay until they come due."""
         timers = self._timers
         if len(timers) > 2 * len(self._connections) + _TIMERS_LEFT:
             timers[:] = [entry for entry in timers if entry[0] == entry[2].timer_at and entry[2] in self._connections]
@@ -372,7 +378,7 @@ class QuicEndpoint:
         while timers and timers[0][0] <= now:
             at, _, connection = heapq.heappop(timers)
             if connection.timer_at != at:
-                continue  # an entry replaced by a later one with an earlier time
+                continue  # stale: a newer entry with an earlier time has replaced it
             connection.timer_at = math.inf
             if connection not in self._connections:
                 continue
@@ -380,10 +386,9 @@ class QuicEndpoint:
                 self._set_timer(connection)
                 continue
             try:
-                connection.fire(
-                    now
-                )  # marks it dirty; sending clears the timers of acks and pacing, and sets the next one
-            except Exception as error:  # noqa: BLE001 - as in _flush
+                # This marks the connection dirty. Sending then clears the ack and pacing timers, and sets the next one.
+                connection.fire(now)
+            except Exception as error:  # noqa: BLE001 - as in _transmit
                 self._engine_failed(connection, error)
 
     def _engine_failed(self, connection: QuicConnection, error: Exception) -> None:
@@ -396,11 +401,11 @@ class QuicEndpoint:
             with trio.CancelScope() as self._receive_scope:
                 while True:
                     self.take_in(await self._port.receive())
-            # Cancelled by `rebind`: continue with the new port.
+            # `rebind` has cancelled the scope: continue with the new port.
             await trio.lowlevel.checkpoint()
 
     def take_in(self, batch: Sequence[tuple[bytes, Address]]) -> None:
-        """Handle datagrams that arrived at the port, or at another worker's port, which forwarded them (`foreign`)."""
+        """Handle datagrams that arrived at the port, or that another worker forwarded (`foreign`)."""
         now = trio.current_time()
         touched: dict[QuicConnection, None] = {}
         for data, address in batch:
@@ -412,14 +417,14 @@ class QuicEndpoint:
             self.touch(connection, now)
 
     def feed(self, connection: QuicConnection, data: bytes, address: Address, now: float) -> None:
-        """Give a connection a datagram of its peer; `touch` follows after the last one."""
+        """Give a connection a datagram from its peer; call `touch` after the last one."""
         try:
             connection.receive(data, address, now)
         except Exception as error:  # noqa: BLE001 - input from a peer ends its own connection at most
             self._engine_failed(connection, error)
 
     def touch(self, connection: QuicConnection, now: float) -> None:
-        """Let a connection that was fed report and answer."""
+        """Let a connection that was fed handle the news and answer."""
         try:
             connection.settle()
         except Exception as error:  # noqa: BLE001 - as in feed
@@ -438,14 +443,14 @@ class QuicEndpoint:
             if connection is None:
                 self._unroutable(data, cid, address, now)
             return connection
-        # Long header: version, length of the destination id, the id.
+        # Long header: the version, the length of the destination id, the id.
         connection = self._routes.get(data[6 : 6 + data[5]]) if len(data) > 6 else None
         if connection is None and self.listener is not None:
             self.listener.unknown(data, address)
         return connection
 
     def _unroutable(self, data: bytes, cid: bytes, address: Address, now: float) -> None:
-        """Handle a short header without a connection: a stateless reset, a packet for another worker, or a packet to answer with a reset."""
+        """Handle a short-header packet of no connection here: it is a reset, is for another worker, or is answered with a stateless reset."""
         if len(data) >= _SMALLEST_RESET:
             connection = self._reset_tokens.get(data[-16:])
             if connection is not None and connection.peer_address == address:
@@ -458,7 +463,7 @@ class QuicEndpoint:
                 self.foreign(cid[0], data, address)
             return
         self.counters["unroutable"] += 1
-        # Smaller than the packet it answers, so that two endpoints cannot send each other resets forever.
+        # A reset is smaller than the packet that it answers, so two endpoints cannot send each other resets forever.
         size = min(len(data) - 1, _LARGEST_RESET)
         if size < _SMALLEST_RESET or not self.engine_type.tuned:
             return

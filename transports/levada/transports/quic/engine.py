@@ -1,13 +1,14 @@
-"""The QUIC state machine: aioquic's, with the internals that a carrier needs to read, and a check whether it can be tuned.
+"""The QUIC state machine: aioquic's, with access to the internals that a carrier needs, and a check whether the overrides fit.
 
 Only this module, `keys` and the override modules (`lean`, `ready`, `packets`, `ranges`, `congestion`, `recovery`, `overrides`) touch
-private names of aioquic. The version and each name are checked at import:
+private names of aioquic's classes. The version and each name are checked at import:
 
-* `PlainEngine` is aioquic's `QuicConnection` with read-only access to internals (unsent bytes, credit), and with fixes without which
-  tasks would wait forever when packets get lost around a Retry, new keys or a new address. It works with any version that has those
-  names, and is used, with a warning, when the overrides do not fit.
-* `TunedEngine` has all overrides. No other module asks which of the two it has, except for features that the plain one cannot have; its
-  methods of the same names then do nothing.
+* `PlainEngine` is aioquic's `QuicConnection` with read access to internals (unsent bytes, credit), limits on what a peer can make it
+  store, client certificates, and fixes. Without the fixes, tasks would wait forever when packets get lost around a Retry, new keys or a new
+  address. It works with any version that has the private names it uses, and replaces `TunedEngine`, with a warning, when the overrides do
+  not fit.
+* `TunedEngine` has all overrides. Other modules use both in the same way: the plain engine's methods for features that it cannot have do
+  nothing.
 """
 
 from __future__ import annotations
@@ -52,26 +53,26 @@ from .ranges import Ranges
 __all__ = ["OVERRIDES_FIT", "EarlyDatagram", "EngineSettings", "PlainEngine", "engine_class"]
 
 SUPPORTED: Final = "1.7"
-"""Versions of aioquic, by their first two numbers, that the overrides were written for."""
+"""The version of aioquic, by its first two numbers, that the overrides were written for."""
 
 logger = logging.getLogger("levada.transports.quic.engine")
 
 _ONE_RTT = tls.Epoch.ONE_RTT
-_PING = 0  # its acknowledgement is ignored
+_PING = 0  # id of a PING whose acknowledgement is ignored
 _PACKET_OVERHEAD = 3 + 16  # short header without the connection id, and the AEAD's tag
 _LONG_HEADER = 11
 
 MAX_GAPS: Final = 4_096
-"""Gaps in the received data of all streams of a connection; half of the packets that fill a window of 8 MiB."""
+"""Most gaps in the received data of all streams of a connection: half as many as packets that fill a window of 8 MiB."""
 
 MAX_HANDSHAKE_MESSAGE: Final = 1 << 16
-"""Bytes of a message of TLS that are kept until it is complete; the longest are chains of certificates. aioquic keeps up to 16 MiB, and
+"""Most bytes kept of a TLS message that is not complete; the longest messages are chains of certificates. aioquic keeps up to 16 MiB, and
 copies them all for each further piece."""
 
 
 @attrs.frozen(kw_only=True)
 class EngineSettings:
-    """Settings of an engine beyond aioquic's own configuration."""
+    """Settings of an engine beyond aioquic's own configuration; units as in `QuicConfig`."""
 
     max_streams: int = 128
     max_streams_unidirectional: int = 128
@@ -81,13 +82,13 @@ class EngineSettings:
     new_cid: Callable[[], bytes] = attrs.field(default=lambda: os.urandom(8))
     reset_token: Callable[[bytes], bytes] = attrs.field(default=lambda cid: os.urandom(16))
     address_validated: bool = False
-    """A token has shown that the client receives at its address."""
+    """Whether a token has shown that the client receives at its address."""
 
 
 class _EngineLog(QuicConnectionAdapter):
-    """aioquic's log, for debugging only: it warns of each mistake of each peer, and writes a peer's text unchanged.
+    """aioquic's log, at the level DEBUG only: aioquic warns of each mistake of each peer, and does not escape the peer's text.
 
-    The reason why a connection failed is in our errors and in the listener's warning.
+    Our errors and the listener's warning say why a connection failed.
     """
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
@@ -102,12 +103,12 @@ class EarlyDatagram(events.DatagramFrameReceived):
 
 
 class PlainEngine(QuicConnection):
-    """aioquic's connection with the accessors that backpressure needs."""
+    """aioquic's connection with the accessors that backpressure needs, with limits and fixes."""
 
     _crypto: RollingKeys
 
     tuned = False
-    """Whether the overrides are in force."""
+    """Whether the overrides are in use."""
 
     def __init__(
         self,
@@ -132,30 +133,30 @@ class PlainEngine(QuicConnection):
         self._logger = self._loss._logger = _EngineLog(logger, self._logger.extra)
         self._challenge_at = 0.0  # when an unvalidated address may be challenged again
         self._key_sending: Any = None
-        self._key_start = 0  # number of the first packet, or a later one, under these keys
+        self._key_start = 0  # number of the first packet under these keys, or of a later one
         self._key_wanted = False
-        self._gaps: dict[QuicStream, int] = {}  # in the received data of a stream
+        self._gaps: dict[QuicStream, int] = {}  # number in the received data of each stream
         self._gap_count = 0
         self.channel_binding: bytes | None = None
-        """A value known only to the two applications of this connection; set when the handshake is complete."""
+        """The channel binding, known only to the two ends; set with the first 1-RTT key, before the handshake is complete."""
         self.early_streams: set[int] = set()
-        """Streams that carried 0-RTT data; the reader of the events empties it."""
+        """Streams that carried 0-RTT data; the reader of the events removes them."""
         self.reset_tokens_changed = False
-        """Another connection id of the peer's has come into use since the last look; the plain engine does not tell."""
+        """Whether other connection ids of the peer have come into use since the reader cleared this; never set by the plain engine."""
 
     @property
     def close_event(self) -> events.ConnectionTerminated | None:
-        """Why the connection is ending. It is set before the event of that name, which comes only after the closing period."""
+        """Why the connection is ending; ``None`` while it is not. aioquic emits this event only after the closing period."""
         return self._close_event
 
     @property
     def closed(self) -> bool:
-        """Whether no packet can be sent any more, except perhaps the close itself."""
+        """Whether the connection has begun to end: no packet is sent any more, except perhaps the close itself."""
         return self._close_event is not None
 
     @property
     def closed_by_peer(self) -> bool:
-        """Whether the peer's CONNECTION_CLOSE ended it."""
+        """Whether the peer's CONNECTION_CLOSE ended the connection."""
         return self._state is QuicConnectionState.DRAINING
 
     @property
@@ -165,7 +166,7 @@ class PlainEngine(QuicConnection):
 
     @property
     def may_answer(self) -> bool:
-        """Whether the peer has proved its address, or was sent at most three times what it sent; aioquic forgets this when it closes."""
+        """Whether the peer has proved its address, or was sent at most three times what it sent. aioquic closes without regard to this limit."""
         if not self._network_paths:
             return False
         path = self._network_paths[0]
@@ -173,28 +174,28 @@ class PlainEngine(QuicConnection):
 
     @property
     def handshake_complete(self) -> bool:
-        """Whether the peer is authenticated."""
+        """Whether the TLS handshake is complete."""
         return self._handshake_complete
 
     @property
     def probe_timeout(self) -> float:
-        """Seconds after which unacknowledged data is probed for."""
+        """The probe timeout in seconds, after which unacknowledged data is probed for."""
         return self._loss.get_probe_timeout()
 
     @property
     def credit(self) -> tuple[int, int]:
-        """Bytes that the limits for the connection leave to this side and to the peer."""
+        """Bytes that the connection's flow control still allows this side and the peer to send."""
         limit = self._local_max_data
         return self._remote_max_data - self._remote_max_data_used, limit.value - limit.used
 
     @property
     def packet_size(self) -> int:
-        """Bytes of UDP payload now in use."""
+        """UDP payload of a full packet in bytes, as of now."""
         return self._max_datagram_size
 
     @property
     def smoothed_rtt(self) -> float:
-        """Round trip in seconds, 0 if not measured yet."""
+        """Round-trip time in seconds; 0 if not measured yet."""
         return self._loss._rtt_smoothed
 
     @property
@@ -204,11 +205,11 @@ class PlainEngine(QuicConnection):
 
     @property
     def peer_certificate(self) -> Certificate | None:
-        """The certificate that the peer has shown; a client checks it unless told not to, a server always."""
+        """The certificate that the peer has shown. A client has verified it unless told not to, a server always."""
         return self.tls._peer_certificate
 
     def peer_reset_tokens(self) -> set[bytes]:
-        """Stateless reset tokens that may end this connection: only for the ids in use (RFC 9000 section 10.3.1)."""
+        """Return the stateless reset tokens that may end this connection: only those for ids in use (RFC 9000 section 10.3.1)."""
         used = [self._peer_cid, *(path.peer_cid for path in self._network_paths)]
         return {cid.stateless_reset_token for cid in used if cid is not None and cid.stateless_reset_token}
 
@@ -220,7 +221,7 @@ class PlainEngine(QuicConnection):
         return happened
 
     def terminate(self, code: int, text: str) -> None:
-        """End it at once, without telling the peer."""
+        """End the connection at once, without telling the peer."""
         if not self.terminated:
             if self._close_event is None:
                 self._close_event = events.ConnectionTerminated(error_code=code, frame_type=0, reason_phrase=text)
@@ -229,15 +230,15 @@ class PlainEngine(QuicConnection):
     def release(self) -> None:
         """Release everything that is not needed after the end.
 
-        aioquic's connection refers to its own methods, as handlers of frames, keys, handshakes and deliveries, and would stay until the garbage
-        collector runs.
+        aioquic's connection refers to its own methods, as handlers of frames, keys, handshakes and deliveries, and would stay in memory until
+        the garbage collector runs.
         """
         self._loss._send_probe = _nothing
         for space in self._spaces.values():
             space.sent_packets.clear()
         for name in ("_QuicConnection__frame_handlers", "_cryptos", "_cryptos_initial", "_crypto", "tls"):
             vars(self).pop(name, None)
-        for stream in self._streams.values():  # their unsent counts are still read
+        for stream in self._streams.values():  # their counts of unsent bytes are still read
             stream.sender._buffer.clear()
             stream.receiver._buffer.clear()
         self._gaps.clear()
@@ -257,27 +258,27 @@ class PlainEngine(QuicConnection):
         return stream_id
 
     def want_stream(self, *, unidirectional: bool) -> None:
-        """Tell the peer that its limit blocks new streams; aioquic's own class cannot."""
+        """Tell the peer that its limit blocks new streams; the plain engine cannot."""
 
     def set_priority(self, stream_id: int, priority: int) -> None:
-        """Serve a stream before others with higher numbers; the plain engine serves all in turn."""
+        """Serve a stream before those with higher priority numbers; the plain engine serves all in turn."""
 
     def unsent(self, stream_id: int) -> int:
-        """Bytes written that have not been in any packet."""
+        """Return the bytes of a stream that were written and not yet sent."""
         stream = self._streams.get(stream_id)
         if stream is None or stream.sender._reset_error_code is not None:
             return 0
         return stream.sender._buffer_stop - stream.sender.highest_offset
 
     def unacked(self, stream_id: int) -> int:
-        """Bytes written that the peer has not acknowledged."""
+        """Return the bytes of a stream that were written and not yet acknowledged."""
         stream = self._streams.get(stream_id)
         if stream is None or stream.sender._reset_error_code is not None:
             return 0
         return stream.sender._buffer_stop - stream.sender._buffer_start
 
     def total_unacked(self) -> int:
-        """The same for all streams together."""
+        """Return the unacknowledged bytes of all streams together."""
         return sum(map(self.unacked, self._streams))
 
     def discard_stream(self, stream_id: int, code: int) -> None:
@@ -285,21 +286,21 @@ class PlainEngine(QuicConnection):
         self.reset_stream(stream_id, code)
 
     def refuse_stream(self, stream_id: int, code: int) -> None:
-        """Ask the peer to stop; do nothing if the stream has ended."""
+        """Ask the peer to stop sending, unless it has sent everything."""
         stream = self._streams.get(stream_id)
         if stream is not None and not stream.receiver.is_finished:
             self.stop_stream(stream_id, code)
 
     def consumed(self, stream_id: int, size: int) -> bool:
-        """Count bytes taken by the application; true if the peer should be told of new credit."""
+        """Count bytes that the application has taken; true if the peer should be told of new credit."""
         return False
 
     def grant_stream(self, *, unidirectional: bool) -> bool:
-        """Give back a finished stream of the peer's; true if the peer should be told. aioquic has done so already."""
+        """Allow the peer one more stream, for a finished one; true if it should be told. aioquic has already done so by itself."""
         return False
 
     def take_settled(self, known: Iterable[int]) -> list[int]:
-        """Return the `known` streams whose sending half has ended since the last call, acknowledged or reset."""
+        """Return the `known` streams whose sending half has ended, acknowledged or reset; the plain engine names them in each call."""
         streams = self._streams
         return [stream_id for stream_id in known if stream_id not in streams or streams[stream_id].sender.is_finished]
 
@@ -310,11 +311,11 @@ class PlainEngine(QuicConnection):
 
     @property
     def datagrams_queued(self) -> int:
-        """Datagrams in no packet yet."""
+        """Datagrams not sent yet."""
         return len(self._datagrams_pending)
 
     def datagram_room(self) -> int:
-        """Bytes of the largest datagram that fits a packet and that the peer accepts."""
+        """Return the size in bytes of the largest datagram that fits a packet and that the peer accepts; 0 for none."""
         peer = self._remote_max_datagram_frame_size
         if peer is None or peer <= 3:
             return 0
@@ -340,12 +341,12 @@ class PlainEngine(QuicConnection):
         self, direction: tls.Direction, epoch: tls.Epoch, cipher_suite: tls.CipherSuite, secret: bytes
     ) -> None:
         if epoch is _ONE_RTT and direction is tls.Direction.DECRYPT and self._asks_client:
-            # The client's Finished was right just now. Without this key nothing that it says later can be read.
+            # The client's Finished has just been verified. Without this key, nothing that the client sends later can be read.
             self._verify_client()
         super()._update_traffic_key(direction, epoch, cipher_suite, secret)
         if epoch is _ONE_RTT and self.channel_binding is None:
-            # This epoch's first key is made, on both sides, when the transcript ends with the server's Finished, as the exporter secret
-            # requires; a moment later the transcript has the client's Finished too. aioquic itself never derives that secret.
+            # Both sides make the first key of this epoch when the transcript ends with the server's Finished, as the exporter secret
+            # requires; soon after, it ends with the client's Finished. aioquic itself never derives the exporter secret.
             schedule = self.tls.key_schedule
             assert schedule is not None
             self.channel_binding = channel_binding(schedule.algorithm, schedule.derive_secret(b"exp master"))
@@ -359,7 +360,7 @@ class PlainEngine(QuicConnection):
             raise ClientCertificateRequired("a client certificate is required")
 
     def receive_datagram(self, data: bytes, addr: Any, now: float) -> None:
-        """Take a packet, and note if the peer has moved."""
+        """Take a packet, and note whether the peer's address has changed."""
         before = self._network_paths[:1]
         if self._handshake_confirmed and self._crypto.previous is not None:
             self._crypto.give_up_previous(now, 3 * self._loss.get_probe_timeout())
@@ -375,7 +376,7 @@ class PlainEngine(QuicConnection):
             super()._handle_crypto_frame(context, frame_type, buf)
         except QuicConnectionError as error:
             if error.__context__ is not None:
-                # aioquic's `negotiate` keeps the alert in a local variable, so the alert would refer to itself, and its frames to us.
+                # aioquic's `negotiate` keeps the alert in a local variable. So the alert's traceback would refer to the alert, and to us.
                 error.__context__.__traceback__ = None
             raise
         except UNREADABLE as error:  # aioquic expects a ValueError
@@ -388,7 +389,7 @@ class PlainEngine(QuicConnection):
             raise QuicConnectionError(
                 error_code=QuicErrorCode.CRYPTO_BUFFER_EXCEEDED,
                 frame_type=frame_type,
-                reason_phrase="Too long a message of the handshake",
+                reason_phrase="Handshake message too long",
             )
         self._bound_gaps(self._crypto_streams[context.epoch], frame_type)
 
@@ -404,8 +405,8 @@ class PlainEngine(QuicConnection):
     def _bound_gaps(self, stream: QuicStream, frame_type: int) -> None:
         """Bound the cost of reassembly (RFC 9000 section 21.7).
 
-        A gap costs 100 bytes, and aioquic looks at all gaps for each piece: packets full of single bytes took 40 ms each after thirty of
-        them, and ever longer.
+        A gap costs 100 bytes of memory, and aioquic looks at all gaps for each piece of data: after thirty packets full of single bytes, a
+        packet took 40 ms, and each further one more.
         """
         receiver = stream.receiver
         ranges = receiver._ranges
@@ -421,7 +422,7 @@ class PlainEngine(QuicConnection):
             raise QuicConnectionError(
                 error_code=QuicErrorCode.PROTOCOL_VIOLATION,
                 frame_type=frame_type,
-                reason_phrase="Too many gaps in what was sent",
+                reason_phrase="Too many gaps in the received data",
             )
 
     def _handle_retire_connection_id_frame(self, context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
@@ -429,7 +430,7 @@ class PlainEngine(QuicConnection):
         number = buf.pull_uint_var()
         buf.seek(start)
         if any(cid.sequence_number == number and not cid.was_sent for cid in self._host_cids):
-            # aioquic allows it and makes another id at once, which may be retired in the same packet: 3 us for each byte.
+            # aioquic allows this and makes another id at once, which the same packet may retire: 3 us for each byte of it.
             raise QuicConnectionError(
                 error_code=QuicErrorCode.PROTOCOL_VIOLATION,
                 frame_type=frame_type,
@@ -440,8 +441,8 @@ class PlainEngine(QuicConnection):
     def _send_probe(self) -> None:
         super()._send_probe()
         if self._is_client and self._handshake_complete and not self._handshake_confirmed:
-            # aioquic repeats only the end of the handshake, and a server that has it keeps no keys for that. A server that looks for a client
-            # that has moved must receive a packet it can open.
+            # aioquic repeats only the end of the handshake, and a server that has received that end has dropped the keys for it. To find a
+            # client whose address has changed, such a server must receive a packet that it can open.
             self._ping_pending.append(_PING)
 
     def _close_for(self, error: QuicConnectionError) -> None:
@@ -449,25 +450,25 @@ class PlainEngine(QuicConnection):
 
     def _path_changed(self, *, afresh: bool) -> None:
         """Note that packets take another path from now on; `afresh` if more than the peer's port may have changed."""
-        # Losses on the old path must not delay the probes of the new one: after seven vain probes, the next would come long after the
-        # time for validating an address is over.
+        # Losses on the old path must not delay the probes of the new one: after seven unanswered probes, the next would come long after the
+        # time for address validation is over.
         self._loss._pto_count = 0
         self._challenge_at = 0.0
 
     def _challenge_again(self, path: QuicNetworkPath, now: float) -> None:
         """Challenge an unvalidated address again when there is data to send there, at most once in a round trip.
 
-        aioquic repeats a challenge when it is found lost, that is, after later data was acknowledged. But the peer may have nothing more to say
-        and may have received only acknowledgements, so that it waits for data that goes to its old address.
+        aioquic repeats a challenge once it counts as lost, which takes an acknowledgement of later data. A peer that has nothing to send and
+        received only acknowledgements never sends one: it waits for data that goes to its old address.
         """
         if not path.is_validated and now >= self._challenge_at:
             path.local_challenge_sent = False
-            # Not held back by a congestion window full of packets to the old address.
+            # A congestion window full of packets to the old address must not hold the challenge back.
             self._probe_pending = True
             self._challenge_at = now + (self._loss._rtt_smoothed or self._configuration.initial_rtt)
 
     def datagrams_to_send(self, now: float) -> list[tuple[bytes, Any]]:
-        """Return the packets to send now, under new keys if the old ones have served long enough."""
+        """Return the packets to send now; renew the keys first if that is due."""
         if self._handshake_confirmed:
             self._renew_keys()
             self._challenge_again(self._network_paths[0], now)
@@ -480,7 +481,8 @@ class PlainEngine(QuicConnection):
     def _renew_keys(self) -> None:
         """Renew the keys if requested or due, once the peer has acknowledged a packet under the present ones (RFC 9001 section 6.1).
 
-        After two updates ahead of its peer, a side would use keys that the peer takes for its own present ones, and could never be read again.
+        A side two updates ahead of its peer would show the key phase that the peer is in. The peer would open its packets with the wrong keys,
+        and could never read it again.
         """
         keys, number = self._crypto, self._packet_number
         if keys.send.aead is not self._key_sending:  # by an update of either side
@@ -499,11 +501,11 @@ class PlainEngine(QuicConnection):
 
     @property
     def has_news(self) -> bool:
-        """Whether sending may have ended the connection, or brought an event or the end of a stream; the plain engine cannot tell."""
+        """Whether there may be an event, or the end of a stream or of the connection, to handle; the plain engine cannot tell."""
         return True
 
     def has_something_to_send(self, now: float) -> bool:
-        """Whether `datagrams_to_send` is worth a call now, before its timer; the plain engine cannot tell."""
+        """Whether `datagrams_to_send` should be called now and not at the next timer; the plain engine cannot tell."""
         return True
 
     def probe_path(self, now: float) -> list[tuple[bytes, Any]]:
@@ -544,7 +546,7 @@ _TUNED_NAMES = """
 
 
 def _missing(names: str) -> list[str]:
-    """Return the names that the installed aioquic lacks, of a connection and of its parts."""
+    """Return the private names that the installed aioquic lacks: `names` of a connection, and names of its parts."""
     sample = QuicConnection(configuration=QuicConfiguration(is_client=True))
     stream = QuicStream(stream_id=0)
     builder = QuicPacketBuilder(host_cid=b"", peer_cid=b"", version=1, is_client=True, max_datagram_size=1_200)
@@ -592,8 +594,8 @@ def _overrides_fit() -> bool:
         return True
     why = f"lacks {', '.join(lacking)}" if lacking else f"is not {SUPPORTED}.x"
     warnings.warn(
-        f"aioquic {version} {why}: QUIC runs without receive backpressure, 0-RTT marks, NEW_TOKEN, stateless reset, path MTU "
-        "discovery and at a higher cost (pip install 'levada[quic]')",
+        f"aioquic {version} {why}: QUIC runs without receive backpressure, 0-RTT marks, NEW_TOKEN, stateless reset and path MTU "
+        "discovery, and costs more (pip install 'levada[quic]')",
         RuntimeWarning,
         stacklevel=2,
     )
@@ -605,9 +607,9 @@ OVERRIDES_FIT: Final = _overrides_fit()
 
 
 def engine_class(*, plain: bool = False) -> type[PlainEngine]:
-    """Return the engine to use: the tuned one if it fits, unless the plain one is requested."""
+    """Return the engine to use: the tuned one if the overrides fit, unless the plain one is requested."""
     if plain or not OVERRIDES_FIT:
         return PlainEngine
-    from .overrides import TunedEngine  # not earlier, since its imports may fail where the overrides do not fit
+    from .overrides import TunedEngine  # imported only here, since this fails where the overrides do not fit
 
     return TunedEngine

@@ -1,4 +1,4 @@
-"""`dial` and `listen` for QUIC."""
+"""The two entry points, `dial` and `listen`."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ async def dial(
     Args:
         url: ``quic://host:port``.
         config: by default the public certificate authorities are trusted.
-        early: return before the handshake is complete, so that the first bytes travel with the first packet if `QuicConfig.sessions` has a
-            ticket for this server. An attacker may replay them; `QuicConnection.handshake` tells whether they were refused. The carrier then
-            sends streams again, but not datagrams.
+        early: do not wait for the handshake. If `QuicConfig.sessions` has a ticket for this server, data travels with the first packet
+            (0-RTT). An attacker may replay this data. `QuicConnection.handshake` tells whether the server refused it; the carrier then sends
+            streams again, but not datagrams.
         port: replaces the UDP socket.
 
     Raises:
-        ConnectionLost: no such host, no answer, or the handshake failed.
-        ConfigurationError: not a QUIC URL, or a file cannot be used.
+        ConnectionLost: the host has no address, does not answer, or the handshake failed.
+        ConfigurationError: `url` is not a QUIC URL, or a file cannot be used.
     """
     config = config or QuicConfig()
     host, number = _parse(url)

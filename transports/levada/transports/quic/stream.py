@@ -15,28 +15,28 @@ __all__ = ["QuicStream"]
 class QuicStream(ConnectionStream["QuicConnection"]):
     """A `levada.transports.carriers.contracts.Stream`, made by `QuicConnection.open_stream` and `QuicConnection.accept_stream`.
 
-    `send_all` waits while more than `QuicConfig.high_watermark` bytes are in no packet yet, and while the connection has more than
-    `QuicConfig.max_unacked` bytes unacknowledged. The peer may send `QuicConfig.stream_window` bytes beyond what `receive_some` has returned.
+    `send_all` waits while more than `QuicConfig.high_watermark` bytes are not sent yet, and while the connection has more than
+    `QuicConfig.max_unacked` unacknowledged bytes. The peer may send `QuicConfig.stream_window` bytes ahead of `receive_some`.
     """
 
     __slots__ = ("_forgotten", "_waiting")
 
     def __init__(self, connection: QuicConnection, stream_id: int, priority: int = 128):
         super().__init__(connection, stream_id, priority)
-        self._waiting = False  # to be accepted
-        self._forgotten = False  # the engine has no state for it any more
+        self._waiting = False  # for the application to accept it
+        self._forgotten = False  # the engine has dropped its state
 
     def appeared(self) -> None:
-        """Note that it waits to be accepted."""
+        """Note that the stream waits to be accepted."""
         self._waiting = True
 
     def accepted(self) -> bool:
-        """Note that the application has it; true if the engine has already dropped it, so that its credit is due."""
+        """Note that the application has taken the stream. Return whether its credit is due, because the engine has already dropped it."""
         self._waiting = False
         return self._forgotten
 
     def forgotten(self) -> bool:
-        """Note that the engine has dropped it; true if its credit is due: the peer's stream, and accepted."""
+        """Note that the engine has dropped the stream. Return whether its credit is due, because the peer opened it and it was accepted."""
         self._forgotten = True
         return not self._waiting and not self.initiated_here
 
@@ -69,6 +69,6 @@ class QuicStream(ConnectionStream["QuicConnection"]):
             acking.pop(self, None)
 
     def wake_flushing(self) -> None:
-        """Note that all bytes have been in a packet, or never will be."""
+        """Wake `flush`: all bytes have been sent, or never will be."""
         self._connection.flushing.pop(self, None)
         super().wake_flushing()
