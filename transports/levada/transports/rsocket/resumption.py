@@ -9,7 +9,6 @@ Theory:
 * `Replay` is bounded: when it is full, the oldest frames are dropped, and a peer that still needs them cannot resume (RS-94).
 * All sessions of a listener share a second bound. When it is passed, the session that keeps the most loses all of its frames: a session
   that has lost one frame cannot resume anyway. So peers that fill their sessions do no harm to sessions that keep little.
-  one frame cannot resume anyway. So peers that fill their sessions do no harm to those that keep little.
 """
 
 from __future__ import annotations
