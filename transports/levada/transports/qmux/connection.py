@@ -382,10 +382,10 @@ class QmuxConnection(StreamConnection[QmuxStream]):
     def _ended_by_core(self, event: events.Ended) -> None:
         peer, code, text = self._info.peer, event.code, event.reason
         if event.idle:
-            said = f"nothing from {peer} for the idle time, here {self._config.idle_timeout} s"
+            said = f"nothing from {peer} within the idle timeout, here {self._config.idle_timeout} s"
             self._end(CloseReason(code, said, lost=True), lambda: IdleTimeout(said))
         elif event.lost:
-            said = f"{peer} broke the connection off" if event.by_peer else f"connection to {peer} failed"
+            said = f"{peer} aborted the connection" if event.by_peer else f"connection to {peer} failed"
             said += f": {text}"
             self._end(CloseReason(code, text, event.by_peer, lost=True), lambda: ConnectionLost(said))
         elif event.by_peer:

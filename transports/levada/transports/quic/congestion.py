@@ -1,10 +1,11 @@
-"""How much may be in flight: NewReno (RFC 9002) and CUBIC (RFC 9438), instead of aioquic's two controllers.
+"""Congestion control: NewReno (RFC 9002) and CUBIC (RFC 9438), instead of aioquic's two controllers.
 
-aioquic's controllers cut the window to a share of what happens to be in flight, grow it while it is unused, and cannot undo a cut. Here:
+aioquic's controllers cut the window to a share of the bytes that happen to be in flight, grow it while it is unused, and cannot undo a cut.
+Here:
 
-- a **cut** starts from the window, once for all packets sent before it;
-- the window **grows** only on packets sent after it was full, so that an idle connection earns no burst;
-- `undo` takes the last cut back once all packets whose loss caused it have arrived after all.
+- a **cut** reduces the window itself, once for all packets sent before the cut;
+- the window **grows** only while packets fill it, so that an idle connection earns no burst;
+- `undo` reverts the last cut once all packets whose loss caused it have arrived after all.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from aioquic.quic.packet_builder import QuicSentPacket
 
 __all__ = ["Cubic", "Reno", "make_controller"]
 
-_NEARLY_FULL = 3  # packets of room; with less room the window counts as full
-_IDLE = 2.0  # seconds after which an unused window is no longer meaningful
+_NEARLY_FULL = 3  # packets; with room for fewer, the window counts as full
+_IDLE = 2.0  # seconds after which an unused window says nothing about the path any more
 
 
 class Reno(QuicCongestionControl):
-    """The controller of RFC 9002, and the parts that CUBIC shares."""
+    """The controller of RFC 9002, and the parts that CUBIC shares with it."""
 
     beta = 0.5
     """Share of the window that remains after a cut."""
@@ -35,11 +36,11 @@ class Reno(QuicCongestionControl):
         self._monitor = QuicRttMonitor()
         self._full_at = -math.inf  # when a packet last filled the window
         self._acked_at = math.inf
-        self._credit = 0.0  # bytes acknowledged in congestion avoidance that have not grown the window yet
+        self._credit = 0.0  # bytes acknowledged in congestion avoidance that have not yet raised the window
         self.cut_at = -math.inf
-        """When the window was cut; losses of packets sent earlier cause no further cut."""
+        """When the window was last cut; the loss of packets sent earlier causes no further cut."""
         self._before: dict[str, Any] | None = None
-        self._held_back = 0  # bytes acknowledged since the cut that have not grown the window yet
+        self._held_back = 0  # bytes sent before the cut and acknowledged since, which have not raised the window
 
     def on_packet_sent(self, *, packet: QuicSentPacket) -> None:
         """Count a packet as in flight."""
@@ -87,7 +88,7 @@ class Reno(QuicCongestionControl):
             self._cut()
 
     def on_persistent_congestion(self) -> None:
-        """Restart from the smallest window: no packet came through for three probe time-outs."""
+        """Restart from the smallest window: all packets of three probe timeouts were lost."""
         self.congestion_window = K_MINIMUM_WINDOW * self._max_datagram_size
         self.cut_at = -math.inf
 
@@ -97,7 +98,7 @@ class Reno(QuicCongestionControl):
             self.ssthresh = self.congestion_window
 
     def undo(self) -> None:
-        """Undo the last cut: no packet was lost."""
+        """Undo the last cut, since no packet was lost."""
         before, self._before = self._before, None
         if before is not None:
             window = self.congestion_window
@@ -156,11 +157,11 @@ class Cubic(Reno):
         self._top, self._epoch = 0.0, None
 
     def _not_limited(self) -> None:
-        self._epoch = None  # time in which the window was not used must not count as growth
+        self._epoch = None  # time in which the window was not full must not count for its growth
 
     def _cut(self) -> None:
         window = self.congestion_window
-        # Fast convergence: a window that has not reached the old top leaves room for others.
+        # Fast convergence: a flow whose window has not reached the old top leaves room for others.
         self._top = window * (1 + self.beta) / 2 if window < self._top else window
         self._epoch = None
         super()._cut()
@@ -173,8 +174,8 @@ class Cubic(Reno):
             self._rise = math.cbrt(max(self._top - window, 0.0) / packet / self._scale)
             self._top = max(self._top, window)
         elapsed = now - self._epoch
-        # A packet in a round trip, as in quic-go. RFC 9438 has 0.53 of one until the window before the cut is reached, which makes a flow no
-        # faster than Reno's: 4 MiB then take 12 s at 5 % loss, instead of 9 s.
+        # One packet per round trip, as in quic-go. RFC 9438 has 0.53 packets until the window is as large as before the cut, which makes a flow
+        # no faster than Reno's: at 5 % loss, 4 MiB then take 12 s instead of 9 s.
         self._estimate += packet * size / window
         if self._top + self._scale * (elapsed - self._rise) ** 3 * packet < self._estimate:
             self.congestion_window = max(window, int(self._estimate))

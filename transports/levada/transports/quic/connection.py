@@ -1,12 +1,13 @@
-"""One QUIC connection: engine events become streams, datagrams and ends; calls become engine calls.
+"""One QUIC connection: it turns engine events into streams, datagrams and an end, and the application's calls into engine calls.
 
 The rules of this file:
 
 * A connection has no task and no lock: everything happens in the endpoint's two tasks or in the caller's, between two awaits.
-* Every call that gives the engine data to send ends in `mark_dirty`; the endpoint then sends once for all that happened in a turn.
+* Every call that gives the engine data to send ends in `mark_dirty`; the endpoint then sends once for all that happened in a turn. Only a
+  short lone answer is sent at once (`send_promptly`).
 * The application learns of the end as soon as it is certain. aioquic's own event comes later, after the closing period.
-* The credit of a stream that the peer opened is given back when the engine has dropped the stream *and* it was accepted. So a peer cannot
-  pile up streams at an application that does not accept, however short they are.
+* The credit for a stream that the peer opened is given back when the engine has dropped the stream *and* the application has accepted it.
+  So a peer cannot pile up streams, however short, at an application that does not accept them.
 """
 
 from __future__ import annotations
@@ -37,30 +38,30 @@ if TYPE_CHECKING:
 
 __all__ = ["QuicConnection", "QuicDetails"]
 
-# A loss timer of aioquic's can fire at its exact moment and find no packet lost: `sent + delay == now`, but `now - delay` rounds below
-# `sent`. It would be set to the same moment forever, and virtual time would stand still.
+# aioquic's loss timer can fire at its exact moment and find no packet lost: `sent + delay == now`, but `now - delay` rounds below `sent`.
+# Without slack it would be set to the same moment again and again, and virtual time would stand still.
 _TIMER_SLACK = 1e-6
 _PING = 0  # id of keepalive PINGs, whose acknowledgements are ignored
 _ABANDONED = "stateless reset"
-# Bytes of an answer that is sent at once. The flush task costs two turns of trio's scheduler and a look at a timer, a third of the CPU
-# time of one request at a time. Answers larger than a packet are not worth it.
+# Most bytes of an answer that is sent at once. The flush task costs two turns of trio's scheduler and a look at a timer: a third of the CPU
+# time of a request, if they come one at a time. For answers larger than a packet it hardly matters.
 _PROMPT = 1_000
 
 
 @attrs.frozen(kw_only=True)
 class QuicDetails:
-    """Facts that only a QUIC connection has, at the moment of the call."""
+    """Facts that only a QUIC connection has, as of the call."""
 
     packets_sent: int
     packets_received: int
     packet_size: int
-    """Bytes of UDP payload in use, after path MTU discovery."""
+    """UDP payload of a full packet in bytes, as found by path MTU discovery."""
     round_trip: float
-    """Seconds, smoothed; 0 if not measured."""
+    """Smoothed round-trip time in seconds; 0 if not measured yet."""
     streams: int
     """Streams that have not ended."""
     tuned: bool
-    """Whether the overrides are in force."""
+    """Whether levada's overrides of aioquic are in use."""
 
 
 class QuicConnection(StreamConnection[QuicStream]):
@@ -95,8 +96,9 @@ class QuicConnection(StreamConnection[QuicStream]):
         """The ids among them that the peer has retired, oldest first."""
         self.reset_tokens: set[bytes] = set()
         self.timer_at = math.inf
-        """When the endpoint's heap will look at it, at the latest."""
+        """Latest time at which the endpoint looks at the connection's timers."""
         self.dirty = False
+        """Whether the endpoint has the connection in its list to send for."""
 
         self._endpoint = endpoint
         self._config = config
@@ -104,7 +106,7 @@ class QuicConnection(StreamConnection[QuicStream]):
         self._early_offered = early_offered
         self._handshake_deadline = now + self._config.handshake_timeout
         self._heard_at = now
-        self._lonely = False  # one input has arrived since the last send
+        self._lonely = False  # the last input made one event, and nothing was sent since
         self._close_packets: list[tuple[bytes, Address]] = []
         self._late_packets = 0
 
@@ -114,7 +116,7 @@ class QuicConnection(StreamConnection[QuicStream]):
         self._packets_sent = 0
 
     def statistics(self) -> CarrierStatistics:
-        """Return the counters as they are now; bytes include QUIC's own, writes and reads are packets."""
+        """Return the counters as they are now. Bytes include QUIC's overhead; writes and reads are packets."""
         return CarrierStatistics(
             bytes_sent=self._bytes_sent,
             bytes_received=self._bytes_received,
@@ -136,22 +138,35 @@ class QuicConnection(StreamConnection[QuicStream]):
         )
 
     def credit(self) -> tuple[int, int]:
-        """Return what each side may send now: see `Connection.credit`."""
+        """Return the bytes that this side, and the peer, may send now; (0, 0) after the end. `Connection.credit` says more."""
         return self.engine.credit if not self.closed else (0, 0)
 
     def round_trip(self) -> float:
-        """Smoothed round trip in seconds; 0 if not measured."""
+        """Return the smoothed round-trip time in seconds; 0 if not measured yet."""
         return self.engine.smoothed_rtt
 
     async def handshake(self) -> CarrierInfo:
-        """Wait until the handshake is complete; raise `ConnectionLost` if it fails or exceeds `QuicConfig.handshake_timeout`."""
+        """Wait until the handshake is complete, and return the facts about both ends.
+
+        Raises:
+            ConnectionLost: the handshake failed, or took longer than `QuicConfig.handshake_timeout`.
+            ConnectionClosed: this side closed the connection first.
+        """
         await self._shaken.wait()
         if not self.engine.handshake_complete and self.closed:
             raise self.error()
         return self._info
 
     async def open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> QuicStream:
-        """Open a stream, waiting for the peer's credit. The peer sees it with its first byte, end or reset."""
+        """Open a stream, waiting for the peer's credit. The peer sees the stream with its first byte, end or reset.
+
+        Raises:
+            ConnectionClosed, ConnectionLost: the connection has ended.
+            ValueError: the priority is not between 0 and 255.
+
+        Cancellation:
+            no stream was opened.
+        """
         await trio.lowlevel.checkpoint_if_cancelled()
         while (stream := self.try_open_stream(unidirectional=unidirectional, priority=priority)) is None:
             self.engine.want_stream(unidirectional=unidirectional)
@@ -160,7 +175,7 @@ class QuicConnection(StreamConnection[QuicStream]):
         return stream
 
     def try_open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> QuicStream | None:
-        """Open a stream if there is credit for it now."""
+        """Open a stream if there is credit for it now; otherwise return ``None``. Errors as `open_stream`."""
         if not 0 <= priority <= 255:
             raise ValueError(f"priority is {priority}, wanted 0 to 255")
         if self.closed:
@@ -180,15 +195,18 @@ class QuicConnection(StreamConnection[QuicStream]):
             self.mark_dirty()
 
     def max_datagram_size(self) -> int:
-        """Bytes of the largest datagram that fits now; 0 if the peer takes none or its limit is not known yet."""
+        """Return the size in bytes of the largest datagram that fits now; 0 if the peer takes none or its limit is not known yet."""
         return self.engine.datagram_room()
 
     async def send_datagram(self, data: Octets) -> None:
-        """Queue a datagram. Wait while the queue is full, and for the handshake unless there is early data.
+        """Queue a datagram. Wait while the queue is full, and for the handshake unless early data can be sent.
 
         Raises:
             DatagramTooLarge: more than `max_datagram_size`.
             ConnectionClosed, ConnectionLost: the connection has ended.
+
+        Cancellation:
+            nothing was queued.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         if not self.engine.handshake_complete and not self.max_datagram_size():
@@ -209,12 +227,12 @@ class QuicConnection(StreamConnection[QuicStream]):
         if self.engine.datagrams_queued >= self._config.datagram_queue:
             return False
         self.engine.send_datagram_frame(octets)
-        if not self.dirty:  # only the first of many in a row needs to decide how to send
+        if not self.dirty:  # only the first of many in a row has to decide how to send
             self.send_promptly(len(octets))
         return True
 
     def close(self, code: int = 0, reason: str = "") -> None:
-        """Tell the peer at once that the connection is over; queued data is dropped. After the end it does nothing."""
+        """End the connection and tell the peer at once; queued data is dropped. Does nothing if the connection has already ended."""
         if self.closed:
             return
         self.engine.close(error_code=code, reason_phrase=reason)
@@ -227,7 +245,7 @@ class QuicConnection(StreamConnection[QuicStream]):
         """Wait up to `drain_timeout` seconds until the peer has the data of finished streams, then close.
 
         Cancellation:
-            closed at once; data that the peer has not acknowledged may be lost.
+            the connection is closed at once; data that the peer has not acknowledged may be lost.
         """
         try:
             with trio.move_on_after(drain_timeout):
@@ -251,46 +269,46 @@ class QuicConnection(StreamConnection[QuicStream]):
         return bool(self.engine.datagrams_queued) or any(stream.undelivered for stream in self.streams.values())
 
     def update_keys(self) -> None:
-        """Renew the keys; the carrier does this itself long before their limit."""
+        """Renew the keys. This is optional: the carrier renews them by itself long before their limit."""
         self.engine.request_key_update()
         self.mark_dirty()
 
     def change_path(self) -> None:
-        """Use a fresh connection id and send a packet, so that the peer sees this side's new address."""
+        """Use another connection id and send a packet, so that the peer learns this side's new address."""
         self.engine.change_connection_id()
         self._endpoint.learn_reset_tokens(self)
         self.engine.send_ping(_PING)
         self.mark_dirty()
 
     def mark_dirty(self) -> None:
-        """Let the endpoint send for this connection, after the tasks that can run now."""
+        """Have the endpoint send for this connection once the tasks that can run now have run."""
         self._endpoint.asked += 1
         if not self.dirty:
             self.dirty = True
             self._endpoint.add_dirty(self)
 
     def send_promptly(self, size: int) -> None:
-        """Note that a datagram or the end of a stream was queued; the only answer to the only input is sent at once."""
+        """Send a queued datagram or end of a stream at once if it is the only answer to a single input; otherwise as `mark_dirty`."""
         if self._lonely and not self.dirty and size <= _PROMPT:
             self._endpoint.send_for(self)
         else:
             self.mark_dirty()
 
     def together(self, send: Callable[[], None]) -> None:
-        """Call `send`. The endpoint writes the output of all calls of a turn together anyway."""
+        """Call `send`. The endpoint sends the output of all calls of a turn together anyway."""
         send()
 
     def set_priority(self, stream_id: int, priority: int) -> None:
-        """Change the priority of what a stream sends."""
+        """Change the priority of a stream's data."""
         self.engine.set_priority(stream_id, priority)
 
     def unsent(self, stream_id: int) -> int:
-        """Return the bytes of a stream that are in no packet yet."""
+        """Return the number of bytes of a stream that are queued and not yet sent."""
         return self.engine.unsent(stream_id)
 
     def send(self, stream_id: int, data: Octets, fin: bool) -> None:
         """Queue bytes of a stream, and have them sent."""
-        # aioquic only measures and copies the bytes, so any type of them will do.
+        # aioquic only measures and copies the bytes, so any bytes-like object will do.
         self.engine.send_stream_data(stream_id, data, fin)  # type: ignore[arg-type]
         if fin:
             self.send_promptly(len(data))
@@ -298,7 +316,7 @@ class QuicConnection(StreamConnection[QuicStream]):
             self.mark_dirty()
 
     def reset(self, stream_id: int, code: int) -> None:
-        """Drop what a stream has queued, and tell the peer."""
+        """Drop a stream's queued data, and tell the peer."""
         self.engine.discard_stream(stream_id, code)
         self.mark_dirty()
 
@@ -327,7 +345,7 @@ class QuicConnection(StreamConnection[QuicStream]):
         self._bytes_received += len(data)
         self._packets_received += 1
         if self._close_packets:
-            # The peer has not seen the close: repeat it, ever more rarely (RFC 9000 section 10.2.1).
+            # The peer has not seen the close: repeat it, at ever longer intervals (RFC 9000 section 10.2.1).
             self._late_packets += 1
             if self._late_packets & (self._late_packets - 1) == 0:
                 self._endpoint.send(self._close_packets)
@@ -387,7 +405,7 @@ class QuicConnection(StreamConnection[QuicStream]):
         self.mark_dirty()
 
     def fail(self, why: str, *, code: int = 1) -> None:
-        """End the connection as lost; the peer is told only that there was an error."""
+        """End the connection as lost; the peer learns the code, but not the reason."""
         if not self.closed:
             said = f"connection to {self._info.peer}: {why}"
             self._end(CloseReason(code, why, lost=True), lambda: ConnectionLost(said))
@@ -395,7 +413,7 @@ class QuicConnection(StreamConnection[QuicStream]):
             self.mark_dirty()
 
     def abandon(self, why: str) -> None:
-        """End it as lost without telling the peer, which has no state for it, or because the state here is damaged."""
+        """End the connection as lost without telling the peer: the peer has no state for it, or the state here is damaged."""
         if not self.closed:
             said = f"connection to {self._info.peer}: {why}"
             self._end(CloseReason(1, why, lost=True), lambda: ConnectionLost(said))
@@ -403,11 +421,11 @@ class QuicConnection(StreamConnection[QuicStream]):
         self._endpoint.forget(self)
 
     def reset_by_peer(self) -> None:
-        """End it because a stateless reset arrived."""
+        """End the connection because a stateless reset arrived."""
         self.abandon(_ABANDONED)
 
     def settle(self) -> None:
-        """Pass on the engine's news, and wake the tasks that can continue."""
+        """Handle the engine's news, and wake the tasks that can continue."""
         engine = self.engine
         happened = engine.take_events()
         self._lonely = len(happened) == 1
@@ -453,7 +471,7 @@ class QuicConnection(StreamConnection[QuicStream]):
             self._endpoint.forget(self)
 
     def forgotten(self) -> None:
-        """Release the engine's state and the streams, which refer to the connection. Streams waiting to be accepted stay."""
+        """Release the engine's state and the streams, which refer to the connection. Streams that wait to be accepted stay."""
         self.engine.release()
         self._release_streams()
 
@@ -523,14 +541,14 @@ class QuicConnection(StreamConnection[QuicStream]):
             self._end(
                 CloseReason(code, text, by_peer=True, lost=True),
                 lambda: ConnectionLost(
-                    f"{peer} broke the connection off with transport error {code:#x}: {text or 'no reason given'}"
+                    f"{peer} aborted the connection with transport error {code:#x}: {text or 'no reason given'}"
                 ),
             )
         elif self.engine.terminated and text == "Idle timeout":
             idle = self._config.idle_timeout
             self._end(
                 CloseReason(1, text, lost=True),
-                lambda: IdleTimeout(f"nothing from {peer} for the idle time, here {idle} s"),
+                lambda: IdleTimeout(f"nothing from {peer} within the idle timeout, here {idle} s"),
             )
         else:
             self._end(
@@ -547,5 +565,5 @@ class QuicConnection(StreamConnection[QuicStream]):
 
     @property
     def peer_address(self) -> Any:
-        """Socket address of the peer, where packets go now."""
+        """Socket address of the peer to send to now."""
         return self.engine.get_peer_address() or self._address

@@ -1,10 +1,10 @@
-"""Keys that roll, and the value that identifies a channel to applications; both derive from the secrets of TLS.
+"""1-RTT keys and their updates, and the channel binding; both derive from the secrets of TLS.
 
 The 1-RTT keys include the previous one, for packets that were on their way during a key update (RFC 9001 sections 6.3 to 6.5).
 
-aioquic's own pair moves to new keys with the first packet that it seals, and then cannot read a peer that has not followed. If that
-packet carries only acknowledgements and gets lost, both sides hang: the side with the new keys waits for nothing and cannot read the
-other, which repeats itself until the idle time-out.
+aioquic's own pair moves to new keys with the first packet that it seals, and then cannot read a peer that has not followed. If this packet
+has only acknowledgements and gets lost, both sides hang: the side with the new keys has nothing to resend and cannot read the other side,
+which resends its data until the idle timeout.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NONE_YET = 1 << 62
 
 
 def channel_binding(algorithm: hashes.HashAlgorithm, exporter_secret: bytes) -> bytes:
-    """Derive a channel's binding value from its exporter secret. Source: RFC 9266 section 2, RFC 8446 section 7.5."""
+    """Derive the channel binding from the exporter secret. Source: RFC 9266 section 2, RFC 8446 section 7.5."""
     empty = hashes.Hash(algorithm).finalize()
     size = algorithm.digest_size
     derived = hkdf_expand_label(algorithm, exporter_secret, b"EXPORTER-Channel-Binding", empty, size)
@@ -32,15 +32,15 @@ def channel_binding(algorithm: hashes.HashAlgorithm, exporter_secret: bytes) -> 
 
 
 class RollingKeys(CryptoPair):
-    """aioquic's pair of keys, with the previous one for receiving."""
+    """aioquic's pair of keys, with the previous key for receiving."""
 
     def __init__(self, pair: CryptoPair) -> None:
         super().__init__()
         self.recv, self.send = pair.recv, pair.send
         self.previous: AEAD | None = None
-        """Opens packets sealed before the peer saw the last update, for a while."""
+        """Opens packets that the peer sealed before it saw the last update; ``None`` some time after the update."""
         self.until = math.inf
-        """When `previous` is dropped; set once the peer has made the step too."""
+        """When `previous` is dropped; set once the peer has made the update too."""
         self.first = _NONE_YET
         """Lowest packet number seen under the present key, while `previous` is kept."""
 
@@ -52,11 +52,11 @@ class RollingKeys(CryptoPair):
     def decrypt_packet(
         self, packet: bytes, encrypted_offset: int, expected_packet_number: int
     ) -> tuple[bytes, bytes, int]:
-        """Open a packet with the previous, present or next key; the next one makes the update.
+        """Open a packet with the previous, present or next key; a packet under the next key makes the update here too.
 
         Raises:
-            CryptoError: no key opens it.
-            QuicConnectionError: an old key after a new one.
+            CryptoError: no key opens the packet.
+            QuicConnectionError: the peer used an old key after a new one.
 
         Source: RFC 9001 sections 6.2 to 6.4.
         """
@@ -68,7 +68,7 @@ class RollingKeys(CryptoPair):
                 try:
                     plain = self.previous.decrypt(packet[len(header) :], header, number)
                 except CryptoError:
-                    pass  # the peer's own next update looks like this
+                    pass  # a further update by the peer looks like this
                 else:
                     self.previous_opened(number)
                     return header, plain, number
@@ -78,20 +78,20 @@ class RollingKeys(CryptoPair):
         return opened
 
     def previous_opened(self, number: int) -> None:
-        """Check a packet that the previous key has opened.
+        """Check the number of a packet that the previous key has opened.
 
         Raises:
-            QuicConnectionError: a packet with a lower number came under the present key.
+            QuicConnectionError: a packet with a lower number has come under the present key.
         """
         if number > self.first:
             raise QuicConnectionError(
                 error_code=QuicErrorCode.KEY_UPDATE_ERROR,
                 frame_type=QuicFrameType.PADDING,
-                reason_phrase="An old key after a new one",
+                reason_phrase="Old key used after a new one",
             )
 
     def give_up_previous(self, now: float, keep: float) -> None:
-        """Drop the previous key when its time is over: `keep` seconds after the peer has made the step too."""
+        """Drop the previous key `keep` seconds after the peer has made the update too."""
         if self.until == math.inf:
             if self.first != _NONE_YET:
                 self.until = now + keep

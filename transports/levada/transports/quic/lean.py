@@ -1,8 +1,8 @@
 """The short receive path for packets of an established connection: 11 us for one full of stream data, where aioquic takes 45.
 
-It omits what such a packet cannot need: packet numbers and keys other than 1-RTT, other paths, logging, and, for the frames of nearly all
-traffic, the general table. Anything unusual takes the long path, with no state changed. The previous key is kept over a key update, for
-packets that were on their way, for at most three probe time-outs (`keys.py`).
+It omits everything that such packets do not need: packet numbers and keys other than 1-RTT, other paths, logging, and, for the frames of
+nearly all traffic, the table of handlers. A packet or frame that is unusual goes to aioquic's long path before it has changed any state. The
+previous key is kept for three probe timeouts after a key update, for packets that were on their way (`keys.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _STREAM, _LAST_STREAM = int(QuicFrameType.STREAM_BASE), int(QuicFrameType.STREAM
 
 
 class LeanEngine(PlainEngine):
-    """The receive overrides; `TunedEngine` adds all others."""
+    """The overrides for receiving; `ReadyEngine` and `TunedEngine` add the others."""
 
     _space: QuicPacketSpace
     _received: Received
@@ -53,14 +53,14 @@ class LeanEngine(PlainEngine):
 
     def _initialize(self, peer_cid: bytes) -> None:
         super()._initialize(peer_cid)
-        # A lookup by epoch costs 0.6 us, for the hash of an enum member, and a packet needs a dozen of them.
+        # A lookup by epoch costs 0.6 us, since it hashes an enum member, and a packet needs a dozen of them.
         self._space = space = self._spaces[_ONE_RTT]
         space.ack_queue = Ranges()
-        space.received_packets = self._received = Received()  # type: ignore[assignment]  # has what is used of the class
+        space.received_packets = self._received = Received()  # type: ignore[assignment]  # has everything used of the class
         self._handshake_stream = self._crypto_streams[_ONE_RTT]
 
     def receive_datagram(self, data: bytes, addr: Any, now: float) -> None:
-        """Take a packet; a 1-RTT packet on the path and key in use takes the short path, all others the long one."""
+        """Take a packet; 1-RTT packets from the peer's validated address take the short path, all others the long one."""
         if (
             self._handshake_confirmed
             and self._state is _CONNECTED
@@ -94,7 +94,8 @@ class LeanEngine(PlainEngine):
         if len(data) < offset + 20 or protection is None:
             return False
         if data[1:offset] != cid:
-            # A server takes a new id as a client's move. To a client it means nothing: its own moves make the server take one.
+            # To a server, another id may mean that the client's address has changed. To a client it means nothing: the server changes ids when
+            # the client's address has changed.
             cid = data[1:offset]
             if not self._is_client or all(cid != known.cid for known in self._host_cids):
                 return False
@@ -106,7 +107,7 @@ class LeanEngine(PlainEngine):
         truncated = int.from_bytes(data[offset:body], "big") ^ int.from_bytes(mask[1 : 1 + length], "big")
         number = decode_packet_number(truncated, length * 8, space.expected_packet_number)
         is_current = (first & 4) >> 2 == keys.key_phase
-        # In another phase: sent before the peer saw the update, or by the peer's own update.
+        # A packet in another phase was sent before the peer saw the update, or makes a further update.
         aead = keys.aead if is_current else pair.previous
         if first & 0x18 or aead is None:
             return False
@@ -115,7 +116,7 @@ class LeanEngine(PlainEngine):
                 data[body:], bytes((first,)) + data[1:offset] + truncated.to_bytes(length, "big"), number
             )
         except CryptoError:
-            return is_current  # of no use; but with the previous key it may be an update by the peer
+            return is_current  # drop it; in another phase it may be an update by the peer, which the long path handles
         if not is_current:
             pair.previous_opened(number)
         elif pair.previous is not None and number < pair.first:
@@ -146,9 +147,7 @@ class LeanEngine(PlainEngine):
             space.ack_queue.shift()
         if eliciting:
             if not in_order:
-                space.ack_at = (
-                    now  # RFC 9000 section 13.2.1: the sooner the peer learns of a gap, the sooner it fills it
-                )
+                space.ack_at = now  # RFC 9000 section 13.2.1: the peer should learn of a gap at once
             elif space.ack_at is None:
                 space.ack_at = now + self._ack_delay
         return True
@@ -168,17 +167,17 @@ class LeanEngine(PlainEngine):
                     usual, wants_ack = self._ack_frame_received(buf, context.time), False
                 else:
                     usual = wants_ack = kind == _DATAGRAM and self._datagram_frame_received(buf)
-            except ValueError:  # the buffer's own error is one; and a range of packet numbers can be below 0
+            except ValueError:  # the frame is cut short, or acknowledges packet numbers below 0
                 usual = wants_ack = False
             if not usual:
-                # This frame and the following ones take the long path, which also finds the error text.
+                # This frame and the following ones take the long path, which also reports errors.
                 return self._payload_received(context, plain[at:])[0] or eliciting
             eliciting = eliciting or wants_ack
             at = buf.tell()
         return eliciting if end else self._payload_received(context, plain)[0]
 
     def _stream_frame_received(self, buf: Buffer, kind: int) -> bool:
-        """Take the next bytes of a stream; false if out of order or beyond the limits (then at most the stream was created)."""
+        """Take the next bytes of a stream; false if they are out of order or beyond a limit. The stream may then have been created."""
         stream_id = buf.pull_uint_var()
         offset = buf.pull_uint_var() if kind & 4 else 0
         length = buf.pull_uint_var() if kind & 2 else buf.capacity - buf.tell()

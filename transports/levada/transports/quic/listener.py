@@ -1,7 +1,7 @@
 """A server's handling of packets from unknown clients: version negotiation, Retry, tokens, and `QuicIncoming`.
 
-Until the application accepts a `QuicIncoming`, a client costs only its first packets and no cryptography. Under load, or always, a client
-must first prove that it receives at its address: a Retry packet carries a token, and the server keeps no state for it.
+Until the application accepts a `QuicIncoming`, its client costs only the memory for its first packets, and no handshake. Under load, or
+always, a client must first prove that it receives at its address: it gets a token in a Retry packet, and the server keeps no state for it.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ from .tokens import AddressTokens
 
 __all__ = ["QuicIncoming", "QuicListener"]
 
-_PACKETS_KEPT = 10  # of a client that is not accepted yet: a large hello and early data
-_BYTES_KEPT = 65_535  # at least the one datagram that introduced it
-_CLOSE_FRAME = 25
+_PACKETS_KEPT = 10  # of a client that is not accepted yet: room for a large hello and early data
+_BYTES_KEPT = 65_535  # room for at least the client's first datagram
+_CLOSE_FRAME = 25  # most bytes of CONNECTION_CLOSE without a reason
 
 
 class QuicIncoming:
     """A client that wants a connection: accept it, refuse it, make it prove its address, or ignore it, once.
 
-    It expires `QuicConfig.handshake_timeout` seconds after it came; then each of these calls raises `LocalProtocolError`.
+    After `QuicConfig.handshake_timeout` seconds without a decision it expires, when the listener next handles a client. Each of these calls
+    then raises `LocalProtocolError`.
     """
 
     def __init__(
@@ -68,12 +69,12 @@ class QuicIncoming:
 
     @property
     def peer(self) -> str:
-        """Its address."""
+        """The client's address, as ``HOST:PORT``."""
         return authority(self._address)
 
     @property
     def validated(self) -> bool:
-        """Whether a token has shown that it receives at this address."""
+        """Whether a token has shown that the client receives at this address."""
         return self._leave is not None
 
     @property
@@ -82,7 +83,7 @@ class QuicIncoming:
         return self._decided
 
     def keep(self, data: bytes) -> None:
-        """Keep a packet until it is accepted."""
+        """Keep a packet until the client is accepted; drop it if there are too many."""
         if len(self._packets) < _PACKETS_KEPT and sum(map(len, self._packets)) + len(data) <= _BYTES_KEPT:
             self._packets.append(data)
 
@@ -90,13 +91,13 @@ class QuicIncoming:
         """Begin the handshake; `QuicConnection.handshake` waits for it.
 
         Raises:
-            LocalProtocolError: it was already decided.
+            LocalProtocolError: the client was already decided on.
         """
         self._decide()
         return self._listener.start(self, self._address, self._packets, self._original_cid, leave=self._leave)
 
     def refuse(self, why: str = "the application refused it") -> None:
-        """Close it at once and tell the client; `why` is for the listener's warning."""
+        """Refuse the client, and tell it. `why` appears in the listener's warning only."""
         self.ignore()
         self._listener.send_close(
             self._version, self.source_cid, self.destination_cid, self._address, QuicErrorCode.CONNECTION_REFUSED
@@ -104,10 +105,10 @@ class QuicIncoming:
         self._listener.admission.turn_away(self.peer, why)
 
     def retry(self) -> None:
-        """Make it prove its address first; it returns as another `QuicIncoming`.
+        """Make the client prove its address first; then it comes as another `QuicIncoming`.
 
         Raises:
-            LocalProtocolError: it has already proved it.
+            LocalProtocolError: it has already proved its address, or was already decided on.
         """
         if self.validated:
             raise LocalProtocolError("this client has proved its address; accept, refuse or ignore it")
@@ -115,7 +116,7 @@ class QuicIncoming:
         self._listener.send_retry(self._version, self.source_cid, self.destination_cid, self._address)
 
     def ignore(self) -> None:
-        """Forget it without an answer."""
+        """Forget the client without an answer."""
         self._decide()
         if self._leave is not None:
             self._leave()
@@ -130,7 +131,7 @@ class QuicIncoming:
 
 
 class QuicListener:
-    """Accepts clients; made by `listen`, or on your own endpoint."""
+    """Accepts clients. `listen` makes one; make your own to listen on a `QuicEndpoint` of yours."""
 
     def __init__(self, endpoint: QuicEndpoint):
         self.endpoint = endpoint
@@ -142,7 +143,7 @@ class QuicListener:
         self._queue: deque[QuicIncoming] = deque()
         self._waiters = trio.lowlevel.ParkingLot()
         self._handshakes: dict[QuicConnection, None] = {}
-        self._entered: dict[QuicConnection, Callable[[], None]] = {}  # the ones that have proved their address
+        self._entered: dict[QuicConnection, Callable[[], None]] = {}  # connections whose address is proved
         self._closed = False
         self.admission = Admission(self.url, config.max_connections_per_address)
         """The clients admitted, and the number turned away."""
@@ -150,7 +151,7 @@ class QuicListener:
 
     @property
     def url(self) -> str:
-        """The URL it listens at, with the real port."""
+        """The URL to dial, with the real port."""
         return f"quic://{authority(self.endpoint.address)}"
 
     @property
@@ -159,7 +160,14 @@ class QuicListener:
         return len(self._handshakes) + len(self._pending)
 
     async def accept(self) -> QuicIncoming:
-        """Wait for the next client, before its handshake; raise `ConnectionClosed` if the listener was closed."""
+        """Wait for the next client, before its handshake.
+
+        Raises:
+            ConnectionClosed: the listener was closed.
+
+        Cancellation:
+            no client was taken.
+        """
         await trio.lowlevel.checkpoint_if_cancelled()
         while True:
             self._expire()
@@ -180,7 +188,7 @@ class QuicListener:
         self._configuration = self.endpoint.config.for_engine(is_client=False)
 
     async def aclose(self) -> None:
-        """Stop accepting, and refuse clients that were not accepted. Accepted connections stay open."""
+        """Stop accepting, and refuse the clients that are not decided on. Accepted connections stay open."""
         self._closed = True
         for incoming in list(self._pending.values()):
             incoming.refuse("the listener is closed")
@@ -200,7 +208,7 @@ class QuicListener:
         """Make the connection of an accepted client."""
         endpoint, config = self.endpoint, self.endpoint.config
         now = trio.current_time()
-        # A resumed session shows no certificate, and 0-RTT data would come before one.
+        # In a resumed session the client shows no certificate, and 0-RTT data would come before one.
         resumable = config.early_data and config.client_certificates == "none"
         engine = endpoint.engine_type(
             configuration=self._configuration,
@@ -221,11 +229,11 @@ class QuicListener:
         return connection
 
     def decided(self, incoming: QuicIncoming) -> None:
-        """Remove a client that was decided from the waiting ones."""
+        """Remove a client that was decided on from the waiting ones."""
         self._pending.pop(incoming.destination_cid, None)
 
     def handshake_completed(self, connection: QuicConnection, address: Address) -> None:
-        """Note that the client's address is now proved; it may skip the proof next time."""
+        """Note that the client's address is proved, and give it a token to prove it next time; fail the connection if the address has too many."""
         if connection not in self._handshakes:
             return  # it has ended
         del self._handshakes[connection]
@@ -233,7 +241,7 @@ class QuicListener:
             leave = self.admission.enter(address[0])
             if leave is None:
                 self.admission.too_many(authority(address))
-                connection.fail("too many connections of this address", code=QuicErrorCode.CONNECTION_REFUSED)
+                connection.fail("too many connections from this address", code=QuicErrorCode.CONNECTION_REFUSED)
                 return
             self._entered[connection] = leave
         connection.engine.send_new_token(self._tokens.issue(address))
@@ -251,7 +259,7 @@ class QuicListener:
         counters, config = self.endpoint.counters, self.endpoint.config
         version = int.from_bytes(data[1:5], "big")
         if not version or self._closed:
-            return  # a version negotiation is never answered: two servers could be set on each other with it
+            return  # a version negotiation gets no answer: forged ones could make two servers answer each other forever
         if version not in config.versions:
             self._negotiate(data, address)
             return
@@ -274,7 +282,7 @@ class QuicListener:
         self._newcomer(data, header, version, address)
 
     def _negotiate(self, data: bytes, address: Address) -> None:
-        """Name the supported versions; in a packet of another version only the ids can be understood (RFC 8999)."""
+        """Answer with the supported versions. In a packet of another version, only the connection ids are known (RFC 8999)."""
         if len(data) < SMALLEST_PACKET:
             return
         end = 6 + data[5]
@@ -323,7 +331,7 @@ class QuicListener:
 
     def _expire(self) -> None:
         now = trio.current_time()
-        # The oldest first, including those that `accept` has returned.
+        # From the oldest on, including clients that `accept` has returned.
         while self._pending and (oldest := next(iter(self._pending.values()))).expires_at <= now:
             oldest.ignore()
             seconds = self.endpoint.config.handshake_timeout
@@ -345,7 +353,7 @@ class QuicListener:
         self.endpoint.send([(packet, address)])
 
     def send_close(self, version: int, source_cid: bytes, destination_cid: bytes, address: Address, code: int) -> None:
-        """Refuse a connection that was never made, in an Initial packet."""
+        """Refuse a client that has no connection, in an Initial packet."""
         keys = CryptoPair()
         keys.setup_initial(cid=destination_cid, is_client=False, version=version)
         builder = QuicPacketBuilder(

@@ -1,7 +1,7 @@
-"""The short way to build 1-RTT packets: 8 us for each with one frame, where aioquic's builder takes 17.
+"""A fast builder for 1-RTT packets: 8 us for a packet with one frame, where aioquic's builder takes 17.
 
-It omits what such a packet cannot need: long headers, several packets in a datagram, padding to a full datagram, logging. Frame writers see
-no difference: `ShortPacketBuilder` has what they use of aioquic's builder. One builder serves a connection.
+It omits everything that such packets do not need: long headers, several packets in a datagram, padding to a full datagram, logging. Frame
+writers see no difference: `ShortPacketBuilder` has everything that they use of aioquic's builder. Each connection has one builder.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from aioquic.quic.packet_builder import QuicPacketBuilder, QuicPacketBuilderStop
 __all__ = ["SentPacket", "ShortPacketBuilder"]
 
 _TAG = 16  # bytes that the AEAD adds
-_SAMPLE = slice(
-    2, 18
-)  # of the sealed payload: header protection samples 4 bytes after the start of the packet number, which takes 2
-_SMALLEST_PAYLOAD = 2  # so that there is enough to sample
-_FIXED_AND_LENGTH = 0x41  # the fixed bit, and 2 bytes of packet number
+# In the sealed payload: header protection takes its sample 4 bytes after the start of the packet number, which has 2 bytes.
+_SAMPLE = slice(2, 18)
+_SMALLEST_PAYLOAD = 2  # bytes, so that there is enough to sample
+_FIXED_AND_LENGTH = 0x41  # the fixed bit, and a packet number of 2 bytes
 
 
 class SentPacket:
-    """The record of a packet until its fate is known; replaces aioquic's `QuicSentPacket`, which costs 1.6 us to make."""
+    """The record of a packet until it is acknowledged or lost; replaces aioquic's `QuicSentPacket`, which takes 1.6 us to make."""
 
     __slots__ = (
         "delivery_handlers", "in_flight", "is_ack_eliciting", "is_crypto_packet", "packet_number", "sent_bytes",
@@ -48,7 +47,7 @@ class SentPacket:
 class ShortPacketBuilder(QuicPacketBuilder):
     """Builds the 1-RTT packets of one connection; call `begin` before each batch and `flush` after it."""
 
-    _packet: Any  # a `SentPacket`, which has all that is used of aioquic's class
+    _packet: Any  # a `SentPacket`, which has everything used of aioquic's class
 
     def __init__(self, *, is_client: bool) -> None:
         super().__init__(host_cid=b"", peer_cid=b"", version=0, is_client=is_client, max_datagram_size=0)
@@ -64,12 +63,15 @@ class ShortPacketBuilder(QuicPacketBuilder):
     def begin(
         self, *, keys: CryptoPair, peer_cid: bytes, packet_number: int, size: int, flight: int, spin_bit: bool
     ) -> None:
-        """Set the common parameters of the next packets.
+        """Set the parameters of the next packets.
 
         Args:
             keys: the 1-RTT keys.
+            peer_cid: the peer's connection id.
+            packet_number: number of the first packet.
             size: largest UDP payload in bytes.
-            flight: bytes that congestion control allows.
+            flight: bytes in flight that congestion control still allows.
+            spin_bit: the spin bit of all these packets.
         """
         if size != self._size or len(peer_cid) != len(self._cid):
             self._size = size
@@ -83,7 +85,7 @@ class ShortPacketBuilder(QuicPacketBuilder):
 
     @property
     def packet_is_empty(self) -> bool:
-        """Whether it has no frame."""
+        """Whether the packet has no frame."""
         return not self._buffer.tell()
 
     @property
@@ -93,11 +95,11 @@ class ShortPacketBuilder(QuicPacketBuilder):
 
     @property
     def remaining_flight_space(self) -> int:
-        """Bytes left in the packet and in the congestion window."""
+        """Bytes left in the packet, or in the congestion window if that is less."""
         return self._flight_room - self._buffer.tell()
 
     def start_packet(self, packet_type: QuicPacketType, crypto: CryptoPair) -> None:
-        """Seal the previous packet, if there is one, and start another."""
+        """Start a packet; seal the previous one, if there is one."""
         if self._packet is not None:
             self._end_packet()
         self._packet = SentPacket(self._packet_number)
@@ -113,7 +115,7 @@ class ShortPacketBuilder(QuicPacketBuilder):
         handler: Callable[..., None] | None = None,
         handler_args: Sequence[Any] = (),
     ) -> Buffer:
-        """Start a frame.
+        """Start a frame, and return the buffer for the rest of it.
 
         Raises:
             QuicPacketBuilderStop: there is no room for `capacity` bytes; the packet is unchanged.

@@ -1,9 +1,9 @@
 """Packetization-layer path MTU discovery (RFC 8899): the search, without I/O.
 
-The path is known to carry the base size. Probes are sent one at a time, padded to the tested size. An acknowledged probe raises the lower
-end; three lost ones lower the upper end. The first probe tests the upper end, since most paths carry it; then the interval is halved
-until it is too small to matter. When packets above the base size vanish in a row, the path has changed: the search returns to the base and
-starts again later.
+The path is assumed to carry the base size. Probes are sent one at a time, padded to the size under test. An acknowledged probe raises the
+lower end of the interval; three lost ones lower the upper end. The first probe tests the upper end, since most paths carry that size. Then the
+interval is halved until it is too small to matter. When several packets above the base size are lost in a row, the path has changed: the
+search returns to the base size and starts again later.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ __all__ = ["MtuSearch"]
 
 MAX_PROBES = 3
 GRANULARITY = 16  # bytes; a smaller gain is not worth a probe
-PROBE_AGAIN = 600.0  # seconds until a finished search is repeated (RFC 8899, PMTU_RAISE_TIMER)
-BLACK_HOLE_PAUSE = 60.0  # seconds until one is repeated after a black hole
-BLACK_HOLE_LOSSES = 6  # large packets lost in a row, none acknowledged in between
+PROBE_AGAIN = 600.0  # seconds from the end of a search to the next (RFC 8899, PMTU_RAISE_TIMER)
+BLACK_HOLE_PAUSE = 60.0  # seconds from a black hole to the next search
+BLACK_HOLE_LOSSES = 6  # packets above the base size lost in a row that make a black hole
 
 
 class MtuSearch:
-    """Which packet size is known to pass, and which one to try next."""
+    """The search on one path: the packet size known to pass, and the size to probe next, in bytes of UDP payload."""
 
     def __init__(self, base: int, ceiling: int):
         self.base = base
         self.size = base
-        """Bytes known to pass."""
+        """Packet size known to pass."""
         self.ceiling = ceiling
         self._high = max(ceiling, base)
         self._failures = 0
@@ -33,7 +33,7 @@ class MtuSearch:
         self._in_flight = 0
         self._losses = 0
         self.next_at = 0.0 if ceiling > base else math.inf
-        """When a probe may go out."""
+        """Time at which a probe may be sent."""
 
     @property
     def probing(self) -> bool:
@@ -41,7 +41,7 @@ class MtuSearch:
         return self._in_flight > 0
 
     def limit(self, size: int, now: float) -> None:
-        """Keep below the size that the peer accepts, at least 1,200."""
+        """Send and probe at most the `size` that the peer accepts, which is at least 1,200."""
         self.base, self.size = min(self.base, size), min(self.size, size)
         self.ceiling = min(self.ceiling, size)
         self._high = max(min(self._high, self.ceiling), self.base)
@@ -49,7 +49,7 @@ class MtuSearch:
             self.next_at = now + PROBE_AGAIN if self.ceiling > self.size else math.inf
 
     def probe(self, now: float) -> int:
-        """Return the size to probe now, or 0; `acked` or `lost` must follow."""
+        """Return the size to probe now, or 0 for no probe. After a probe, `acked` or `lost` must be called."""
         if self._in_flight or now < self.next_at:
             return 0
         if self.next_at > 0 and self._high == self.size:
@@ -80,7 +80,7 @@ class MtuSearch:
         self._losses = 0
 
     def large_lost(self, now: float) -> bool:
-        """Note that a packet above the base size was lost; true if this makes a black hole, and `size` is the base again."""
+        """Note that a packet above the base size was lost; true if this makes a black hole, so that `size` is the base size again."""
         if self.size == self.base:
             return False
         self._losses += 1
@@ -98,5 +98,5 @@ class MtuSearch:
     def _settle(self, now: float) -> None:
         if self._high - self.size < GRANULARITY:
             self._high = self.size
-            # At the ceiling there is no more to find.
+            # At the ceiling there is nothing more to find.
             self.next_at = now + PROBE_AGAIN if self.size < self.ceiling else math.inf

@@ -1,6 +1,6 @@
-"""The seam between an endpoint and the network, and the UDP socket behind it.
+"""The interface between an endpoint and the network, and its implementation with a UDP socket.
 
-A `DatagramPort` moves datagrams and knows nothing of QUIC; `levada.transports.carriers.simnet.SimPort` is the other one.
+A `DatagramPort` moves datagrams and knows nothing of QUIC. The other implementation is `levada.transports.carriers.simnet.SimPort`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ __all__ = ["Address", "DatagramPort", "SharedUdpPort", "UdpPort", "authority"]
 Address = Any
 """A socket address as the system gives it: ``(host, port)`` or ``(host, port, flow, scope)``."""
 
-RECEIVE_BURST: Final = 64  # calls after which other tasks get a turn
-_SINGLES: Final = 7  # calls that read once, after one that found a single datagram
+RECEIVE_BURST: Final = 64  # most reads of a call, after which other tasks get a turn
+_SINGLES: Final = 7  # calls that read only once, after a call that found a single datagram
 _SOL_UDP: Final = 17
 _UDP_SEGMENT: Final = 103
 _UDP_GRO: Final = 104
 _IP_MTU_DISCOVER: Final = 10
 _IPV6_MTU_DISCOVER: Final = 23
-_PMTUDISC_PROBE: Final = 3  # set "don't fragment", and allow packets as large as this side says
+_PMTUDISC_PROBE: Final = 3  # set "don't fragment", and ignore the kernel's own estimate of the path MTU
 _GSO_SEGMENTS: Final = 44
 _GSO_BYTES: Final = 65_000
 _GSO_PACKET: Final = 1_500  # larger packets gain nothing from being grouped
@@ -42,15 +42,15 @@ class DatagramPort(Protocol):
         ...
 
     async def receive(self) -> Sequence[tuple[bytes, Address]]:
-        """Wait for datagrams and take them, a burst at most; raise `trio.ClosedResourceError` if the port was closed."""
+        """Wait for datagrams and take a burst of them; raise `trio.ClosedResourceError` if the port is closed."""
         ...
 
     def send(self, datagrams: Sequence[tuple[bytes, Address]]) -> int:
-        """Send without waiting; return how many were accepted. The rest should wait for `writable`."""
+        """Send without waiting; return how many were accepted. Send the rest again after `writable`."""
         ...
 
     async def writable(self) -> None:
-        """Wait until more can be sent."""
+        """Wait until more can be sent; raise `trio.ClosedResourceError` if the port is closed."""
 
     def close(self) -> None:
         """Release the address."""
@@ -67,14 +67,14 @@ def authority(address: Address) -> str:
 
 
 class UdpPort:
-    """A UDP socket. Groups of packets pass through the kernel at once where it can (GSO, GRO: 3 us of a packet's 45)."""
+    """A UDP socket. Groups of packets go to and from the kernel in one call if it supports this (GSO and GRO save 3 us of a packet's 45)."""
 
     def __init__(self, sock: socket.socket, *, gso: bool = True, gro: bool = True, buffer: int = 4 << 20):
         sock.setblocking(False)
         self._socket = sock
         self._linux = sys.platform == "linux"
         self.gso = gso and self._linux
-        """Whether groups are sent; false for good once the kernel has refused one."""
+        """Whether groups are sent. It stays false once the kernel has refused a group for another reason than its size."""
         self.gro = False
         """Whether groups are received."""
         self._singles = 0
@@ -94,11 +94,11 @@ class UdpPort:
                 else:
                     sock.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_PROBE)
             except OSError:
-                pass  # routers may then fragment packets; discovery finds sizes that are too large, and they still arrive
+                pass  # routers may then fragment packets: path MTU discovery finds too large a size, and packets still arrive
 
     @classmethod
     def bind(cls, address: Address, **options: Any) -> UdpPort:
-        """Open a socket at a numeric address, with port 0 for any; `options` as for the class."""
+        """Open a socket at a numeric address, with port 0 for any free one; `options` are those of the class."""
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_DGRAM)
         try:
@@ -114,7 +114,7 @@ class UdpPort:
         return self._socket.getsockname()
 
     async def receive(self) -> list[tuple[bytes, Address]]:
-        """Wait for datagrams and take up to 64 reads of them."""
+        """Wait for datagrams, and take as many as up to 64 reads return."""
         await trio.lowlevel.wait_readable(self._socket)
         received: list[tuple[bytes, Address]] = []
         for _ in range(1 if self._singles else RECEIVE_BURST):
@@ -123,7 +123,7 @@ class UdpPort:
             except BlockingIOError:
                 break
             except OSError:
-                continue  # a report about an earlier send; loss recovery handles it
+                continue  # an error of an earlier send; loss recovery handles it
             size = len(data)
             for _level, kind, value in ancillary:
                 if kind == _UDP_GRO:
@@ -132,8 +132,8 @@ class UdpPort:
                 received.append((data, address))
             else:
                 received += [(data[at : at + size], address) for at in range(0, len(data), size)]
-        # Learning that there is no second datagram costs 3 us. Where they come singly, only each eighth call tries; a second datagram is taken
-        # at once by the next call.
+        # To find out that there is no second datagram costs 3 us. While datagrams come singly, only every eighth call tries; the next call takes
+        # a second datagram at once.
         if len(received) != 1:
             self._singles = 0
         else:
@@ -141,7 +141,7 @@ class UdpPort:
         return received
 
     def send(self, datagrams: Sequence[tuple[bytes, Address]]) -> int:
-        """Send without waiting; datagrams that the network refuses for good count as sent, and as lost."""
+        """Send without waiting. Datagrams that the system refuses for good count as sent, and are lost."""
         at, count = 0, len(datagrams)
         while at < count:
             data, address = datagrams[at]
@@ -179,7 +179,7 @@ class UdpPort:
 
     @staticmethod
     def _group_end(datagrams: Sequence[tuple[bytes, Address]], at: int) -> int:
-        """Return the end of the group that starts at `at`: one address, and equal sizes except for a smaller last one."""
+        """Return the end of the group that starts at `at`: datagrams to one address, of one size except for a smaller last one."""
         data, address = datagrams[at]
         size = total = len(data)
         end = at + 1
@@ -198,7 +198,7 @@ class UdpPort:
         return end
 
     async def writable(self) -> None:
-        """Wait until the socket accepts more."""
+        """Wait until the socket accepts more datagrams."""
         await trio.lowlevel.wait_writable(self._socket)
 
     def close(self) -> None:
@@ -209,11 +209,11 @@ class UdpPort:
 
 
 class SharedUdpPort(UdpPort):
-    """A UDP socket that several processes have, one of which reads it: it receives nothing until it is this process's turn.
+    """A UDP socket that several processes share, and one of them reads: it receives nothing before this process's turn.
 
     Args:
-        sock: the socket.
-        turn: readable once it is this process's turn, which ends when this one is closed.
+        sock: the UDP socket.
+        turn: a socket that is readable once it is this process's turn; closing it ends the turn.
         options: as for `UdpPort`.
     """
 

@@ -1,7 +1,7 @@
 """Sets of numbers kept as ranges, for numbers in any order: packet numbers, and the bytes of a stream.
 
-aioquic's `RangeSet` scans all ranges from the lowest. A peer that sends every second byte of a stream makes 500,000 ranges within a window
-of 1 MiB, and each frame would scan all of them: 700 packets took minutes. Here an addition at the end costs 0.2 us, and any other a
+aioquic's `RangeSet` scans all ranges from the lowest. A peer that sends every second byte of a stream makes 500,000 ranges in a window of
+1 MiB, and each frame would scan all of them: 700 packets took minutes. Here an addition at the end costs 0.2 us, and any other one takes a
 binary search.
 """
 
@@ -17,7 +17,7 @@ from aioquic.quic.rangeset import RangeSet
 __all__ = ["MAX_RANGES", "Ranges", "Received"]
 
 MAX_RANGES: Final = 256
-"""Ranges of packet numbers kept. In 10 ms of reordering at 100 Mbit/s, with one packet of ten late, there are 90."""
+"""Most ranges of packet numbers kept. 10 ms of reordering at 100 Mbit/s, with one packet of ten late, makes 90."""
 
 _start = attrgetter("start")
 _stop = attrgetter("stop")
@@ -27,7 +27,7 @@ class Ranges(RangeSet):
     """aioquic's set of ranges with its methods, searched from the end."""
 
     def __init__(self, ranges: Iterable[range] = ()) -> None:
-        """Make a set of `ranges`, which are in order and do not touch."""
+        """Make a set from `ranges` that are in order and do not touch."""
         self._sorted = list(ranges)
 
     def add(self, start: int, stop: int | None = None) -> None:
@@ -91,10 +91,10 @@ class Ranges(RangeSet):
 
 
 class Received:
-    """Received packet numbers; replaces aioquic's `QuicPacketNumberWindow`.
+    """The packet numbers received so far; replaces aioquic's `QuicPacketNumberWindow`.
 
-    aioquic's class takes every packet more than 127 numbers late for a duplicate, which is 10 ms of 15 MB/s. Here the number of gaps is
-    limited: above `MAX_RANGES` the packets of the lowest gap count as received.
+    aioquic's class takes every packet more than 127 numbers late for a duplicate; at 15 MB/s, that is 10 ms. Here the number of gaps is limited:
+    above `MAX_RANGES`, the packets of the lowest gap count as received.
     """
 
     __slots__ = ("_below", "_start", "following")
@@ -102,7 +102,7 @@ class Received:
     def __init__(self) -> None:
         self._below = Ranges()
         self._below.add(-1)
-        self._start = 0  # of the run that the next packet in order extends
+        self._start = 0  # start of the run that the next packet in order extends
         self.following = 0
         """The number after the highest one."""
 

@@ -1,14 +1,14 @@
-"""Which streams have data or limits to send, and how far the peer may go.
+"""Which streams have data or limits to send, and how much the peer may send.
 
-- **ready set**: only streams with something to send are visited, where aioquic walks all streams twice for each packet;
-  strict priorities, round robin within one;
-- **receive windows** follow the application's reads, where aioquic doubles them whenever half is used, read or not;
-- **stream credit** is given back when the application has seen the stream, not before.
+- **ready set**: only streams with something to send are visited, where aioquic walks all streams twice for each packet. Priorities are
+  strict; streams of one priority take turns.
+- **receive windows** follow the application's reads, where aioquic doubles them whenever half is used, read or not.
+- **stream credit** is given back once the application has accepted the stream, not before.
 
 Invariants of the ready set: a stream with a frame to send is in `_levels`; or in `_stalled`, if the peer's window stops it; or it waits for
 stream credit (`is_blocked`). Every event that makes a stream sendable again (write, reset, stop, a lost frame, a raised window) passes
-through `_ready`. A stream whose halves are both done is in `_done` exactly when the last delivery or frame made it so; no code searches
-for finished streams.
+through `_ready`. The delivery or frame that finishes the second half of a stream puts the stream into `_done`, so no code searches for
+finished streams.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["ReadyEngine"]
 
 _ACKED = QuicDeliveryState.ACKED
 _ZERO_RTT = tls.Epoch.ZERO_RTT
-_STREAM_LIMIT_FRAME = 17  # bytes at most of MAX_STREAM_DATA: type and two variable-length integers
+_STREAM_LIMIT_FRAME = 17  # most bytes of MAX_STREAM_DATA: type and two variable-length integers
 _LIMIT_FRAME = 9
 
 
@@ -49,8 +49,8 @@ class ReadyEngine(LeanEngine):
         self._owing: dict[QuicStream, None] = {}  # streams whose MAX_STREAM_DATA must be sent
         self._settled: list[int] = []
         self._forgotten: list[int] = []
-        self._peer_wants: set[Limit] = set()  # limits that block the peer from opening streams, by its own report
-        # Kinds of streams, true for unidirectional, that the peer's limits block.
+        self._peer_wants: set[Limit] = set()  # limits that block the peer, as it has reported
+        # Kinds of streams that the peer's limits block: true for unidirectional.
         self._wanted: set[bool] = set()
         self._unacked = 0
         self._app_consumed = 0
@@ -59,7 +59,7 @@ class ReadyEngine(LeanEngine):
         self._window = configuration.max_stream_data
         self._connection_window = configuration.max_data
         self._largest_window = max(self._window, self._connection_window // 2)
-        # Windows of streams that have used a quarter, and when they did.
+        # By stream: the window last granted, and when.
         self._grants: dict[int, tuple[int, float]] = {}
         for limit, value in (
             (self._local_max_streams_bidi, settings.max_streams),
@@ -87,7 +87,7 @@ class ReadyEngine(LeanEngine):
         level[stream] = None
 
     def set_priority(self, stream_id: int, priority: int) -> None:
-        """Serve a stream before others with higher numbers."""
+        """Serve a stream before those with higher priority numbers."""
         old = self._priorities.get(stream_id, 128)
         if priority == old:
             return
@@ -99,7 +99,7 @@ class ReadyEngine(LeanEngine):
 
     def _get_or_create_stream(self, frame_type: int, stream_id: int) -> QuicStream:
         stream = super()._get_or_create_stream(frame_type, stream_id)
-        self._streams_queue.clear()  # aioquic appends each new stream; only the slow path reads it, and fills it itself
+        self._streams_queue.clear()  # aioquic appends each new stream; only the slow path needs the queue, and fills it itself
         return stream
 
     def _get_or_create_stream_for_send(self, stream_id: int) -> QuicStream:
@@ -137,7 +137,7 @@ class ReadyEngine(LeanEngine):
         self._ready(self._streams[stream_id])
 
     def total_unacked(self) -> int:
-        """Return the unacknowledged bytes of all streams; counted, not summed up."""
+        """Return the unacknowledged bytes of all streams together, from a running count."""
         return self._unacked
 
     def take_settled(self, known: Iterable[int]) -> list[int]:
@@ -209,7 +209,7 @@ class ReadyEngine(LeanEngine):
             assert isinstance(event, events.StreamReset)
             stream = self._streams.get(event.stream_id)
             if stream is not None:
-                # Bytes that were sent and will never be taken are credited now; the reader drops the bytes it still holds.
+                # Bytes that were sent and never will be taken are credited now. The stream drops the bytes it still holds.
                 taken = self._consumed_by.get(event.stream_id, 0)
                 self._consumed_by[event.stream_id] = stream.receiver.highest_offset
                 self._credit(stream.receiver.highest_offset - taken)
@@ -241,15 +241,15 @@ class ReadyEngine(LeanEngine):
         return True
 
     def consumed(self, stream_id: int, size: int) -> bool:
-        """Raise the windows by what the application took; true if this should be sent."""
+        """Raise the windows by the bytes that the application took; true if the peer should be told."""
         due = self._credit(size)
         stream = self._streams.get(stream_id)
         if stream is not None:
             taken = self._consumed_by[stream_id] = self._consumed_by.get(stream_id, 0) + size
             window, granted_at = self._grants.get(stream_id, (self._window, -math.inf))
             if not stream.receiver.is_finished and stream.max_stream_data_local - taken < window * 3 // 4:
-                # A quarter within a round trip: one late packet, which holds back all later ones, would exhaust the window. On a path that reorders,
-                # this took a third of the time of 4 MiB.
+                # A quarter of the window was used within a round trip, so one late packet, which holds back all later ones, would exhaust it. On a
+                # path that reorders, such waits were a third of the time that 4 MiB took.
                 if self._now - granted_at < self._loss._rtt_smoothed:
                     window = self._largest_window
                 self._grants[stream_id] = (window, self._now)
@@ -259,13 +259,13 @@ class ReadyEngine(LeanEngine):
         return due
 
     def grant_stream(self, *, unidirectional: bool) -> bool:
-        """Let the peer open one more stream; true if this is worth a packet."""
+        """Let the peer open one more stream; true if it should be told now."""
         limit = self._local_max_streams_uni if unidirectional else self._local_max_streams_bidi
         limit.value += 1
         return self._streams_due(limit)
 
     def _streams_due(self, limit: Limit) -> bool:
-        """Whether new stream credit is worth its own packet: the peer has none left, or less than it would get."""
+        """Whether new stream credit is worth a packet of its own: the peer waits for it, or has less left than it would get."""
         return limit.value != limit.sent and (
             limit.sent - limit.used < limit.value - limit.sent or limit in self._peer_wants
         )
@@ -285,7 +285,7 @@ class ReadyEngine(LeanEngine):
         self._peer_wants.add(self._local_max_streams_uni if unidirectional else self._local_max_streams_bidi)
 
     def want_stream(self, *, unidirectional: bool) -> None:
-        """Send STREAMS_BLOCKED."""
+        """Tell the peer that its limit blocks new streams (frame STREAMS_BLOCKED)."""
         self._wanted.add(unidirectional)
 
     def _write_wanted(self, builder: QuicPacketBuilder) -> None:
@@ -309,7 +309,7 @@ class ReadyEngine(LeanEngine):
         limit.sent = limit.value
 
     def _write_stream_limits(self, builder: QuicPacketBuilder, space: QuicPacketSpace, stream: QuicStream) -> None:
-        """Called by the slow path for every stream; the fast path takes the streams that owe a limit."""
+        """Write a stream's limit if it is due. The slow path calls this for every stream; the fast path visits only `_owing`."""
         if stream in self._owing:
             self._write_stream_limit(builder, stream)
 

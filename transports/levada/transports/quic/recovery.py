@@ -1,13 +1,14 @@
-"""Pacing, and the meaning of acknowledgements: aioquic's rules (RFC 9002) at a third of their cost, with another pacer.
+"""Loss detection and pacing: aioquic's rules (RFC 9002) at a third of their cost, with another pacer.
 
-**Reordering.** A packet counts as lost once a packet three numbers above it has been acknowledged, or one sent 9/8 of a round trip earlier.
-On a path that reorders, such packets arrive all the same: their loss was *spurious*. Each packet is remembered for three probe time-outs
-after it was sent. If its acknowledgement still comes:
+**Reordering.** A packet counts as lost once a packet three numbers above it has been acknowledged, or once a later packet has been
+acknowledged and it was sent 9/8 of a round trip ago. On a path that reorders, such packets arrive all the same: their loss was *spurious*.
+A lost packet is remembered for three probe timeouts after it was sent. If its acknowledgement still comes:
 
-- packets are timed and no longer counted, and the time grows to what the late packet took (RFC 9002 section 6.1; RFC 8985, RACK);
-- once all the losses that caused a window cut have proved spurious, the cut is undone; the pacer spreads the packets that may then leave.
+- from then on time alone decides that a packet is lost, and the time grows to what the late packet took (RFC 9002 section 6.1; RFC 8985,
+  RACK);
+- once all losses that caused a window cut have proved spurious, the cut is undone. The pacer spreads the packets that may then be sent.
 
-After 16 cuts without a spurious loss the original thresholds apply again.
+After 16 cuts without a spurious loss, the original thresholds apply again.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ _ORDERLY_AFTER = 16  # cuts without a spurious loss
 
 
 class BurstPacer(QuicPacketPacer):
-    """Bursts of about 2 ms at 1.25 times the rate, 10 to 64 packets: an event loop wakes once a millisecond at best.
+    """Sends bursts of about 2 ms at 1.25 times the rate, 10 to 64 packets: an event loop wakes once a millisecond at best.
 
-    aioquic's own pacer holds back after 16 packets, which gave 3.2 packets for each flush.
+    aioquic's own pacer stops after 16 packets, which gave 3.2 packets per flush.
     """
 
     def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
-        """Take the congestion window in bytes and the round trip in seconds."""
+        """Adapt to a congestion window in bytes and a round-trip time in seconds."""
         size = self._max_datagram_size
         rate = 1.25 * congestion_window / max(smoothed_rtt, K_MICRO_SECOND)
         self.packet_time = max(K_MICRO_SECOND, min(size / rate, K_SECOND))
@@ -55,10 +56,10 @@ class BurstPacer(QuicPacketPacer):
 
 
 class LeanRecovery(QuicPacketRecovery):
-    """aioquic's recovery, which visits only the packets that an acknowledgement names, and not all in flight four times."""
+    """aioquic's recovery, but visiting only the packets that an acknowledgement names; aioquic visits all in flight, four times."""
 
     _cc: Reno
-    _first_on_path = 0  # packets with lower numbers took another path, and say nothing about this one
+    _first_on_path = 0  # packets with lower numbers took another path and say nothing about this one
 
     def __init__(self, *, congestion_control_algorithm: str, max_datagram_size: int, **rest: Any) -> None:
         super().__init__(
@@ -71,15 +72,15 @@ class LeanRecovery(QuicPacketRecovery):
         self._cc = make_controller(self._algorithm, max_datagram_size=size)
         self._pacer = BurstPacer(max_datagram_size=size)
         self._lateness = 0.0  # seconds beyond a round trip that packets may take; 0 until one was late
-        self._given_up: dict[int, tuple[float, float]] = {}  # 1-RTT packets: when sent, and the cut that they belong to
+        self._given_up: dict[int, tuple[float, float]] = {}  # lost 1-RTT packets: when sent, and the time of their cut
         self._cut_losses = 0  # packets that caused the last cut and have not arrived
         self._cuts = 0  # since the last spurious loss
 
     def start_afresh(self, packet_number: int, *, size: int) -> None:
-        """Forget round trip and congestion window: packets take another path (RFC 9000 section 9.4).
+        """Forget round-trip time and congestion window, since packets take another path (RFC 9000 section 9.4).
 
         Args:
-            packet_number: of the first packet on it.
+            packet_number: number of the first packet on the new path.
             size: largest UDP payload in bytes.
         """
         self._first_on_path = packet_number
@@ -92,7 +93,7 @@ class LeanRecovery(QuicPacketRecovery):
         self._begin_path(size)
 
     def on_ack_received(self, *, ack_rangeset: RangeSet, ack_delay: float, now: float, space: QuicPacketSpace) -> None:
-        """Take an ACK frame: forget the packets, measure the round trip (RFC 9002 section 5), find losses (section 6)."""
+        """Handle an ACK frame: forget its packets, measure the round trip (RFC 9002 section 5), detect losses (section 6)."""
         sent = space.sent_packets
         largest = ack_rangeset[-1].stop - 1
         if largest > space.largest_acked_packet:
@@ -148,7 +149,7 @@ class LeanRecovery(QuicPacketRecovery):
         self._pacer.update_rate(congestion_window=self._cc.congestion_window, smoothed_rtt=self._rtt_smoothed)
 
     def _detect_loss(self, *, now: float, space: QuicPacketSpace) -> None:
-        """Give up packets that others have overtaken, by number or time, and set the timer for the next one.
+        """Give up packets that acknowledged ones have overtaken, by number or time, and set the timer for the next one.
 
         aioquic has fixed thresholds and looks at all packets in flight.
         """
@@ -190,7 +191,7 @@ class LeanRecovery(QuicPacketRecovery):
                     given_up[packet.packet_number] = (packet.sent_time or 0.0, control.cut_at)
 
     def _look_for_spurious_losses(self, acked: RangeSet, now: float) -> None:
-        """Learn from packets that were given up and have arrived after all."""
+        """Find packets that were given up and have arrived after all, and adapt."""
         given_up = self._given_up
         starts = [numbers.start for numbers in acked]
         late = [number for number in given_up if number in acked[bisect_right(starts, number) - 1]]
@@ -198,7 +199,7 @@ class LeanRecovery(QuicPacketRecovery):
         for number in late:
             sent_at, cut_at = given_up.pop(number)
             self._cuts = 0
-            # A quarter more, since a later packet may be later still; a round trip at most, as in RFC 8985 section 6.2.
+            # A quarter more than measured, since the next packet may be later still; bounded by the round trip, as in RFC 8985 section 6.2.
             lateness = max(1.25 * (now - sent_at - round_trip), round_trip / 4)
             self._lateness = min(max(self._lateness, lateness), 1.25 * round_trip)
             if cut_at == control.cut_at:
@@ -212,10 +213,10 @@ class LeanRecovery(QuicPacketRecovery):
 
 
 def narrowed(ranges: RangeSet, sent: dict[int, QuicSentPacket]) -> Iterable[Iterable[int]]:
-    """Narrow a peer's ranges, however long, to numbers that may be in flight, in their order."""
+    """Narrow a peer's ranges, however long, to numbers that may be in flight; keep their order."""
     oldest, beyond = next(iter(sent)), next(reversed(sent)) + 1
     if beyond - oldest <= 2 * len(sent) + 64:
         return [range(max(numbers.start, oldest), min(numbers.stop, beyond)) for numbers in ranges]
-    # A few packets are late, and thousands sent after them have been acknowledged.
+    # A few packets are late, and thousands of later ones have been acknowledged.
     left = list(sent)
     return [left[bisect_left(left, numbers.start) : bisect_left(left, numbers.stop)] for numbers in ranges]

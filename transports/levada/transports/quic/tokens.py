@@ -1,13 +1,13 @@
-"""Tokens that a server recognises without having kept them: address tokens and stateless reset tokens.
+"""Tokens that a server recognises without storing them: address tokens and stateless reset tokens.
 
-* A **Retry token** proves that its bearer receives at an address and port, now, and remembers the connection ids of the first
-  attempt. It is good for 30 seconds and for any number of packets of one attempt.
-* A **new token** (frame NEW_TOKEN) proves it for a later connection: it is bound to the host only, since ports change, and good for a
-  day and for one connection. The log of used tokens is bounded; while it is full, tokens prove nothing.
-* A **stateless reset token** is a hash of a connection id, so that a server which lost its state can still say "it is over".
+* A **Retry token** proves that the client now receives at an address and port, and contains the connection ids of its first attempt. It is
+  good for 30 seconds and for any number of packets of one attempt.
+* A **new token** (frame NEW_TOKEN) proves the address of a later connection. It is bound to the host only, since ports change, and is good for
+  a day and for one connection. The log of used tokens is bounded; while it is full, new tokens prove nothing.
+* A **stateless reset token** is a hash of a connection id, so that a server that has lost its state can still end the connection.
 
-All are derived from one secret. Processes with the same secret, also after a restart, recognise each other's tokens. Each keeps its own log
-of used tokens, so a token could be used once per process. Times are wall-clock times for that reason.
+All are derived from one secret. Processes with the same secret, also after a restart, recognise each other's tokens, so times are wall-clock
+times. Each process keeps its own log of used tokens, so a new token could be used once in each.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["AddressTokens", "Proof", "reset_token"]
 RETRY_LIFETIME = 30.0
 TOKEN_LIFETIME = 86_400.0
 KEY_PERIOD = 86_400.0  # seconds; a key seals for one period and opens for the next one as well
-LOG_LIMIT = 100_000  # used tokens remembered, 12 bytes each and the dictionary's own
+LOG_LIMIT = 100_000  # most used tokens remembered, at 12 bytes each and the dictionary's overhead
 _NONCE = 12
 _RETRY, _NEW = 1, 2
 _HEAD = struct.Struct(">Bd")  # kind, time of issue
@@ -39,7 +39,7 @@ _HEAD = struct.Struct(">Bd")  # kind, time of issue
 
 @attrs.frozen
 class Proof:
-    """The content of a valid token."""
+    """The content of a valid address token."""
 
     original_cid: bytes | None = None
     """Connection id of the client's first packet, if the token comes from a Retry."""
@@ -61,18 +61,18 @@ class AddressTokens:
         self._keys: dict[int, AESGCM] = {}
 
     def retry(self, address: Any, *, original_cid: bytes, retry_cid: bytes) -> bytes:
-        """Make the token of a Retry packet for the socket address it goes to."""
+        """Make the token of a Retry packet to a socket address."""
         return self._seal(_RETRY, bytes([len(original_cid)]) + original_cid + retry_cid, _socket(address))
 
     def issue(self, address: Any) -> bytes:
-        """Make the token of a NEW_TOKEN frame."""
+        """Make the token of a NEW_TOKEN frame to a socket address."""
         return self._seal(_NEW, b"", _host(address))
 
     def check(self, token: bytes, address: Any, *, destination_cid: bytes) -> Proof | None:
-        """Check the token of an Initial packet; a token from NEW_TOKEN is thereby used up.
+        """Check the token of an Initial packet; this uses up a token from NEW_TOKEN.
 
         Returns:
-            ``None`` for a token that proves nothing: foreign, forged, too old, for another address, or used before.
+            ``None`` if the token proves nothing: it is foreign, forged, too old, for another address, or used up.
         """
         now = self._clock()
         period = int(now // KEY_PERIOD)
@@ -84,7 +84,7 @@ class AddressTokens:
         return None
 
     def is_retry(self, token: bytes, address: Any) -> bool:
-        """Whether the token was made here for a Retry to this address, valid or not: a client must be told if it is not."""
+        """Whether the token is from a Retry to this address, valid or not. If it is not valid, the client must be told."""
         period = int(self._clock() // KEY_PERIOD)
         return any(
             self._open(token, key, bytes([_RETRY]) + _socket(address)) is not None for key in (period, period - 1)
