@@ -19,16 +19,16 @@ from .events import Event
 __all__ = ["Below", "OverBytes", "OverMessages"]
 
 _TURN: Final = 256 * 1024
-"""Bytes that are taken before other tasks run. Source: D-17."""
+"""Most bytes taken before other tasks get a turn. Source: D-17."""
 _WRONG: Final = {
     1003: (TransportError.PROTOCOL_VIOLATION, "a text message"),
     1009: (TransportError.FRAME_ENCODING_ERROR, "a message above the largest record"),
 }
-"""Rules of QMux that the WebSocket checks, by its close code. Source: QX-41."""
+"""Broken rules of QMux that the WebSocket detects, by its close code. Source: QX-41."""
 
 
 class OverBytes:
-    """Records with their sizes, on a byte stream."""
+    """Carries records, each with its Size, on a byte stream."""
 
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
@@ -48,7 +48,7 @@ class OverBytes:
         await self._stream.flush()
 
     async def receive(self, core: QmuxCore) -> list[Event]:
-        """Wait for bytes, and give them to the core."""
+        """Wait for bytes, give them to the core, and return its events."""
         if self._taken >= _TURN:
             self._taken = 0
             await trio.lowlevel.checkpoint()
@@ -65,9 +65,9 @@ class OverBytes:
                 while await stream.receive_some():
                     pass
         except NotImplementedError:
-            pass  # the directions of TLS end together: if both sides waited for each other, both would use up their time
+            pass  # both directions of TLS end together: two sides that waited for each other would wait until their timeouts
         except CarrierError:
-            pass  # the peer has cut it off
+            pass  # the peer has closed it already
         await stream.aclose()
 
     def abort(self) -> None:
@@ -80,7 +80,7 @@ class OverBytes:
 
 
 class OverMessages:
-    """Records without their sizes, one for each message. Source: QX-41."""
+    """Carries records without Size, one per message of a WebSocket. Source: QX-41."""
 
     def __init__(self, stream: MessageStream) -> None:
         self._stream = stream
@@ -101,7 +101,7 @@ class OverMessages:
         await self._stream.flush()
 
     async def receive(self, core: QmuxCore) -> list[Event]:
-        """Wait for a message, and give it and all others that have come to the core."""
+        """Wait for a message, give all that have come to the core, and return its events."""
         if self._taken >= _TURN:
             self._taken = 0
             await trio.lowlevel.checkpoint()

@@ -15,9 +15,9 @@ class TransportError(enum.IntEnum):
     """Code of a CONNECTION_CLOSE that the transport itself sends. Source: section 9."""
 
     NO_ERROR = 0x00
-    """No error; never sent because of one."""
+    """The connection ends without an error."""
     INTERNAL_ERROR = 0x01
-    """The sender of the code has failed."""
+    """The side that sends this code has failed."""
     CONNECTION_REFUSED = 0x02
     """Only received."""
     FLOW_CONTROL_ERROR = 0x03
@@ -25,7 +25,7 @@ class TransportError(enum.IntEnum):
     STREAM_LIMIT_ERROR = 0x04
     """More streams than allowed. Source: QX-21, QX-28."""
     STREAM_STATE_ERROR = 0x05
-    """A frame for a stream that cannot have it. Source: QX-21."""
+    """A frame that its stream cannot have. Source: QX-21."""
     FINAL_SIZE_ERROR = 0x06
     """The final size of a stream changed. Source: QX-24."""
     FRAME_ENCODING_ERROR = 0x07
@@ -52,7 +52,7 @@ def error_name(code: int) -> str:
 
 
 class Fault(Exception):
-    """The peer broke a rule; it never leaves the core.
+    """The peer broke a rule. This exception never leaves the core.
 
     Args:
         code: the code for the peer.
@@ -68,7 +68,7 @@ class Fault(Exception):
 
 
 class PeerClosed(Exception):
-    """CONNECTION_CLOSE has come; it never leaves the core.
+    """CONNECTION_CLOSE has come. This exception never leaves the core.
 
     Args:
         code: the application's code, or the transport's.

@@ -1,4 +1,4 @@
-"""How a QMux connection behaves."""
+"""Settings of QMux connections."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _seconds: Any = [v.instance_of((int, float)), v.gt(0)]
 
 @attrs.frozen(kw_only=True)
 class QmuxConfig:
-    """Windows, limits and time-outs of one side. Immutable; derive with `attrs.evolve`."""
+    """Windows, limits and timeouts of one side. Immutable; derive with `attrs.evolve`."""
 
     stream_window: int = attrs.field(default=1 << 20, validator=_size)
-    """Bytes that the peer may send on one stream beyond what the application has taken."""
+    """Bytes that the peer may send on one stream ahead of the application's reads."""
     connection_window: int = attrs.field(default=8 << 20, validator=_size)
-    """The same for all streams together."""
+    """Bytes that the peer may send on all streams together, ahead of the application's reads."""
     max_streams: int = attrs.field(default=128, validator=_streams)
     """Bidirectional streams that the peer may have open at once."""
     max_streams_unidirectional: int = attrs.field(default=128, validator=_streams)
@@ -43,21 +43,21 @@ class QmuxConfig:
     low_watermark: int = attrs.field(default=128 << 10, validator=[v.instance_of(int), v.ge(0)])
     """Bytes queued on a stream at which `send_all` continues."""
     max_queued: int = attrs.field(default=8 << 20, validator=_size)
-    """Bytes queued on all streams together above which `send_all` waits, except on a stream that has nothing queued."""
+    """Bytes queued on all streams together, above which `send_all` waits, except on a stream with an empty queue."""
     datagrams: bool = True
     """Whether datagrams from the peer are accepted."""
     datagram_queue: int = attrs.field(default=256, validator=_size)
-    """Most datagrams kept in each direction: senders wait, receivers lose the oldest."""
+    """Most datagrams kept in each direction. When that many are kept, senders wait and receivers lose the oldest."""
     idle_timeout: float = attrs.field(default=30.0, validator=[v.instance_of((int, float)), v.ge(0)])
-    """Seconds without a record from the peer after which the connection is lost; the smaller value of both ends counts. 0 for never."""
+    """Seconds without a record from the peer after which the connection is lost; the smaller value of the two ends applies. 0 for never."""
     keepalive_without_streams: bool = False
-    """Whether a silent peer is pinged while no stream is open. With an open stream it always is. Source: QX-35 (D-19)."""
+    """Whether a silent peer is pinged even while no stream is open. Source: QX-35 (D-19)."""
     handshake_timeout: float = attrs.field(default=10.0, validator=_seconds)
     """Seconds within which the peer's parameters must have come. Source: QX-43."""
     record_timeout: float = attrs.field(default=30.0, validator=_seconds)
     """Seconds within which a record that has begun must be complete. Source: QX-43."""
     drain_timeout: float = attrs.field(default=5.0, validator=[v.instance_of((int, float)), v.ge(0)])
-    """Seconds that the peer has to receive everything queued after `QmuxCore.drain`."""
+    """Seconds after `QmuxCore.drain` in which the peer can receive everything queued."""
     close_timeout: float = attrs.field(default=3.0, validator=_seconds)
     """Seconds to wait for the peer's end after a close. Source: QX-36 (D-20)."""
 
@@ -66,12 +66,12 @@ class QmuxConfig:
         converter=tuple[str, ...],
         validator=[v.min_len(1), v.deep_iterable(v.matches_re(_PROTOCOL))],
     )
-    """Identifiers of the application over QMux, the preferred first, such as ``"qmux-02.aqueduct"``: ALPN of TLS, subprotocols of
+    """Identifiers of the application protocol, the preferred one first, such as ``"qmux-02.aqueduct"``: ALPN names of TLS, subprotocols of
     WebSockets. Both ends must have one in common. Other transports negotiate nothing. Source: QX-40 (D-21), QX-41."""
     below: UnixConfig | TcpConfig | TlsConfig | WebSocketConfig | MemoryConfig | None = None
-    """Settings of the carrier below, of the class for its scheme; `None` for the defaults."""
+    """Settings of the carrier below, an instance of its config class; `None` for the defaults."""
     plaintext_off_loopback: bool = attrs.field(default=False, validator=v.instance_of(bool))
-    """Whether ``qmux+tcp`` and ``qmux+ws`` may go beyond loopback, where anyone on the way can read and change everything.
+    """Whether ``qmux+tcp`` and ``qmux+ws`` are allowed beyond loopback, where others on the network can read and change everything.
     Source: QX-39."""
 
     def __attrs_post_init__(self) -> None:

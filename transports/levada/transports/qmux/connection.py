@@ -3,13 +3,13 @@
 The rules of this file:
 
 * One task, the reader, reads for the whole life of a connection. It gives the bytes to the core, and calls the streams directly.
-* The output that the events of one batch cause is written together, at the end of the batch, and so is the output of a call of `together`.
-  Any other call of the application writes at once, without a switch of tasks, if it is alone. A second task, the writer, joins calls that
-  follow within `_JOIN_WITHIN` seconds, and the answers to a batch with data of several streams, because more tasks are about to send.
-* The core is asked for output only while the carrier below holds little, because bytes in the kernel cannot be overtaken (QX-33). While the
-  carrier is full, the writer waits for it. Reading continues meanwhile (QX-31).
+* The output that the events of one batch cause is written together, at the end of the batch; so is the output of one call of `together`.
+  Any other call of the application writes at once, without a task switch, if it comes alone. A second task, the writer, joins the output of
+  calls that follow within `_JOIN_WITHIN` seconds, and the answers to a batch with data of several streams, since more tasks are about to send.
+* The core is asked for output only while the carrier below holds little, since urgent data cannot overtake bytes in the kernel (QX-33).
+  While the carrier is full, the writer waits for it, and reading continues (QX-31).
 * The application learns of the end as soon as the core does. Then the reader closes the transport, within `QmuxConfig.close_timeout`.
-* Both are system tasks of trio's run, because an accepted connection outlives the block of its listener. They never raise.
+* Reader and writer are system tasks of trio, since an accepted connection outlives the block of its listener. They never raise.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ __all__ = ["QmuxConnection"]
 logger = logging.getLogger("levada.transports.qmux")
 
 _JOIN_WITHIN: Final = 50e-6
-"""Seconds between two writes without the writer; see `levada.transports.carriers.streams`."""
+"""Fewest seconds between two writes without the writer; `levada.transports.carriers.streams` says why."""
 _ALONE: Final = 2
 """Most events of a batch that wakes only one task: a stream and its data, or the data and the end of the stream."""
 _SHALLOW: Final = 128 * 1024
-"""Bytes in the carrier below at which the core is asked for no more: one stream moves 520 MB/s, and 400 with half of it. Source: QX-33."""
+"""Bytes in the carrier below at which the core is asked for no more. One stream moves 520 MB/s with this limit, and 400 with half of it.
+Source: QX-33."""
 
 
 class QmuxConnection(StreamConnection[QmuxStream]):
@@ -52,10 +53,10 @@ class QmuxConnection(StreamConnection[QmuxStream]):
 
     Args:
         below: carries the records. The connection owns and closes it.
-        info: the two ends.
-        config: windows, limits and time-outs.
+        info: the facts about both ends.
+        config: windows, limits and timeouts.
         is_client: whether this side dialled.
-        since: when the transport was connected. The peer's parameters must come within `QmuxConfig.handshake_timeout` of it.
+        since: when the transport was connected; `QmuxConfig.handshake_timeout` counts from then.
         tell_ended: called with the reason once the connection has ended.
     """
 
@@ -75,9 +76,9 @@ class QmuxConnection(StreamConnection[QmuxStream]):
         self._config = config
         self._tell_ended = tell_ended
 
-        self._in_batch = False  # output goes out at the end of the batch
+        self._in_batch = False  # output is written at the end of the batch
         self._joining = False  # the next call outside of a batch leaves its output to the writer
-        self._due = False  # output goes out with the writer's next turn
+        self._due = False  # output is written in the writer's next turn
         self._written_at = 0.0
         self._reading = trio.CancelScope()
         self._writing = trio.CancelScope()
@@ -93,7 +94,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
         self._write()
 
     def statistics(self) -> CarrierStatistics:
-        """Return the counters as they are now; bytes include the frames' heads, writes and reads are the transport's."""
+        """Return the counters as they are now. Bytes include the framing; writes and reads are the transport's."""
         below = self._below.statistics()
         return CarrierStatistics(
             bytes_sent=below.bytes_sent,
@@ -105,18 +106,19 @@ class QmuxConnection(StreamConnection[QmuxStream]):
         )
 
     def credit(self) -> tuple[int, int]:
-        """Return what each side may send now: see `Connection.credit`."""
+        """Return the bytes that this side, and the peer, may send now; (0, 0) after the end. `Connection.credit` says more."""
         return self.core.credit if self._reason is None else (0, 0)
 
     def round_trip(self) -> float:
-        """Seconds that the last ping took; 0 before the first."""
+        """Return the seconds that the last ping and its answer took; 0 before the first."""
         return self.core.round_trip
 
     async def handshake(self) -> CarrierInfo:
-        """Wait for the peer's parameters.
+        """Wait for the peer's parameters, and return the facts about both ends.
 
         Raises:
-            ConnectionLost: they did not come within `QmuxConfig.handshake_timeout`, or were wrong, or the transport was lost.
+            ConnectionLost: the parameters did not come within `QmuxConfig.handshake_timeout` or were wrong, or the transport was lost.
+            ConnectionClosed: this side closed the connection first.
         """
         await self._shaken.wait()
         if self.core.peer_parameters is None:
@@ -124,13 +126,21 @@ class QmuxConnection(StreamConnection[QmuxStream]):
         return self._info
 
     async def open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> QmuxStream:
-        """Open a stream, waiting for the peer's credit. The peer sees it with its first byte, end or reset."""
+        """Open a stream, waiting for the peer's credit. The peer sees the stream with its first byte, end or reset.
+
+        Raises:
+            ConnectionClosed, ConnectionLost: the connection has ended.
+            ValueError: the priority is not between 0 and 255.
+
+        Cancellation:
+            no stream was opened.
+        """
         while (stream := self.try_open_stream(unidirectional=unidirectional, priority=priority)) is None:
             await self._opening[unidirectional].park()
         return stream
 
     def try_open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> QmuxStream | None:
-        """Open a stream if there is credit for it now."""
+        """Open a stream if there is credit for it now; otherwise return ``None``. Errors as `open_stream`."""
         if not 0 <= priority <= 255:
             raise ValueError(f"priority is {priority}, wanted 0 to 255")
         if self._reason is not None:
@@ -166,10 +176,10 @@ class QmuxConnection(StreamConnection[QmuxStream]):
     def _accepted(self, stream: QmuxStream) -> None:
         if self._reason is None:
             self.core.accepted(stream.stream_id)
-            self._changed()  # if it is over already, its credit is due
+            self._changed()  # if the stream is over already, its credit is due
 
     def max_datagram_size(self) -> int:
-        """Bytes of the largest datagram; 0 if the peer takes none or its parameters have not come yet."""
+        """Return the size in bytes of the largest datagram; 0 if the peer takes none or its parameters have not come yet."""
         return self.core.max_datagram_size
 
     async def send_datagram(self, data: Octets) -> None:
@@ -178,6 +188,9 @@ class QmuxConnection(StreamConnection[QmuxStream]):
         Raises:
             DatagramTooLarge: more than `max_datagram_size`.
             ConnectionClosed, ConnectionLost: the connection has ended.
+
+        Cancellation:
+            nothing was queued.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         await self.handshake()
@@ -198,13 +211,13 @@ class QmuxConnection(StreamConnection[QmuxStream]):
         return True
 
     def close(self, code: int = 0, reason: str = "") -> None:
-        """Tell the peer at once that the connection is over; queued data is dropped. After the end it does nothing."""
+        """End the connection and tell the peer at once; queued data is dropped. Does nothing if the connection has already ended."""
         if self._reason is None:
             self._apply(self.core.close(code, reason, trio.current_time()))
             self._hurry()
 
     def abort(self) -> None:
-        """Cut the transport at once, without a frame, and drop the queues: the peer sees a loss. After the end this does nothing."""
+        """Close the transport at once, without a frame, and drop the queues: the peer sees a loss. After the end this does nothing."""
         if self._reason is None:
             self._below.abort()
             said = "the connection was cut off here"
@@ -214,10 +227,10 @@ class QmuxConnection(StreamConnection[QmuxStream]):
     async def aclose(self, code: int = 0, reason: str = "", *, drain_timeout: float = 5.0) -> None:
         """Wait up to `drain_timeout` seconds until the peer has the data of finished streams, then close.
 
-        After that it waits until the transport is closed, for `QmuxConfig.close_timeout` seconds at most.
+        Then wait until the transport is closed, for `QmuxConfig.close_timeout` seconds at most.
 
         Cancellation:
-            closed at once; data that the peer has not acknowledged may be lost.
+            the connection is closed at once; data that the peer has not acknowledged may be lost.
         """
         try:
             if self._reason is None:
@@ -234,7 +247,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
         for stream in finished:
             stream.ask_for_ack()
         last = self._last_finished
-        if last is not None and last not in self.streams:  # everything of the streams that are over was written by then
+        if last is not None and last not in self.streams:  # a ping now follows everything of the streams that are over
             self._draining.add(last)
             self.core.want_acked(last)
         self._changed()
@@ -243,7 +256,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
             await self._drained.wait()
 
     def _is_drained(self, stream_id: int) -> None:
-        """Note that the peer has all of a stream, or never will."""
+        """Note that the peer has all data of a stream, or never will."""
         self._draining.discard(stream_id)
         if not self._draining and self._drained is not None:
             self._drained.set()
@@ -260,12 +273,12 @@ class QmuxConnection(StreamConnection[QmuxStream]):
     # ------------------------------------------------------------------ what streams ask for
 
     def set_priority(self, stream_id: int, priority: int) -> None:
-        """Change the priority of what a stream sends."""
+        """Change the priority of a stream's data."""
         if self._reason is None:
             self.core.set_priority(stream_id, priority)
 
     def unsent(self, stream_id: int) -> int:
-        """Return the bytes of a stream that are in no record yet."""
+        """Return the number of bytes of a stream that are queued and not yet written."""
         return self.core.unsent(stream_id)
 
     def is_full(self, stream_id: int) -> bool:
@@ -290,7 +303,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
             self._write_soon()
 
     def reset(self, stream_id: int, code: int) -> None:
-        """Drop what a stream has queued, and tell the peer."""
+        """Drop a stream's queued data, and tell the peer."""
         self.core.reset(stream_id, code)
         self._acking.pop(stream_id, None)
         self._is_drained(stream_id)
@@ -306,7 +319,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
         if self._reason is None:
             core = self.core
             core.consumed(stream_id, size)
-            if not self._in_batch and not self._due and core.has_output:  # as `_changed`, by a call less
+            if not self._in_batch and not self._due and core.has_output:  # as `_changed`, with one call less
                 self._write_soon()
 
     def want_acked(self, stream: QmuxStream) -> None:
@@ -324,7 +337,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
             do[type(event)](self, event)
 
     def _apply_batch(self, happened: list[events.Event]) -> None:
-        """Do what the core says of one batch of input, and let the application read it."""
+        """Act on the events of one batch of input, and let the application read it."""
         self._apply(happened)
         if self._tell_batch is not None:
             self._tell_batch()
@@ -461,7 +474,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
             self._write_later()
 
     def _set_timer(self) -> None:
-        """Let the reader wake up when the core is due. A deadline that has become later is noticed then."""
+        """Have the reader wake up when the core is due. If the deadline has become later, the reader finds out when it wakes up."""
         deadline = self.core.next_deadline()
         if deadline is not None and deadline < self._reading.deadline:
             self._reading.deadline = deadline

@@ -6,10 +6,10 @@ The owner works in turns:
 2. Act on the events. Each input returns them; `take_events` returns those of other calls, such as `data_to_send`.
 3. While the carrier below takes bytes, write what `data_to_send(now)` returns. Sleep until `next_deadline`.
 
-The core has the queues, flow control and priorities of sending. Received bytes leave it at once, as events: the owner buffers them, bounded
+The core has the queues, flow control and priorities of sending. It hands received bytes on at once, as events: the owner buffers them, bounded
 by the windows, and calls `consumed` when the application has taken them.
 
-After `Ended` the owner writes the last output, shuts down its sending side, reads and drops until the peer's end, for
+After `Ended` the owner writes the last output, ends its sending direction, reads and drops input until the peer's end, for
 `QmuxConfig.close_timeout` at most, and closes. Source: QX-36, QX-37.
 """
 
@@ -43,7 +43,7 @@ from .streams import Due, Streams
 __all__ = ["QmuxCore"]
 
 LARGEST_RECORD = 65_536
-"""Bytes of the largest record sent, so that an urgent frame never waits for long. Source: QX-6 (D-4)."""
+"""Largest record sent, in bytes, so that an urgent frame never waits long. Source: QX-6 (D-4)."""
 DEFAULT_PRIORITY = 128
 """The priority of streams that the peer opens."""
 LOST = 1
@@ -62,8 +62,8 @@ class QmuxCore:
 
     Args:
         client: whether this side dialled.
-        now: the current time, from which the peer has `QmuxConfig.handshake_timeout`.
-        config: windows, limits and time-outs.
+        now: the current time, from which `QmuxConfig.handshake_timeout` counts.
+        config: windows, limits and timeouts.
         framed: whether the carrier keeps boundaries: a message is a record without its Size. Source: QX-41.
     """
 
@@ -81,7 +81,7 @@ class QmuxCore:
         self._receiver = Receiver(self._streams, self._sender, self._other)
         self._liveness = Liveness(self._streams, now)
         self._records = Records(framed=framed)
-        # Frames in their own record: the very first one, and the last.
+        # Frames in a record of their own: the very first one and the last one.
         self._alone = [encode_frame(FrameType.PARAMETERS, data=self._parameters().encode())]
         self._datagrams: deque[bytes] = deque()
         self._partial = bytearray()
@@ -99,7 +99,7 @@ class QmuxCore:
 
     @property
     def round_trip(self) -> float:
-        """Seconds of the last ping to the peer and back; 0 until the first."""
+        """Seconds that the last ping and its answer took; 0 before the first."""
         return self._liveness.round_trip
 
     @property
@@ -109,9 +109,9 @@ class QmuxCore:
 
     @property
     def max_datagram_size(self) -> int:
-        """Bytes of the largest datagram that the peer takes; 0 before `Established`, or if it takes none. Source: QX-19.
+        """Size in bytes of the largest datagram that the peer takes; 0 before `Established`, or if the peer takes none. Source: QX-19.
 
-        The end does not change it, so a connection that is lost right after its handshake does not look like one without datagrams.
+        It stays the same after the end, so a connection lost right after its handshake does not look like a connection without datagrams.
         """
         peer = self.peer_parameters
         if peer is None:
@@ -130,7 +130,7 @@ class QmuxCore:
 
     @property
     def has_output(self) -> bool:
-        """Whether `data_to_send` may have something to return now. Owners ask before each write, so it is a few comparisons."""
+        """Whether `data_to_send` may have something to return now. Owners ask before each write, so this is fast."""
         sender = self._sender
         if self._due or self._datagrams or self._alone or (sender.queued and sender.ready):
             return True
@@ -145,7 +145,7 @@ class QmuxCore:
         return events
 
     def receive_data(self, data: bytes, now: float) -> list[Event]:
-        """Take bytes, cut anywhere; `b""` means the peer sends no more. Return the events."""
+        """Take bytes, cut anywhere, and return the events; `b""` means that the peer sends no more."""
         if self._state is not _ENDED:
             self._now = now
             try:
@@ -157,7 +157,7 @@ class QmuxCore:
         return self.take_events()
 
     def receive_message(self, message: bytes, now: float) -> list[Event]:
-        """Take one message, which is one record without its Size. Return the events. Source: QX-41."""
+        """Take one message, which is one record without its Size, and return the events. Source: QX-41."""
         if self._state is not _ENDED:
             self._now = now
             try:
@@ -172,7 +172,7 @@ class QmuxCore:
         """Take records of about `budget` bytes, the most urgent first. Call it only when the carrier takes bytes. Source: QX-33.
 
         Returns:
-            For a byte stream one piece with all records, for messages one piece for each record; empty if there is nothing.
+            For a byte stream, one piece with all records. For messages, one piece per record. Empty if there is nothing to send.
         """
         records = self._records
         if self._state is _DRAINING:
@@ -198,7 +198,7 @@ class QmuxCore:
         return out
 
     def next_deadline(self) -> float | None:
-        """Return when `handle_timeout` is due; `None` if never."""
+        """Return the time when `handle_timeout` is due; `None` if never."""
         if self._state is _ENDED:
             return None
         deadline = self._liveness.deadline()
@@ -234,7 +234,7 @@ class QmuxCore:
         return self.take_events()
 
     def drain(self, now: float) -> list[Event]:
-        """Open no more streams; close with code 0 once the peer has everything queued, after `QmuxConfig.drain_timeout` seconds at the latest."""
+        """Open no more streams. Close with code 0 once the peer has everything queued, at the latest after `QmuxConfig.drain_timeout`."""
         if self._state is _GREETING:
             return self.close(0, "", now)
         if self._state is _OPEN:
@@ -247,7 +247,7 @@ class QmuxCore:
         """Drop the queues, and tell the peer the application's code and reason. After the end this does nothing. Source: QX-36.
 
         Raises:
-            LocalProtocolError: the code is not a number of 62 bits.
+            LocalProtocolError: the code does not fit 62 bits.
         """
         self._check_code(code)
         if self._state is not _ENDED:
@@ -272,7 +272,7 @@ class QmuxCore:
             priority: 0 (first) to 255.
 
         Returns:
-            Its number, or `None` without credit; `StreamsAllowed` follows when there is some.
+            The stream's number, or `None` without credit; then `StreamsAllowed` tells of new credit.
 
         Raises:
             LocalProtocolError: the priority is not between 0 and 255.
@@ -284,7 +284,7 @@ class QmuxCore:
         """Queue bytes on a stream, and its end if `fin`. Without bytes and without the end this does nothing.
 
         Raises:
-            LocalProtocolError: the stream is over, was finished or reset, or only the peer sends on it.
+            LocalProtocolError: the stream is over, was finished or reset, or is one on which only the peer sends.
         """
         stream = self._streams.table.get(stream_id)
         if stream is None or stream.sending is not _SENDING:
@@ -296,7 +296,7 @@ class QmuxCore:
         """Give up sending: drop the queue, send RESET_STREAM. Once the end was written, or after a reset, this does nothing.
 
         Raises:
-            LocalProtocolError: only the peer sends on this stream, or the code is not a number of 62 bits.
+            LocalProtocolError: only the peer sends on this stream, or the code does not fit 62 bits.
         """
         self._check_code(code)
         stream = self._streams.table.get(stream_id)
@@ -306,12 +306,12 @@ class QmuxCore:
             self._sender.reset(stream, code)
 
     def stop(self, stream_id: int, code: int) -> None:
-        """Ask the peer to stop sending. No more data of the stream becomes an event, and the credit of bytes not taken is given back.
+        """Ask the peer to stop sending. No more data of the stream becomes an event, and the credit for bytes not taken is given back.
 
         Once everything was taken, or after a reset, this does nothing. `StreamReset` still comes, as the peer's answer. Source: QX-25.
 
         Raises:
-            LocalProtocolError: only this side sends on this stream, or the code is not a number of 62 bits.
+            LocalProtocolError: only this side sends on this stream, or the code does not fit 62 bits.
         """
         self._check_code(code)
         stream = self._streams.table.get(stream_id)
@@ -332,9 +332,9 @@ class QmuxCore:
             self._sender.set_priority(stream, level)
 
     def consumed(self, stream_id: int, size: int) -> None:
-        """Note that the application took bytes of `StreamData`, so windows grow. For a stream that was stopped or reset this does nothing.
+        """Note that the application took bytes of `StreamData`, so the windows grow. For a stream that was stopped or reset this does nothing.
 
-        A stream is over, and no longer counts against the peer's limit, once all of it was taken and this side's end was written.
+        A stream is over once all its data was taken and this side's end was written.
 
         Raises:
             LocalProtocolError: more bytes than have come.
@@ -352,14 +352,14 @@ class QmuxCore:
         self._streams.accepted(stream_id)
 
     def unsent(self, stream_id: int) -> int:
-        """Return the bytes queued on a stream and not written."""
+        """Return the number of bytes queued on a stream and not yet written."""
         stream = self._streams.table.get(stream_id)
         return 0 if stream is None else stream.queued
 
     def want_flushed(self, stream_id: int) -> None:
         """Ask for `StreamFlushed` once everything that is queued on a stream now is written, including its end.
 
-        It comes at once if nothing is queued. It never comes if the stream is reset or stopped first.
+        The event comes at once if nothing is queued. It never comes if the stream is reset or stopped first.
         """
         stream = self._streams.table.get(stream_id)
         if stream is not None:
@@ -370,9 +370,9 @@ class QmuxCore:
     def want_acked(self, stream_id: int) -> None:
         """Ask for `StreamAcked` once the peer has everything that is queued on a stream now, including its end. Source: D-23.
 
-        A ping is written after it, whose answer proves that the peer has processed everything before. One ping is under way at a time. The
-        stream may be over. Ask again only after the event. The event never comes if the stream is reset or stopped before everything was
-        written.
+        The core writes a ping after it; the answer proves that the peer has processed everything before the ping. One ping is under way at a
+        time. The stream may be over. Ask again only after the event. The event never comes if the stream is reset or stopped before everything
+        was written.
         """
         stream = self._streams.table.get(stream_id)
         if stream is not None:
@@ -418,7 +418,7 @@ class QmuxCore:
         self._liveness.heard(self._now)
 
     def _take(self, data: bytes) -> None:
-        """Process bytes, cut anywhere. Each is copied once, and twice in a record that comes in several pieces."""
+        """Process bytes, cut anywhere. Each byte is copied once; in a record that comes in several pieces, twice."""
         at, end, partial = 0, len(data), self._partial
         if not end:
             self._lose(f"the peer ended the transport {'inside a record' if partial else 'without closing'}")
@@ -435,7 +435,7 @@ class QmuxCore:
                 partial.clear()
                 self._receiver.record(whole, self._start, self._stop)
             else:
-                data = bytes(partial) + data  # a Size that is cut, at most 7 bytes
+                data = bytes(partial) + data  # at most 7 bytes, of an incomplete Size
                 end = len(data)
         record = self._receiver.record
         while at < end:
@@ -463,7 +463,7 @@ class QmuxCore:
             self._liveness.heard(self._now)
 
     def _hold(self, data: bytes, at: int, start: int, stop: int) -> None:
-        """Keep a record that is not complete. Source: QX-3, QX-43."""
+        """Keep an incomplete record. Source: QX-3, QX-43."""
         if at or not self._partial:
             self._begun = self._now
         self._partial = bytearray(data[at:])
@@ -471,7 +471,7 @@ class QmuxCore:
         self._stop = stop
 
     def _other(self, frame: Frame) -> None:
-        """Process a frame that names no stream and no limit."""
+        """Process a frame that has no stream id and no limit."""
         match frame.kind:
             case FrameType.DATAGRAM | FrameType.DATAGRAM_LEN:
                 if not self.config.datagrams:
@@ -502,7 +502,7 @@ class QmuxCore:
         self._events.append(Established(parameters))
 
     def _write_datagrams(self, budget: int) -> None:
-        """Write datagrams, each in a record of its own, where it needs no length. Source: QX-19, QX-33."""
+        """Write datagrams, each in a record of its own, where a datagram needs no length. Source: QX-19, QX-33."""
         records, datagrams = self._records, self._datagrams
         if len(datagrams) >= self.config.datagram_queue:
             self._events.append(DatagramRoom())
@@ -550,7 +550,7 @@ class QmuxCore:
         self._end(Ended(LOST, why, False, True))
 
     def _end(self, event: Ended, farewell: bytes = b"") -> None:
-        """Drop everything that is queued. The parameters are the first frame, and CONNECTION_CLOSE the last. Source: QX-9, QX-36."""
+        """Drop everything that is queued, except the parameters before a farewell, since they must be first. Source: QX-9, QX-36."""
         self._state = _ENDED
         self._streams.end()
         self._sender.end()

@@ -1,4 +1,4 @@
-"""`dial` and `listen` for QMux, over any carrier of bytes or messages."""
+"""The entry points: `dial` and `listen`, over any carrier of bytes or messages."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _SETTINGS: Final[dict[str, type[Any]]] = {
     "ws": WebSocketConfig,
     "wss": WebSocketConfig,
 }
-"""The settings of each carrier below."""
+"""The config class of each carrier below."""
 
 
 def _split(url: str) -> tuple[str, SplitResult]:
-    """Return the scheme of the carrier below, and the parts of the URL there."""
+    """Return the scheme of the carrier below, and the parts of the URL for it."""
     try:
         parts = urlsplit(url.removeprefix(_PREFIX))
         _ = parts.port  # raises if it is not a port
@@ -78,7 +78,7 @@ def _settings(scheme: str, config: QmuxConfig) -> Any:
     if isinstance(settings, tls.TlsConfig):
         return attrs.evolve(_modern(settings, config), alpn=config.protocols)
     if isinstance(settings, WebSocketConfig):
-        # QX-41. The WebSocket's own pings are off, because QMux has pings.
+        # QX-41. The WebSocket's own pings are off, since QMux has pings.
         return attrs.evolve(
             settings,
             subprotocols=config.protocols,
@@ -94,7 +94,7 @@ def _settings(scheme: str, config: QmuxConfig) -> Any:
 
 
 def _modern(settings: tls.TlsConfig, config: QmuxConfig) -> tls.TlsConfig:
-    """Return settings for TLS 1.3 only, within the time of the whole handshake. Source: QX-40, QX-43."""
+    """Restrict settings to TLS 1.3, and to the timeout of the whole handshake. Source: QX-40, QX-43."""
     return attrs.evolve(
         settings,
         minimum_version=ssl.TLSVersion.TLSv1_3,
@@ -104,7 +104,7 @@ def _modern(settings: tls.TlsConfig, config: QmuxConfig) -> tls.TlsConfig:
 
 @attrs.frozen
 class _Allow:
-    """Refuses clients that offer none of the protocols, then asks the program's own check."""
+    """Refuses clients that offer none of the protocols, then calls the application's own check."""
 
     protocols: tuple[str, ...]
     others: Callable[[UpgradeRequest], Refusal | None] | None
@@ -138,7 +138,7 @@ async def dial(url: str, config: QmuxConfig | None = None) -> AsyncIterator[Qmux
     Raises:
         ConnectionLost: no server answers at the URL, or it speaks none of `QmuxConfig.protocols`.
         IdleTimeout: the transport was not connected in time.
-        ConfigurationError: the URL or the settings cannot work, or it is plain TCP beyond loopback.
+        ConfigurationError: the URL or the settings cannot work, or the URL means plain TCP beyond loopback.
     """
     config = config or QmuxConfig()
     scheme, parts = _split(url)
@@ -178,8 +178,7 @@ def dial_over(stream: ByteStream, config: QmuxConfig | None = None) -> AbstractA
         config: its field `below` is not used.
 
     Raises:
-        ConnectionLost: the other end has gone, or does not speak QMux.
-        IdleTimeout: it did not answer in time.
+        ConnectionLost: the other end has gone, does not speak QMux, or did not send its parameters in time.
     """
     info = attrs.evolve(stream.info, scheme=_PREFIX + stream.info.scheme)
     return _open(OverBytes(stream), info, config or QmuxConfig())
@@ -197,11 +196,11 @@ async def listen(url: str, config: QmuxConfig | None = None) -> AsyncIterator[Qm
     """Listen for clients. Leaving the block stops listening; accepted connections stay open.
 
     Args:
-        url: as for `dial`; port 0 takes a free one. With a path (also ``/``), ``qmux+ws`` and ``qmux+wss`` serve only this one.
+        url: as for `dial`; port 0 takes a free one. ``qmux+ws`` and ``qmux+wss`` with a path (also ``/``) serve only this path.
         config: its field `below` has the settings of the transport; TLS needs a certificate there.
 
     Raises:
-        ConfigurationError: the URL or the settings cannot work, the address is taken, or it is plain TCP beyond loopback.
+        ConfigurationError: the URL or the settings cannot work, the address is taken, or the URL means plain TCP beyond loopback.
     """
     config = config or QmuxConfig()
     scheme, parts = _split(url)

@@ -1,6 +1,6 @@
-"""Events for the owner of the core.
+"""Events that the core gives its owner.
 
-They are not frozen: making a frozen one takes 1.8 times as long, and there is one for each frame.
+The classes are not frozen: making a frozen object takes 1.8 times as long, and each frame makes one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = [
 
 @attrs.define
 class Established:
-    """The peer's parameters have come: streams may be opened, datagrams may be sent. It comes once, before everything but `Ended`."""
+    """The peer's parameters have come: streams may be opened, datagrams may be sent. Emitted once, before all events but `Ended`."""
 
     parameters: Parameters
     """The peer's parameters."""
@@ -49,7 +49,7 @@ class StreamData:
 
 @attrs.define
 class StreamReset:
-    """The peer gave up sending. Bytes not taken are dropped: their credit is given back already."""
+    """The peer gave up sending. Bytes not taken are dropped; their credit was already given back."""
 
     stream_id: int
     """Number of the stream."""
@@ -59,7 +59,7 @@ class StreamReset:
 
 @attrs.define
 class StreamStopped:
-    """The peer wants no more bytes. This side's sending was reset with the same code, and its queue dropped. Source: QX-25."""
+    """The peer wants no more bytes. This side has reset its sending with the same code and dropped the queue. Source: QX-25."""
 
     stream_id: int
     """Number of the stream."""
@@ -130,13 +130,13 @@ class Ended:
     """The last event. No stream gets another event. Bytes that have come may still be taken. Source: QX-38."""
 
     code: int
-    """The application's code; if `lost` the transport's, or 1 without a frame."""
+    """The application's code; if `lost`, the transport's code, or 1 if no frame gave one."""
     reason: str = attrs.field(converter=printable)
     """The reason in words."""
     by_peer: bool
     """Whether the peer closed the connection."""
     lost: bool
-    """Whether no application closed it: an error of the transport, an end without a frame, silence."""
+    """Whether neither application closed the connection: a transport error, an end without a frame, or silence."""
     idle: bool = False
     """Whether the peer was silent for too long."""
 

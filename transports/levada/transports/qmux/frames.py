@@ -1,4 +1,4 @@
-"""Layouts of QMux: integers, frames, transport parameters.
+"""Encoding and decoding of QMux: integers, frames, transport parameters.
 
 `read_frame` reads any frame. STREAM frames, which are nearly all of a busy connection, are read and written in place by
 `levada.transports.qmux.receiving` and `levada.transports.qmux.sending`.
@@ -35,10 +35,10 @@ _PARAMETER = TransportError.TRANSPORT_PARAMETER_ERROR
 
 
 class FrameType(enum.IntEnum):
-    """Types of frames; the eight of STREAM are one. Source: QX-7."""
+    """Types of frames; the eight types of STREAM are one here. Source: QX-7."""
 
     PADDING = 0x00
-    """Nothing."""
+    """No fields."""
     RESET_STREAM = 0x04
     """Stream id, code, final size."""
     STOP_SENDING = 0x05
@@ -100,7 +100,7 @@ _INTS: Final = {
     FrameType.PING: 1,
     FrameType.PING_ANSWER: 1,
 }
-"""Integers of each type, before its data if it has some. Source: QX-7."""
+"""Number of integers of each type, before its data if it has some. Source: QX-7."""
 _WITH_DATA: Final = frozenset(
     (FrameType.TRANSPORT_CLOSE, FrameType.APPLICATION_CLOSE, FrameType.DATAGRAM_LEN, FrameType.PARAMETERS)
 )
@@ -112,15 +112,15 @@ class Frame:
     """One frame as it was read."""
 
     kind: int
-    """A `FrameType`; STREAM as on the wire, 0x08 to 0x0f."""
+    """A `FrameType`; for STREAM the type on the wire, 0x08 to 0x0f."""
     fields: tuple[int, ...]
-    """Its integers, without a length; of STREAM the stream id and, if it has one, the offset."""
+    """The frame's integers, without a length; for STREAM the stream id and, if present, the offset."""
     data: bytes
-    """Its data, reason or parameters."""
+    """The frame's data, reason or parameters."""
 
 
 def encode_int(number: int) -> bytes:
-    """Return an integer in its shortest form. Source: QX-1.
+    """Return the shortest encoding of an integer. Source: QX-1.
 
     Example:
         >>> [encode_int(n).hex() for n in (0, 63, 64, 16384, 2**30)]
@@ -139,7 +139,7 @@ def read_int(data: bytes, at: int, stop: int) -> tuple[int, int]:
     """Return the integer at `at`, and where it ends.
 
     Raises:
-        Fault: it is cut by `stop`.
+        Fault: the integer goes beyond `stop`.
 
     Source: QX-1, QX-4.
     """
@@ -152,7 +152,7 @@ def read_int(data: bytes, at: int, stop: int) -> tuple[int, int]:
 
 
 PARAMETERS_PREFIX: Final = encode_int(FrameType.PARAMETERS)
-"""The first bytes of every connection, behind the first Size. Source: QX-9 (D-5, D-6)."""
+"""The first bytes of every connection, after the first Size. Source: QX-9 (D-5, D-6)."""
 
 
 def read_frame(data: bytes, at: int, stop: int) -> tuple[Frame, int]:
@@ -164,7 +164,7 @@ def read_frame(data: bytes, at: int, stop: int) -> tuple[Frame, int]:
         stop: where the record ends.
 
     Raises:
-        Fault: it is cut, its type is prohibited or unknown, or not in its shortest form.
+        Fault: the frame is cut, or its type is prohibited, unknown, or not in its shortest form.
 
     Source: QX-4, QX-5, QX-7, QX-8, D-1.
     """
@@ -191,14 +191,16 @@ def read_frame(data: bytes, at: int, stop: int) -> tuple[Frame, int]:
     return Frame(kind, tuple(fields), data[at:end]), end
 
 
-_HEAD = struct.Struct(">BIBB")  # with a stream id of four bytes: all but the first 4,096 streams of a kind
+_HEAD = struct.Struct(">BIBB")  # for stream ids of four bytes: all but the first 4,096 streams of a kind
 
 
 def encode_head(stream_id: int, offset: int, size: int, fin: bool) -> bytes:
-    """Return a STREAM frame without its data, with OFF and LEN. Source: QX-7."""
+    """Return the head of a STREAM frame with OFF and LEN, without its data. Source: QX-7."""
     kind = 0x0F if fin else 0x0E
     if 0x4000 <= stream_id < 0x4000_0000 and offset < 0x40 and size < 0x40:
-        return _HEAD.pack(kind, stream_id | 0x8000_0000, offset, size)  # a request: 0.2 for 0.6 us
+        return _HEAD.pack(
+            kind, stream_id | 0x8000_0000, offset, size
+        )  # as in a request: 0.2 us, where the next line takes 0.6
     return kind.to_bytes(1, "big") + encode_int(stream_id) + encode_int(offset) + encode_int(size)
 
 
@@ -209,11 +211,11 @@ def encode_frame(kind: int, *fields: int, data: bytes | None = None) -> bytes:
 
 
 def encode_close(code: int, reason: str, *, cause: int | None) -> bytes:
-    """Return CONNECTION_CLOSE. The reason is cut to 1024 bytes, at a character.
+    """Return CONNECTION_CLOSE. The reason is cut to at most 1024 bytes, between two characters.
 
     Args:
-        code: the application's, or a `TransportError`.
-        reason: for the peer.
+        code: the application's code, or a `TransportError`.
+        reason: text for the peer.
         cause: type of the frame at fault (0: unknown) for a transport error; `None` for the application's close.
 
     Source: QX-7, QX-36.
@@ -242,31 +244,31 @@ _STREAM_COUNTS: Final = frozenset((0x08, 0x09))
 
 @attrs.frozen(kw_only=True)
 class Parameters:
-    """What one side declares. Source: QX-14."""
+    """The transport parameters that one side declares. Source: QX-14."""
 
     max_idle_timeout_ms: int = 0
-    """0 for none."""
+    """Idle timeout in milliseconds; 0 for none."""
     max_data: int = 0
-    """Bytes of all streams together."""
+    """First limit in bytes for all streams together."""
     max_stream_data_bidi_local: int = 0
-    """Bytes of a bidirectional stream that the declarer opens."""
+    """First limit in bytes for a bidirectional stream that the declaring side opens."""
     max_stream_data_bidi_remote: int = 0
-    """Bytes of a bidirectional stream that the other side opens."""
+    """First limit in bytes for a bidirectional stream that the other side opens."""
     max_stream_data_uni: int = 0
-    """Bytes of a unidirectional stream."""
+    """First limit in bytes for a unidirectional stream."""
     max_streams_bidi: int = 0
-    """Bidirectional streams."""
+    """First limit of bidirectional streams that the other side may open."""
     max_streams_uni: int = 0
-    """Unidirectional streams."""
+    """First limit of unidirectional streams that the other side may open."""
     max_datagram_frame_size: int = 0
-    """Bytes of a DATAGRAM frame, type and length included; 0 if none is taken."""
+    """Largest DATAGRAM frame accepted, in bytes with type and length; 0 if none is."""
     max_record_size: int = DEFAULT_MAX_RECORD
     """The largest Size of a record."""
     reset_stream_at: bool = False
-    """Whether RESET_STREAM_AT is taken."""
+    """Whether RESET_STREAM_AT is accepted."""
 
     def encode(self) -> bytes:
-        """Return the list, without the frame around it. What equals the default is left out."""
+        """Return the list of parameters, without the frame around it. Default values are left out."""
         pieces = []
         for number, name in _INTEGERS.items():
             value = getattr(self, name)
@@ -278,10 +280,10 @@ class Parameters:
 
     @classmethod
     def decode(cls, data: bytes) -> Parameters:
-        """Read a list.
+        """Read a list of parameters.
 
         Raises:
-            Fault: it breaks QX-12, QX-14, QX-15, QX-17 or QX-18.
+            Fault: the list breaks QX-12, QX-14, QX-15, QX-17 or QX-18.
         """
         values: dict[str, Any] = {}
         seen: set[int] = set()

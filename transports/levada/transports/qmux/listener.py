@@ -24,7 +24,7 @@ __all__ = ["QmuxIncoming", "QmuxListener"]
 
 
 class QmuxIncoming:
-    """A client whose transport is connected, and that has received nothing of QMux yet: accept, refuse or ignore it, once."""
+    """A client whose transport is connected, and that was sent nothing of QMux yet. Accept, refuse or ignore it, once."""
 
     def __init__(self, listener: QmuxListener, below: Below, info: CarrierInfo, since: float) -> None:
         self._listener = listener
@@ -35,29 +35,29 @@ class QmuxIncoming:
 
     @property
     def peer(self) -> str:
-        """Its address."""
+        """The client's address."""
         return self.info.peer
 
     @property
     def validated(self) -> bool:
-        """True: the transport has shown that it receives at this address."""
+        """True, since the transport has shown that the client receives at this address."""
         return True
 
     def accept(self) -> QmuxConnection:
-        """Begin with QMux; `QmuxConnection.handshake` waits for the client's parameters.
+        """Begin QMux on the transport; `QmuxConnection.handshake` waits for the client's parameters.
 
-        They must come within `QmuxConfig.handshake_timeout`, counted from the moment at which the kernel accepted the client.
+        They must come within `QmuxConfig.handshake_timeout`, counted from the time when the kernel accepted the client.
 
         Raises:
-            LocalProtocolError: it was already decided.
+            LocalProtocolError: the client was already decided on.
         """
         return self._listener.start(self._decide(), self.info, self._since)
 
     def refuse(self, why: str = "the application refused it") -> None:
-        """Close its transport before anything of QMux is sent. `why` is for the listener's warning.
+        """Close the client's transport before anything of QMux is sent. `why` appears in the listener's warning only.
 
         Raises:
-            LocalProtocolError: it was already decided.
+            LocalProtocolError: the client was already decided on.
         """
         self._decide().abort()
         self._listener.admission.turn_away(self.peer, why)
@@ -67,10 +67,10 @@ class QmuxIncoming:
         raise LocalProtocolError("this client has proved its address; accept, refuse or ignore it")
 
     def ignore(self) -> None:
-        """Close its transport, because an open transport cannot be forgotten silently.
+        """Close the client's transport, since an open transport cannot be forgotten silently.
 
         Raises:
-            LocalProtocolError: it was already decided.
+            LocalProtocolError: the client was already decided on.
         """
         self._decide().abort()
 
@@ -82,14 +82,14 @@ class QmuxIncoming:
 
 
 class QmuxListener:
-    """Accepts clients; a `Listener`. Made by `listen`.
+    """Accepts clients; a `Listener`, made by `listen`.
 
     Args:
-        below: accepts byte streams. It belongs to this listener, which closes it.
-        url: its URL, with the real port.
+        below: the listener of byte streams below. It belongs to this listener, which closes it.
+        url: the URL to dial, with the real port.
         config: settings of the connections.
-        backlog: clients that may be in their WebSocket handshake, or wait for `accept`.
-        upgrade: opens a WebSocket over a byte stream within so many seconds; `None`: records go over the byte stream itself.
+        backlog: most clients that are in their WebSocket handshake or wait for `accept`.
+        upgrade: opens a WebSocket over a byte stream, within the given seconds; with `None`, records go over the byte stream itself.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class QmuxListener:
         upgrade: Callable[[ByteStream, float], Awaitable[WebSocketStream]] | None = None,
     ) -> None:
         self.url = url
-        """Its URL, with the real port."""
+        """The URL to dial, with the real port."""
         self.below = below
         """The listener below; for ``qmux+tls`` and ``qmux+wss`` a `TlsListener`, which can reload its certificates."""
         self._config = config
@@ -111,13 +111,16 @@ class QmuxListener:
         self._handshakes: dict[trio.CancelScope, None] = {}  # the oldest first
         self._serving = trio.CancelScope()
         self.admission = Admission(url)
-        """Counts the clients that were refused here. `below` counts those that got no transport."""
+        """Counts the clients that were refused here. `below` counts the clients that got no transport."""
 
     async def accept(self) -> QmuxIncoming:
         """Wait for the next client whose transport is ready.
 
         Raises:
             ConnectionClosed: the listener was closed.
+
+        Cancellation:
+            no client was taken.
         """
         return await self._ready.take(self.url)
 
@@ -173,7 +176,7 @@ class QmuxListener:
         since: float,
         scope: trio.CancelScope,
     ) -> None:
-        """Open a WebSocket within the rest of the handshake's time."""
+        """Open a WebSocket within the time that is left of the handshake timeout."""
         left = since + self._config.handshake_timeout - trio.current_time()
         done = False
         try:

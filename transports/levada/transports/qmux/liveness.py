@@ -1,4 +1,4 @@
-"""The idle time-out, and pings with their answers: whether the peer is alive, and what it has received."""
+"""The idle timeout, and pings with their answers. They show whether the peer is alive, and what it has received."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ __all__ = ["Liveness"]
 
 
 class Liveness:
-    """Idle time-out and pings of a connection.
+    """Idle timeout and pings of a connection.
 
-    One ping is under way at a time. It serves the keep-alive, and it follows everything written before it, so its answer proves that the
-    peer has processed that. Source: D-23.
+    One ping is under way at a time. It serves as keepalive. Its answer also proves that the peer has processed everything written before the
+    ping. Source: D-23.
 
     Args:
-        streams: the streams that wait for such an answer.
+        streams: the streams, some of which wait for an answer.
         now: the current time.
     """
 
     def __init__(self, streams: Streams, now: float) -> None:
         self.round_trip = 0.0
-        """Seconds of the last ping and its answer."""
+        """Seconds that the last ping and its answer took; 0 before the first."""
         self.ping_due = False
-        """Whether a ping is to be written although no stream waits for one."""
+        """Whether a ping is to be written even if no stream waits for one."""
         self._streams = streams
         self._timeout = 0.0
         self._heard = now
         self._idle_since = now
-        self._may_extend = True  # no record was written since the last one came
+        self._may_extend = True  # no record was written since the last one was received
         self.last_ping = 0
         """Number of the last ping."""
         self.last_answer = 0
@@ -40,19 +40,19 @@ class Liveness:
         self._request = -1
 
     def establish(self, parameters: Parameters) -> None:
-        """Take the peer's time-out: the smaller of both counts. Source: QX-34."""
+        """Set the idle timeout: the smaller one of this side and the peer. Source: QX-34."""
         times = [self._streams.config.idle_timeout, parameters.max_idle_timeout_ms / 1000]
         self._timeout = min((time for time in times if time), default=0.0)
 
     def heard(self, now: float) -> None:
-        """Note that a record has come completely."""
+        """Note that a complete record has come."""
         self._heard = self._idle_since = now
         self._may_extend = True
 
     def wrote(self, now: float) -> None:
         """Note that a record was written. Source: QX-34 (D-18)."""
         if self._may_extend:
-            # Only once after each record received: otherwise this side's own pings would keep a dead peer forever.
+            # Only once after each record received: otherwise this side's own pings would keep the connection to a dead peer forever.
             self._may_extend = False
             self._idle_since = now
 
@@ -62,7 +62,7 @@ class Liveness:
         return self._sent_at is None
 
     def ping(self, now: float) -> bytes:
-        """Make the ping; it follows everything written so far. Source: QX-10, D-23."""
+        """Make a ping, to be written after everything so far. Source: QX-10, D-23."""
         self.ping_due = False
         self._sent_at = now
         self._covered = dict(self._streams.unconfirmed)
@@ -95,22 +95,22 @@ class Liveness:
             self._covered.clear()
 
     def deadline(self) -> float | None:
-        """Return when `expired` has something to do."""
+        """Return the time when `expired` has something to do; `None` if never."""
         if not self._timeout:
             return None
         if self._wants_ping():
-            return self._heard + self._timeout / 3  # this is earlier than the expiry, which counts from then or later
+            return self._heard + self._timeout / 3  # earlier than the expiry, which counts from the same time or later
         return self._expiry()
 
     def _expiry(self) -> float:
-        """Return when a silent peer is lost: after the time-out, of which it had two thirds to answer a ping. Source: QX-34, QX-35."""
+        """Return the time when a silent peer counts as lost; it has two thirds of the timeout to answer a ping. Source: QX-34, QX-35."""
         expiry = self._idle_since + self._timeout
         if self._sent_at is None:
             return expiry
         return min(expiry, max(self._heard + self._timeout, self._sent_at + self._timeout * 2 / 3))
 
     def expired(self, now: float) -> bool:
-        """Return whether the peer was silent for too long. After a third of that time a ping becomes due. Source: QX-34, QX-35 (D-19)."""
+        """Return whether the peer was silent for too long. After a third of the timeout, make a ping due. Source: QX-34, QX-35 (D-19)."""
         if not self._timeout:
             return False
         if now >= self._heard + self._timeout / 3 and self._wants_ping():
@@ -118,7 +118,7 @@ class Liveness:
         return now >= self._expiry()
 
     def _wants_ping(self) -> bool:
-        """Whether a ping must still be sent before the time is over. One that is due or under way is enough."""
+        """Whether a ping must still be made due before the timeout. A ping that is due or under way is enough."""
         return (
             self._sent_at is None
             and not self.ping_due

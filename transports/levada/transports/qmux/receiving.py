@@ -1,6 +1,6 @@
 """The receiving side: records and their frames, and the windows of this side.
 
-`Receiver.record` is the path of every message: it reads STREAM frames in place, and passes other frames on as a `Frame`.
+`Receiver.record` is on the path of every message: it reads STREAM frames in place, and passes each other frame on as a `Frame`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Receiver:
 
     Args:
         streams: the streams.
-        sender: takes the limits that the peer declares.
-        other: takes the frames that name no stream and no limit.
+        sender: gets the limits that the peer declares.
+        other: gets the frames that have no stream id and no limit.
     """
 
     def __init__(self, streams: Streams, sender: Sender, other: Callable[[Frame], None]) -> None:
@@ -61,19 +61,19 @@ class Receiver:
 
     @property
     def credit(self) -> int:
-        """Bytes that the limit for the connection leaves to the peer. Source: QX-27."""
+        """Bytes that the peer may still send under the connection's limit. Source: QX-27."""
         return self._limit - self._received
 
     def record(self, data: bytes, at: int, stop: int) -> None:
         """Process a record.
 
         Args:
-            data: contains it.
-            at: where it begins, behind its Size.
+            data: bytes that contain the record.
+            at: where the record begins, after its Size.
             stop: where it ends.
 
         Raises:
-            Fault: the peer broke a rule; `last_type` is the type of the frame, 0 if it is unknown.
+            Fault: the peer broke a rule; `last_type` is the type of the frame at fault, 0 if unknown.
             PeerClosed: the peer closed the connection.
         """
         table, events = self._streams.table, self._streams.events
@@ -91,7 +91,7 @@ class Receiver:
                     kind = frame.kind
                     self._handlers.get(kind, self._other)(frame)
                     continue
-                # Integers of one and two bytes in place, and stream ids of four: 0.3 us for three, where calls of read_int take 1.5.
+                # Integers of one and two bytes, and stream ids of four, are read in place: 0.3 us for three, where calls of read_int take 1.5.
                 at += 1
                 stream_id = data[at]
                 if stream_id < 0x40:
@@ -100,7 +100,9 @@ class Receiver:
                     stream_id = (stream_id & 0x3F) << 8 | data[at + 1]
                     at += 2
                 elif stream_id < 0xC0:
-                    stream_id = int.from_bytes(data[at : at + 4], "big") & 0x3FFF_FFFF  # of less, if the record is cut
+                    stream_id = (
+                        int.from_bytes(data[at : at + 4], "big") & 0x3FFF_FFFF
+                    )  # fewer than 4 bytes if the record is cut
                     at += 4
                 else:
                     stream_id, at = read_int(data, at, stop)
@@ -130,7 +132,7 @@ class Receiver:
                     raise Fault(_ENCODING, "QX-4", "a frame is cut by the end of its record")
                 stream = table.get(stream_id) or self._streams.find(stream_id, sent_by_peer=True)
                 if stream is None:
-                    # QX-27: bytes for a stream that is over count, and are given back.
+                    # QX-27: bytes for a stream that is over count against the limit, and are given back.
                     self._count(size)
                     self._give_back(size)
                 elif stream.receiving is _OPEN and offset == stream.received:
@@ -158,7 +160,7 @@ class Receiver:
             raise
 
     def _irregular(self, stream: Stream, offset: int, size: int, fin: bool) -> None:
-        """Process a STREAM frame of a stream that is stopped or whose final size is known, or an error. Source: QX-13."""
+        """Process a STREAM frame that is wrong, or of a stream that is stopped or whose final size is known. Source: QX-13."""
         self._streams.find(stream.id, sent_by_peer=True)
         end = offset + size
         if stream.final_size >= 0 and (end > stream.final_size or (fin and end != stream.final_size)):
@@ -231,7 +233,7 @@ class Receiver:
                 self._streams.settle(stream)
 
     def stop(self, stream: Stream, code: int) -> None:
-        """Take no more of a stream. Source: QX-25."""
+        """Stop receiving on a stream. Source: QX-25."""
         if stream.receiving is _OPEN:
             stream.receiving = _STOPPED
             stream.stop_code = code
@@ -243,7 +245,7 @@ class Receiver:
             self._streams.settle(stream)
 
     def _drop(self, stream: Stream) -> None:
-        """Give back the credit of bytes that have come and were not taken."""
+        """Give back the credit for bytes that have come and were not taken."""
         self._give_back(stream.received - stream.consumed)
         stream.consumed = stream.received
 

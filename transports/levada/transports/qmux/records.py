@@ -1,4 +1,4 @@
-"""Frames put together as records, and records as writes."""
+"""Frames joined to records, and records joined to writes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Records:
         self.body: list[bytes | memoryview] = []
         """Pieces of the record that is being filled."""
         self.fill = 0
-        """Their bytes."""
+        """Bytes in `body`."""
         self.pieces: list[bytes | memoryview] = []
-        """Complete records: messages, or with their Sizes all pieces of all records."""
+        """Complete records: messages, or the pieces of all records, with their Sizes."""
         self.written = 0
         """Bytes in complete records, with two bytes for each Size."""
 
@@ -51,7 +51,7 @@ class Records:
             self.fill = 0
 
     def take(self) -> list[bytes]:
-        """Return the messages, or all records in one piece; the next write begins."""
+        """Return the messages, or all records in one piece, and begin the next write."""
         self.close()
         if not self.written:
             return []

@@ -1,7 +1,7 @@
 """The sending side: queues of streams, the peer's limits, priorities, and records.
 
-`Sender.write` is the path of every message. A record has one large STREAM frame, or many small frames. Chunks are never joined in the queue:
-a frame takes views of them, and one `bytes.join` puts all records of a write together. So each byte is copied once.
+`Sender.write` is on the path of every message. A record has one large STREAM frame, or many small frames. Chunks are never joined in the
+queue: a frame takes views of them, and one `bytes.join` puts all records of a write together. So each byte is copied once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .streams import Level, Stream, Streams
 
 __all__ = ["Sender"]
 
-_OPEN, _ENDING, _OVER = Sending.OPEN, Sending.ENDING, Sending.OVER  # a member of an enum is slow to look up
+_OPEN, _ENDING, _OVER = Sending.OPEN, Sending.ENDING, Sending.OVER  # looking up a member of an enum is slow
 _RECEIVED = Receiving.OVER
 _MOST_HEAD = 1 + 8 + 8 + 4
 """Most bytes of a STREAM frame before its data."""
@@ -48,20 +48,20 @@ class Sender:
 
     @property
     def credit(self) -> int:
-        """Bytes that the peer's limit for the connection leaves. Source: QX-27."""
+        """Bytes that this side may still send under the connection's limit. Source: QX-27."""
         return self._limit - self._sent
 
     @property
     def ready(self) -> bool:
         """Whether a stream can write."""
         if self._sent < self._limit:
-            for _, level in self._order:  # as a loop 0.1 µs; `any` takes 0.5
+            for _, level in self._order:  # the loop takes 0.1 µs, `any` 0.5
                 if level:
                     return True
         return False
 
     def level(self, priority: int) -> Level:
-        """Return the queue of the streams of a priority.
+        """Return the queue of the streams with a priority.
 
         Raises:
             LocalProtocolError: the priority is not between 0 and 255.
@@ -133,7 +133,7 @@ class Sender:
             stream.watch = min(stream.flush_at, stream.ack_at)
 
     def want_acked(self, stream: Stream) -> None:
-        """Ask for `StreamAcked`; the stream is not reset."""
+        """Ask for `StreamAcked`, for a stream that is not reset."""
         stream.ack_at = self._queued_end(stream)
         self._streams.progress(stream, stream.offset)
 
@@ -178,7 +178,7 @@ class Sender:
             if size > stream.send_limit - offset:
                 size = stream.send_limit - offset
             if size > largest - fill - _MOST_HEAD:
-                # The type, and two bytes for the size.
+                # 3 bytes: the type, and two for the size.
                 space = largest - fill - len(encode_int(stream.id)) - len(encode_int(offset)) - 3
                 if size > space:
                     if fill:

@@ -15,7 +15,7 @@ class ConnectionState(enum.Enum):
     OPEN = enum.auto()
     """Streams may be opened."""
     DRAINING = enum.auto()
-    """It ends once the peer has everything queued."""
+    """The connection ends once the peer has everything queued."""
     ENDED = enum.auto()
     """Nothing is read any more; a CONNECTION_CLOSE may still be written."""
 
@@ -39,7 +39,7 @@ class Receiving(enum.Enum):
     OPEN = enum.auto()
     """Data may come: *recv* of the specification."""
     SIZE_KNOWN = enum.auto()
-    """The end has come; the application has not taken everything."""
+    """The end has come; the application has not yet taken everything."""
     STOPPED = enum.auto()
     """This side wants no more; the end has not come."""
     OVER = enum.auto()

@@ -15,11 +15,11 @@ __all__ = ["QmuxStream"]
 class QmuxStream(ConnectionStream["QmuxConnection"]):
     """A `levada.transports.carriers.contracts.Stream`, made by `QmuxConnection.open_stream` and `QmuxConnection.accept_stream`.
 
-    `send_all` waits while more than `QmuxConfig.high_watermark` bytes are queued here, or `QmuxConfig.max_queued` on all streams. The peer may
-    send `QmuxConfig.stream_window` bytes beyond what `receive_some` has returned.
+    `send_all` waits while more than `QmuxConfig.high_watermark` bytes are queued here, or more than `QmuxConfig.max_queued` on all streams. The
+    peer may send `QmuxConfig.stream_window` bytes ahead of `receive_some`.
 
-    An acknowledgement is the answer to a ping that was written after the bytes. The ping is only sent while a task waits for it, so
-    `unacked` counts the bytes since the last one that this stream waited for. Source: D-23.
+    An acknowledgement is the answer to a ping that was written after the bytes. The ping is only sent if a task waits for the answer, so
+    `unacked` counts the bytes since the last answer that this stream waited for. Source: D-23.
     """
 
     __slots__ = ("_acked", "_asked")
@@ -27,11 +27,13 @@ class QmuxStream(ConnectionStream["QmuxConnection"]):
     def __init__(self, connection: QmuxConnection, stream_id: int, priority: int = 128):
         super().__init__(connection, stream_id, priority)
         self._acked = 0
-        self._asked: tuple[int, bool] | None = None  # bytes and end that the ping under way stands for
+        self._asked: tuple[int, bool] | None = (
+            None  # the bytes, and whether also the end, that the ping under way confirms
+        )
 
     @property
     def unacked(self) -> int:
-        """Bytes queued or sent that the peer is not known to have."""
+        """Bytes queued or sent, and not known to have reached the peer."""
         return 0 if self._settled or self._send_error is not None else self._written - self._acked
 
     async def _wait_for_room(self) -> None:

@@ -1,8 +1,8 @@
-"""The streams of a connection: their numbers, their life, and how many of them each side may open.
+"""The streams of a connection: their ids, their life cycle, and how many of them each side may open.
 
 Control frames are not queued as bytes. `Due` holds the methods that make them, each at most once. A method makes its frame when there is
-room to write it, from the values of that moment, or nothing if the frame is no longer needed. So a limit that changes a thousand times
-before it is written is one frame, and a peer that does not read costs a bounded amount. Source: QX-29 (D-15), QX-43.
+room to write it, from the values of that moment; it makes nothing if the frame is no longer needed. So a limit that changes a thousand times
+before it is written makes one frame, and the memory for a peer that does not read is bounded. Source: QX-29 (D-15), QX-43.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SERVER: Final = 1
 """Bit of a stream id: the server opened it. Source: QX-20."""
 UNIDIRECTIONAL: Final = 2
 """Bit of a stream id: only its opener sends. Source: QX-20."""
-# A member of an enum is slow to look up.
+# Looking up a member of an enum is slow.
 _OPEN: Final = Sending.OPEN
 _SENT: Final = Sending.OVER
 _RECEIVING: Final = Receiving.OPEN
@@ -38,9 +38,9 @@ Due: TypeAlias = dict[Callable[[], bytes], None]
 
 
 class Stream:
-    """One stream. Positions count its bytes since the start; the end counts as one more byte.
+    """One stream. Positions count its bytes from the start; the end counts as one more byte.
 
-    All attributes are set in each object: a default in the class takes 10 times as long to read.
+    Each object sets all attributes: reading a default from the class takes 10 times as long.
     """
 
     __slots__ = (
@@ -52,10 +52,10 @@ class Stream:
         self.id = stream_id
         self.streams = streams
         self.level = level
-        """The queue that it is in while it has data and credit."""
+        """The queue that the stream is in while it has data and credit."""
         self.sending = _OPEN
         self.chunks: deque[bytes] = deque()
-        """Data queued."""
+        """The queued data."""
         self.taken = 0
         """Bytes of the first chunk that are written."""
         self.queued = 0
@@ -69,7 +69,7 @@ class Stream:
         self.ack_at = NEVER
         """The position for `StreamAcked`."""
         self.watch = NEVER
-        """The smaller of the two, so that writing a frame compares one number."""
+        """The smaller of `flush_at` and `ack_at`, so that writing a frame compares one number."""
         self.reset_code = 0
         """The code of RESET_STREAM, while it is due."""
         self.receiving = _RECEIVING
@@ -107,7 +107,7 @@ class Stream:
         return encode_frame(FrameType.STREAM | 7, self.id, self.offset, data=b"")
 
     def reset_stream(self) -> bytes:
-        """Make RESET_STREAM; the final size is what was written. Source: QX-24."""
+        """Make RESET_STREAM; the final size is the number of bytes written. Source: QX-24."""
         self.sending = Sending.OVER
         self.streams.settle(self)
         return encode_frame(FrameType.RESET_STREAM, self.id, self.reset_code, self.offset)
@@ -132,13 +132,13 @@ class Side:
         self.kind = kind
         """0 for bidirectional, 1 for unidirectional."""
         self.allowed = allowed
-        """Streams that may ever be opened, as the peer knows."""
+        """Streams that may ever be opened, as last declared to the other side."""
         self.count = 0
         """Streams that were opened, including the skipped ones."""
         self.skipped = Numbers()
-        """Streams that a higher number has opened, and that have had no frame yet. Source: QX-20 (D-11)."""
+        """Streams opened implicitly by a higher id, which have had no frame yet. Source: QX-20 (D-11)."""
         self.freed = 0
-        """Streams that are over, whose credit the peer has not been told of."""
+        """Streams that are over, and whose credit is not yet in a MAX_STREAMS."""
         self.wanted = False
         """Whether the peer has said that it needs more credit."""
         self.blocked_at = -1
@@ -176,9 +176,9 @@ class Streams:
         self.table: dict[int, Stream] = {}
         """Streams that are not over, by id. Read only."""
         self.unconfirmed: dict[int, None] = {}
-        """Streams that wait for `StreamAcked`, and whose data is written."""
+        """Streams whose data is written, and that wait for `StreamAcked`."""
         self.opening = False
-        """Whether this side may open streams: the peer's limits are known, and the connection does not drain."""
+        """Whether this side may open streams: the peer's limits are known, and the connection is not draining."""
         self._unaccepted: set[int] = set()  # streams of the peer's; they count against its limit
         self._parameters = Parameters()
         self._ours = (Side(0, 0), Side(1, 0))
@@ -223,10 +223,10 @@ class Streams:
         return stream
 
     def find(self, stream_id: int, *, sent_by_peer: bool) -> Stream | None:
-        """Return the stream that a frame names, and open it if it is a new one of the peer.
+        """Return the stream that a frame names, and open it if it is a new stream of the peer.
 
         Args:
-            stream_id: its number.
+            stream_id: the number in the frame.
             sent_by_peer: whether the frame belongs to the direction in which the peer sends.
 
         Returns:
@@ -278,7 +278,10 @@ class Streams:
             self.events.append(StreamsAllowed(kind == 1))
 
     def settle(self, stream: Stream) -> None:
-        """Forget a stream if both its parts are over. If the peer opened it, it may open another. Source: QX-23, QX-28 (D-14)."""
+        """Forget a stream if both its parts are over. If the peer opened it and the application accepted it, give the peer credit for another.
+
+        Source: QX-23, QX-28 (D-14).
+        """
         if stream.sending is not _SENT or stream.receiving is not _RECEIVED:
             return
         stream_id = stream.id
@@ -295,10 +298,10 @@ class Streams:
                 self._free(stream_id)
 
     def _free(self, stream_id: int) -> None:
-        """Let the peer open another stream instead. Source: QX-28 (D-14)."""
+        """Give the peer credit for another stream. Source: QX-28 (D-14)."""
         side = self._theirs[stream_id >> 1 & 1]
         side.freed += 1
-        # The peer is told when as many are freed as it has left: rarely if it uses few of many streams, each time if it has none left.
+        # The peer is told when it has no more streams left than are freed: rarely if it uses few of many, each time if it has none left.
         if side.freed >= side.allowed - side.count or side.wanted:
             self.due[side.max_streams] = None
 
@@ -310,7 +313,7 @@ class Streams:
             self.due[side.max_streams] = None
 
     def progress(self, stream: Stream, position: int) -> None:
-        """Note that a stream was written up to a position, and emit `StreamFlushed` if the owner waits for it."""
+        """Note that a stream was written up to a position: emit `StreamFlushed` if the owner waits for it, and see to `StreamAcked`."""
         if stream.flush_at <= position:
             stream.flush_at = NEVER
             self.events.append(StreamFlushed(stream.id))
