@@ -2,7 +2,7 @@
 
 * The halves of channels and the streams are child actors (`levada.actors.aqueduct.links`, `levada.actors.aqueduct.streams`), driven by
   direct calls. The connection passes the core's events to them, and the reason when they end. When the connection ends, they end first.
-* The windows of the channels bound the bytes queued on the carrier. A stream that the peer has stopped is noticed at the next write.
+* The windows of the channels bound the bytes queued on the carrier.
 """
 
 from __future__ import annotations
