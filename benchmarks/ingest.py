@@ -94,7 +94,7 @@ async def whole(folder: Path, log: Path) -> Spent:
     """All of it."""
     pems, pace = make_certificates(folder), Pace()
     async with (
-        ActorSystem() as system,
+        ActorSystem(ask_timeout=60.0) as system,
         journal(system, folder, Counter[str]()) as intake,
         reader(system, URL, intake, pems.certificate, pems.key) as urls,
     ):
@@ -113,7 +113,7 @@ async def on_nodes(folder: Path, log: Path) -> tuple[Spent, Counter[str]]:
     """All of it, with two nodes that read and parse; and the lines of each node."""
     pems, pace, read = make_certificates(folder), Pace(), Counter[str]()
     async with (
-        ActorSystem() as system,
+        ActorSystem(ask_timeout=60.0) as system,
         journal(system, folder, read) as intake,
         readers(system, URL, intake, pems.certificate, pems.key, nodes=2) as urls,
     ):

@@ -90,8 +90,7 @@ def wait_for(process: subprocess.Popen[str], text: str) -> str:
     raise AssertionError(f"it ended without saying {text!r}: {''.join(seen)}")
 
 
-@pytest.mark.timeout(400)
-@pytest.mark.ci
+@pytest.mark.release
 def test_a_log_of_ones_own(tmp_path: Path) -> None:
     """One log, of events of several lines: shipped, counted by Spark, delivered; as JSON and as a report. And all that without QUIC."""
     (log,) = (path for path in unpack(tmp_path / "logs", 600) if "kafka" in path.name)

@@ -57,7 +57,7 @@ async def shipped(folder: Path, *, kill: bool) -> Shipped:
     log, found = folder / "long.log", Shipped()
     log.write_text("".join(f"line {number:06d}\n" for number in range(LINES)))
     pems = make_certificates(folder / "tls")
-    async with ActorSystem("driver") as system:
+    async with ActorSystem("driver", ask_timeout=300.0) as system:
         journal = system.spawn(
             partial(Journal, folder / "logs", LogLine, config=JournalConfig(sync="never")), mailbox=bounded(256)
         )

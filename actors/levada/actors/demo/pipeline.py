@@ -49,6 +49,8 @@ logger = logging.getLogger("levada.actors.demo")
 
 LANES = 2
 """How many queries start at the same time."""
+ASK_TIMEOUT = 60.0
+"""Seconds for the parts to answer each other: while Spark starts, it takes all cores."""
 DRAIN = 1.0
 """Seconds that subscribers over Aqueduct have at the end; their channels have no end of their own."""
 AGAIN = restart("transient", max=8, within=300.0, initial_backoff=1.0, max_backoff=10.0)
@@ -185,7 +187,7 @@ async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
     lumberjack_port, rsocket_port, aqueduct_port = settings.ports
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     async with (
-        ActorSystem("demo") as system,
+        ActorSystem("demo", ask_timeout=ASK_TIMEOUT) as system,
         _watched(system, settings),
         serve_bridge(system, settings.folder / "bridge") as bridge,
     ):
