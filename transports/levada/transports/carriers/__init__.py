@@ -86,22 +86,22 @@ _CARRIERS = Plugins(
 def register(scheme: str, carrier: Carrier[Any]) -> None:
     """Add a URL scheme to `dial` and `listen`, and so to every protocol that takes this kind of carrier.
 
-    A package adds a scheme for every program by an entry point of the group ``levada.carriers`` with the name of the scheme, which
-    refers to a `Carrier`: see ``docs/how-to/add-a-carrier.md``.
+    A package adds a scheme for all programs by an entry point of the group ``levada.carriers``: it has the name of the scheme and refers to
+    a `Carrier` (``docs/how-to/add-a-carrier.md``).
 
     Args:
         scheme: lower-case letters, digits, ``.`` and ``-``.
-        carrier: its functions and settings. Registering an equal one again changes nothing.
+        carrier: the carrier's functions and settings. Registering an equal one again changes nothing.
 
     Raises:
-        ConfigurationError: the scheme is taken, or is not a scheme.
-        TypeError: not a `Carrier`.
+        ConfigurationError: the scheme is taken, or is not a valid scheme.
+        TypeError: `carrier` is not a `Carrier`.
     """
     _CARRIERS.register(scheme, carrier)
 
 
 def _carrier(url: str, config: object) -> tuple[Dial[Any], Listen[Any], type[Any]]:
-    """Return the parts of a URL's carrier."""
+    """Return `dial`, `listen` and the config class of a URL's carrier."""
     try:
         scheme = urlsplit(url).scheme
     except ValueError as error:

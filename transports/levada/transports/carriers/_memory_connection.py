@@ -37,7 +37,7 @@ class MemoryStream:
     ) -> None:
         self._connection = connection
         self.stream_id = stream_id
-        """Number as in QUIC: the lowest bit is 1 for streams of the server, the next bit is 1 for unidirectional streams."""
+        """Stream number as in QUIC: the lowest bit is 1 for streams of the server, the next bit is 1 for unidirectional streams."""
         self._out = sending
         self._in = receiving
         if sending is not None:
@@ -52,7 +52,7 @@ class MemoryStream:
 
     @property
     def initiated_here(self) -> bool:
-        """Whether this side opened it."""
+        """Whether this side opened the stream."""
         return (self.stream_id & 1 == 0) is self._connection.is_client
 
     @property
@@ -83,7 +83,7 @@ class MemoryStream:
 
     @property
     def unacked(self) -> int:
-        """Bytes that have not arrived at the peer."""
+        """Bytes queued or sent that have not arrived at the peer."""
         return 0 if self._out is None else self._out.unacked
 
     def _cannot_send(self) -> NoReturn:
@@ -119,7 +119,7 @@ class MemoryStream:
         return self._in is not None and not self._in.arrived and isinstance(self._in.receive_error, StreamWasReset)
 
     def on_readable(self, tell: Callable[[], None]) -> None:
-        """Call back when there is something to take: see `Stream.on_readable`."""
+        """Have `tell` called when there is something to take: see `Stream.on_readable`."""
         pipe = self._in or self._cannot_receive()
         if not (pipe.ended or pipe.receive_error is not None):
             pipe.tell_readable = tell
@@ -142,7 +142,7 @@ class MemoryStream:
         await (self._out or self._cannot_send()).flush()
 
     async def aclose(self) -> None:
-        """Finish sending and stop receiving with code 0; the queue is sent while the connection lives."""
+        """Finish sending, and stop receiving with code 0. The queue is sent while the connection is open."""
         if self._out is not None:
             self._out.finish()
         if self._in is not None:
@@ -180,7 +180,7 @@ class MemoryStream:
         return pipe.send_error.code if isinstance(pipe.send_error, StreamWasStopped) else None
 
     def on_stopped(self, tell: Callable[[int], None]) -> None:
-        """Call back when the peer stops this side's sending: see `Stream.on_stopped`."""
+        """Have `tell` called when the peer stops this side's sending: see `Stream.on_stopped`."""
         pipe = self._out or self._cannot_send()
         if pipe.send_error is None and not pipe.delivered:
             pipe.tell_stopped = tell
@@ -207,7 +207,7 @@ class MemoryStream:
         return pipe_statistics(self._out, self._in)
 
     def connection_over(self, error: CarrierError) -> None:
-        """Fail both directions, because the connection has ended. After a loss, bytes that have arrived may still be taken."""
+        """Fail both directions, since the connection has ended. After a loss, bytes that have arrived may still be taken."""
         if self._out is not None:
             self._out.fail_sender(error)
         if self._in is None:
@@ -218,11 +218,11 @@ class MemoryStream:
             self._in.close_receiver(error)
 
     def drained(self) -> bool:
-        """Whether closing need not wait for this stream: it is not finished here, or it is delivered, or it has failed."""
+        """Whether closing need not wait for this stream: it was not finished here, was delivered, or has failed."""
         return self._out is None or not self._out.finished or self._out.delivered or self._out.send_error is not None
 
     async def settle(self) -> None:
-        """Wait for `drained`."""
+        """Wait until `drained` is true."""
         if self._out is not None:
             await self._out.outcome()
 
@@ -283,7 +283,7 @@ class MemoryConnection:
 
     @property
     def info(self) -> CarrierInfo:
-        """Who is at the other end."""
+        """Facts about the connection and its two ends."""
         return self._info
 
     @property
@@ -305,7 +305,7 @@ class MemoryConnection:
             raise again(self.error)
 
     async def handshake(self) -> CarrierInfo:
-        """Wait until the handshake is complete; with `MemoryConfig.early`, the client's first call ends its 0-RTT data."""
+        """Wait until the handshake is complete. With `MemoryConfig.early`, the client's first call ends its 0-RTT data."""
         if self._is_client and not self._hands_shaken.is_set() and not self._handshake_begun:
             self._handshake_begun = True
             self.link.post(self._other_end.establish)
@@ -349,7 +349,7 @@ class MemoryConnection:
         return self._may_open[unidirectional] if self.error is None else 0
 
     def credit(self) -> tuple[int, int]:
-        """Return what each side may send now: see `Connection.credit`."""
+        """Return the bytes that this side, and the peer, may send now: see `Connection.credit`."""
         return (self._flow.credit, self._back.credit) if self.error is None else (0, 0)
 
     def _open(self, unidirectional: bool, priority: int) -> MemoryStream | None:
@@ -395,21 +395,21 @@ class MemoryConnection:
         return self._appeared.popleft() if self._appeared else None
 
     def on_stream(self, tell: Callable[[], None]) -> None:
-        """Call back when there is a stream to accept: see `Connection.on_stream`."""
+        """Have `tell` called when there is a stream to accept: see `Connection.on_stream`."""
         if self.error is None:
             self._tell_stream = tell
         if self._appeared:
             tell()
 
     def on_batch(self, tell: Callable[[], None]) -> None:
-        """Never call back: each write arrives by itself."""
+        """Do nothing: each write arrives by itself, so there are no batches."""
 
     def together(self, send: Callable[[], None]) -> None:
         """Call `send`. Each send arrives by itself: see `Connection.together`."""
         send()
 
     def forget(self, stream: MemoryStream) -> None:
-        """Forget a stream whose directions are both over at this end. If the peer opened it, the peer gets its credit back."""
+        """Forget a stream whose directions are both over at this end. If the peer opened it, give the peer its credit back."""
         stream_id = stream.stream_id
         if self._streams.pop(stream_id, None) is not None and (stream_id & 1 == 0) is not self._is_client:
             self.link.post(self._other_end.grant_stream, stream_id & 2 != 0)
@@ -420,7 +420,7 @@ class MemoryConnection:
         self._opening[unidirectional].unpark()
 
     def round_trip(self) -> float:
-        """Return 0.0: nothing is measured."""
+        """Return 0.0, since nothing is measured."""
         return 0.0
 
     def max_datagram_size(self) -> int:
@@ -464,7 +464,7 @@ class MemoryConnection:
         self._receiving_datagram.unpark()
 
     def datagram_gone(self) -> None:
-        """Note that one datagram fewer is under way."""
+        """Note that a datagram has arrived, so that one fewer is under way."""
         self._datagrams_flying -= 1
         self._sending_datagram.unpark()
 
@@ -492,7 +492,7 @@ class MemoryConnection:
                 self.link.post(peer.end, lost, CloseReason(code, reason, by_peer=True))
 
     async def aclose(self, code: int = 0, reason: str = "", *, drain_timeout: float = 5.0) -> None:
-        """Close when finished streams have arrived: see `Connection.aclose`."""
+        """Wait until finished streams have arrived, then close: see `Connection.aclose`."""
         try:
             with trio.move_on_after(drain_timeout):
                 for stream in [stream for stream in self._streams.values() if not stream.drained()]:
@@ -508,7 +508,7 @@ class MemoryConnection:
         return self._reason
 
     def lose(self, error: ConnectionLost) -> None:
-        """Fail, because the link was cut."""
+        """Fail, since the link was cut."""
         self.end(error, CloseReason(1, error.detail, lost=True))
 
     def end(self, error: CarrierError, reason: CloseReason) -> None:

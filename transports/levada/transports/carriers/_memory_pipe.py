@@ -4,8 +4,8 @@ The rules of this file:
 
 * A `Pipe` has two sides. Each acts on the other only through `MemoryLink.post`: at once as a plain call, after the latency, or when a held
   link is released, and always in the order of posting.
-* So there is no task here, except one while bytes are under way with latency, and a run with the same seed is repeated exactly.
-* Nothing is sent without credit, which the pipe has (for bytes that its receiver has not taken) and the flow (for all pipes of a connection).
+* So there is no task here, except one while bytes are under way with latency, and a run with the same seed repeats exactly.
+* Nothing is sent without credit. The pipe has credit for bytes that its receiver has not taken, and the flow for all pipes of a connection.
 """
 
 from __future__ import annotations
@@ -38,45 +38,45 @@ class MemoryConfig:
     shape: Literal["bytes", "messages", "connection"] = attrs.field(
         default="bytes", validator=v.in_(["bytes", "messages", "connection"])
     )
-    """What `dial` and `listen` give: byte streams, message streams, or connections of many streams."""
+    """Whether `dial` and `listen` give byte streams, message streams, or connections of many streams."""
     window: int = attrs.field(default=64 * 1024, validator=[v.instance_of(int), v.ge(1)])
-    """Bytes that a sender may send on each stream beyond what the receiver has taken."""
+    """Bytes that a sender may send on each stream ahead of the receiver's reads."""
     connection_window: int = attrs.field(default=1024 * 1024, validator=[v.instance_of(int), v.ge(1)])
-    """The same for all streams of a connection together, in each direction."""
+    """Bytes that may be sent on all streams of a connection together, in each direction, ahead of the receiver's reads."""
     high_watermark: int = attrs.field(default=64 * 1024, validator=[v.instance_of(int), v.ge(0)])
-    """Bytes queued without window credit above which sending waits."""
+    """Bytes queued for lack of window credit, above which sending waits."""
     chunk: tuple[int, int] | None = attrs.field(default=None, validator=_span)
-    """Least and most bytes that one `receive_some` returns, drawn by `seed`; ``None`` returns all that has arrived."""
+    """Least and most bytes that one `receive_some` returns, drawn with `seed`; ``None`` for everything that has arrived."""
     latency: float = attrs.field(default=0.0, validator=v.ge(0))
-    """Seconds on trio's clock from one end to the other."""
+    """Seconds from one end to the other, on trio's clock."""
     seed: int = 0
-    """Seed of the sizes of chunks and the loss of datagrams."""
+    """Seed for the sizes of chunks and the loss of datagrams."""
     cut_after: int | None = attrs.field(default=None, validator=v.optional(v.ge(0)))
-    """Lose the connection once this many bytes have been carried, both directions together; the part before arrives."""
+    """Lose the connection once this many bytes have been carried, in both directions together; the bytes before arrive."""
     cut_at_call: int | None = attrs.field(default=None, validator=v.optional(v.ge(1)))
-    """Lose the connection as this call begins, counted over both ends."""
+    """Lose the connection when the call with this number begins, counted from 1 over both ends."""
     max_message: int = attrs.field(default=16 * 1024 * 1024, validator=[v.instance_of(int), v.ge(1)])
-    """Bytes of the largest message that a message stream takes."""
+    """Bytes of the largest message that a message stream accepts."""
     max_streams: int = attrs.field(default=100, validator=[v.instance_of(int), v.ge(0)])
-    """Bidirectional streams that each end may have open."""
+    """Bidirectional streams that each end may have open at once."""
     max_streams_unidirectional: int = attrs.field(default=100, validator=[v.instance_of(int), v.ge(0)])
-    """Unidirectional streams that each end may have open."""
+    """Unidirectional streams that each end may have open at once."""
     max_datagram: int = attrs.field(default=1200, validator=[v.instance_of(int), v.ge(0)])
-    """Bytes of the largest datagram; 0 takes none."""
+    """Bytes of the largest datagram; with 0 there are no datagrams."""
     datagram_queue: int = attrs.field(default=256, validator=[v.instance_of(int), v.ge(1)])
-    """Datagrams kept until a task takes them, and datagrams that may be under way."""
+    """Most datagrams kept until a task takes them, and most that are under way."""
     datagram_loss: float = attrs.field(default=0.0, validator=[v.ge(0), v.le(1)])
-    """Share of datagrams that vanish, drawn by `seed`."""
+    """Share of datagrams that are lost, 0 to 1, drawn with `seed`."""
     early: Literal["accepted", "refused"] | None = attrs.field(
         default=None, validator=v.optional(v.in_(["accepted", "refused"]))
     )
-    """Treat the data that a client sends before its first call of `handshake` as 0-RTT data, which the server accepts or refuses."""
+    """Treat data that a client sends before its first call of `handshake` as 0-RTT data, which the server accepts or refuses."""
     close_timeout: float = attrs.field(default=5.0, validator=v.ge(0))
-    """Seconds that closing waits until the queue is sent."""
+    """Longest time in seconds that closing waits for the queue to be sent."""
     handshake_timeout: float = attrs.field(default=10.0, validator=v.gt(0))
     """Seconds that `dial` waits for a connection to be accepted."""
     backlog: int = attrs.field(default=128, validator=[v.instance_of(int), v.ge(1)])
-    """Peers that may wait to be accepted; any further one is refused."""
+    """Most peers that wait to be accepted; any further one is refused."""
 
 
 class End(Protocol):
@@ -90,7 +90,7 @@ class MemoryLink:
     """The link between two ends in one process, which tests may hold, release and cut.
 
     Args:
-        config: the latency, and the points at which the link is cut.
+        config: the latency, and when the link is cut.
     """
 
     def __init__(self, config: MemoryConfig) -> None:
@@ -109,12 +109,12 @@ class MemoryLink:
         self.direct = config.latency == 0
         """Whether posted calls run at once."""
         self.counts = config.cut_at_call is not None
-        """Whether `count_call` is to be called."""
+        """Whether `count_call` has to be called."""
 
     def post(self, arrive: Callable[..., None], *args: object) -> None:
         """Call `arrive(*args)` at the other end: now, or after the latency and everything posted before.
 
-        The code for each piece of bytes looks at `direct` itself, which saves this call.
+        Code that runs for each piece of data checks `direct` itself, which saves this call.
         """
         if self.direct:
             arrive(*args)
@@ -151,7 +151,7 @@ class MemoryLink:
             end.lose(ConnectionLost(why))
 
     def hold(self) -> None:
-        """Stop carrying, as a stalled network does; senders reach their bounds."""
+        """Stop carrying, as a stalled network does, so that senders reach their limits."""
         self._held = True
         self.direct = False
 
@@ -184,7 +184,7 @@ class MemoryLink:
 
 
 class Flow:
-    """The state that all pipes in one direction of a connection share: credit, the phase of 0-RTT data, totals."""
+    """The state that all pipes in one direction of a connection share: credit, whether data is 0-RTT data, totals."""
 
     __slots__ = ("blocked", "credit", "early", "bytes_received", "bytes_sent", "reads", "writes")
 
@@ -195,7 +195,7 @@ class Flow:
         self.bytes_sent = self.bytes_received = self.writes = self.reads = 0
 
     def go_on(self) -> None:
-        """Let blocked pipes send, because there is credit again: lowest priority number first, pipes of equal priority in turn."""
+        """Let blocked pipes send, now that there is credit: lowest priority number first, pipes of equal priority in turn."""
         while self.credit and self.blocked:
             pipe = min(self.blocked, key=lambda pipe: pipe.priority)
             del self.blocked[pipe]
@@ -296,7 +296,7 @@ class Pipe:
             if self.link.worn_out:
                 return
         if not self.unsent and self.finished and not self.end_sent and self.send_error is None:
-            if self.appear is not None and self.flow.credit == 0:  # refused 0-RTT: nothing at all goes out yet
+            if self.appear is not None and self.flow.credit == 0:  # refused 0-RTT: nothing at all is sent yet
                 self.flow.blocked[self] = None
                 return
             self._put(b"", True)
@@ -375,7 +375,7 @@ class Pipe:
             tell_stopped(error.code)
 
     def _sender_is_over(self) -> None:
-        # The callbacks refer to the stream and to its user, which otherwise only the garbage collector could free.
+        # The callbacks refer to the stream and its owner, which only the garbage collector could free otherwise.
         over, self.sender_over = self.sender_over, nothing
         self.tell_stopped = self.appear = None
         over()
@@ -522,7 +522,7 @@ class Pipe:
         return data
 
     def fail_receiver(self, error: ConnectionLost) -> None:
-        """Receiving raises `error` once everything that has arrived is taken."""
+        """Make receiving raise `error` once everything that has arrived was taken."""
         if not self.ended and self.receive_error is None:
             self.receive_error = error
             self.receiver.wake()
@@ -530,7 +530,7 @@ class Pipe:
             self._receiver_is_over()
 
     def refuse(self, error: ConnectionClosed, told: CarrierError) -> None:
-        """Take no more: receiving raises `error` here, and sending raises `told` at the other end."""
+        """Stop receiving: from now on, receiving raises `error` here, and sending raises `told` at the other end."""
         if not self.ended and self.receive_error is None:
             self.link.post(self.fail_sender, told)  # first, so that the credit below makes it send no more
         self.ended = False
@@ -538,7 +538,7 @@ class Pipe:
         self._receiver_is_over()
 
     def close_receiver(self, error: CarrierError) -> None:
-        """Make receiving raise `error`, because the connection is over; its credit no longer matters."""
+        """Make receiving raise `error`, since the connection is over and credit no longer matters."""
         self.ended = False
         self.arrived = b""
         self._drop(error)
@@ -553,7 +553,7 @@ class Pipe:
         self._tell_the_last()
 
     def _tell_the_last(self) -> None:
-        """Call back for the last time, for the end or an error, and release the callback, which may refer to this pipe."""
+        """Call the callback for the last time, for the end or an error, and release it, since it may refer to this pipe."""
         tell_readable, self.tell_readable = self.tell_readable, nothing
         tell_readable()
 

@@ -26,7 +26,7 @@ class Admission:
 
     Args:
         url: URL of the listener, for its warnings.
-        limit: connections from one address, or for IPv6 from one /64, because one host can have all its addresses; ``None``: no limit.
+        limit: most connections from one address, or for IPv6 from one /64, since one host can have all its addresses; ``None``: no limit.
         of: the rest of the warning about the limit, with the option that sets it.
     """
 

@@ -1,4 +1,4 @@
-"""The record that gives a carrier a URL scheme."""
+"""`Carrier`: the functions and settings behind a URL scheme."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ C_contra = TypeVar("C_contra", contravariant=True)
 
 
 class Dial(Protocol[C_contra]):
-    """Connects."""
+    """A function that connects."""
 
     def __call__(
         self, url: str, config: C_contra | None, /
@@ -26,18 +26,18 @@ class Dial(Protocol[C_contra]):
         """Connect. The block begins when the carrier is connected; leaving it sends the queue and closes.
 
         Args:
-            url: the program's URL, scheme included.
-            config: the program's settings; ``None`` for the defaults.
+            url: the user's URL, scheme included.
+            config: the user's settings; ``None`` for the defaults.
 
         Raises:
-            ConnectionLost: no server answers at the URL, or it is the wrong one.
+            ConnectionLost: no server answers at the URL, or the server is the wrong one.
             ConfigurationError: the URL or the settings cannot work.
         """
         ...
 
 
 class Listen(Protocol[C_contra]):
-    """Listens."""
+    """A function that listens."""
 
     def __call__(
         self, url: str, config: C_contra, /
@@ -45,8 +45,8 @@ class Listen(Protocol[C_contra]):
         """Listen. The block begins when the socket is bound; leaving it stops listening.
 
         Args:
-            url: the program's URL; `Listener.url` is the same with the real address.
-            config: the program's settings, or `Carrier.config` called without arguments.
+            url: the user's URL; `Listener.url` is the same with the real address.
+            config: the user's settings, or `Carrier.config` called without arguments.
 
         Raises:
             ConfigurationError: the URL or the settings cannot work, or the address is taken.
@@ -62,18 +62,18 @@ class Carrier(Generic[C]):
     """
 
     dial: Part[Dial[C]]
-    """Connects: see `Dial`. It yields a stream or connection that keeps the promises of `levada.transports.carriers.contracts`."""
+    """Connects, as `Dial` says. It yields a stream or connection that keeps the contracts of `levada.transports.carriers.contracts`."""
     listen: Part[Listen[C]]
-    """Listens: see `Listen`."""
+    """Listens, as `Listen` says."""
     config: Part[type[C]]
     """Class of the settings; it must work without arguments. Instances of other classes are refused."""
     requires: str = ""
-    """The requirement to install for modules that the parts import, such as ``"levada[quic]"``; named in the error if one is missing."""
+    """The requirement to install for modules that the parts import, such as ``"levada[quic]"``. The error for a missing module names it."""
 
     def __str__(self) -> str:
         return name_of(self.dial).partition(":")[0]
 
 
 def built_in(module: str, config: str, requires: str = "") -> Carrier[Any]:
-    """Describe a carrier that is a module with ``dial``, ``listen`` and the class of its settings."""
+    """Describe a carrier of levada: a module with ``dial``, ``listen`` and the class of its settings."""
     return Carrier(dial=f"{module}:dial", listen=f"{module}:listen", config=f"{module}:{config}", requires=requires)

@@ -11,7 +11,7 @@ __all__ = ["WRITTEN", "alternative_name", "subject_text"]
 Attribute = tuple[str, str]
 
 WRITTEN = frozenset({"DNS", "URI", "email", "IP Address"})
-"""Kinds of alternative names that have a text; the others are left out."""
+"""Kinds of alternative names that are written; others are left out."""
 
 _SHORT = {
     "commonName": "CN",
@@ -34,10 +34,10 @@ def _escaped(found: re.Match[str]) -> str:
 def subject_text(parts: Iterable[Iterable[Attribute]]) -> str | None:
     """Write a subject as in ``"CN=web-01,O=Example"``, in the order of the certificate; ``None`` if it is empty.
 
-    Values are escaped by RFC 4514, section 2.4, so that a comma inside a value does not end it.
+    Values are escaped as in RFC 4514, section 2.4, so that a comma inside a value does not end it.
 
     Args:
-        parts: the relative distinguished names, each with pairs of OpenSSL's long name of the type and the value.
+        parts: the relative distinguished names, each as pairs of a type, by OpenSSL's long name, and a value.
     """
     written = (
         "+".join(f"{_SHORT.get(kind, kind)}={_SPECIAL.sub(_escaped, value)}" for kind, value in part) for part in parts
@@ -46,5 +46,5 @@ def subject_text(parts: Iterable[Iterable[Attribute]]) -> str | None:
 
 
 def alternative_name(kind: str, value: str) -> str:
-    """Write a subject alternative name, as in ``"DNS:web-01"``; addresses in their usual form."""
+    """Write a subject alternative name as in ``"DNS:web-01"``, IP addresses in their shortest form."""
     return f"{kind}:{ipaddress.ip_address(value.strip())}" if kind == "IP Address" else f"{kind}:{value}"

@@ -1,4 +1,4 @@
-"""The stream of a connection that has flow control: the part that QUIC and QMux share.
+"""The stream of a connection with flow control: the part that QUIC and QMux share.
 
 The rules of this file:
 
@@ -25,7 +25,7 @@ __all__ = ["ConnectionStream", "StreamOwner"]
 ABORTED = 0
 """Code of a reset or stop for which the application gave none."""
 _SMALL = 512
-"""Pieces of fewer bytes are joined as they arrive: a separate object of two bytes would take sixty."""
+"""Pieces of fewer bytes are joined as they arrive: a separate object for two bytes would take sixty."""
 
 
 class StreamOwner(Protocol):
@@ -49,11 +49,11 @@ class StreamOwner(Protocol):
         ...
 
     def set_priority(self, stream_id: int, priority: int) -> None:
-        """Change the priority of what a stream sends."""
+        """Change the priority of a stream's data."""
         ...
 
     def unsent(self, stream_id: int) -> int:
-        """Return the number of bytes of a stream that are queued and were not handed on."""
+        """Return the number of bytes of a stream that are queued and not yet sent."""
         ...
 
     def is_full(self, stream_id: int) -> bool:
@@ -69,7 +69,7 @@ class StreamOwner(Protocol):
         ...
 
     def reset(self, stream_id: int, code: int) -> None:
-        """Drop what is queued, and tell the peer."""
+        """Drop a stream's queued data, and tell the peer."""
         ...
 
     def stop(self, stream_id: int, code: int) -> None:
@@ -77,7 +77,7 @@ class StreamOwner(Protocol):
         ...
 
     def consumed(self, stream_id: int, size: int) -> None:
-        """Note that the application took or dropped received bytes, and grant the peer as many."""
+        """Note that received bytes were taken or dropped, and grant the peer as many."""
         ...
 
 
@@ -87,7 +87,7 @@ C = TypeVar("C", bound=StreamOwner)
 class ConnectionStream(ABC, Generic[C]):
     """A `levada.transports.carriers.contracts.Stream` of a connection that queues its bytes and bounds the peer's.
 
-    `send_all` waits while the connection says that the stream is full. A subclass knows what the peer has acknowledged, and has the
+    `send_all` waits while the connection says that the stream is full. A subclass knows which bytes the peer has acknowledged, and makes the
     connection call `wake_room`, `wake_flushing` and `wake_sending`.
     """
 
@@ -99,7 +99,7 @@ class ConnectionStream(ABC, Generic[C]):
 
     def __init__(self, connection: C, stream_id: int, priority: int = 128):
         self.stream_id = stream_id
-        """Number on the wire."""
+        """The stream's number on the wire."""
         self._connection = connection
         self._priority = priority
         self._chunks: list[bytes | bytearray] = []
@@ -111,9 +111,9 @@ class ConnectionStream(ABC, Generic[C]):
         self._early = False
         self._can_send = True
         self._can_receive = True
-        self._fin = False  # the end was written
+        self._fin = False  # this side's end was queued
         self._end = False  # the peer's end has arrived
-        self._settled = False  # everything sent is acknowledged, or given up
+        self._settled = False  # everything sent, with the end, is acknowledged or given up
         self._receive_error: CarrierError | None = None
         self._send_error: CarrierError | None = None
         self._stop_code: int | None = None
@@ -168,7 +168,7 @@ class ConnectionStream(ABC, Generic[C]):
 
     @property
     def unsent(self) -> int:
-        """Bytes queued that have not been in any packet."""
+        """Bytes queued and not yet sent."""
         return self._connection.unsent(self.stream_id)
 
     @property
@@ -177,7 +177,7 @@ class ConnectionStream(ABC, Generic[C]):
         """Bytes queued or sent that the peer has not acknowledged."""
 
     def statistics(self) -> CarrierStatistics:
-        """Return the counters of this stream as they are now: bytes of the application, and calls."""
+        """Return the counters of this stream as they are now. They count the application's bytes and calls."""
         unsent = self.unsent
         return CarrierStatistics(
             bytes_sent=self._written - unsent,
@@ -199,7 +199,7 @@ class ConnectionStream(ABC, Generic[C]):
         self._connection.send(self.stream_id, data, fin)
 
     async def send_all(self, data: Octets) -> None:
-        """Queue all of `data`, waiting first while more than the high watermark is queued.
+        """Queue all of `data`, after waiting while more than the high watermark is queued.
 
         Raises:
             ConnectionClosed: this side closed the connection, or finished or reset the stream.
@@ -228,13 +228,13 @@ class ConnectionStream(ABC, Generic[C]):
             await trio.lowlevel.wait_task_rescheduled(self._give_up_writing)
 
     async def send_eof(self) -> None:
-        """Send no more; a second call is harmless. Errors as `send_all`."""
+        """End sending after the queue; a second call does nothing. Errors as `send_all`."""
         if not self._fin:
             self.send_nowait(b"", fin=True)
         await trio.lowlevel.checkpoint()
 
     async def flush(self) -> None:
-        """Wait until all queued bytes have been handed on; raise the stream's error if they never will be."""
+        """Wait until all queued bytes were sent; raise the stream's error if they never will be."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while self.unsent:
             self._check_alive()
@@ -258,7 +258,7 @@ class ConnectionStream(ABC, Generic[C]):
             self.wake_sending()
 
     async def stopped(self) -> int | None:
-        """Wait until the peer stops this side's sending, and return its code; ``None`` if all was acknowledged or reset here first."""
+        """Wait until the peer stops this side's sending, and return its code; ``None`` if everything was acknowledged or reset here first."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while self._stop_code is None and not self._settled and self._send_error is None:
             self._check_alive()
@@ -356,7 +356,7 @@ class ConnectionStream(ABC, Generic[C]):
     def _take_some(self, max_bytes: int | None) -> bytes:
         chunks = self._chunks
         if max_bytes is None or self._buffered <= max_bytes:
-            data = b"".join(chunks) if len(chunks) > 1 else bytes(chunks[0])  # which copies no bytes
+            data = b"".join(chunks) if len(chunks) > 1 else bytes(chunks[0])  # `bytes` of a bytes object copies nothing
             chunks.clear()
         else:
             data = self._take(max_bytes)
@@ -421,7 +421,7 @@ class ConnectionStream(ABC, Generic[C]):
             await self.aclose()
 
     def data_arrived(self, data: bytes, end: bool) -> None:
-        """Take bytes of the peer, in order."""
+        """Take the next bytes of the peer, in order."""
         if self._receive_error is not None:
             if data:
                 self._connection.consumed(self.stream_id, len(data))
@@ -442,7 +442,7 @@ class ConnectionStream(ABC, Generic[C]):
             self._wake_reader()
 
     def outlive(self, ended: C) -> None:
-        """Replace the connection, which has ended, by a copy that only knows how."""
+        """Replace the connection, which has ended, by a copy that only knows its end."""
         self._connection = ended
 
     @property
@@ -455,14 +455,14 @@ class ConnectionStream(ABC, Generic[C]):
         self._early = True
 
     def reset_arrived(self, code: int) -> None:
-        """Note that the peer gave up sending; the connection has credited the bytes not taken."""
+        """Note that the peer gave up sending. The connection has already given back the credit for the bytes not taken."""
         if self._receive_error is None:
             self._receive_error = StreamWasReset(f"the peer gave stream {self.stream_id} up with code {code}", code)
             self._drop()
         self._receiving_is_over()
 
     def stop_arrived(self, code: int) -> None:
-        """Note that the peer has stopped the stream; the connection has reset it with the same code."""
+        """Note that the peer has stopped the stream. The connection has already reset it with the same code."""
         if self._stop_code is None:
             self._stop_code = code
             if self._send_error is None and not self._settled:
@@ -492,7 +492,7 @@ class ConnectionStream(ABC, Generic[C]):
             trio.lowlevel.reschedule(task)
 
     def wake_sending(self) -> None:
-        """Have all tasks that wait for this side's sending check again."""
+        """Have all tasks that wait for something of this side's sending check again."""
         self.wake_room()
         if self._news is not None:
             self._news.set()
@@ -500,7 +500,7 @@ class ConnectionStream(ABC, Generic[C]):
         self.wake_flushing()
 
     def wake_flushing(self) -> None:
-        """Wake `flush`: all bytes have been handed on, or never will be."""
+        """Wake `flush`: all bytes were sent, or never will be."""
         if self._flushed is not None:
             self._flushed.set()
             self._flushed = None
@@ -530,7 +530,7 @@ class ConnectionStream(ABC, Generic[C]):
         await self._flushed.wait()
 
     async def _wait_for_news(self, *, end: bool) -> None:
-        """Wait for `wake_sending`. `end` says whether the caller waits for the end of the stream too; subclasses use it."""
+        """Wait for `wake_sending`. For subclasses, `end` says whether the caller also waits for the end of the stream."""
         if self._news is None:
             self._news = trio.Event()
         await self._news.wait()
@@ -553,7 +553,7 @@ class ConnectionStream(ABC, Generic[C]):
             self._tell_readable()
 
     def _receiving_is_over(self) -> None:
-        """Wake the reader for the last time, and release the callback: if it refers to the stream, only the collector could free both."""
+        """Wake the reader for the last time, and release the callback: if it refers to the stream, only the garbage collector could free both."""
         self._wake_reader()
         self._tell_readable = None
 

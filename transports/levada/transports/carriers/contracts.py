@@ -1,4 +1,4 @@
-"""What every carrier promises: byte streams, message streams, and connections of many streams.
+"""The contracts that every carrier keeps: byte streams, message streams, and connections of many streams.
 
 The rules of this file:
 
@@ -7,7 +7,7 @@ The rules of this file:
 * **Closed** means that this program ended it (`ConnectionClosed`); **lost** means that the peer, the network or the system did
   (`ConnectionLost`, `IdleTimeout`, `StreamWasReset`, `StreamWasStopped`).  Errors are sticky: the next call raises the same error.
 * Sending returns when the bytes are queued below a watermark, not when they have arrived, so small writes are joined.  The queue
-  is bounded, and a receiver that takes nothing stops the peer within a window.
+  is bounded, and a receiver that takes nothing stops the sender after one window.
 * Every await may be cancelled.  A cancelled `send_all` has queued all of its bytes or none.  A cancelled `receive_some` has taken nothing.
 * Sending and receiving are independent directions, for one task each; a second task gets `trio.BusyResourceError`.
 """
@@ -39,17 +39,17 @@ class CarrierInfo:
     local: str
     """This side's address as in a URL's authority, or the path of a Unix socket."""
     peer: str
-    """The peer's address, in the same form; for a Unix socket ``uid=… gid=… pid=…`` where the system tells."""
+    """The peer's address, in the same form; for a Unix socket ``pid=… uid=… gid=…`` if the system tells."""
     alpn: str | None = None
-    """Protocol that TLS has negotiated; for QMux over a WebSocket its subprotocol."""
+    """Application protocol negotiated by TLS; for QMux over a WebSocket, the subprotocol."""
     tls_version: str | None = None
     """``"TLSv1.3"``, …; ``None`` without TLS."""
     peer_certificate: bytes | None = None
-    """The peer's certificate in DER, if it showed one and it was verified."""
+    """The peer's certificate in DER, if the peer showed one and it was verified."""
     peer_subject: str | None = None
     """Subject of that certificate, as in ``"CN=web-01,O=Example"``, escaped as RFC 4514 says."""
     peer_names: tuple[str, ...] = ()
-    """Its subject alternative names, as in ``"DNS:web-01"``, ``"URI:…"``, ``"email:…"`` or ``"IP Address:192.0.2.1"``."""
+    """Subject alternative names of that certificate, as in ``"DNS:web-01"``, ``"URI:…"``, ``"email:…"`` or ``"IP Address:192.0.2.1"``."""
     server_name: str | None = None
     """Host name that the client asked for (SNI)."""
     resumed: bool = False
@@ -94,7 +94,7 @@ class CloseReason:
     by_peer: bool = False
     """Whether the peer ended it."""
     lost: bool = False
-    """Whether it failed instead of being closed: idle time, network, reset, broken rule, failed handshake."""
+    """Whether the connection failed and was not closed: idle timeout, network, reset, broken rule, failed handshake."""
 
     def __str__(self) -> str:
         if self.lost:
@@ -114,7 +114,7 @@ class ByteStream(Protocol):
 
     @property
     def unsent(self) -> int:
-        """Bytes queued and not handed on yet; 0 once the stream is over."""
+        """Bytes queued and not yet handed on; 0 once the stream is over."""
         ...
 
     async def send_all(self, data: Octets) -> None:
@@ -122,14 +122,14 @@ class ByteStream(Protocol):
 
         Raises:
             ConnectionClosed: this side closed, or `send_eof` was called.
-            ConnectionLost: the other side or the network ended it (`StreamWasStopped` on a stream of a connection).
+            ConnectionLost: the other side or the network ended the stream (`StreamWasStopped` on a stream of a connection).
         """
         ...
 
     def send_nowait(self, data: Octets) -> None:
         """Queue without waiting, also above the watermark; the caller keeps its own bound. Errors as `send_all`.
 
-        `send_all(b"")` waits for room and queues nothing: the two together are a send whose bytes are chosen after the wait.
+        `send_all(b"")` waits for room and queues nothing. So `send_all(b"")` and then `send_nowait` lets you choose the bytes after the wait.
         """
         ...
 
@@ -146,7 +146,7 @@ class ByteStream(Protocol):
         """End this direction after the queue; receiving goes on. A second call changes nothing.
 
         Raises:
-            NotImplementedError: the carrier has no half-close. Of levada's only TLS has none, because it sends close_notify when both
+            NotImplementedError: the carrier has no half-close. Among levada's carriers this is only TLS, which sends close_notify when both
                 directions close. Use `aclose` instead.
         """
         ...
@@ -197,7 +197,7 @@ class MessageStream(Protocol):
 
         Raises:
             ConnectionClosed: this side closed.
-            ConnectionLost: the other side or the network ended it; `ConnectionLost.code` as in `receive`.
+            ConnectionLost: the other side or the network ended the stream; `ConnectionLost.code` as in `receive`.
 
         Cancellation:
             nothing was queued.
@@ -211,7 +211,7 @@ class MessageStream(Protocol):
     async def wait_for_room(self) -> None:
         """Wait while more than the high watermark is queued, and queue nothing. Errors as `send`.
 
-        With `send_nowait` it makes a send whose message is chosen after the wait, as `ByteStream.send_all` of no bytes does for bytes.
+        Call it before `send_nowait` to choose the message after the wait.
         """
         ...
 
@@ -262,7 +262,7 @@ class MessageStream(Protocol):
 
 @runtime_checkable
 class Stream(ByteStream, Protocol):
-    """One stream of a connection: a byte stream of which each direction can be given up with a code.
+    """One stream of a connection: a byte stream whose directions can each be given up with a code.
 
     A unidirectional stream has only one direction; calls for the other raise `LocalProtocolError`.
     """
@@ -313,7 +313,7 @@ class Stream(ByteStream, Protocol):
         ...
 
     def stop(self, code: int) -> None:
-        """Ask the peer to stop sending, and drop what it has sent. Its `send_all` raises `StreamWasStopped` with this code."""
+        """Ask the peer to stop sending, and drop its data. The peer's `send_all` raises `StreamWasStopped` with this code."""
         ...
 
     async def stopped(self) -> int | None:
@@ -336,7 +336,7 @@ class Stream(ByteStream, Protocol):
         """Wait until the peer has everything that was sent, including the end; false if the stream was reset or stopped.
 
         Raises:
-            ConnectionClosed, ConnectionLost: the connection ended before.
+            ConnectionClosed, ConnectionLost: the connection ended first.
         """
         ...
 
@@ -366,8 +366,8 @@ class Stream(ByteStream, Protocol):
         """Have `tell` called when there is something to take (bytes, the end, an error), as `receive_some` without a waiting task.
 
         It is called at once if there is something already, and is sometimes called when there is nothing.  It runs in the carrier's task,
-        so it must be short and must not raise, and it must leave `receive_nowait` to a later moment.  Another call replaces it.  The
-        stream releases it after the end or an error.
+        so it must be short and must not raise, and must not itself call `receive_nowait`.  Another call replaces it.  The stream releases it
+        after the end or an error.
 
         Raises:
             LocalProtocolError: only this side sends on this stream.
@@ -424,7 +424,7 @@ class Connection(Protocol):
         ...
 
     def stream_credit(self, *, unidirectional: bool) -> int:
-        """Return how many more streams the peer allows now; 0 when the connection is over."""
+        """Return how many more streams the peer allows now; 0 after the end of the connection."""
         ...
 
     def credit(self) -> tuple[int, int]:
@@ -461,7 +461,7 @@ class Connection(Protocol):
         ...
 
     def on_batch(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called after each batch of input, behind all `on_readable` and `on_stream` of the batch.
+        """Have `tell` called after each batch of input, after the callbacks of `on_readable` and `on_stream` for the batch.
 
         It is called in the task that moves the bytes, so it must be quick and must not raise. What it sends may go out with the batch's
         own output. A carrier that reads one stream at a time never calls it. A later call of `on_batch` replaces it.
@@ -469,9 +469,9 @@ class Connection(Protocol):
         ...
 
     def together(self, send: Callable[[], None]) -> None:
-        """Call `send`, which sends on several streams, and write its output together. Outside of it, a carrier may write each call at once.
+        """Call `send`, which sends on several streams, and write their output together. Otherwise a carrier may write each call at once.
 
-        An error of `send` is raised after its output was written.
+        An error of `send` is raised after the output was written.
         """
         ...
 
@@ -480,7 +480,7 @@ class Connection(Protocol):
         ...
 
     def max_datagram_size(self) -> int:
-        """Return the bytes of the largest datagram that fits now; 0 if the peer takes none."""
+        """Return the size in bytes of the largest datagram that fits now; 0 if the peer takes none."""
         ...
 
     async def send_datagram(self, data: Octets) -> None:
@@ -511,7 +511,7 @@ class Connection(Protocol):
         ...
 
     def close(self, code: int = 0, reason: str = "") -> None:
-        """Close the connection at once, tell the peer, and drop the queues. After the end it does nothing."""
+        """Close the connection at once, tell the peer, and drop the queues. After the end this does nothing."""
         ...
 
     async def aclose(self, code: int = 0, reason: str = "", *, drain_timeout: float = 5.0) -> None:
@@ -573,12 +573,12 @@ class Incoming(Protocol):
 
     @property
     def peer(self) -> str:
-        """Its address."""
+        """The peer's address."""
         ...
 
     @property
     def validated(self) -> bool:
-        """Whether it has proved, by a token, that it receives at this address."""
+        """Whether the peer has proved that it receives at this address."""
         ...
 
     def accept(self) -> Connection:
@@ -586,13 +586,13 @@ class Incoming(Protocol):
         ...
 
     def refuse(self, why: str = ...) -> None:
-        """Refuse it, and tell the peer so. `why` is only for this side's log."""
+        """Refuse the peer, and tell it. `why` appears only in this side's log."""
         ...
 
     def retry(self) -> None:
-        """Make it prove its address first. It comes back as another `Incoming`."""
+        """Make the peer prove its address first. Then it comes as another `Incoming`."""
         ...
 
     def ignore(self) -> None:
-        """Drop it without an answer."""
+        """Drop the peer without an answer, if the carrier can."""
         ...

@@ -1,8 +1,8 @@
 """Carriers in memory, for tests and for two parts of one process: byte streams, message streams, connections of many streams.
 
-They keep every promise of `levada.transports.carriers.contracts`, with bounded windows and real backpressure, without system calls, and a
-run with the same seed is repeated exactly.  `MemoryConfig` sets windows, latency, the sizes of chunks, and the point of a loss; the
-attribute ``link`` of any of them holds, releases and cuts the connection.
+They keep the contracts of `levada.transports.carriers.contracts`, with bounded windows and real backpressure, without system calls. A run
+with the same seed repeats exactly.  `MemoryConfig` sets windows, latency, the sizes of chunks, and when the connection is lost. Each carrier
+has an attribute ``link``, which holds, releases and cuts the connection.
 
 Example:
     >>> import trio
@@ -39,7 +39,7 @@ __all__ = [
 
 MESSAGE_TOO_LARGE = 1009
 """Close code of a message above the limit, as in WebSocket (RFC 6455, section 7.4.1)."""
-_LENGTH = 4  # bytes before each message that hold its length
+_LENGTH = 4  # bytes of the length before each message
 
 
 class MemoryByteStream:
@@ -106,7 +106,7 @@ class MemoryByteStream:
         await self.close_with(ConnectionLost("the peer closed the stream"))
 
     async def close_with(self, told: ConnectionLost) -> None:
-        """Close; the peer's sending raises `told`."""
+        """Close; sending at the other end raises `told`."""
         if not self._closing:
             self._closing = True
             self._out.finish()
@@ -125,16 +125,16 @@ class MemoryByteStream:
         self.abort_with(ConnectionLost("the peer aborted the stream"))
 
     def abort_with(self, told: ConnectionLost) -> None:
-        """Abort; the peer's sending and receiving raise `told`."""
+        """Abort; sending and receiving at the other end raise `told`."""
         self._closing = True
         self._out.finished = True
         self._in.refuse(ConnectionClosed("this side aborted the stream"), told)
         self._cut_off(told)
 
     def _cut_off(self, told: ConnectionLost) -> None:
-        """Drop the bytes that are not sent, and tell the peer if there are any."""
+        """Drop the unsent bytes, and tell the peer if there are any."""
         if self in self.link.ends:
-            self.link.ends.remove(self)  # otherwise only the garbage collector could free the two
+            self.link.ends.remove(self)  # otherwise only the garbage collector could free both
         if not self._out.end_sent and self._out.send_error is None:
             self.link.post(self._out.fail_receiver, told)
         self._out.fail_sender(ConnectionClosed("this side closed the stream"))
@@ -225,7 +225,7 @@ class MemoryMessageStream:
         """Take the next message if there is one: see `MessageStream.receive_nowait`."""
         buffer = self._assembled
         while (missing := self._missing()) > 0:
-            # Only the missing bytes, so that the window still bounds the queue behind this message.
+            # Take only the missing bytes, so that the window still bounds what arrives after this message.
             data = self._bytes.receive_nowait(missing) if self._error is None else b""
             if not data:
                 return None
@@ -236,7 +236,7 @@ class MemoryMessageStream:
         return message
 
     def _missing(self) -> int:
-        """Return how many bytes the next message lacks. A message above the limit is refused before any of it is taken."""
+        """Return how many bytes of the next message are missing. Refuse a message above the limit before any of it is taken."""
         buffer = self._assembled
         if len(buffer) < _LENGTH:
             return _LENGTH - len(buffer)
@@ -325,7 +325,7 @@ class MemoryIncoming:
 
     @property
     def peer(self) -> str:
-        """Its address."""
+        """The peer's address."""
         return self._server.info.peer
 
     @property
@@ -339,7 +339,7 @@ class MemoryIncoming:
         return self._server
 
     def refuse(self, why: str = "") -> None:
-        """Refuse it, without a line in the log: see `Incoming.refuse`."""
+        """Refuse the peer, without a line in the log: see `Incoming.refuse`."""
         self._server.link.cut("the peer refused the connection")
         self._decided.set()
 
@@ -349,13 +349,13 @@ class MemoryIncoming:
         self._listener.offer(self)
 
     def ignore(self) -> None:
-        """Drop it without an answer, so that it waits until its time is over: see `Incoming.ignore`."""
+        """Drop the peer without an answer, so that it waits until its timeout: see `Incoming.ignore`."""
 
     async def decided(self) -> None:
-        """Wait until it is accepted or refused.
+        """Wait until the peer is accepted or refused.
 
         Raises:
-            ConnectionLost: it was refused.
+            ConnectionLost: the peer was refused.
         """
         await self._decided.wait()
         if self._client.error is not None:
@@ -427,7 +427,7 @@ _names: trio.lowlevel.RunVar[dict[str, MemoryListener]] = trio.lowlevel.RunVar(
 
 
 def _listeners() -> dict[str, MemoryListener]:
-    """Return the listeners of this run of trio, by name. Ends in two runs could not wake each other."""
+    """Return the listeners of this run of trio, by name. Ends in different runs could not wake each other."""
     try:
         return _names.get()
     except LookupError:
@@ -445,10 +445,10 @@ def _name(url: str) -> str:
 
 @asynccontextmanager
 async def listen(url: str, config: MemoryConfig | None = None) -> AsyncIterator[MemoryListener]:
-    """Listen at a name in this run of trio; ``memory://`` alone chooses a free one.
+    """Listen at a name in this run of trio; ``memory://`` alone chooses a free name.
 
     Raises:
-        ConfigurationError: it is not a memory URL, or the name is taken.
+        ConfigurationError: `url` is not a memory URL, or the name is taken.
     """
     names = _listeners()
     name = _name(url)
@@ -471,8 +471,8 @@ async def dial(
     """Connect to the listener with this name, by default with the listener's settings.
 
     Raises:
-        ConnectionLost: no listener has that name, it refused, or its backlog is full.
-        IdleTimeout: it did not decide within `MemoryConfig.handshake_timeout`.
+        ConnectionLost: no listener has that name, the listener refused, or its backlog is full.
+        IdleTimeout: the listener did not decide within `MemoryConfig.handshake_timeout`.
         ConfigurationError: the listener has another shape.
     """
     name = _name(url)

@@ -1,7 +1,7 @@
-"""Two carriers to one server race, and the preferred one has a head start, as in happy eyeballs for addresses (RFC 8305).
+"""A race of two carriers to one server, with a head start for the preferred one, as happy eyeballs does for addresses (RFC 8305).
 
-`race` opens two connections. The second attempt begins a moment after the first, or when the first has failed; the first to complete its
-handshake wins, and the other is cancelled and closed. `Fallback` remembers for a while which carrier won at each server, and
+`race` tries to open two connections. The second attempt begins a moment after the first, or when the first has failed. The first to complete
+its handshake wins, and the other is cancelled and closed. `Fallback` remembers for a while which carrier won at each server, and
 gives it the head start the next time.
 """
 
@@ -25,17 +25,17 @@ Opens = Callable[[], AbstractAsyncContextManager[Connection]]
 
 @asynccontextmanager
 async def race(attempts: Sequence[Opens], *, head_start: float) -> AsyncIterator[tuple[int, Connection]]:
-    """Connect by the first attempt that works. Leaving the block closes the connection as its own context does.
+    """Connect with the first attempt that works. Leaving the block closes the connection as its own context manager does.
 
     Args:
         attempts: functions that connect, the preferred one first. Each is called at most once.
         head_start: seconds between the starts of two attempts; less if all earlier attempts have failed.
 
     Yields:
-        The position of the attempt that won, and its connection, with its handshake done.
+        The index of the attempt that won, and its connection, whose handshake is complete.
 
     Raises:
-        ConnectionLost: no attempt worked; the text has the reason of each.
+        ConnectionLost: no attempt worked; the text has the reason for each.
         ConfigurationError: an attempt's settings cannot work, and no other attempt worked.
 
     Cancellation:
@@ -57,7 +57,7 @@ async def race(attempts: Sequence[Opens], *, head_start: float) -> AsyncIterator
 
 
 class _Race:
-    """The attempts of one race. The task that entered a connection's context also leaves it, as trio's nurseries require."""
+    """The attempts of one race. The task that enters a connection's context also leaves it, as trio's nurseries require."""
 
     def __init__(self, attempts: Sequence[Opens]) -> None:
         self._attempts = attempts
@@ -97,7 +97,7 @@ class _Race:
         self._changed = trio.Event()
 
     async def settled(self, started: int) -> None:
-        """Wait until one of the attempts that have started has won, or all of them have failed."""
+        """Wait until an attempt has won, or all that have started have failed."""
         while self.won is None and len(self._errors) < started:
             await self._changed.wait()
 
@@ -113,14 +113,14 @@ class _Race:
 
 
 class Fallback:
-    """When a client that prefers QUIC uses QMux over TLS instead, and its memory of servers.
+    """Fallback from QUIC to QMux over TLS, with a memory of the servers that need it.
 
-    Use one object for all connections of a program, in their settings: its memory spares later connections the wait.
+    Put one object into the settings of all connections of a program: thanks to its memory, later connections do not wait for QUIC.
 
     Args:
-        head_start: seconds that QUIC, or the carrier that won the last time, starts before the other.
+        head_start: seconds by which QUIC, or the carrier that won the last time, starts before the other.
         remember: seconds for which TLS keeps the head start after it has won; then QUIC has it again.
-        limit: the most servers to remember; the oldest is forgotten.
+        limit: most servers remembered; the oldest is forgotten.
     """
 
     def __init__(self, *, head_start: float = 0.25, remember: float = 600.0, limit: int = 1_000) -> None:
@@ -140,12 +140,12 @@ class Fallback:
         Args:
             server: authority of the URL.
         """
-        # Each run of trio has its own zero: a time in the future is from another run.
+        # The clock of each run of trio has its own zero: a time in the future is from another run.
         age = trio.current_time() - self._since.get(server, float("inf"))
         return "tls" if 0.0 <= age < self._remember else "quic"
 
     def note(self, server: str, carrier: Literal["quic", "tls"]) -> None:
-        """Remember the carrier that won. TLS with the head start does not count: QUIC may not have had its chance."""
+        """Remember the carrier that won. A win of TLS with the head start does not count, since QUIC may have had no chance."""
         if carrier == "quic":
             self._since.pop(server, None)
         elif self.preferred(server) == "quic":
@@ -161,7 +161,7 @@ class Fallback:
         Args:
             server: authority of the URL.
             quic: connects over QUIC.
-            tls: connects by QMux over TLS.
+            tls: connects with QMux over TLS.
         """
         order: list[Literal["quic", "tls"]] = ["quic", "tls"]
         if self.preferred(server) == "tls":

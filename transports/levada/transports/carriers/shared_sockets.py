@@ -4,13 +4,13 @@
 A request is a `ListeningAddress` as one line of JSON, with the descriptor of a new socket for its answer.  The answer is also one line:
 ``{"sockets": n}`` with n descriptors, or the error as ``{"errno": 98, "text": …}`` or ``{"refused": …}``.
 
-The kernel queues clients for the address, not for a process.  Each connection goes to one of the processes that accept, and waits while
-there is none. A process that closes its copy drops no connection.  The address is free again when all copies are closed.
-Datagrams belong to connections that live in one process, so one process at a time reads a UDP socket.  With its copy each process gets
-one end of a further pair of sockets.  A byte there says that it is this process's turn, and closing that end, or the end of the
-process, gives the turn to the next.
+The kernel queues clients for the address, not for a process.  Each connection goes to one of the processes that accept, or waits until
+there is one. A process that closes its copy drops no connection.  The address is free again when all copies are closed.
+Datagrams belong to connections that live in one process, so one process at a time reads a UDP socket.  With its copy, each process gets
+one end of another pair of sockets.  A byte there tells the process that it is its turn.  The turn passes to the next process when this one
+closes that end, or ends.
 
-The order of the calls tells two listeners on port 0 apart: the k-th one of each process at ``host:0`` gets the k-th socket.
+The order of calls distinguishes listeners on port 0: the k-th listener of each process at ``host:0`` gets the k-th socket.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ __all__ = ["PassedSockets", "SharedSockets", "share_sockets"]
 logger = logging.getLogger("levada.transports.carriers")
 
 MOST_SOCKETS: Final = 16
-"""The most sockets of one address: a name may stand for several addresses."""
+"""Most sockets of one address, since a host name may have several addresses."""
 MOST_ADDRESSES: Final = 256
-"""The most addresses that a `SharedSockets` binds."""
+"""Most addresses that a `SharedSockets` binds."""
 _LINE: Final = 16 * 1024
 _ROOM: Final = stdlib_socket.CMSG_SPACE((MOST_SOCKETS + 1) * array.array("i").itemsize)
 _CLOEXEC: Final = getattr(stdlib_socket, "MSG_CMSG_CLOEXEC", 0)
@@ -108,7 +108,7 @@ class SharedSockets:
                     if not received:
                         return
                     if not whole:
-                        # Without its descriptor a request cannot be answered: the asker sees the end of its socket.
+                        # A request without its descriptor cannot be answered: the requester sees its socket end.
                         logger.warning("no file descriptor is free: a listening socket was not passed to a process")
                         _close_all((*answers, *sockets))
                         answers.clear()
@@ -163,7 +163,7 @@ class SharedSockets:
             return self._shared[key]
 
     def _wait_for_turn(self, shared: _Shared) -> stdlib_socket.socket:
-        """Put a process at the end of the queue for a UDP socket; return its end."""
+        """Put a process at the end of the queue for a UDP socket; return the socket that tells it of its turn."""
         ours, theirs = stdlib_socket.socketpair()
         ours.setblocking(False)
         self._nursery.start_soon(_keep_turn, shared.turns, trio.socket.from_stdlib_socket(ours))
@@ -206,10 +206,10 @@ async def share_sockets(source: SocketSource = open_here) -> AsyncIterator[Share
 
 
 class PassedSockets:
-    """A `SocketSource` that asks the process at the other end of a connection, a `SharedSockets`.
+    """A `SocketSource` that asks the `SharedSockets` at the other end of a connection.
 
     Args:
-        connection: made by `SharedSockets.offer`. It belongs to this object, until `close`.
+        connection: made by `SharedSockets.offer`. It belongs to this object from now on.
     """
 
     def __init__(self, connection: stdlib_socket.socket) -> None:
@@ -274,7 +274,7 @@ class PassedSockets:
                 raise ConnectionLost("the process that binds the addresses has ended") from error
             answer = json.loads(data)
             if answer.get("sockets", 0) != len(sockets):
-                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # the kernel drops what has no room
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # the kernel drops descriptors that have no room
             failed.pop_all()
             return answer, sockets
 
@@ -282,7 +282,7 @@ class PassedSockets:
 async def _send(
     connection: trio.socket.SocketType, members: Mapping[str, Any], passed: list[stdlib_socket.socket]
 ) -> None:
-    """Send one line, and duplicates of sockets with its first byte. Once it has begun, it is not cancelled."""
+    """Send one line, and duplicates of sockets with its first byte. Once sending has begun, it cannot be cancelled."""
     octets = json.dumps(members).encode() + b"\n"
     descriptors = array.array("i", [each.fileno() for each in passed])
     rights = [(stdlib_socket.SOL_SOCKET, stdlib_socket.SCM_RIGHTS, descriptors)] if passed else []
@@ -293,7 +293,7 @@ async def _send(
 
 
 async def _receive(connection: trio.socket.SocketType) -> tuple[bytes, list[stdlib_socket.socket], bool]:
-    """Receive bytes and the sockets with them. Also return whether these are all, or this process had no room for some."""
+    """Receive bytes and the sockets sent with them. Also return whether all sockets came; false if this process had no room for some."""
     received, ancillary, flags, _ = await connection.recvmsg(_LINE, _ROOM, _CLOEXEC)
     found = array.array("i")
     for _, kind, value in ancillary:

@@ -1,4 +1,4 @@
-"""A network of datagrams on trio's clock: real QUIC packets, virtual time, scripted faults.
+"""A simulated network of datagrams on trio's clock: real QUIC packets, virtual time, scripted faults.
 
 ::
 
@@ -12,7 +12,7 @@ number of draws for each packet.  So the same seed gives the same trace of (time
 repeatable: the order of trio's scheduler and the lengths of signatures (Ed25519, not ECDSA) have to be fixed as well.
 
 There is no task: each port keeps a heap of datagrams on their way, and its `receive` sleeps until the first is due.  A protocol that sets
-the same timer again forever would stop virtual time; the network raises `TimeStandsStill` after `turns` calls at one moment.
+the same timer again and again would stop virtual time: after `turns` calls at one time, the network raises `TimeStandsStill`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SimPacket:
     destination: SimAddress
     data: bytes
     hold: float = 0.0
-    """Seconds that it is kept beyond the link's delay."""
+    """Seconds that the datagram is kept in addition to the link's delay."""
     dropped: bool = False
 
 
@@ -58,13 +58,13 @@ class Link:
     delay: float = 0.01
     """Seconds that each datagram takes."""
     jitter: float = 0.0
-    """Upper bound of the random seconds added to each delay. A jitter above the distance of datagrams reorders them."""
+    """Upper bound of the random seconds added to each delay. A jitter larger than the time between datagrams reorders them."""
     loss: float = 0.0
-    """Share of datagrams that vanish."""
+    """Share of datagrams that are lost, 0 to 1."""
     duplicate: float = 0.0
-    """Share of datagrams that arrive twice."""
+    """Share of datagrams that arrive twice, 0 to 1."""
     reorder: float = 0.0
-    """Share of datagrams that are held back by another `delay`, and overtaken."""
+    """Share of datagrams, 0 to 1, that are held back by another `delay`, so that others overtake them."""
     rate: float = math.inf
     """Bytes per second that pass the bottleneck."""
     queue: int = 1 << 20
@@ -77,7 +77,7 @@ Fault = Callable[[SimPacket], object]
 
 
 class SimPort:
-    """One address in a `SimNet`: a `levada.transports.quic.DatagramPort`."""
+    """One address in a `SimNet`; a `levada.transports.quic.DatagramPort`."""
 
     def __init__(self, net: SimNet, address: SimAddress):
         self._net = net
@@ -88,7 +88,7 @@ class SimPort:
 
     @property
     def address(self) -> SimAddress:
-        """Own address."""
+        """The port's own address."""
         return self._address
 
     async def receive(self) -> list[tuple[bytes, SimAddress]]:
@@ -117,18 +117,18 @@ class SimPort:
             self._scope = None
 
     def send(self, datagrams: Sequence[tuple[bytes, SimAddress]]) -> int:
-        """Put datagrams on their way."""
+        """Send datagrams, and return their number: the network accepts all of them."""
         self._net.turn()
         for data, destination in datagrams:
             self._net.carry(self._address, destination, data)
         return len(datagrams)
 
     async def writable(self) -> None:
-        """Return at once: the network takes every datagram, and loses it if there are too many."""
+        """Return at once, since the network accepts every datagram, even if it then loses it."""
         await trio.lowlevel.checkpoint()
 
     def close(self) -> None:
-        """Give the address up; datagrams on their way to it are lost."""
+        """Release the address; datagrams on their way to it are lost."""
         self._closed = True
         self._net.remove(self)
         if self._scope is not None:
@@ -141,7 +141,7 @@ class SimPort:
             self._scope.deadline = at
 
     def move(self, address: SimAddress) -> None:
-        """Change the address, as a NAT does that has forgotten its mapping."""
+        """Change the address, as happens when a NAT has forgotten its mapping."""
         self._address = address
 
 
@@ -153,8 +153,8 @@ class SimNet:
 
         Args:
             seed: seed of all random choices.
-            turns: sends and receives that may happen at one moment.
-            link: fields of `Link` for all pairs of hosts without their own link.
+            turns: most sends and receives at one time.
+            link: fields of `Link`, for all pairs of hosts without a link of their own.
         """
         self.seed = seed
         self.trace: list[tuple[float, SimAddress, SimAddress, int]] = []
@@ -220,7 +220,7 @@ class SimNet:
         return address
 
     def fault(self, fault: Fault) -> None:
-        """Call a function with each datagram before it is sent; the function may change it."""
+        """Have a function called with each datagram before it is sent; the function may change the datagram."""
         self._faults.append(fault)
 
     def drop(self, which: Callable[[SimPacket], bool]) -> None:
@@ -232,7 +232,7 @@ class SimNet:
         self.fault(fault)
 
     def hold(self, which: Callable[[SimPacket], bool], seconds: float) -> None:
-        """Delay the datagrams that `which` accepts by further seconds, so that others overtake them."""
+        """Delay the datagrams that `which` accepts by some more seconds, so that others overtake them."""
 
         def fault(packet: SimPacket) -> None:
             if which(packet):
@@ -303,7 +303,7 @@ class SimNet:
         """Count a send or receive.
 
         Raises:
-            TimeStandsStill: too many of them at one moment.
+            TimeStandsStill: there were too many at one time.
         """
         now = trio.current_time()
         if now > self._turn_time:

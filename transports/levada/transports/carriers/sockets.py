@@ -1,7 +1,7 @@
-"""The source of this process's listening sockets: `open_sockets` opens them here, unless `sockets_from` names another source.
+"""The source of this process's listening sockets: `open_sockets` opens them here, unless `sockets_from` sets another source.
 
-Every listener of TCP, TLS, WebSocket, QMux, Unix sockets and QUIC asks `open_sockets`.  Processes that share their addresses ask the
-process that has bound them: see `levada.transports.carriers.shared_sockets`.
+Every listener of TCP, TLS, WebSocket, QMux, Unix sockets and QUIC calls `open_sockets`.  Processes that share addresses ask the process that
+has bound them: see `levada.transports.carriers.shared_sockets`.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ KINDS: Final = ("tcp", "udp", "unix")
 
 @attrs.frozen(kw_only=True)
 class ListeningAddress:
-    """The address that a listener asks for."""
+    """The address that a listener wants."""
 
     kind: Literal["tcp", "udp", "unix"] = attrs.field(validator=v.in_(KINDS))
     """``tcp`` and ``unix`` for sockets that listen, ``udp`` for sockets that are bound."""
     host: str = attrs.field(validator=v.instance_of(str))
-    """A name or a numeric address; for ``unix`` the path."""
+    """Host name or numeric address; for ``unix`` the path."""
     port: int = attrs.field(default=0, validator=[v.instance_of(int), v.in_(range(1 << 16))])
     """0 takes a free one."""
     backlog: int = attrs.field(default=1024, validator=[v.instance_of(int), v.in_(range(1, 1 << 31))])
-    """Peers that may wait in the kernel."""
+    """Most peers that wait in the kernel."""
     mode: int = attrs.field(default=0o600, validator=[v.instance_of(int), v.in_(range(0o1000))])
     """Mode of the file of a Unix socket."""
 
@@ -52,10 +52,10 @@ class ListeningSocket:
     file: os.stat_result | None = None
     """Identifies the file of a Unix socket that the listener removes when it closes; ``None`` if another process removes it."""
     turn: stdlib_socket.socket | None = None
-    """UDP: the listener reads datagrams once this socket is readable, and closes it after `socket`. ``None``: it reads at once."""
+    """UDP: the listener reads datagrams once this socket is readable, and closes it after `socket`. With ``None`` it reads at once."""
 
     def close(self) -> None:
-        """Close sockets that no listener has taken."""
+        """Close the sockets, if no listener has taken them."""
         self.socket.close()
         if self.turn is not None:
             self.turn.close()
@@ -66,7 +66,7 @@ SocketSource = Callable[[ListeningAddress], Awaitable[list[ListeningSocket]]]
 
 
 async def open_here(address: ListeningAddress) -> list[ListeningSocket]:
-    """Open sockets in this process: one for each address of a host. For port 0 only the first, since each would get a different port.
+    """Open sockets in this process, one for each address of a host; for port 0 only the first, since each would get a different port.
 
     Raises:
         OSError: the system refuses.
@@ -109,11 +109,11 @@ def sockets_from(source: SocketSource) -> Iterator[None]:
 
 
 def why_not_bound(error: OSError, *, another: str = "port (0 takes a free one)") -> str:
-    """Say why an address cannot be listened at, and what to do if it is in use: the text after "cannot listen at ...: ".
+    """Return the reason why listening failed, for the text after "cannot listen at ...: ". For an address in use, say what to do.
 
     Args:
-        error: what `open_sockets`, or the system, said.
-        another: what to choose instead of an address that is in use.
+        error: the error of `open_sockets`, or of the system.
+        another: what to choose instead of an address in use.
     """
     why = error.strerror or str(error)
     if error.errno == errno.EADDRINUSE:
@@ -122,10 +122,10 @@ def why_not_bound(error: OSError, *, another: str = "port (0 takes a free one)")
 
 
 async def resolve_udp(host: str, port: int) -> Any:
-    """Return the first address of a host, IPv4 before IPv6: unlike TCP, UDP does not report an address that nothing listens at.
+    """Return the first address of a host, IPv4 before IPv6. Only one is tried: UDP, unlike TCP, does not tell if nothing listens at an address.
 
     Raises:
-        OSError: there is none.
+        OSError: the host has no address.
         ConfigurationError: the name is not a valid host name.
     """
     try:
@@ -173,7 +173,7 @@ async def _remove_stale(path: str) -> None:
     """Remove a socket's file if no process listens at it.
 
     Raises:
-        ConfigurationError: a process does, or it is another kind of file.
+        ConfigurationError: a process listens at it, or it is another kind of file.
     """
     before = os.lstat(path)
     if not stat.S_ISSOCK(before.st_mode):

@@ -1,7 +1,6 @@
 """A connection of many `ConnectionStream`s: the part that QUIC and QMux share.
 
-It has the waits of the application: for streams of the peer, credit for streams, datagrams, the handshake and the end. A subclass moves
-the bytes.
+Here the application waits: for streams of the peer, credit for streams, datagrams, the handshake and the end. A subclass moves the bytes.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ class StreamConnection(ABC, Generic[S]):
     """The base of `QuicConnection` and `QmuxConnection`.
 
     Args:
-        info: the two ends, as far as they are known.
+        info: the facts about both ends, as far as they are known.
         is_client: whether this side dialled.
-        datagram_queue: datagrams that may wait for the application; then the oldest are dropped.
+        datagram_queue: most datagrams that wait for the application; further ones push out the oldest.
     """
 
     def __init__(self, info: CarrierInfo, *, is_client: bool, datagram_queue: int) -> None:
         self.is_client = is_client
         self.streams: dict[int, S] = {}
-        """Streams that are not over, by number."""
+        """Streams that have not ended, by number."""
         self.blocked: dict[S, None] = {}
         """Streams whose `send_all` waits for room."""
         self._info = info
@@ -98,7 +97,7 @@ class StreamConnection(ABC, Generic[S]):
 
     def on_stream(self, tell: Callable[[], None]) -> None:
         """Have `tell` called when there is a stream to accept; `Connection.on_stream` says more."""
-        if self._reason is None:  # none comes after the end, and the callback may refer to the connection
+        if self._reason is None:  # after the end no stream comes, and the callback may refer to the connection
             self._tell_stream = tell
         if self._waiting:
             tell()
@@ -116,7 +115,7 @@ class StreamConnection(ABC, Generic[S]):
         """Grant the peer credit for a stream that the application has accepted."""
 
     async def receive_datagram(self) -> Datagram:
-        """Wait for a datagram. Those that come while the queue is full push out the oldest, which are counted.
+        """Wait for a datagram. Datagrams that come while the queue is full push out the oldest, which are counted as dropped.
 
         Raises:
             ConnectionClosed, ConnectionLost: the connection has ended, and all its datagrams were taken.
@@ -155,11 +154,11 @@ class StreamConnection(ABC, Generic[S]):
             self._datagrams.popleft()
             self._datagrams_dropped += 1
         self._datagrams.append(datagram)
-        if self._datagram_readers:  # waking no task would be a third of the cost of a small datagram here
+        if self._datagram_readers:  # `unpark` without a waiting task would be a third of the cost of a small datagram
             self._datagram_readers.unpark()
 
     def _credit_came(self, credit: int, *, unidirectional: bool) -> None:
-        """Wake as many tasks as may open a stream."""
+        """Wake as many waiting tasks as can open a stream."""
         lot = self._opening[unidirectional]
         if lot:
             lot.unpark(count=min(len(lot), credit))
@@ -181,7 +180,7 @@ class StreamConnection(ABC, Generic[S]):
     def _release_streams(self) -> None:
         """Release the streams, which refer to the connection. Streams that wait to be accepted stay."""
         self.streams.clear()
-        # Those get a copy of the connection that does not refer to them.
+        # Waiting streams get a copy of the connection that does not refer to them.
         ended = copy.copy(self)
         ended._waiting = deque()
         for stream in self._waiting:

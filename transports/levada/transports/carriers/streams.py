@@ -2,12 +2,12 @@
 
 How `JoinedStream`, the stream of TCP, TLS and Unix sockets, writes:
 
-* A send of trio costs 15 us, a turn of its scheduler 5, the system call only 2.  So all writes of one turn go out together: 64-byte frames
-  at 2 to 4 million a second instead of 26 to 47 thousand.  `send_all` appends to a queue, and a writer task takes the whole queue at a time.
-* If one request waits for one answer, waiting for the writer would cost time.  So a small write that finds nothing queued, at least
+* A send of trio costs 15 us, a turn of its scheduler 5, the system call only 2.  So all writes of one turn go out together: 2 to 4 million
+  64-byte frames a second instead of 26 to 47 thousand.  `send_all` appends to a queue, and a writer task takes the whole queue at a time.
+* If requests come one at a time, waiting for the writer would delay each answer.  So a small write that finds nothing queued, at least
   `_JOIN_WITHIN` seconds after the last such write, goes straight to the kernel without any task: 15 instead of 8.5 thousand round trips a
   second.  Trio's own stream, which joins nothing, makes 16.
-* A write above `_JOINED` bytes that finds nothing queued also goes straight: the kernel usually takes all of it, and the rest is queued.
+* A write above `_JOINED` bytes that finds nothing queued also goes straight: the kernel usually takes all of it, and any rest is queued.
 * The writer is a system task of trio's run, which the first queued write starts.  So an idle connection has no task, and an accepted one
   outlives the block of its listener.  The writer never raises: a failure becomes the sticky error of sending.  It ends with the stream.
 * The bytes that are queued or being written stay below the high watermark plus one write.  A write is queued as a whole, so a cancelled
@@ -45,18 +45,18 @@ T = TypeVar("T")
 logger = logging.getLogger("levada.transports.carriers")
 
 _JOIN_WITHIN = (
-    50e-6  # seconds; a system call of 2 to 5 us for each write that is further apart than that is at most a tenth
+    50e-6  # seconds; for writes further apart, a system call of 2 to 5 us each is at most a tenth of the time
 )
 _JOINED = 16 * 1024  # bytes; larger writes are not worth joining: without the writer 64 KiB cost 30 us less
 _SLICE = (
     256 * 1024
-)  # bytes handed on at once, so that `unsent` and the watermark see the progress of one very large write
+)  # bytes handed on at once, so that `unsent` and the watermark see the progress of a very large write
 
 
 class Waiter:
-    """A place where one task at a time waits until it is woken; then it checks by itself whether it may continue.
+    """A place where one task at a time waits until it is woken; the task then checks whether it may continue.
 
-    It is a slot for a task, because an event or a parking lot would need new objects for each wait.
+    It is a slot for a task, since an event or a parking lot would need new objects for each wait.
     """
 
     __slots__ = ("task",)
@@ -108,10 +108,10 @@ def cut_front(buffer: bytearray, count: int) -> bytes:
 
 
 def split_url(url: str, scheme: str) -> SplitResult:
-    """Return the parts of a URL of this scheme.
+    """Return the parts of a URL with this scheme.
 
     Raises:
-        ConfigurationError: it has another scheme, or is not a URL.
+        ConfigurationError: `url` has another scheme, or is not a URL.
     """
     try:
         parts = urlsplit(url)
@@ -163,12 +163,11 @@ class JoinedStream:
         since: float | None = None,
     ) -> None:
         self.since = trio.current_time() if since is None else since
-        """When the socket was connected, on trio's clock, before any TLS handshake."""
+        """When the socket was connected, before any TLS handshake, on trio's clock."""
         self._raw = raw
         self._socket = socket
-        self._fd = (
-            socket.fileno()
-        )  # -1 once it is closed; trio's method of that name, thrice for each request, would cost 0.5 us
+        # -1 once the socket is closed. Trio's method `fileno`, called three times for each request, would cost 0.5 us.
+        self._fd = socket.fileno()
         self._info = info
         self._config = config
         self._half_close = half_close
@@ -188,7 +187,7 @@ class JoinedStream:
         self._progress: trio.Event | None = None
         self._was_empty = True  # the kernel's buffer, after the last read
         self._last_straight = 0.0
-        self._unyielded = 0  # bytes written straight since this stream let other tasks run
+        self._unyielded = 0  # bytes written straight since a call of this stream last let other tasks run
         self._bytes_sent = self._bytes_received = self._writes = self._reads = 0
         self._leave: Callable[[], None] | None = None
 
@@ -201,7 +200,7 @@ class JoinedStream:
 
     @property
     def info(self) -> CarrierInfo:
-        """Who is at the other end."""
+        """Facts about the connection and its two ends."""
         return self._info
 
     def asked_for(self, server_name: str | None) -> None:
@@ -375,8 +374,8 @@ class JoinedStream:
         try:
             if self._straight:
                 # trio's own stream tries first, waits, tries again, and yields after a success: that is 15 us more for each read that waits.
-                # Here a socket that was empty after the last time is waited for first. Nothing is awaited behind the read, so a cancelled
-                # one has taken nothing.
+                # Here a read waits first if the socket was empty after the last read. Nothing is awaited after the bytes are taken, so a
+                # cancelled read has taken nothing.
                 if self._was_empty:
                     await trio.lowlevel.wait_readable(self._fd)
                 else:
@@ -393,13 +392,13 @@ class JoinedStream:
         except trio.ClosedResourceError as error:
             raise ConnectionClosed("this side closed the stream") from error
         except (trio.BrokenResourceError, OSError) as error:
-            if self._closed:  # aborted between the socket's being readable and the read
+            if self._closed:  # aborted after the socket became readable and before the read
                 raise ConnectionClosed("this side closed the stream") from error
             self._receive_error = lost(error)
             raise again(self._receive_error) from self._receive_error.__cause__
         finally:
             self._receiving = False
-        if self._closed:  # meanwhile: closing drops what was not taken
+        if self._closed:  # closed meanwhile: that drops the bytes not taken
             raise ConnectionClosed("this side closed the stream")
         if data:
             self._bytes_received += len(data)
@@ -426,13 +425,13 @@ class JoinedStream:
             self._shut(hard=self.unsent > 0)
 
     async def _say_goodbye(self) -> None:
-        """Send the carrier's own end of a stream. A plain socket has none: closing it is the end."""
+        """Send the carrier's own end of a stream. A plain socket has none: closing the socket is the end."""
 
     async def _linger(self) -> None:
         """Wait until the peer's kernel has everything.
 
-        A socket that closes with unread bytes sends a reset, which destroys the last bytes on their way to the peer.
-        So bytes that come meanwhile are discarded.
+        A socket that closes with unread bytes sends a reset, which destroys the last bytes on their way to the peer. So bytes that come
+        meanwhile are discarded.
         """
         pause = 0.001
         try:
@@ -489,7 +488,7 @@ def lost(cause: BaseException) -> ConnectionLost:
     """Return the `ConnectionLost` for an error of the system, without trio's wrapper."""
     told = cause.__cause__ if isinstance(cause, trio.BrokenResourceError) and cause.__cause__ is not None else cause
     error = ConnectionLost(f"the connection was lost: {told}" if str(told) else "the connection was lost")
-    # The stream keeps the error; the frames of a traceback would keep the stream.
+    # The stream keeps the error, and the frames of a traceback would keep the stream.
     error.__cause__ = told.with_traceback(None)
     return error
 
@@ -520,7 +519,7 @@ def _unacknowledged(socket: trio.socket.SocketType) -> bool:
 
 @asynccontextmanager
 async def plain_nursery() -> AsyncIterator[trio.Nursery]:
-    """Open a nursery for tasks that never raise. It cancels them at the end, and an error of the block is not wrapped in a group."""
+    """Open a nursery for tasks that never raise. It cancels them at the end of the block, and does not wrap an error of the block in a group."""
     error: BaseException | None = None
     try:
         async with trio.open_nursery(strict_exception_groups=True) as nursery:
@@ -536,7 +535,7 @@ async def plain_nursery() -> AsyncIterator[trio.Nursery]:
         finally:
             del (
                 error
-            )  # or the frames that the error came through would hold it, and it them, and all that they have made
+            )  # this frame is in the error's traceback, so the two would keep each other and everything in the frames
 
 
 def _essence(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -545,10 +544,10 @@ def _essence(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 class Ready(Generic[T]):
-    """The queue of peers between their handshake and the program's `accept`.
+    """The queue of peers between their handshake and the application's `accept`.
 
     Args:
-        room: number of places. A peer reserves its place before its handshake.
+        room: number of places. A place is reserved for a peer before its handshake.
     """
 
     def __init__(self, room: int) -> None:
@@ -590,7 +589,7 @@ class Ready(Generic[T]):
         return peer
 
     def close(self) -> list[T]:
-        """Close, and return the peers that were not accepted. Tasks that wait in `reserve` go on, and their `put` fails."""
+        """Close, and return the peers that were not accepted. Tasks that wait in `reserve` continue, and their `put` fails."""
         self._give.close()
         left: list[T] = []
         try:
@@ -607,10 +606,10 @@ async def accept_from(
 ) -> None:
     """Take connections from the kernel and hand them to `handle`, one at a time, until the listener is closed.
 
-    If the system has no descriptors or memory left, it warns, waits 0.1 s and tries again; open connections are not affected.
+    If the system has no descriptors or memory left, warn, wait 0.1 s and try again; open connections are not affected.
 
     Raises:
-        OSError: the system has failed in another way.
+        OSError: `accept` failed for another reason.
     """
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Byte streams over TCP, with happy eyeballs, joined small writes, no delay, and keepalive.
+"""Byte streams over TCP, with happy eyeballs, joined small writes, TCP_NODELAY, and keepalive.
 
 URLs are ``tcp://host:port``.  A listener with port 0 takes a free port, which is in `TcpListener.url`.
 """
@@ -23,7 +23,7 @@ from levada.transports.carriers.streams import JoinedStream, Ready, StreamConfig
 
 __all__ = ["TcpConfig", "TcpListener", "dial", "listen"]
 
-# The most that Linux takes; with more, setting the option would fail for each connection.
+# Seconds; the most that Linux accepts. Setting the option to more would fail on each connection.
 _LONGEST_SILENCE = 32_767
 _IDLE: Any = v.optional(v.and_(v.gt(0), v.le(_LONGEST_SILENCE)))
 _BUFFER = v.optional(v.and_(v.instance_of(int), v.gt(0), v.lt(1 << 31)))
@@ -34,17 +34,17 @@ class TcpConfig(StreamConfig):
     """How TCP connections behave. Immutable; derive with `attrs.evolve`."""
 
     connect_timeout: float = attrs.field(default=10.0, validator=v.gt(0))
-    """Seconds for the name look-up and all attempts to connect."""
+    """Seconds for the name lookup and all attempts to connect together."""
     happy_eyeballs_delay: float = attrs.field(default=0.25, validator=v.ge(0))
     """Seconds after which the next address of a name is tried as well (RFC 8305)."""
     local_address: str | None = None
     """Local address to connect from; ``None`` lets the system choose."""
     no_delay: bool = True
-    """Send small packets at once (TCP_NODELAY); small writes are already joined here."""
+    """Whether small packets are sent at once (TCP_NODELAY); small writes are already joined here."""
     keepalive_idle: float | None = attrs.field(default=60.0, validator=_IDLE)
-    """Seconds of silence, 32,767 at most, after which the kernel probes the peer; None never does. The system counts in whole seconds."""
+    """Seconds of silence, at most 32,767, after which the kernel probes the peer; ``None`` for never. The system counts in whole seconds."""
     keepalive_interval: float = attrs.field(default=10.0, validator=[v.ge(1), v.le(_LONGEST_SILENCE)])
-    """Seconds between probes, 32,767 at most."""
+    """Seconds between probes, at most 32,767."""
     keepalive_count: int = attrs.field(default=6, validator=[v.instance_of(int), v.ge(1), v.le(127)])
     """Probes without an answer after which the connection is lost."""
     send_buffer: int | None = attrs.field(default=None, validator=_BUFFER)
@@ -56,12 +56,12 @@ class TcpConfig(StreamConfig):
     max_connections_per_address: int | None = attrs.field(
         default=None, validator=v.optional(v.and_(v.instance_of(int), v.ge(1)))
     )
-    """Connections from one address (IPv6: from one /64) that a listener admits, including unfinished handshakes. Any further one is
+    """Most connections that a listener admits from one address (IPv6: from one /64), including unfinished handshakes. Any further one is
     closed at once. ``None``: no limit."""
 
 
 def set_options(socket: trio.socket.SocketType, config: TcpConfig) -> None:
-    """Apply the settings to a connected socket; options that the system lacks are left out."""
+    """Apply the settings to a connected socket, except options that the system lacks."""
     options: list[tuple[int, str, int]] = [(stdlib_socket.IPPROTO_TCP, "TCP_NODELAY", int(config.no_delay))]
     if config.keepalive_idle is not None:
         options += [
@@ -77,7 +77,7 @@ def set_options(socket: trio.socket.SocketType, config: TcpConfig) -> None:
 
 
 def set_buffers(socket: trio.socket.SocketType, config: TcpConfig) -> None:
-    """Set the kernel's buffers. Before the connection begins is best, because then the two ends agree on a matching window."""
+    """Set the sizes of the kernel's buffers. This is best done before the connection begins, since the two ends then agree on a fitting window."""
     if config.send_buffer is not None:
         socket.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_SNDBUF, config.send_buffer)
     if config.receive_buffer is not None:
@@ -137,7 +137,7 @@ def prepare(stream: trio.SocketStream, scheme: str, config: TcpConfig) -> Carrie
     """Apply the settings to a new connection, and return its addresses.
 
     Raises:
-        ConnectionLost: the peer has gone already; the socket is closed.
+        ConnectionLost: the peer has gone already; the socket was closed.
     """
     try:
         set_options(stream.socket, config)
@@ -150,7 +150,7 @@ def prepare(stream: trio.SocketStream, scheme: str, config: TcpConfig) -> Carrie
 
 
 def let_in(raw: trio.SocketStream, admission: Admission) -> tuple[str, Callable[[], None]] | None:
-    """Count an accepted connection. Return its peer and a function that removes it from the count, or close it."""
+    """Count an accepted connection. Return its peer and a function that removes it from the count; close it and return ``None`` if refused."""
     try:
         peer = raw.socket.getpeername()
     except OSError:  # it is gone already
@@ -180,10 +180,10 @@ async def dial(url: str, config: TcpConfig | None = None) -> AsyncIterator[Joine
 
 
 async def bind(url: str, scheme: str, config: TcpConfig) -> list[trio.SocketListener]:
-    """Listen on every address of a URL's host. For port 0 only on the first, since each would get a different port.
+    """Listen on every address of a URL's host; for port 0 only on the first, since each would get a different port.
 
     Raises:
-        ConfigurationError: the address cannot be listened at.
+        ConfigurationError: the address is taken, or not available here.
     """
     host, port = host_and_port(url, scheme)
     address = ListeningAddress(kind="tcp", host=host, port=port, backlog=config.backlog)
@@ -234,7 +234,7 @@ class TcpListener:
             leave()
 
     async def aclose(self) -> None:
-        """Stop accepting, and cut off peers that were not accepted, as `Listener.aclose` says."""
+        """Stop accepting, and close the connections that were not accepted. Accepted connections stay open."""
         for listener in self._sockets:
             listener.socket.close()
         for stream in self._ready.close():

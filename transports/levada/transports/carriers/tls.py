@@ -1,7 +1,7 @@
 """Byte streams over TLS 1.2 and 1.3 on TCP: verified by default, with client certificates, ALPN, and reload of certificates.
 
-URLs are ``tls://host:port``.  The end of a stream is TLS's own (close_notify); without it `receive_some` raises `ConnectionLost`, so
-an attacker on the path cannot cut a stream short unnoticed.  TLS here has no half-close: `send_eof` raises `NotImplementedError`.
+URLs are ``tls://host:port``.  A stream ends with TLS's own end (close_notify); without it `receive_some` raises `ConnectionLost`, so an
+attacker on the path cannot cut a stream short unnoticed.  There is no half-close: `send_eof` raises `NotImplementedError`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger("levada.transports.carriers.tls")
 
 File = str | PathLike[str]
 
-_ALERT_LINGER = 1.0  # seconds for a peer to take the alert before the connection is cut
+_ALERT_LINGER = 1.0  # seconds for a peer to take the alert before the connection is closed
 
 
 @attrs.frozen(kw_only=True)
@@ -42,33 +42,33 @@ class TlsConfig(StreamConfig):
     certificate: File | None = None
     """PEM file with this side's certificate and its chain. A listener needs one; a client sends it if the server asks."""
     key: File | None = None
-    """PEM file with the key of `certificate`; ``None``: the same file."""
+    """PEM file with the key of `certificate`; ``None`` for the same file."""
     key_password: str | None = attrs.field(default=None, repr=False)
     """Password of an encrypted key."""
     ca: File | bytes | None = None
-    """PEM file, or PEM bytes, with the authorities to trust; ``None``: the system's."""
+    """PEM file, or PEM bytes, with the authorities to trust; ``None`` for the system's."""
     verify: bool = attrs.field(default=True, validator=v.instance_of(bool))
     """Whether a client checks the server's certificate and name. Without the check an attacker on the path can read and change everything."""
     server_name: str | None = None
-    """Name to ask for (SNI) and to check the certificate against; ``None``: the host of the URL."""
+    """Name that a client sends (SNI) and checks the certificate against; ``None`` for the host of the URL."""
     client_certificates: Literal["none", "optional", "required"] = attrs.field(
         default="none", validator=v.in_(["none", "optional", "required"])
     )
     """Whether a listener asks clients for certificates, verified against `ca`."""
     alpn: tuple[str, ...] = attrs.field(default=(), converter=tuple[str, ...])
-    """Protocols to offer or to choose from, the preferred first. `CarrierInfo.alpn` has the choice."""
+    """Protocols to offer or to choose from, the preferred one first. `CarrierInfo.alpn` has the chosen one."""
     minimum_version: ssl.TLSVersion = attrs.field(
         default=ssl.TLSVersion.TLSv1_2, validator=v.in_([ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
     )
     """The oldest version of TLS to accept."""
     context: ssl.SSLContext | None = attrs.field(default=None, validator=v.optional(v.instance_of(ssl.SSLContext)))
-    """Your own context, instead of all settings above except `server_name`."""
+    """Your own context, which replaces all settings above except `server_name`."""
     handshake_timeout: float = attrs.field(default=10.0, validator=v.gt(0))
     """Seconds that a handshake may take."""
     backlog: int = attrs.field(default=256, validator=[v.instance_of(int), v.ge(1)])
-    """Peers that may be in their handshake or wait to be accepted. Any further peer cuts off the oldest handshake."""
+    """Most peers that are in their handshake or wait to be accepted. Any further peer ends the oldest handshake."""
     tcp: TcpConfig = attrs.field(factory=TcpConfig, validator=v.instance_of(TcpConfig))
-    """Settings of the connection below."""
+    """Settings of the TCP connection below."""
 
 
 def make_context(config: TlsConfig, purpose: ssl.Purpose) -> ssl.SSLContext:
@@ -92,7 +92,7 @@ def make_context(config: TlsConfig, purpose: ssl.Purpose) -> ssl.SSLContext:
         else:
             context = ssl.create_default_context(purpose, cafile=config.ca)
         if config.certificate is not None:
-            # Without any password OpenSSL would ask for one on the terminal.
+            # Without a password argument, OpenSSL would ask for one on the terminal.
             context.load_cert_chain(config.certificate, config.key, config.key_password or "")
             warn_if_others_can_read(config.key or config.certificate, "a private key")
         if config.alpn:
@@ -140,7 +140,7 @@ class _TlsStream(JoinedStream):
 
 
 async def _send_alert(raw: trio.SocketStream, tls: trio.SSLStream[_Below]) -> None:
-    """Send the alert that says why the handshake failed. OpenSSL has written it, and trio does not send it."""
+    """Send the alert that says why the handshake failed. OpenSSL has made it, but trio does not send it."""
     alert = tls._outgoing.read()
     if not alert:
         return
@@ -148,7 +148,7 @@ async def _send_alert(raw: trio.SocketStream, tls: trio.SSLStream[_Below]) -> No
         try:
             await raw.send_all(alert)
             raw.socket.shutdown(stdlib_socket.SHUT_WR)
-            # Closed with bytes unread the socket would send a reset, which can overtake the alert.
+            # A socket closed with unread bytes sends a reset, which can overtake the alert.
             while not discard(raw.socket):
                 await trio.lowlevel.wait_readable(raw.socket)
         except (trio.BrokenResourceError, OSError):
@@ -180,7 +180,7 @@ async def _shake_hands(
             await _send_alert(raw, tls)
             raise ConnectionLost(f"the TLS handshake with {info.peer} failed: {cause or 'cut off'}") from cause
         finally:
-            # The stream's own method, which is not called again: with it 40 kB of a closed connection would wait for the collector.
+            # This reference to the stream's own method is not needed again, and would keep 40 kB until the garbage collector runs.
             tls._handshook._afn = None  # type: ignore[assignment]
         if scope.cancelled_caught:
             raise IdleTimeout(f"no TLS handshake with {info.peer} within {config.handshake_timeout} s")
@@ -223,12 +223,12 @@ async def dial(url: str, config: TlsConfig | None = None) -> AsyncIterator[Joine
 
 
 _asked: dict[trio.lowlevel.Task, str | None] = {}
-"""Names that clients ask for, by the task of the handshake."""
+"""Names that clients have sent (SNI), by the task of the handshake."""
 
 
 @attrs.frozen
 class _NoteName:
-    """Records the name that a client asks for. A context has it once, however many listeners use or reload the context."""
+    """Records the name that a client sends (SNI). A context has one, however many listeners use or reload the context."""
 
     others: Callable[[ssl.SSLObject, str, ssl.SSLContext], int | None] | None
     """The context's own callback."""
@@ -282,7 +282,7 @@ class TlsListener:
         return await self._ready.take(self._url)
 
     async def take_in(self, raw: trio.SocketStream) -> None:
-        """Begin the handshake of an accepted socket. If there are too many, the oldest handshake is cut off."""
+        """Begin the handshake of an accepted socket. If there are too many, end the oldest handshake."""
         entry = let_in(raw, self.admission)
         if entry is None:
             return
@@ -315,7 +315,7 @@ class TlsListener:
         leave()
 
     async def aclose(self) -> None:
-        """Stop accepting, and cut off peers that were not accepted, as `Listener.aclose` says."""
+        """Stop accepting, and close the connections that were not accepted. Accepted connections stay open."""
         for listener in self._sockets:
             listener.socket.close()
         for scope in list(self._handshakes):
@@ -333,7 +333,7 @@ async def listen(url: str, config: TlsConfig | None = None) -> AsyncIterator[Tls
         ConfigurationError: the URL is malformed, the certificate is missing or cannot be used, or the address cannot be used.
     """
     config = config or TlsConfig()
-    make_context(config, ssl.Purpose.CLIENT_AUTH)  # before the port is taken
+    make_context(config, ssl.Purpose.CLIENT_AUTH)  # find mistakes before taking the port
     sockets = await bind(url, "tls", config.tcp)
     async with plain_nursery() as nursery:
         listener = TlsListener(sockets, config, nursery)

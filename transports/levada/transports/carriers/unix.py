@@ -1,7 +1,7 @@
 """Byte streams over Unix sockets, for programs on one machine; the kernel identifies the peers.
 
 URLs are ``unix:///path/to/socket``.  The file has its mode, by default 0600, before any process can connect.  A listener replaces the file of
-a dead listener, and removes its own file at the end.  Abstract names (Linux) are refused, because they have no mode: any process could
+a dead listener, and removes its own file at the end.  Abstract names (Linux) are refused, since they have no mode: any process could
 connect, or take the name first.
 """
 
@@ -48,11 +48,11 @@ class UnixConfig(StreamConfig):
     """How connections over Unix sockets behave. Immutable; derive with `attrs.evolve`."""
 
     mode: int = attrs.field(default=0o600, validator=[v.instance_of(int), v.in_(range(0o1000))])
-    """Mode of the listener's file. Users who may write to the file may connect."""
+    """Mode of the listener's file. Users who can write to the file can connect."""
     allowed_uids: frozenset[int] | None = attrs.field(default=None, converter=_users)
-    """Users whose processes may be at the other end, for a listener or a client; ``None``: every user who may open the file."""
+    """User ids whose processes may be at the other end, of a listener or a client; ``None``: every user who can open the file."""
     max_connections_per_uid: int | None = attrs.field(default=None, validator=v.optional([v.instance_of(int), v.ge(1)]))
-    """Connections from one user's processes to a listener. Any further one is closed at once. Needs a system that identifies peers (Linux)."""
+    """Most connections of one user to a listener. Any further one is closed at once. Needs a system that identifies peers (Linux)."""
     connect_timeout: float = attrs.field(default=10.0, validator=v.gt(0))
     """Seconds to wait for room in the listener's queue."""
     backlog: int = attrs.field(default=1024, validator=[v.instance_of(int), v.ge(1)])
@@ -72,7 +72,7 @@ def _path(url: str) -> str:
 
 
 def _credentials(socket: trio.socket.SocketType) -> tuple[int, int, int] | None:
-    """Return (pid, uid, gid) of the process at the other end when it connected or listened; None if the system does not tell."""
+    """Return the (pid, uid, gid) that the process at the other end had when it connected or listened; ``None`` if the system does not tell."""
     if sys.platform != "linux":
         return None
     pid, uid, gid = _UCRED.unpack(socket.getsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_PEERCRED, _UCRED.size))
@@ -80,10 +80,10 @@ def _credentials(socket: trio.socket.SocketType) -> tuple[int, int, int] | None:
 
 
 class _UnixStream(JoinedStream):
-    """A joined stream that ends cleanly with bytes unread."""
+    """A joined stream that ends cleanly even if bytes are unread."""
 
     async def _linger(self) -> None:
-        # The peer has everything. But closing with bytes unread would reset it, so stop receiving and discard the rest.
+        # The peer has everything. But closing with unread bytes would reset it, so stop receiving and discard the rest.
         try:
             self._socket.shutdown(stdlib_socket.SHUT_RDWR)
             while not discard(self._socket):
@@ -96,7 +96,7 @@ def _stream(raw: trio.SocketStream, path: str, config: UnixConfig) -> JoinedStre
     """Make a stream of a connected socket.
 
     Raises:
-        ConnectionLost: the peer is not one of the allowed users.
+        ConnectionLost: the peer's user is not allowed.
     """
     credentials = _credentials(raw.socket)
     if config.allowed_uids is not None and (credentials is None or credentials[1] not in config.allowed_uids):
@@ -112,7 +112,7 @@ def _stream(raw: trio.SocketStream, path: str, config: UnixConfig) -> JoinedStre
 async def _connect(path: str) -> trio.SocketStream:
     """Connect, waiting for room in the listener's queue.
 
-    Without room Linux refuses at once (EAGAIN), which trio takes for a connection under way, and then for an open one.
+    Without room, Linux fails at once with EAGAIN. trio takes this for a connection under way, and then for an open one.
     """
     pause = 0.001
     while True:
@@ -143,14 +143,14 @@ def over(socket: stdlib_socket.socket, peer: str, config: UnixConfig | None = No
 
 
 class HandedListener:
-    """A `Listener` for byte streams that the program passes to it, such as ends of socket pairs (`over`).
+    """A `Listener` for byte streams that the application passes to it, such as ends of socket pairs (`over`).
 
     Args:
-        room: number of streams that may wait for `accept`.
+        room: most streams that wait for `accept`.
     """
 
     url = "unix:"
-    """It has no address."""
+    """The scheme only, since there is no address."""
 
     def __init__(self, room: int) -> None:
         self._ready: Ready[ByteStream] = Ready(room)
@@ -184,7 +184,7 @@ class HandedListener:
         return await self._ready.take(self.url)
 
     async def aclose(self) -> None:
-        """Stop accepting, and cut off streams that were not accepted."""
+        """Stop accepting, and abort the streams that were not accepted."""
         for stream in self._ready.close():
             stream.abort()
         await trio.lowlevel.checkpoint()
@@ -195,7 +195,7 @@ async def dial(url: str, config: UnixConfig | None = None) -> AsyncIterator[Join
     """Connect to ``unix:///path``; leaving the block closes the stream.
 
     Raises:
-        ConnectionLost: no process listens at the path, this one may not connect, or the listener's user is not allowed.
+        ConnectionLost: no process listens at the path, this process may not connect, or the listener's user is not allowed.
         IdleTimeout: there was no room in the listener's queue within `UnixConfig.connect_timeout`.
         ConfigurationError: the URL is malformed.
     """
@@ -273,7 +273,7 @@ class UnixListener:
             stream.abort()
 
     async def aclose(self) -> None:
-        """Stop accepting, cut off peers that were not accepted, and remove the file if it is still this listener's."""
+        """Stop accepting, close the connections that were not accepted, and remove the file if it is still this listener's."""
         if self._socket.socket.fileno() >= 0:
             if self._file is not None:
                 remove_file(self._path, self._file)

@@ -33,20 +33,21 @@ __all__ = [
 ]  # fmt: skip
 
 _AUTHORITY = re.compile(rb"[0-9A-Za-z.:%_\[\]-]+")
-_REFUSED_LINGER = 1.0  # seconds for a refused client to take its answer before the connection is cut
+_REFUSED_LINGER = 1.0  # seconds for a refused client to take its answer before the connection is closed
 
 
 async def open_over(stream: ByteStream, url: str, config: WebSocketConfig | None = None) -> WebSocketStream:
     """Open a WebSocket as the client, over an open byte stream.
 
     Args:
-        stream: belongs to the WebSocket from now on; it is closed if this fails.
+        stream: belongs to the WebSocket from now on; it is aborted if this fails.
         url: ``ws://host:port/path?query``; the server gets host, path and query.
+        config: settings of the WebSocket; its `tcp` and `tls` are not used.
 
     Raises:
-        ConnectionLost: the server was lost, or it refused. After a refusal `ConnectionLost.code` is the HTTP status, or 502 for a
-            malformed answer.
-        IdleTimeout: no answer within `WebSocketConfig.handshake_timeout`.
+        ConnectionLost: the server was lost, or refused. After a refusal, `ConnectionLost.code` is the HTTP status, or 502 for a malformed
+            answer.
+        IdleTimeout: there was no answer within `WebSocketConfig.handshake_timeout`.
         ConfigurationError: the URL is malformed.
 
     Cancellation:
@@ -84,10 +85,11 @@ async def accept_over(
 
     Args:
         stream: belongs to the WebSocket from now on; it is closed if this fails.
-        path: the only path to serve, all others get a 404; ``None``: any.
+        config: settings of the WebSocket; its `tcp` and `tls` are not used.
+        path: the only path to serve, so that others get a 404; ``None`` for any.
 
     Raises:
-        ConnectionLost: the client was lost, or it was refused. After a refusal `ConnectionLost.code` is the HTTP status.
+        ConnectionLost: the client was lost or refused. After a refusal, `ConnectionLost.code` is the HTTP status.
         ConnectionClosed: this side closed the byte stream.
 
     Cancellation:
@@ -122,7 +124,7 @@ async def _read_head(stream: ByteStream, limit: int) -> tuple[bytes, bytes]:
 
 
 async def _refuse(stream: ByteStream, refusal: Refusal) -> None:
-    """Answer, and give the client a moment to close: closing with its bytes unread could lose the answer."""
+    """Answer, and give the client a moment to close: closing with unread bytes could destroy the answer."""
     stream.send_nowait(refusal_bytes(refusal))
     with trio.move_on_after(_REFUSED_LINGER):
         try:
@@ -171,7 +173,7 @@ async def dial(url: str, config: WebSocketConfig | None = None) -> AsyncIterator
         url: ``ws://host:port/path?query``, or ``wss://…`` with TLS.
 
     Raises:
-        ConnectionLost, IdleTimeout, ConfigurationError: errors of `open_over`, and of the carrier below.
+        ConnectionLost, IdleTimeout, ConfigurationError: as `open_over`, and as the carrier below.
     """
     config = config or WebSocketConfig()
     parts = _split(url)
@@ -185,7 +187,7 @@ class WebSocketListener:
 
     def __init__(self, below: Listener[ByteStream], url: str, config: WebSocketConfig) -> None:
         self.url = url
-        """The URL, with the real port."""
+        """The URL to dial, with the real port."""
         self.below = below
         """The listener below; for ``wss`` a `TlsListener`, which can reload its certificates."""
         self._path = _split(url).path or None
@@ -193,11 +195,11 @@ class WebSocketListener:
         self._ready: Ready[WebSocketStream] = Ready(config.backlog)
         self._handshakes: dict[trio.CancelScope, None] = {}  # oldest first
         self.admission = Admission(url)
-        """Counts the clients that got no WebSocket. The listener below counts those that got no byte stream."""
+        """Counts the clients that got no WebSocket. The listener below counts the clients that got no byte stream."""
         self._serving = trio.CancelScope()
 
     async def accept(self) -> WebSocketStream:
-        """Wait for the next client whose handshake is complete. A client that fails or is slow does not delay others.
+        """Wait for the next client whose handshake is complete. A failed or slow handshake does not delay other clients.
 
         Raises:
             ConnectionClosed: the listener was closed.
@@ -205,7 +207,7 @@ class WebSocketListener:
         return await self._ready.take(self.url)
 
     async def aclose(self) -> None:
-        """Stop accepting. Accepted connections stay open; clients in the handshake, or waiting for `accept`, are cut off."""
+        """Stop accepting, and close connections in the handshake or waiting for `accept`. Accepted connections stay open."""
         for scope in (self._serving, *self._handshakes):
             scope.cancel()
         for websocket in self._ready.close():
@@ -224,7 +226,7 @@ class WebSocketListener:
                     for oldest in self._handshakes:
                         oldest.cancel()
                         break
-                try:  # if all wait for `accept`, the next ones may wait in the system's queue
+                try:  # if all wait for `accept`, further clients can wait in the system's queue
                     await self._ready.reserve()
                 except BaseException:
                     stream.abort()
@@ -259,7 +261,7 @@ async def listen_over(
 
     Args:
         below: belongs to the new listener, which closes it at the end of the block.
-        url: scheme, host and path as clients see them. With a path (also ``/``) only this path is served, without one any path.
+        url: scheme, host and path as clients see them. With a path (also ``/``), only this path is served; without one, any path.
 
     Raises:
         ConfigurationError: the URL is malformed.
@@ -281,8 +283,8 @@ async def listen(url: str, config: WebSocketConfig | None = None) -> AsyncIterat
     """Listen for WebSocket clients; leaving the block stops listening. Accepted connections stay open.
 
     Args:
-        url: ``ws://host:port/path``, or ``wss://…`` with TLS; port 0 takes a free one. With a path (also ``/``) only this path is
-            served, without one any path.
+        url: ``ws://host:port/path``, or ``wss://…`` with TLS; port 0 takes a free one. With a path (also ``/``), only this path is
+            served; without one, any path.
 
     Raises:
         ConfigurationError: the URL is malformed, the address is taken, or the TLS settings have no certificate.

@@ -59,7 +59,7 @@ class UpgradeRequest:
     origin: str | None
     """The ``Origin`` header: the origin of the web page that connects. Clients other than browsers usually send none."""
     subprotocols: tuple[str, ...]
-    """The client's offers, in its order of preference."""
+    """The subprotocols that the client offers, in its order of preference."""
     headers: Headers
     """The other headers, names in lower case."""
 
@@ -76,29 +76,29 @@ class Refusal:
     status: int = attrs.field(default=403, validator=v.in_(range(400, 600)))
     """HTTP status code, 400 to 599."""
     detail: str = ""
-    """One line for the body, for the client."""
+    """The body of the answer: one line of text for the client."""
     headers: Headers = attrs.field(default=(), validator=[v.instance_of(tuple), _check_fields])
     """Further headers, for example ``("WWW-Authenticate", "Bearer")``."""
 
 
 @attrs.frozen(kw_only=True)
 class WebSocketConfig:
-    """How WebSockets behave, on either side. Immutable; derive with `attrs.evolve`."""
+    """Settings of WebSockets, for either side. Immutable; derive with `attrs.evolve`."""
 
     max_message: int = attrs.field(default=1 << 24, validator=[v.instance_of(int), v.ge(125), v.lt(1 << 63)])
     """Bytes of the largest message to accept, with all its fragments. A larger message ends the connection with code 1009."""
     accept_text: bool = attrs.field(default=False, validator=v.instance_of(bool))
-    """Accept text messages, as their UTF-8 bytes. If false, a text message ends the connection with code 1003."""
+    """Whether text messages are accepted, as their UTF-8 bytes. If not, a text message ends the connection with code 1003."""
     leave_faults: bool = attrs.field(default=False, validator=v.instance_of(bool))
-    """When the peer breaks a rule, leave closing to the application, whose protocol may have its own way to end: `receive` raises
+    """Whether closing is left to the application when the peer breaks a rule, since its protocol may have its own way to end: `receive` raises
     `ConnectionLost` at once, and messages can be sent until `aclose`."""
     subprotocols: tuple[str, ...] = attrs.field(default=(), validator=[_STRINGS, _check_tokens])
-    """Subprotocols that a client offers. A server chooses the first of its own that the client offered, if there is one."""
+    """Subprotocols that a client offers, or that a server can choose: the first of its own that the client offered."""
     headers: Headers = attrs.field(default=(), validator=[v.instance_of(tuple), _check_fields, _check_own])
     """Further headers of the request, or of the 101 response."""
     origins: tuple[str, ...] = attrs.field(default=(), validator=_STRINGS)
     """Server: origins (``"https://app.example"``) whose pages may connect, besides the host's own; ``"*"`` for any. Clients that send no
-    ``Origin``, as most except browsers do, are not affected."""
+    ``Origin``, which are most clients except browsers, are not affected."""
     allow: Callable[[UpgradeRequest], Refusal | None] | None = None
     """Server: called with each valid request. It returns a `Refusal`, or ``None`` to admit the client."""
     max_handshake: int = attrs.field(default=16_384, validator=[v.instance_of(int), v.ge(1024)])
@@ -106,11 +106,11 @@ class WebSocketConfig:
     handshake_timeout: float = attrs.field(default=10.0, validator=v.gt(0.0))
     """Seconds for the HTTP exchange."""
     backlog: int = attrs.field(default=256, validator=[v.instance_of(int), v.ge(1)])
-    """Server: peers that may be in their handshake or wait for `accept`. Any further peer ends the oldest handshake."""
+    """Server: most peers that are in their handshake or wait for `accept`. Any further peer ends the oldest handshake."""
     keepalive_interval: float | None = attrs.field(default=20.0, validator=_check_seconds)
-    """Seconds of silence, while a task waits in `receive`, after which a ping is sent; ``None``: never."""
+    """Seconds of silence, while a task waits in `receive`, after which a ping is sent; ``None`` for never."""
     keepalive_timeout: float = attrs.field(default=20.0, validator=v.gt(0.0))
-    """Seconds that the peer then has to send anything."""
+    """Seconds after such a ping within which the peer must send something."""
     close_timeout: float = attrs.field(default=5.0, validator=v.gt(0.0))
     """Seconds to send the queue and to complete the close handshake."""
     tcp: tcp.TcpConfig = attrs.field(factory=tcp.TcpConfig, validator=v.instance_of(tcp.TcpConfig))

@@ -1,15 +1,15 @@
-"""WebSocket frames without I/O: this module has a fast path for plain binary messages, and wsproto does the rest.
+"""WebSocket frames without I/O: a fast path for plain binary messages, and wsproto for the rest.
 
 The rules of this file:
 
 * Each frame header is read here, so a length is compared with the limit before anything of that size exists.  wsproto gets one irregular
-  frame at a time: fragments, text, control frames, and wrong frames, which it alone checks.
+  frame at a time: a fragment, a text or control frame, or a wrong frame, which only wsproto checks.
 * A frame is *plain* if it is a whole binary message without reserved bits, masked as its direction requires, with the shortest length
   field, outside a fragmented message.  Plain frames never reach wsproto.  Both paths give the same bytes and messages.
 * After an error, or once this side is closing, data frames are skipped, and only the peer's close frame matters.
 
-Cost of one message of 64 bytes in µs, here / wsproto 1.3, Python 3.11: a client sends 1.5 / 5.8, a server 0.14 / 3.2; in batches
-of 64 KiB a server receives 1.1 / 9.4, a client 0.3 / 7.2.
+Cost of one message of 64 bytes in µs, here / with wsproto 1.3, Python 3.11: sending by a client 1.5 / 5.8, by a server 0.14 / 3.2; receiving
+in batches of 64 KiB by a server 1.1 / 9.4, by a client 0.3 / 7.2.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["FrameError", "PeerClosed", "Ping", "Pong", "WebSocketCore", "encode_
 
 NORMAL, PROTOCOL_ERROR, UNSUPPORTED_DATA, TOO_BIG = 1000, 1002, 1003, 1009
 NO_CODE = 1005
-"""The code of a close frame that has none; never on the wire. Source: RFC 6455, 7.1.5."""
+"""Stands for the code of a close frame without one; never on the wire. Source: RFC 6455, 7.1.5."""
 
 _BINARY = 0x82  # FIN and opcode 2
 _TEXT, _FIRST_CONTROL = 0x1, 0x8
@@ -43,7 +43,7 @@ _MEDIUM = struct.Struct(">BBH")
 _LONG = struct.Struct(">BBQ")
 
 # Masking with one big integer / with wsproto's four translated slices, in µs: 0.7 / 1.8 for 64 B, 3.2 / 3.2 for 1,023 B,
-# 181 / 79 for 64 KiB. So wsproto masks only large payloads.
+# 181 / 79 for 64 KiB. So only large payloads are masked with wsproto.
 _BIG_INTEGER_BELOW = 1024
 
 
@@ -57,14 +57,14 @@ class FrameError(RemoteProtocolError):
 
 @attrs.frozen
 class Ping:
-    """The peer wants a pong with the same payload."""
+    """The peer sent a ping, which asks for a pong with the same payload."""
 
     payload: bytes
 
 
 @attrs.frozen
 class Pong:
-    """The peer answered a ping, or sent a pong without being asked."""
+    """The peer sent a pong, as an answer to a ping or unasked."""
 
     payload: bytes
 
@@ -111,8 +111,8 @@ class WebSocketCore:
     Args:
         client: whether this end is the client, which masks its frames and accepts no masked ones.
         max_message: bytes of the largest message to accept, at least 125.
-        accept_text: accept text messages, as their UTF-8 bytes; if false they are an error (close code 1003).
-        random: returns a number of unpredictable bytes, for masks (RFC 6455, 5.3).
+        accept_text: whether text messages are accepted, as their UTF-8 bytes; if not, they are an error (close code 1003).
+        random: returns the given number of unpredictable bytes, for masks (RFC 6455, 5.3).
     """
 
     def __init__(
@@ -126,9 +126,9 @@ class WebSocketCore:
         self._max_message = max_message
         self._accept_text = accept_text
         self._random = random
-        self._offset = 0  # bytes before the next one that receive_data looks at
+        self._offset = 0  # bytes before the next byte that receive_data looks at
         self._frame_at = 0  # bytes before the frame being read
-        self._rest = b""  # an incomplete header of at most 13 bytes; after an error all that followed
+        self._rest = b""  # an incomplete header of at most 13 bytes; after an error, everything that followed
         self._left = 0  # bytes to come of a frame whose header is read, which go to
         self._foreign = False  # wsproto,
         self._part: bytearray | None = None  # or this payload of a plain frame; otherwise they are skipped
@@ -140,7 +140,7 @@ class WebSocketCore:
 
     @property
     def may_send(self) -> bool:
-        """Whether messages, pings and pongs may be sent: no close frame has gone either way."""
+        """Whether messages, pings and pongs may be sent: neither side has sent a close frame."""
         return self._wsproto.state is ConnectionState.OPEN
 
     def message(self, payload: Octets) -> bytes:
@@ -162,7 +162,7 @@ class WebSocketCore:
         return self._wsproto.send(WsprotoPong(payload)) if self.may_send else b""
 
     def close(self, code: int, reason: str = "") -> bytes:
-        """Return this side's close frame, with the reason cut to 123 bytes, or nothing if there was one before."""
+        """Return this side's close frame, with the reason cut to 123 bytes, or nothing if it was sent before."""
         if self._wsproto.state not in (ConnectionState.OPEN, ConnectionState.REMOTE_CLOSING):
             return b""
         if code == NO_CODE:
@@ -170,7 +170,7 @@ class WebSocketCore:
         return self._wsproto.send(CloseConnection(code, reason))
 
     def discard(self) -> None:
-        """Drop the messages that were not taken and those that still come. From now on only the peer's close frame matters."""
+        """Drop the messages that were not taken, and later ones too. From now on only the peer's close frame matters."""
         self.messages.clear()
         self._discarding, self._plain = True, False
         self._part = None
@@ -256,7 +256,7 @@ class WebSocketCore:
             self._offset += at
 
     def _check_irregular(self, opcode: int, length: int, at: int) -> None:
-        """Check size and kind of a frame for wsproto before any of its payload is taken."""
+        """Check the size and kind of a frame for wsproto before taking any of its payload."""
         is_data = opcode < _FIRST_CONTROL
         self._foreign = not (is_data and self._discarding)
         if not is_data or self._discarding:

@@ -1,7 +1,7 @@
 """The HTTP exchange that opens a WebSocket (RFC 6455, section 4), without I/O.
 
-wsproto builds and checks the messages. This module does the rest: it finds the end of a head, bounds its size, decides which clients may
-connect (path, origin, the program's own check), and makes the HTTP answer for all others.
+wsproto builds and checks the messages. This module does the rest: it finds the end of a head, limits its size, decides which clients may
+connect (by path, origin and the application's own check), and makes the HTTP answer for all others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
 class HandshakeRefused(Exception):
-    """This peer gets no WebSocket. On a server, `refusal` is the answer."""
+    """The peer gets no WebSocket. On a server, `refusal` is the answer."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.detail)
@@ -37,7 +37,7 @@ class HandshakeRefused(Exception):
 
 
 class Head:
-    """Collects a message head of at most `limit` bytes."""
+    """Collects the head of an HTTP message, of at most `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
         self._octets = bytearray()
@@ -69,8 +69,8 @@ def answer(
     Args:
         head: the request.
         rest: bytes after it.
-        config: subprotocols, headers, origins and the program's own check.
-        path: the only path to serve; ``None``: any.
+        config: subprotocols, headers, origins and the application's own check.
+        path: the only path to serve; ``None`` for any.
 
     Returns:
         The request, the chosen subprotocol, and the bytes of the 101 answer.
@@ -92,7 +92,7 @@ def answer(
     ):  # programs differ on whether that ends a line, and so on where the head ends
         raise HandshakeRefused(Refusal(400, "a line ends without a carriage return"))
     if rest:
-        # RFC 6455, 4.1: a client waits for the answer. More bytes are a body, or frames that a proxy did not see as frames.
+        # RFC 6455, 4.1: a client waits for the answer. More bytes are a body, or frames that a proxy may take for another request.
         raise HandshakeRefused(Refusal(400, "bytes after the request"))
     server = H11Handshake(ConnectionType.SERVER)
     request, headers = _parse(server, head)
@@ -125,7 +125,7 @@ def _parse(server: H11Handshake, head: bytes) -> tuple[Request, list[tuple[str, 
         if isinstance(hint, RejectConnection) and hint.status_code == 426:
             raise HandshakeRefused(Refusal(426, str(error), (("Sec-WebSocket-Version", "13"),))) from error
         raise HandshakeRefused(Refusal(400, str(error))) from error
-    except UnicodeError as error:  # a Host that is no domain name, lists that are not ASCII: wsproto lets these through
+    except UnicodeError as error:  # wsproto lets through a Host that is no domain name, and lists that are not ASCII
         raise HandshakeRefused(Refusal(400, "a header is not ASCII")) from error
     assert isinstance(request, Request)
     return request, [(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.extra_headers]
@@ -135,7 +135,7 @@ def _admit(asked: UpgradeRequest, config: WebSocketConfig, path: str | None) -> 
     if path is not None and asked.path != path:
         raise HandshakeRefused(Refusal(404, "no WebSocket at this path"))
     if asked.origin is not None and "*" not in config.origins and asked.origin not in config.origins:
-        page = _ORIGIN.fullmatch(asked.origin)  # not so "null", which sandboxed pages send
+        page = _ORIGIN.fullmatch(asked.origin)  # no match for "null", which sandboxed pages send
         default = _DEFAULT_PORTS[page[1].lower()] if page else ""
         if page is None or page[2].lower().removesuffix(default) != asked.host.lower().removesuffix(default):
             raise HandshakeRefused(Refusal(403, "pages of this origin may not connect"))
@@ -143,7 +143,7 @@ def _admit(asked: UpgradeRequest, config: WebSocketConfig, path: str | None) -> 
         return
     try:
         refusal = config.allow(asked)
-    except Exception as error:  # an error of the program's check must not end the listener
+    except Exception as error:  # an error of the application's check must not end the listener
         logger.exception("the check of an upgrade request failed", extra={"protocol": "websocket", "event": "refused"})
         raise HandshakeRefused(Refusal(500, "the request could not be checked")) from error
     if refusal is not None:
@@ -170,7 +170,7 @@ class ClientHandshake:
     """The client's request, and the check of the server's answer.
 
     Args:
-        host: value of the ``Host`` header, with the port unless it is the scheme's own.
+        host: value of the ``Host`` header, with the port unless it is the scheme's default.
         target: path and query.
     """
 
@@ -180,13 +180,13 @@ class ClientHandshake:
         self._handshake = H11Handshake(ConnectionType.CLIENT)
         request = Request(host, target, subprotocols=list(subprotocols), extra_headers=_encoded(headers))
         self.request = self._handshake.send(request)
-        """Bytes to send."""
+        """The bytes of the request."""
 
     def receive_head(self, head: bytes) -> str | None:
         """Check the server's answer, and return the subprotocol that it chose.
 
         Raises:
-            HandshakeRefused: the server refused, with its status, or its answer is malformed, with status 502.
+            HandshakeRefused: the server refused (with its status), or its answer is malformed (with status 502).
         """
         try:
             self._handshake.receive_data(head)

@@ -4,13 +4,13 @@ The rules of this file:
 
 * Reading happens inside `receive` (and `aclose`): while a task waits there, pings are answered, pongs and close frames are seen, and
   silence is measured.  Only one chunk and one incomplete message are read ahead of the application.
-* With keepalive, a connection has one task, which watches for silence.  It wakes about once in each interval and costs messages nothing;
-  a deadline around each wait for bytes would cost 12 of 35 µs.  It never raises.
+* With keepalive, a connection has one task, which watches for silence.  The task wakes about once in each interval and costs nothing per
+  message; a deadline around each wait for bytes would cost 12 of 35 µs.  It never raises.
 * Whole frames are written to the byte stream's queue, without an await between building and queueing.  `send` first waits for room and
-  then checks again.  So a frame is queued whole or not at all, and none follows the close frame.  Control frames do not wait for room,
-  because a receiver that waited for its peer to read could wait for itself.  They are bounded instead: one ping, one close frame, and
+  then checks again.  So a frame is queued whole or not at all, and none follows the close frame.  Control frames do not wait for room:
+  two receivers that each waited for the other to read would wait forever.  They are bounded instead: one ping, one close frame, and
   pongs of 4 KiB, after which only the latest ping is answered (RFC 6455, 5.5.3).
-* The first reason of an end stays, unless this side closes.  Messages that arrived before the peer's close frame are returned before
+* The first reason for an end stays, unless this side closes.  Messages that arrived before the peer's close frame are returned before
   `ConnectionLost` is raised; this side's own `aclose` drops them.
 * The server closes the byte stream first, after both close frames (RFC 6455, 7.1.1), and the client waits for that.  After
   `close_timeout` the byte stream is aborted.
@@ -37,7 +37,7 @@ __all__ = ["WebSocketStream"]
 logger = logging.getLogger("levada.transports.websocket")
 
 _CHUNK = 65_536  # bytes taken from the byte stream and parsed at a time
-# Messages returned without a turn of the scheduler, which costs as much as 20 small messages.
+# Messages returned between two turns of the scheduler; a turn costs as much as 20 small messages.
 _MESSAGES_PER_TURN = 64
 _PONGS_UNSENT = 4096  # bytes
 
@@ -60,7 +60,7 @@ class WebSocketStream:
         request: UpgradeRequest | None,
     ) -> None:
         self.info: CarrierInfo = attrs.evolve(stream.info, scheme="wss" if stream.info.tls_version else "ws")
-        """Who is at the other end."""
+        """Facts about the connection and its two ends."""
         self.subprotocol = subprotocol
         """The negotiated subprotocol, or ``None``."""
         self.request = request
@@ -71,11 +71,11 @@ class WebSocketStream:
         self._core = WebSocketCore(
             client=client, max_message=config.max_message, accept_text=config.accept_text, random=os.urandom
         )
-        self._end: CarrierError | None = None  # why it is over
+        self._end: CarrierError | None = None  # why the WebSocket has ended
         self._over = trio.Event()  # the byte stream is closed
-        self._ending = False  # a task is closing it
+        self._ending = False  # a task is closing the byte stream
         self._eof = False
-        self._fault: ConnectionLost | None = None  # the rule that the peer broke
+        self._fault: ConnectionLost | None = None  # the error for a rule that the peer broke
         self._peer_closed = False
         self._reading = False  # whether a task waits for bytes
         self._not_reading: trio.Event | None = None  # set when that task has returned, for a task that closes
@@ -83,9 +83,9 @@ class WebSocketStream:
         self._turn = _MESSAGES_PER_TURN
         self._reading_since = 0.0  # on trio's clock
         self._silence = 0.0  # seconds of cancelled waits since bytes came
-        self._pinged: CarrierStatistics | None = None  # the counters at the time of the ping under way
+        self._pinged: CarrierStatistics | None = None  # counters at the time of the ping under way
         self._pongs_unsent = 0
-        self._pong = b""  # the latest, while no more may be queued
+        self._pong = b""  # the latest pong, while no more may be queued
         if early:
             self._take(early)
         if config.keepalive_interval is not None:
@@ -140,8 +140,8 @@ class WebSocketStream:
 
         Raises:
             ConnectionClosed: this side closed.
-            ConnectionLost: the peer closed: `ConnectionLost.code` is its code, or 1005 if it gave none. Or the connection was lost, and
-                the code is ``None``. Or the peer broke a rule, so that this side closed with this code; a `FrameError` is the cause.
+            ConnectionLost: the peer closed; `ConnectionLost.code` is its code, or 1005 if it gave none. Or the connection was lost; the code
+                is ``None``. Or the peer broke a rule, and this side closed with this code; the cause is a `FrameError`.
             IdleTimeout: the peer did not answer a ping.
             trio.BusyResourceError: another task is receiving.
 
@@ -168,7 +168,7 @@ class WebSocketStream:
                 await self._read()
 
     def receive_nowait(self) -> bytes | None:
-        """Take the next message that has arrived, or return ``None``. It never raises: `receive` raises the reason of an end.
+        """Take the next message that has arrived; ``None`` if there is none. It never raises: `receive` raises the error.
 
         After `receive` has returned, it finds all other messages of the same chunk.
         """
@@ -239,7 +239,7 @@ class WebSocketStream:
         try:
             with trio.move_on_after(self._config.close_timeout) as scope:
                 if self._fault is not None and not self._client:
-                    try:  # the peer's close frame may not be recognisable any more, but it closes after this
+                    try:  # the peer's close frame may no longer be recognisable, but the peer closes after this
                         await self._stream.send_eof()
                     except NotImplementedError:
                         pass
@@ -265,7 +265,7 @@ class WebSocketStream:
             allowed = interval if self._pinged is None else self._config.keepalive_timeout
             silence = self._silence + (trio.current_time() - self._reading_since if self._reading else 0.0)
             if silence < allowed:
-                # After a ping for `interval` at most, because its answer begins a new silence.
+                # After a ping wait for `interval` at most, since the answer begins a new silence.
                 with trio.move_on_after(min(allowed - silence, interval)):
                     await self._over.wait()
             elif self._end is None:
@@ -280,7 +280,7 @@ class WebSocketStream:
         if before is None:
             self._queue(self._core.ping())
         self._pinged = self._stream.statistics()
-        # A peer that takes bytes of a long queue is alive, although the ping may not have reached it yet.
+        # A peer that takes bytes from a long queue is alive, even if the ping has not reached it yet.
         if before is not None and not (before.unsent and self._pinged.bytes_sent > before.bytes_sent):
             self._end = IdleTimeout(f"no answer to a ping within {self._config.keepalive_timeout} s")
             self._stream.abort()
