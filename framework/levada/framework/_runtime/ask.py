@@ -1,7 +1,7 @@
 """Questions in flight: the envelope of an ask, the handle to answer it later, and the graph of waiting actors.
 
-The first event settles an `Ask`: the answer, a failure, the deadline, or the asker going away.
-Later events are ignored; a late answer is counted.
+The first event settles an `Ask`: the answer, a failure, the deadline, or the end of the asker's wait. Later events are ignored; a late answer
+is counted.
 
 Private fields used here: ``Cell._worker``.
 """
@@ -59,7 +59,7 @@ R = TypeVar("R")
 
 
 BEFORE_ASKS: dict[Task, Callable[[], Awaitable[object]]] = {}
-"""What a task does before it asks, for example what a durable actor recorded goes to the disk. It is empty nearly always: a check costs 15 ns."""
+"""Functions that tasks call before they ask; a durable actor's writes its records to the disk. Nearly always empty: a check costs 15 ns."""
 
 
 async def prepare_to_ask() -> None:
@@ -74,7 +74,7 @@ async def prepare_to_ask() -> None:
 
 
 def content_of(entry: Any) -> Any:
-    """Return the message in a mailbox entry that is a message, wrapped or not."""
+    """Return the message of a mailbox entry, wrapped or not."""
     return entry.message if isinstance(entry, Wrapped) else entry
 
 
@@ -102,9 +102,9 @@ class Ask(Wrapped):
     __slots__ = ("asker_gone", "edge", "error", "settled", "target", "task", "timer", "value")
 
     asker_gone: Callable[[], None]
-    """Set if the question has gone to another system: called if the asker goes away, so that the owner there learns of it."""
+    """Set if the question went to another system: called if the asker no longer waits, so that the system there learns of it."""
     edge: Edge
-    """Set if a handler waits for the answer, see `WaitGraph`."""
+    """Set if a handler waits for the answer; `WaitGraph` says more."""
 
     def __init__(self, message: Any, target: Cell) -> None:
         self.message = message
@@ -143,7 +143,7 @@ class Ask(Wrapped):
         return AskTimeout(what, actor=self.target.path, seconds=seconds, message=self.message)
 
     def withdraw(self) -> None:
-        """Settle it because the asker has gone, so that no handler starts with it."""
+        """Settle the question, since the asker no longer waits, so that no handler starts on it."""
         self.settled = True
         self.task = None
         if self.timer is not None:
@@ -175,7 +175,7 @@ class Ask(Wrapped):
             del error  # otherwise the traceback, this frame and the error form a cycle
 
     def pass_over(self) -> None:
-        """Note that no handler starts with it, since it was settled before. The asker still has its message."""
+        """Note that no handler starts on the question, since it was settled before. The asker still has its message."""
 
     def _expire(self) -> None:
         assert self.timer is not None
@@ -229,7 +229,7 @@ class RemoteTell(Wrapped):
         self.message = message
         self.peer = peer
         self.context = context
-        """Of the sender, in a traced system."""
+        """The tracing context of the sender, in a traced system."""
 
 
 class RemoteAsk(Ask):
@@ -241,16 +241,16 @@ class RemoteAsk(Ask):
         super().__init__(message, target)
         self.peer = peer
         self.context = context
-        """Of the asker, in a traced system."""
+        """The tracing context of the asker, in a traced system."""
 
     def pass_over(self) -> None:
-        """End the handles in its message: nobody else here has them."""
+        """End the handles in the message, since nothing else here has them."""
         for handle in handles_in(self.message):
             handle.drop(lost=False)
 
 
 class OpenAsks(set[Ask]):
-    """Asks that an actor answers later. Settled ones are swept out when they may be half of the set."""
+    """Asks that an actor answers later. Settled ones are removed each time the set has doubled."""
 
     __slots__ = ("_sweep_at",)
 
@@ -259,7 +259,7 @@ class OpenAsks(set[Ask]):
         self._sweep_at = 16
 
     def take(self, question: Ask) -> None:
-        """Add one; the cost does not grow with the number of open asks."""
+        """Add an ask; the average cost does not grow with the number of open asks."""
         if len(self) >= self._sweep_at:
             self.difference_update([ask for ask in self if ask.settled])
             self._sweep_at = max(16, 2 * len(self))
@@ -285,7 +285,7 @@ class Reply(Generic[R]):
         return not self._ask.settled
 
     def send(self, value: R) -> None:
-        """Answer; ignored (and counted as late) if the asker no longer waits."""
+        """Answer. If the asker no longer waits, the answer is ignored and counted as late."""
         question = self._ask
         question.target.check_thread("answer of")
         question.answer(value)
@@ -298,11 +298,11 @@ class Reply(Generic[R]):
         question.fail(error)
         self._open.discard(question)
 
-    # A default, because at the end of the interpreter the names of modules are gone.
+    # A default argument, since the names of modules are gone when the interpreter ends.
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         ask = self._ask
         if not ask.settled and not is_finalizing():
-            # Collection may happen in any thread at any moment, so the system's thread wakes the asker.
+            # Collection may happen in any thread at any time, so the failure is left to the system's thread.
             name = type(ask.message).__name__
             ask.target.system.inbox.call(ask.fail, NoValue(f"the answer to {name} was given up"))
 
@@ -321,10 +321,10 @@ class Edge:
 
 
 class WaitGraph:
-    """Which handlers wait for which actors. It refuses a wait that would close a cycle.
+    """The graph of which handlers wait for which actors. It refuses a wait that would close a cycle.
 
     An edge goes from a worker, whose handler waits, to a cell.  A running handler always adds the last edge of a cycle, so a check at
-    each new edge finds every cycle.  Tasks beside the handlers (`Actor.start_soon`, code outside actors) block no mailbox, so their
+    each new edge finds every cycle.  Tasks outside the handlers (`Actor.start_soon`, code outside actors) block no mailbox, so their
     waits are not edges; waits in a nursery inside a handler are.
     """
 
@@ -335,7 +335,7 @@ class WaitGraph:
         """Note that the current task waits for `target`.
 
         Raises:
-            AskCycle: a chain of waits leads from `target` back to this handler; a question is withdrawn.
+            AskCycle: a chain of waits leads from `target` back to this handler. If `message` is a question, it was withdrawn.
         """
         worker = self._scheduler.current_worker()
         if worker is None or worker.cell is None:

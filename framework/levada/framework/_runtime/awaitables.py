@@ -1,4 +1,4 @@
-"""Awaitables that a handler may return: a coroutine, or anything else that ``await`` takes."""
+"""Awaitables that a handler may return: coroutines, and anything else that ``await`` accepts."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["coroutine_of", "is_generator_function"]
 
 
 def coroutine_of(result: Any) -> Coroutine[Any, Any, Any] | None:
-    """Wrap another awaitable in a coroutine: compiled code, `types.coroutine`, a class with ``__await__``.
+    """Wrap an awaitable that is no coroutine in one: of compiled code, of `types.coroutine`, of a class with ``__await__``.
 
     Returns:
-        ``None`` for a value that cannot be awaited, and for channel handles: they are answers, although some can be awaited.
+        The coroutine. ``None`` for a value that cannot be awaited, and for channel handles: these are answers, although some can be awaited.
     """
     kind = type(result)
     if hasattr(kind, "__await__"):
@@ -32,7 +32,7 @@ async def _drive(awaitable: Awaitable[Any]) -> Any:
 
 
 def is_generator_function(function: Any) -> bool:
-    """Whether a call makes a generator that cannot be awaited; a `types.coroutine` can."""
+    """Whether a call makes a generator that cannot be awaited; a generator of `types.coroutine` can."""
     if inspect.isasyncgenfunction(function):
         return True
     return inspect.isgeneratorfunction(function) and not function.__code__.co_flags & inspect.CO_ITERABLE_COROUTINE

@@ -9,10 +9,10 @@ Rules of this file:
 * A paused cell has an empty handler table: the worker finds no handler, checks the phase, and puts the message back.
   So no message pays for a check of a rare state.
 * A stopped cell changes its class to a dead one, so `tell` needs no branch for it.
-* A cell belongs to the thread of its system.  A `tell` that wakes a worker notices another thread, because it wakes before it puts
-  the message in. A `tell` to an actor that is about to run anyway does not check the thread: that would cost a fifth of it.
+* A cell belongs to the thread of its system.  A `tell` that wakes a worker notices that it is in another thread before it has put the
+  message in. A `tell` to an actor that is about to run anyway does not check the thread: the check would cost a fifth of the call.
 * Rare parts (children, links, timers, …) are in `Extras`, made on first use.  An idle actor takes at most 400 bytes, including its
-  field-less object.
+  object without fields.
 
 Private fields used here: ``Actor._cell``, ``Actor._has_start``.
 """
@@ -113,7 +113,7 @@ class Cell(Ref[Any]):
 
     @property
     def name(self) -> str:
-        """The name given at spawn, else a number."""
+        """The name given at spawn, or else ``$`` and a number."""
         return self._name or f"${self._number}"
 
     @property
@@ -134,7 +134,7 @@ class Cell(Ref[Any]):
         if self._idle:
             scheduler = self._scheduler
             if scheduler.parked:
-                scheduler.wake(self)  # first: in a foreign thread it raises, and the message was not put in
+                scheduler.wake(self)  # first: in another thread this raises, and nothing was put in
             self._idle = False
             self._since = scheduler.now
             self._box.append(message)
@@ -214,19 +214,19 @@ class Cell(Ref[Any]):
     def from_thread(self) -> FromThread[Any]:
         return CellFromThread(self)
 
-    # Channels call the next three: `channel_mailbox.Destination`.
+    # The next three methods are `channel_mailbox.Destination`, for channels.
     def try_tell(self, message: Any) -> bool:
         """Put a message in if there is room; return whether there was."""
         self.tell(message)
         return True
 
     def on_room(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back when there is room, in line with the waiting senders; return a function that undoes this."""
+        """Have `callback` called when there is room, in line with the waiting senders; return a function that undoes this."""
         callback()
         return lambda: None
 
     def on_stopped(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back when this actor has ended, at once if it has; return a function that undoes this."""
+        """Have `callback` called when this actor has ended, at once if it has; return a function that undoes this."""
         key = object()
         self.add_watcher(key, lambda _: callback())
         return functools.partial(self.forget_watcher, key)
@@ -251,14 +251,14 @@ class Cell(Ref[Any]):
         return extras
 
     admit = tell
-    """Put in an entry of the runtime, which does not count against the capacity."""
+    """Put an entry of the runtime into the mailbox; it does not count against the capacity."""
 
     def admit_first(self, entry: Any) -> None:
-        """Put in an entry of the runtime before all others; the caller makes the cell ready."""
+        """Put an entry of the runtime before all others; the caller makes the cell ready."""
         self.fill_batch().append(entry)
 
     def _forget_start(self) -> None:
-        """Remove a `Start` that has not run: a paused cell holds none, and the next object gets its own."""
+        """Remove a `Start` that has not run: a paused cell has none, and the next object gets its own."""
         batch = self.fill_batch()
         at = len(batch) - 1
         while at >= 0 and batch[at] is TURN:
@@ -273,7 +273,7 @@ class Cell(Ref[Any]):
         """Note that an entry of the runtime has left the mailbox; only bounded mailboxes count them."""
 
     def enveloped(self, message: Any) -> Any:
-        """Return what goes into the mailbox for a message that the running code sends; a traced system has envelopes."""
+        """Return the mailbox entry for a message that the running code sends; in a traced system this is an envelope."""
         return message
 
     def enqueue(self, message: Any, *, patient: bool = False) -> None:
@@ -290,10 +290,10 @@ class Cell(Ref[Any]):
 
     @enable_ki_protection
     def put_first(self, message: Any) -> None:
-        """Put a signal message before all user messages, behind earlier signals and the `started` hook.
+        """Put a signal message before all user messages, after earlier signals and the `started` hook.
 
-        The batch gets a `TakeSignal` for each, so no insertion has to move earlier signals: with that, the end of 8,000 actors watched by
-        one took 15 s.
+        The batch gets a `TakeSignal` for each signal, so no insertion has to move earlier signals. When it had to, the end of 8,000 actors
+        watched by one took 15 s.
         """
         extras = self.make_extras()
         if extras.signals is None:
@@ -338,7 +338,7 @@ class Cell(Ref[Any]):
         return [entry.next(self) if type(entry) is TakeSignal else entry for entry in entries]
 
     def add_watcher(self, key: Hashable, ended: Callable[[Reason], None]) -> None:
-        """Call `ended` when this actor ends, at once if it has."""
+        """Have `ended` called when this actor ends, at once if it has."""
         if self.phase is STOPPED:
             ended(self.reason)
             return
@@ -388,7 +388,7 @@ class Cell(Ref[Any]):
 
     @property
     def ending(self) -> Ending | None:
-        """The state of the end that is under way, if any."""
+        """The state of the ending that is under way, if any."""
         return self._extras.ending if self._extras is not None else None
 
     @property
@@ -414,7 +414,7 @@ class Cell(Ref[Any]):
         self._idle = False
 
     def revive(self, actor: Any) -> None:
-        """Go on with a new object."""
+        """Continue with a new object."""
         self._actor = actor
         actor._cell = self
         self._table = type(actor)._table
@@ -428,7 +428,7 @@ class Cell(Ref[Any]):
         self.reason = reason
         self._idle = False
         self._table = NO_HANDLERS
-        self._batch = [TURN]  # ends its last turn at once, if it is in the run queue
+        self._batch = [TURN]  # if the cell is in the run queue, its last turn ends at once
         self.__class__ = self.dead  # pyright: ignore[reportAttributeAccessIssue] - same slots, so it may
         actor, self._actor = self._actor, None
         return actor
@@ -460,7 +460,7 @@ class BoundedCell(Cell):
         self._admitted = 0
         """Entries of the runtime in the mailbox; they take no room."""
         self._stops = 0
-        """How many of them are stops. Messages in line behind a stop are not let in; their senders get them back."""
+        """How many of these entries are stops. Messages in line behind a stop are not let in; their senders get them back."""
         self._sweep_at = 64
         """The length of the line at which withdrawn questions are removed."""
 
@@ -484,7 +484,7 @@ class BoundedCell(Cell):
     async def send(self, message: Any) -> None:
         box = self._box
         if not self.line and len(box) + len(self._batch) < self._capacity:
-            # A bounded mailbox needs no look at the clock: a loop of sends soon waits.
+            # No need to check the clock: a loop of sends to a bounded mailbox soon waits.
             if self._idle:
                 scheduler = self._scheduler
                 if scheduler.parked:
@@ -535,7 +535,7 @@ class BoundedCell(Cell):
         return line
 
     def _await_room(self) -> None:
-        """Check the line again when half of the queued messages are handled: then there is room for many at once."""
+        """Have the line checked again when half of the queued messages are handled, since there is then room for many at once."""
         self._room_due = True
         self._admitted += 1
         if self._batch:
@@ -610,7 +610,7 @@ class BoundedCell(Cell):
     def _is_full(self) -> bool:
         """Whether the mailbox is at its capacity."""
         batch = self._batch
-        turn = bool(batch) and batch[-1] is TURN  # the one entry of the runtime that `_admitted` does not count
+        turn = bool(batch) and batch[-1] is TURN  # the only entry of the runtime that `_admitted` does not count
         return len(self._box) + len(batch) - self._admitted - turn >= self._capacity
 
     def _full(self, message: Any) -> MailboxFull:
@@ -644,7 +644,7 @@ class BoundedCell(Cell):
 class StoreCell(BoundedCell):
     """An actor whose mailbox drops or conflates queued messages.
 
-    The messages are in a separate store. For each the mailbox holds one `TAKE`, so the worker loop needs no special case.
+    The messages are in a separate store. The mailbox holds one `TAKE` for each, so the worker loop needs no special case.
     """
 
     __slots__ = ("_key", "_store", "last_stored")
@@ -660,7 +660,7 @@ class StoreCell(BoundedCell):
     ) -> None:
         super().__init__(scheduler, actor, parent, name, number, policy)
         self._key = policy.overflow.key if isinstance(policy.overflow, Conflate) else None
-        # A plain dict steps over all deleted entries to find its oldest: 0.5 s for a full mailbox of 40,000.
+        # A plain dict steps over all deleted entries to find the oldest one: 0.5 s for a full mailbox of 40,000.
         self._store: OrderedDict[Any, Any] = OrderedDict()
         """Messages by key, oldest first; without a key function each message has a unique key."""
         self.last_stored: Any = None
@@ -727,7 +727,7 @@ class WaitingMessage:
 
 @attrs.define(eq=False, weakref_slot=False)
 class RoomCallback:
-    """Takes a message's place in line, for a caller of `on_room`."""
+    """Stands in line in place of a message, for a caller of `on_room`."""
 
     back: Callable[[], None]
 

@@ -3,9 +3,9 @@
 A `ChannelCore` belongs to one trio thread and keeps no handles, so that a forgotten handle can be collected.
 Every method is synchronous, and the invariants hold before it returns or calls back:
 
-* putters wait ⇒ the window is full: room is given away, in order, when it appears (a waiter that was let in has its slot reserved);
+* putters wait ⇒ the window is full: free room goes to the waiters at once, in order (a waiter that was let in already has its slot);
 * takers wait ⇒ the queue is empty: a message goes straight to the task that has waited longest;
-* a half that has ended never changes; the receiver's half ends with, or after, the sender's half, never before it.
+* a half that has ended never changes; the receiver's half ends with the sender's half or after it, never before.
 
 A task that was let in or given a message is already rescheduled, and trio delivers no cancellation to such a task. So a cancelled
 ``send`` did nothing and a cancelled ``receive`` took nothing.
@@ -77,17 +77,17 @@ class Mode(enum.Enum):
     """How the messages of a channel travel; chosen at the sender before the first message."""
 
     ORDERED = "ordered"
-    """All arrive, in the order of sending."""
+    """All messages arrive, in the order of sending."""
     UNORDERED = "unordered"
-    """All arrive; over a network one need not wait for another."""
+    """All messages arrive; over a network, none has to wait for another."""
     UNRELIABLE = "unreliable"
-    """The newest arrive: a full buffer drops its oldest message, a network may drop any."""
+    """The newest messages arrive: a full buffer drops its oldest message, and a network may drop any."""
 
 
 OPEN = TerminalState.OPEN
 
 LARGE = 2**15
-"""A message of this many bytes or more is decoded alone: other tasks run before the next one. Smaller ones take 0.05 s at worst."""
+"""Bytes from which a message is decoded alone: other tasks run before the next message. Smaller messages take 0.05 s at worst."""
 
 ENDED: Any = object()
 """Given to a waiting taker in place of a message when the channel has ended."""
@@ -102,7 +102,7 @@ _ERRORS: dict[TerminalState, tuple[type[ChannelError], str]] = {
 
 
 async def park(waiting: dict[Task, None]) -> Any:
-    """Wait in `waiting` until other code takes the task out of it and reschedules it. A cancellation removes the task from it."""
+    """Wait in `waiting` until other code removes the task from it and reschedules the task. A cancellation removes the task too."""
     task = current_task()
     waiting[task] = None
 
@@ -114,12 +114,12 @@ async def park(waiting: dict[Task, None]) -> Any:
 
 
 async def let_others_run(seconds: float) -> None:
-    """Wait as long as a large message took to open; up to a millisecond, one step of trio, since a sleep takes at least that."""
+    """Wait as long as a large message took to open. Up to a millisecond this is one step of trio, since a sleep takes at least that long."""
     await sleep(seconds if seconds > 0.001 else 0.0)
 
 
 class Half:
-    """How one half ended, and the callbacks for its end."""
+    """The state of one half, and the callbacks for its end."""
 
     __slots__ = ("away", "cause", "detail", "state", "watchers")
 
@@ -132,14 +132,14 @@ class Half:
         self.watchers: dict[object, Callable[[], None]] | None = None
 
     def error(self, name: str) -> ChannelError:
-        """Make the error of the state: a new one each time, because an exception that is raised again collects tracebacks."""
+        """Make the error for the state: a new one each time, since an exception that is raised again collects tracebacks."""
         kind, text = _ERRORS[self.state]
         error = kind(f"channel {name}: {self.detail or text}", channel=name)
         error.__cause__ = self.cause
         return error
 
     def on_terminated(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back once when this half has ended, at once if it has; return a function that undoes this, at any time.
+        """Have `callback` called once when this half has ended, at once if it has; return a function that undoes this, at any time.
 
         The callback runs inside the call that ended the channel. It must be quick and not raise; it may use the channel.
         """
@@ -156,10 +156,10 @@ class Half:
         return remove
 
     def call_watchers(self) -> None:
-        """Call each callback once. The state is set before."""
+        """Call each callback once. The state must be set before."""
         watchers = self.watchers or {}
         for key in list(watchers):
-            callback = watchers.pop(key, None)  # one callback may have taken out another
+            callback = watchers.pop(key, None)  # one callback may have removed another
             if callback is not None:
                 callback()
 
@@ -168,11 +168,11 @@ class Outcome(enum.Enum):
     """The outcome of one message. Only `PROCESSED` is true: ``if await receipt: …``."""
 
     PROCESSED = "processed"
-    """The receiver took it; over a network, the peer's runtime has delivered it to the receiver."""
+    """The receiver took the message; over a network, the peer's runtime delivered it to the receiver."""
     NOT_PROCESSED = "not processed"
-    """It was discarded or dropped; no receiver will ever get it."""
+    """The message was discarded or dropped; no receiver will ever get it."""
     UNKNOWN = "not known"
-    """It was on its way when the connection, or the channel's other half, was lost: the peer may have processed it or not."""
+    """The message was on its way when the connection, or the channel's other half, was lost: the peer may or may not have processed it."""
 
     def __bool__(self) -> bool:
         return self is PROCESSED
@@ -225,10 +225,10 @@ class Envelope:
         return None
 
     context: object = None
-    """Of the code that sent the message, if it came with one; set by `open`."""
+    """The tracing context of the sender, if the message came with one; set by `open`."""
 
     large: bool = False
-    """Whether opening may take long, so that other tasks run for as long before the next one is opened."""
+    """Whether opening may take long, so that other tasks should run for as long before the next envelope is opened."""
 
     def open(self) -> Any:
         """Return the message; called once, in the receiving task, which gets any error. By default the envelope is the message."""
@@ -282,7 +282,7 @@ class _OfferWaiter:
         self.on_room()
 
     def refuse(self) -> None:
-        """Do nothing: it watches the half."""
+        """Do nothing, since the network watches the half."""
 
 
 class ChannelCore:
@@ -301,31 +301,31 @@ class ChannelCore:
         self.window = window
         """Messages that may be under way."""
         self.limit = window
-        """Messages that may be queued: the window, less entries that a consumer has taken and not settled; 0 after the sender's half ended."""
+        """Messages that may be queued: the window, minus entries that a consumer has taken and not settled; 0 after the sender's half ended."""
         self.used = False
-        """Whether a message was ever put: then the mode is fixed, and a oneshot had its value."""
+        """Whether a message was ever put: then the mode is fixed, and a oneshot channel has had its value."""
         self.queue: deque[Any] = deque()
-        # Not a plain dict, which steps over all deleted keys to find its first.
+        # Not a plain dict, which steps over all deleted keys to find the first one.
         self.putters: OrderedDict[_SendWaiter | _OfferWaiter, None] = OrderedDict()
         self.takers: OrderedDict[Task, None] = OrderedDict()
         self.consumer: Callable[[], None] | None = None
         self.prepare: Callable[[Any], Any] | None = None
         """Turns a message into the entry queued for the consumer; may raise, to the sender."""
         self.enveloped = False
-        """Whether the queue may hold envelopes; spares other channels the isinstance."""
+        """Whether the queue may hold envelopes; this saves other channels the isinstance."""
         self.producers = 1
         """The number of senders that have not finished."""
         self.pending: TerminalState | None = None
         """How the receiver's half will end when the queue is empty."""
         self.undelivered = 0
         self.rest: float | None = None
-        """Seconds that ``receive`` lets other tasks run before the next message, because the last one took as long to open."""
+        """Seconds for which ``receive`` lets other tasks run before the next message, since the last one took as long to open."""
         self.sender = Half()
         self.receiver = Half()
         self.abandoned = False
         """Whether a handle was forgotten and its owner warned."""
         self.thread: int | None = None
-        """The thread that it belongs to: tasks wait, and callbacks run, in this thread."""
+        """The thread that the channel belongs to: tasks wait, and callbacks run, in this thread."""
         self.token: trio.lowlevel.TrioToken | None = None
         self.bind_thread()
 
@@ -335,7 +335,7 @@ class ChannelCore:
         return self._name or getattr(self.item_type, "__name__", None) or str(self.item_type)
 
     def bind_thread(self) -> None:
-        """Bind a channel without a thread to this one, because a task here is about to wait on it."""
+        """Bind a channel without a thread to this thread, since a task here is about to wait on it."""
         self.check_thread()
         try:
             self.token = current_trio_token()
@@ -353,10 +353,10 @@ class ChannelCore:
         self.used = True
         if len(self.queue) < self.limit:
             if self.takers or self.consumer is not None:
-                if get_ident() != self.thread:  # 50 ns less of 1,000 than the call
+                if get_ident() != self.thread:  # saves the call: 50 ns of 1,000
                     self.check_thread()
                 self.put(entry)
-            else:  # put() would do the same; 45 ns less of 170
+            else:  # as put(), without the call: 45 ns of 170
                 self.queue.append(entry)
             return True
         if self.mode is not Mode.UNRELIABLE or self.sender.state is not OPEN:
@@ -414,8 +414,8 @@ class ChannelCore:
         """Finish one sender; after the last one the channel ends when everything was taken.
 
         Args:
-            handle: tasks inside ``send`` on this handle are refused; ``None``: there are none, which spares a search through all waiting
-                tasks: with it, 8,000 producers that send one message each and finish took 15 s.
+            handle: tasks inside ``send`` on this handle are refused. ``None`` if there are none: then the waiting tasks are not searched. With
+                the search, 8,000 producers that send one message each and finish took 15 s.
         """
         if handle is not None:
             for waiter in [w for w in self.putters if isinstance(w, _SendWaiter) and w.handle is handle]:
@@ -463,7 +463,7 @@ class ChannelCore:
             self.rest = current_time() - began
 
     async def let_others_run(self) -> None:
-        """Let other tasks run, because the last message was large. After a cancellation this is not repeated."""
+        """Let other tasks run, since the last message was large. This is not repeated after a cancellation."""
         rest, self.rest = self.rest, None
         await let_others_run(rest or 0.0)
 
@@ -505,8 +505,8 @@ class ChannelCore:
         """End both halves; a half that has ended never changes.
 
         Args:
-            state: how.
-            discard: drop queued messages. Otherwise the receiver's half ends when the queue is empty.
+            state: how the halves end.
+            discard: whether to drop queued messages. Otherwise the receiver's half ends when the queue is empty.
             detail: replaces the usual text of the errors.
             cause: becomes the ``__cause__`` of the errors.
         """
@@ -523,22 +523,22 @@ class ChannelCore:
             self.pending = state
         else:
             self.receiver.state, self.receiver.detail, self.receiver.cause = state, detail, cause
-            self.consumer = self.prepare = None  # they hold this channel, and nothing comes any more
+            self.consumer = self.prepare = None  # they refer to this channel, and no message comes any more
             self._dismiss_takers()
         self.sender.call_watchers()
         if self.receiver.state is not OPEN:
             self.receiver.call_watchers()
 
     def end_pending(self) -> None:
-        """End as `pending` says: the queue is empty. A consumer calls this when everything is settled."""
+        """End as `pending` says, once the queue is empty. A consumer calls this when everything is settled."""
         assert self.pending is not None
         self.end(self.pending, detail=self.sender.detail, cause=self.sender.cause)
 
     def end_soon(self, ending: Callable[..., None], *args: object) -> None:
         """Run ``ending(*args)`` where it is safe, after a handle was collected.
 
-        The collector may run in any thread and in the middle of anything, including this class and trio's loop. So only the loop
-        changes a channel that may have waiting tasks.
+        The garbage collector may run in any thread and in the middle of anything, including this class and trio's loop. So a channel that may
+        have waiting tasks is changed only by the loop.
         """
         if self.token is None:
             ending(*args)

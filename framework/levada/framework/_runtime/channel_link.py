@@ -1,7 +1,7 @@
 """A link between an actor and a channel: `Actor.link` with a sender or a receiver.
 
-It works like a link between two actors.  A channel that finishes ends as `Normal`, which ends no actor; so does a channel that this
-side ends itself, by cancelling the sender or closing the receiver.  If the other side or the network ends the channel, the actor ends.
+It works like a link between two actors.  A channel that finishes ends with the reason `Normal`, which ends no actor; so does a channel that
+this side ends itself, by cancelling the sender or closing the receiver.  If the other side or the network ends the channel, the actor ends.
 
 Private fields used here: ``Cell._extras``.
 """
@@ -43,7 +43,11 @@ class ChannelLink:
         return None
 
     def tie(self) -> None:
-        """Start; if the channel has ended, the signal comes at once. Raises `HandleMoved` if the handle was sent away."""
+        """Start the link; if the channel has ended, the signal comes at once.
+
+        Raises:
+            HandleMoved: the handle was sent away.
+        """
         self._cell.tie(self)
         try:
             self._forget = self.handle.on_terminated(self._ended)
@@ -67,7 +71,7 @@ class ChannelLink:
         cell.system.lifecycle.exit_signal(cell, handle, reason)
 
     def exited(self, _: Cell, reason: Reason) -> None:
-        """End the channel: the actor has ended, and no one else uses the handle unless it was sent away."""
+        """End the channel, since the actor has ended. A handle that was sent away is left alone."""
         self._forget()
         handle = self.handle
         if not isinstance(reason, Normal):

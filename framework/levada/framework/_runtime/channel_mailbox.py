@@ -1,4 +1,4 @@
-"""`Receiver.to_mailbox`: from a channel straight into an actor's mailbox."""
+"""`Receiver.to_mailbox`: messages go from a channel straight into an actor's mailbox."""
 
 from __future__ import annotations
 
@@ -35,11 +35,14 @@ class Destination(Protocol[M_contra]):
         ...
 
     def on_room(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back once when the mailbox has room, in order, one callback for each free place; return a function that undoes this."""
+        """Have `callback` called once when the mailbox has room; return a function that undoes this.
+
+        Callbacks are called in order, one for each free place.
+        """
         ...
 
     def on_stopped(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back once when the actor has stopped, at once if it has; return a function that undoes this."""
+        """Have `callback` called once when the actor has stopped, at once if it has; return a function that undoes this."""
         ...
 
 
@@ -69,7 +72,7 @@ class MailboxFeed:
         self._core.consume(self._pump)
 
     def _pump(self) -> None:
-        # The mailbox or `wrap` may send on this channel; the outer call then moves that message, which keeps the order.
+        # The mailbox or `wrap` may send on this channel. The outer call then moves that message, so the order is kept.
         if self._busy or self._waiting:
             return
         self._busy = True
@@ -117,7 +120,7 @@ class MailboxFeed:
         if not fits:
             self._waiting = True
             self._leave_line = self._ref.on_room(self._room)
-        elif self._held is not None:  # otherwise the mailbox took it and then stopped its actor
+        elif self._held is not None:  # otherwise the mailbox took the message and then stopped its actor
             self._held = None
             core.settle(entry, outcome=PROCESSED)
             if began and not self._waiting:
@@ -133,7 +136,7 @@ class MailboxFeed:
     def _room(self) -> None:
         if self._waiting:
             self._waiting = False
-            self._leave_line = _nothing  # it holds this feed
+            self._leave_line = _nothing  # the old value refers to this feed
             self._pump()
 
     def _stopped(self) -> None:

@@ -58,7 +58,7 @@ class ThreadInbox(Protocol):
         """Send a message; from any thread."""
 
     def call(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Call a function in the system's thread, soon; from any thread."""
+        """Have a function called in the system's thread soon; from any thread."""
 
 
 class System(Protocol):

@@ -1,4 +1,4 @@
-"""The tracing of the system around: set in its block, and so in the contexts of its actors."""
+"""The tracing of the surrounding system: set in the system's block, and so in the contexts of its actors."""
 
 from __future__ import annotations
 
