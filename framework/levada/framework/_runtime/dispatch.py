@@ -1,7 +1,7 @@
-"""The handlers of mailbox entries that are not plain messages: part of every handler table.
+"""Handlers for mailbox entries that are not plain messages; they are part of every handler table.
 
-Each function has the signature of a handler, ``(actor, entry)``. It may return `END_TURN`, or a coroutine, which is driven like the
-coroutine of an async handler.
+Each function has the signature of a handler, ``(actor, entry)``. It may return `END_TURN`, or a coroutine, which is driven like that of an
+async handler.
 
 Private fields used here: ``Cell._asking``, ``Actor._cell``, ``Actor._find_handler``, ``Cell._handled``,
 ``Actor._start``, ``Cell._table``.
@@ -78,7 +78,7 @@ def _on_ask(actor: Any, ask: Ask) -> Any:
     if ask.settled:
         no_message(actor)
         ask.pass_over()
-        return None  # withdrawn, or out of time: no one waits for the answer
+        return None  # withdrawn or timed out: no task waits for the answer
     cell = actor._cell
     cell._asking = ask
     result = deliver(actor, ask.message)

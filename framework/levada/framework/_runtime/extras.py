@@ -24,7 +24,7 @@ __all__ = ["Extras"]
 
 
 class Extras:
-    """What only some actors have."""
+    """The record's rare parts."""
 
     __slots__ = (
         "brought", "children", "ending", "failure", "host", "inbox", "links", "names", "open_asks", "queued", "receive_timer",
@@ -34,12 +34,12 @@ class Extras:
 
     def __init__(self) -> None:
         self.brought: RemoteTell | RemoteAsk | None = None
-        """What is being handled, if it came over a connection."""
+        """The entry that is being handled, if it came over a connection."""
         self.children: dict[Cell, bool] | None = None
-        """Whether each was adopted: these are stopped together."""
+        """The children, and whether each was adopted; adopted children are stopped together."""
         self.ending: Ending | None = None
         self.failure: BaseException | None = None
-        """What the actor object failed with, traceback and all, until it is known whether the parent is to fail with it."""
+        """The error that the actor object failed with, with its traceback, until it is decided whether the parent fails with it."""
         self.host: Host | None = None
         self.inbox: Any = None
         self.links: dict[Cell, None] | None = None
@@ -57,7 +57,7 @@ class Extras:
         self.timers: Timers | None = None
         self.touched = 0.0
         self.traced: Wrapped | None = None
-        """What is being handled, in a traced system."""
+        """The entry that is being handled, in a traced system."""
         self.waiters: dict[Task, None] | None = None
         self.watched: dict[tuple[Any, Hashable], Callable[[], None]] | None = None
         self.watchers: dict[Hashable, Callable[[Reason], None]] | None = None

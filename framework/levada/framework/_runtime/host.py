@@ -1,9 +1,9 @@
 """An actor's tasks and contexts, opened on first use and closed with the actor.
 
-One trio task holds the actor's nursery (`start_soon`), and one more each context that it has entered (`enter`): a context must be left in
-the task that entered it, and cancelling one must not disturb the others.  All are children of the system's nursery.
+One trio task holds the actor's nursery (`start_soon`), and another one each context that the actor has entered (`enter`): a context must be
+left in the task that entered it, and cancelling one must not disturb the others.  All these tasks are children of the system's nursery.
 If one of them fails, the actor fails.  At the end the nursery is cancelled first, then the contexts are left, last entered first,
-because tasks use contexts and not the other way round.
+since tasks use contexts and not the other way round.
 
 Private fields used here: ``Cell._extras``.
 """
@@ -52,12 +52,12 @@ class Host:
         self._closing = False
         self._nursery: trio.Nursery | None = None
         self._pending: list[tuple[Context, Callable[..., Awaitable[object]], tuple[Any, ...], object]] = []
-        """Tasks that begin when the nursery is open, each with the context of the code that started it."""
+        """Tasks to start once the nursery is open, each with the context of the code that asked for it."""
         self._contexts: list[_Entered] = []
         self._gone: trio.Event | None = None
 
     def start_soon(self, function: Callable[..., Awaitable[object]], args: tuple[Any, ...], name: object) -> None:
-        """Run a task of the actor; until the nursery is open, keep it."""
+        """Run a task of the actor, as soon as the nursery is open."""
         if self._closing:
             raise RuntimeError(f"{self._cell.path} is stopping: it starts no more tasks")
         if self._nursery is not None:
@@ -94,7 +94,7 @@ class Host:
         if self._gone is not None:
             await self._gone.wait()
         while self._contexts:
-            # It stays in the list until it is gone, so that `cancel` finds a context that takes too long.
+            # A context stays in the list until it is gone, so that `cancel` finds one that takes too long.
             entered = self._contexts[-1]
             entered.leave.set()
             await entered.gone.wait()
@@ -162,7 +162,7 @@ class _Entered:
 
     @enable_ki_protection
     async def value(self) -> Any:
-        """Wait until the context is entered. If cancelled, cancel it and wait until it is gone."""
+        """Wait until the context is entered, and return its value. If cancelled, cancel the context and wait until it is gone."""
         self.waiter = current_task()
 
         def abort(_: RaiseCancelT) -> Abort:

@@ -1,4 +1,4 @@
-"""The kinds of cells: by mailbox, checked in strict mode, with contexts in a traced system.
+"""The kinds of cells: one for each kind of mailbox, and variants with checks (strict mode) or with contexts (traced systems).
 
 Private field used here: ``Actor._is_traced``.
 """
@@ -40,13 +40,13 @@ class StrictCell(Cell):
 
 
 class StrictBoundedCell(StrictCell, BoundedCell):
-    """The same for a bounded mailbox."""
+    """`StrictCell` with a bounded mailbox."""
 
     __slots__ = ()
 
 
 class StrictStoreCell(StrictCell, StoreCell):
-    """The same for a mailbox that drops or conflates."""
+    """`StrictCell` with a mailbox that drops or conflates."""
 
     __slots__ = ()
 
@@ -60,7 +60,7 @@ class _TracedCell(Cell):
 
     @property
     def tracing(self) -> Tracing:
-        """The system's."""
+        """The system's tracing."""
         tracing = self.system.tracing
         assert tracing is not None
         return tracing
@@ -85,7 +85,7 @@ class _TracedCell(Cell):
         return super().try_tell(self.enveloped(message))
 
     async def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Any:
-        # Always by the mailbox: within a span, a call in the asker's task would save little.
+        # Always through the mailbox: within a span, a call in the asker's task would save little.
         await trio.lowlevel.checkpoint_if_cancelled()
         check_timeout(timeout)
         if BEFORE_ASKS:

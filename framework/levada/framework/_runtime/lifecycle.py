@@ -3,13 +3,13 @@
 An ending has four steps. Each may have to wait, so each is a call that continues where the last one stopped:
 
 1. *pause* (`_begin`): no further message is handled; timers end, stashed messages go back.
-2. *children* (`_stop_children`): stopped one by one, last started first, each with a deadline; adopted children that were started one
-   after another, together with one deadline; all at once when killed.
+2. *children* (`_stop_children`): stopped one by one, last started first, each with a deadline. Adopted children that were started one
+   after another are stopped together, with one deadline. If the actor is killed, all are killed at once.
 3. *close* (`_close`): the hook (`stopping`, or `restarting` before a restart), then the actor's tasks, then its contexts.
 4. *conclude*: the next incarnation of the object (`_revive`), or the end (`_terminate`): undelivered messages, asks, watchers, links, parent.
 
 All steps run on a worker between turns (`RunQueue.signal`), so they never interleave and no cell is inside a sync handler.
-Async hooks, tasks and contexts are closed in a separate task.  Where a chain of actors would be a chain of calls, steps call one another
+Async hooks, tasks and contexts are closed in a separate task.  Where a chain of actors would make a chain of calls, steps call one another
 through signals: a million linked actors end in a loop, not in a recursion.
 
 If a second reason arrives while an actor ends, the more severe one wins (`links.more_severe`); a kill speeds everything up.
@@ -78,11 +78,11 @@ class Ending:
 
     reason: Reason
     final: bool = attrs.field(default=False, kw_only=True)
-    """Do not restart, whatever the policy: the parent or the system ends this actor."""
+    """Whether the actor must not restart, whatever its policy, since its parent or the system ends it."""
     cancel: bool = attrs.field(default=False, kw_only=True)
-    """Cancel whatever can be cancelled; children are killed."""
+    """Whether to cancel everything that can be cancelled, and to kill the children."""
     graceful: bool = attrs.field(default=False, kw_only=True)
-    """Children may handle their queued messages."""
+    """Whether children may handle their queued messages."""
     restart: bool = attrs.field(default=False, init=False)
     escalate: bool = attrs.field(default=False, init=False)
     delay: float = attrs.field(default=0.0, init=False)
@@ -99,7 +99,7 @@ class Ending:
 
 @attrs.define(eq=False, weakref_slot=False)
 class Group:
-    """Siblings that restart together: all must have concluded before the first starts."""
+    """Siblings that restart together: all must have concluded before the first one starts again."""
 
     members: dict[Cell, None] = attrs.Factory(dict)
     """In order of start."""
@@ -122,9 +122,9 @@ class Lifecycle:
         self._signal = system.scheduler.signal
 
     def raised(self, cell: Cell, message: Any, error: BaseException) -> None:
-        """Take the error of a handler within a turn of `cell`."""
+        """Handle the error of a handler within a turn of `cell`."""
         if cell._actor is None:
-            # The signal cell: a bug in the runtime, or an error in a hook that must not fail. Nothing can be trusted now.
+            # The signal cell failed: a bug in the runtime, or an error in a hook that must not fail. Nothing can be trusted now.
             self._system.crash(error)
             return
         if cell.phase is RUNNING:
@@ -132,12 +132,12 @@ class Lifecycle:
             self._failed(cell, error, message)
 
     def raised_inline(self, cell: Cell, message: Any, error: BaseException) -> None:
-        """Take the error of a handler inside its asker's task; the cell was held since."""
+        """Handle the error of a handler that ran inside its asker's task; the cell was held since then."""
         self.raised(cell, message, error)
         self._system.scheduler.requeue(cell)
 
     def waited(self, cell: Cell, message: Any, error: BaseException | None) -> BaseException | None:
-        """Take the end of a handler that waited; return the cancellation that must reach its scope."""
+        """Handle the end of a handler that waited; return the cancellation that must reach its scope, if any."""
         cancelled, rest = split_cancelled(error) if error is not None else (None, None)
         pending = cell.ending
         if cancelled is not None and trio.current_effective_deadline() > -math.inf:
@@ -167,13 +167,13 @@ class Lifecycle:
     def reached_stop(self, cell: Cell, stop: Stop) -> Any:
         """End an actor that has handled everything queued before the stop."""
         if _is_plain(cell):
-            self._terminate(cell, stop.reason)  # `RunQueue` counts its messages behind this turn
+            self._terminate(cell, stop.reason)  # `RunQueue` counts its messages after this turn
         else:
             self._begin(cell, Ending(stop.reason, final=stop.final, graceful=True))
         return END_TURN
 
     def too_many_waiting(self, cell: Cell) -> None:
-        """Fail an actor whose handler waits when ``max_waiting`` others do."""
+        """Fail an actor whose handler waits while ``max_waiting`` others already wait."""
         most = self._system.max_waiting
         error = ActorError(f"{most} handlers wait already (raise max_waiting, or let fewer wait)", actor=cell.path)
         self._signal(self._fail_from_outside, cell, error)
@@ -183,7 +183,7 @@ class Lifecycle:
         self._signal(self._fail_from_outside, cell, error)
 
     def task_failed(self, cell: Cell, host: Host | None, error: BaseException) -> None:
-        """Fail an actor because a task or context of it failed."""
+        """Fail an actor since one of its tasks or contexts failed."""
         self._signal(self._task_failed, cell, host, error)
 
     def fail_question(self, cell: Cell, error: BaseException) -> None:
@@ -191,14 +191,14 @@ class Lifecycle:
         self._fail_question_stopped(cell, Failed(error))
 
     def request(self, cell: Cell, reason: Reason, *, cancel: bool = False, final: bool = False) -> None:
-        """End an actor after the running handler, or, with `cancel`, by cancelling it; queued messages are not handled."""
+        """End an actor after the running handler, which `cancel` cancels; queued messages are not handled."""
         self._signal(self.request_now, cell, reason, cancel, final)
 
     @enable_ki_protection
     def release(self, cell: Cell, reason: Reason) -> None:
         """End an actor whose hook has nothing to do: immediately if it is idle and owns nothing.
 
-        For parents that drive thousands of children by calls: 2 µs for each, not 6 and the wake-up of a worker.
+        For parents that drive thousands of children by calls: 2 µs per child, instead of 6 and the wake-up of a worker.
         """
         extras = cell._extras
         plain = extras is None or (extras.supervised is None and not extras.children and extras.host is None)
@@ -307,7 +307,7 @@ class Lifecycle:
         what = f" while it handled {type(message).__name__}" if message is not None else ""
         extra = {"actor": cell.path, "event": "failed"}
         if _ends_system(error):
-            # The traceback comes out of the system's block; once is enough.
+            # The system's block raises it with the traceback; once is enough.
             logger.info("%s was interrupted%s: %r", cell.path, what, error, extra=extra)
         else:
             logger.error("%s failed%s", cell.path, what, exc_info=error, extra=extra)
@@ -323,7 +323,7 @@ class Lifecycle:
             self._forget(error)  # of two failures the first one is the reason
 
     def _forget_failure(self, cell: Cell) -> None:
-        """Drop the frames of the actor's error: no one else will fail with it."""
+        """Drop the frames of the actor's error, since nothing else will fail with it."""
         extras = cell._extras
         if extras is not None and extras.failure is not None:
             error, extras.failure = extras.failure, None
@@ -480,7 +480,7 @@ class Lifecycle:
         ending.closed = True
         actor = cell._actor
         if actor is not None and not isinstance(ending.reason, Normal | Shutdown) and open_handles(actor):
-            # Before the hook, which may finish them as if all had gone well. The tasks that use them end first.
+            # End the handles before the hook, which may finish them as if all had gone well. The tasks that use them end first.
             if extras.host is not None:
                 extras.host.cancel_tasks()
             end_handles(cell._actor, ending.reason)
@@ -513,7 +513,7 @@ class Lifecycle:
         ending = extras.ending
         assert ending is not None
         seconds, extra = self._system.stop_timeout, {"actor": cell.path}
-        # Shielded: a hook may await while everything around is being cancelled, but not forever.
+        # Shielded, so that a hook may await while everything around is being cancelled, but not forever.
         with trio.CancelScope(shield=True):
             with trio.move_on_after(seconds) as scope:
                 try:
@@ -595,7 +595,7 @@ class Lifecycle:
                 ending.planned = True
                 self._end(cell, ending)
                 if cell._worker is not None:
-                    # Its handler gets the same time as at the end of its parent; children and hooks have their own deadlines.
+                    # The handler gets the same time as when its parent ends; children and hooks have their own deadlines.
                     late = functools.partial(self._signal, self._out_of_time, cell, ending)
                     cell.make_extras().stop_timer = self._system.heap.after(self._system.stop_timeout, late)
                 return
@@ -612,7 +612,7 @@ class Lifecycle:
             parent.make_extras().group = None
             for cell in group.members:
                 if not self._revive(cell):
-                    break  # what follows includes the rest: another restart of the group, or the end of the parent
+                    break  # another restart of the group, or the end of the parent, follows and includes the rest
 
     def _revive_alone(self, cell: Cell) -> None:
         """Restart an actor after its back-off, unless it was stopped or joined a group meanwhile."""
@@ -647,14 +647,14 @@ class Lifecycle:
         self._system.observe.count_restart(cell)
         self._system.events.publish(ActorRestarted(cell, extras.restarts))
         if extras.queued:
-            # Its old place in the run queue may be ahead of siblings that must start before it.
+            # The cell's old place in the run queue may be ahead of siblings that must start first.
             extras.queued = False
             self._system.scheduler.ready.remove(cell)
         self._system.scheduler.requeue(cell)
         return True
 
     def _count(self, cell: Cell) -> None:
-        """Add the messages of an actor that ends to its class; the rest of its turn, if this is one, is counted behind it."""
+        """Add the messages of an actor that ends to the count of its class. If this is within its turn, the rest of the turn is counted later."""
         self._system.scheduler.count_ended(cell._actor, cell._handled)
         cell._handled = 0
 
@@ -785,7 +785,7 @@ def _identity(waiting: Any) -> Any:
 
 
 def _is_plain(cell: Cell) -> bool:
-    """Whether there is nothing to stop, close or restart. This is true for most actors, and saves them 1 µs."""
+    """Whether there is nothing to stop, close or restart, as with most actors. This saves them 1 µs."""
     actor = cell._actor
     if actor._has_stopping or actor._has_undelivered:
         return False

@@ -1,6 +1,6 @@
-"""Looking into a running system: the tree of actors, how long things take, who waits for whom.
+"""Observation of a running system: the tree of actors, how long turns take, which actor waits for which.
 
-Nothing is collected per message.  One turn in 63 is timed for the histograms; the clock is read once per turn anyway.
+Nothing is collected per message.  One turn in 63 goes into the histograms; the clock is read once per turn anyway.
 
 Private fields used here: ``Cell._actor``, ``Cell._capacity``, ``Cell._extras``, ``Cell._handled``, ``Cell._idle``, ``Cell._parent``,
 ``Cell._since``, ``Cell._worker``, ``Actor._has_about``, ``Actor._has_metrics``.
@@ -37,7 +37,7 @@ logger = logging.getLogger("levada.framework.observe")
 _FLOOD = 1_000_000
 _MOST = 100
 _MOST_CLASSES = 1000
-"""Names of classes that are counted by themselves."""
+"""Most classes that are counted by name."""
 
 
 class Observer:
@@ -53,7 +53,7 @@ class Observer:
         self.queue_times = Histogram()
         """Seconds that actors waited for their turns."""
         self.ended = Tally()
-        """What actors that have ended, or have restarted, had counted: `Actor.metrics`."""
+        """The totals (`Actor.metrics`) of actors that have ended or restarted."""
         self.failures: Counter[str] = Counter()
         """Failures by class."""
         self.restarts: Counter[str] = Counter()
@@ -61,7 +61,7 @@ class Observer:
 
     @property
     def handled(self) -> Mapping[type | None, int]:
-        """Messages that ended actors have handled, by class; None: of classes for which there was no room."""
+        """Messages handled by actors that have ended, by class; ``None`` stands for classes that had no room."""
         return self._system.scheduler.ended
 
     def keep(self, actor: Any) -> None:
@@ -81,7 +81,7 @@ class Observer:
 
     @staticmethod
     def class_name(kind: str, known: Collection[str]) -> str:
-        """Return a name to count by: there may be no end of classes that are made at run time."""
+        """Return the name to count by. Names are limited, since a program may make new classes without end."""
         return kind if kind in known or len(known) < _MOST_CLASSES else OTHER
 
     def sample(self, cell: Cell, now: float) -> None:
@@ -152,7 +152,7 @@ class Observer:
         return () if extras is None or extras.children is None else extras.children.keys()
 
     def detail(self, cell: Cell) -> ActorDetail:
-        """Tell more about one living actor. The cost grows with its fields, so this is for one actor at a time."""
+        """Return more about one living actor. The cost grows with its fields, so this is for one actor at a time."""
         extras, actor = cell._extras, cell._actor
         handles = open_handles(actor) if actor is not None else []
         return ActorDetail(
@@ -171,7 +171,7 @@ class Observer:
         """Add a living actor to the figures of its class (about 1 µs, more with many fields).
 
         Returns:
-            whether it has more to tell: `metrics`, or a `report`.
+            Whether the actor has more to tell: `metrics`, or a `report`.
         """
         actor = cell._actor
         kind = type(actor).__name__
@@ -196,7 +196,7 @@ class Observer:
         return tells_more
 
     def metrics(self, cell: Cell) -> Iterable[Sample]:
-        """Return `Actor.metrics` of a living actor, and raises what it raises."""
+        """Return `Actor.metrics` of a living actor; errors of the method are raised."""
         actor = cell._actor
         samples: Iterable[Sample] = actor.metrics() if actor is not None else ()
         return samples
@@ -216,7 +216,7 @@ class Observer:
         return actor.subject if actor is not None and actor._has_about else ""
 
     async def report(self, cell: Cell) -> Mapping[str, object]:
-        """Return `levada.framework.embedding.DescribedActor.report`; nothing for other actors, and raises what it raises."""
+        """Return `levada.framework.embedding.DescribedActor.report`; empty for other actors. Errors of the method are raised."""
         actor = cell._actor
         return await actor.report() if actor is not None and actor._has_about else {}
 

@@ -9,12 +9,12 @@ __all__ = ["PAUSED", "RUNNING", "STOPPED", "ActorPhase"]
 
 
 class ActorPhase(enum.Enum):
-    """Where an actor is in its life."""
+    """The phase of an actor's life."""
 
     RUNNING = "running"
-    """It handles messages, or waits for some."""
+    """It handles messages, or waits for messages."""
     PAUSED = "paused"
-    """It is ending, or about to start over: it handles no messages and has no new children."""
+    """It is ending, or about to restart: it handles no messages and gets no new children."""
     STOPPED = "stopped"
     """It has ended for good."""
 

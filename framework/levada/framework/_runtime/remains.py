@@ -1,10 +1,10 @@
 """Cleaning up after an actor object: the channel handles in its fields, and the frames that its failure passed through.
 
 Neither may wait for the garbage collector.  A kept error keeps its traceback, the traceback keeps frames, a frame keeps the actor, and the
-actor keeps its handles. So a reader at the other end of a channel would wait for as long as anything keeps the error.  Therefore
+actor keeps its handles. So a reader at the other end of a channel would wait for as long as anything keeps the error.  Therefore:
 
 * `end_handles` ends the handles in the fields of an actor that ends or restarts;
-* an error that was logged and goes no further keeps the lines of its traceback, not the frames (`drop_frames`).
+* an error that was logged and goes no further keeps the lines of its traceback but not the frames (`drop_frames`).
 
 Private fields used here: ``Actor._slots``.
 """
@@ -33,18 +33,18 @@ def end_handles(actor: Any, reason: Reason) -> None:
 
 
 def open_handles(actor: Any) -> list[Any]:
-    """List the handles in an actor's fields that were not moved, finished or bound to a mailbox, and whose channels are open."""
+    """List the handles in an actor's fields whose channels are open, and that were not moved, finished or bound to a mailbox."""
     fields: list[Any] = []
     for value in vars(actor).values():
         kind: type = type(value)
-        if may_hold(kind):  # most actors hold none; then this is all, 0.1 µs for each field
+        if may_hold(kind):  # most actors have none; then this is the whole cost, 0.1 µs for each field
             fields.append(value)
     fields += [getattr(actor, name, None) for name in type(actor)._slots]
     return [handle for handle in handles_in(fields, sampled=True) if handle.in_use] if fields else fields
 
 
 def describe_end(reason: Reason) -> str:
-    """Return the text for the other side's error."""
+    """Describe an actor's end, for the error at the other side."""
     if isinstance(reason, Failed):
         return f"failed: {reason.error!r}"
     if isinstance(reason, Normal | Shutdown):
@@ -53,10 +53,10 @@ def describe_end(reason: Reason) -> str:
 
 
 def drop_frames(error: BaseException) -> None:
-    """Let an error, its causes and contexts keep the lines of their tracebacks without the frames.
+    """Remove the frames from the tracebacks of an error, its causes and its contexts, and keep the lines.
 
-    This takes two steps.  A cleared frame still holds its caller, so the error of an ask would hold the asker's variables: the traceback
-    is rebuilt of frames without callers.  Log records may hold the old traceback, so its frames are cleared too.
+    This takes two steps.  A cleared frame still refers to its caller, so the error of an ask would keep the asker's variables: the traceback
+    is rebuilt from frames without callers.  Log records may keep the old traceback, so its frames are cleared too.
     """
     todo: list[BaseException | None] = [error]
     seen: set[int] = set()
@@ -106,7 +106,7 @@ def _name_only(code: types.CodeType) -> types.CodeType:
 
 
 def _without_frames(traceback: types.TracebackType) -> types.TracebackType | None:
-    """Make a traceback with the same lines, of frames that hold nothing: frames of generators that never run."""
+    """Make a traceback with the same lines from empty frames: frames of generators that never run."""
     entries: list[types.TracebackType] = []
     entry: types.TracebackType | None = traceback
     while entry is not None:

@@ -1,12 +1,12 @@
-"""Whose message is being handled: `Actor.peer` and `current_peer`.
+"""The peer whose message is being handled: `Actor.peer` and `current_peer`.
 
-* A message that came over a connection is in the mailbox as a `RemoteTell` or a `RemoteAsk`. All other messages are there as they are, so
-  they pay nothing.
-* While its handler runs or waits, `Extras.brought` is that entry. A restart, a stash and a router keep the entry and with it the peer; an
-  actor that passes the message itself on sends a local message.
+* A message that came over a connection is in the mailbox as a `RemoteTell` or a `RemoteAsk`. All other messages are there without a wrapper,
+  so this costs them nothing.
+* While the message's handler runs or waits, `Extras.brought` is that entry. A restart, a stash and a router keep the entry and with it the
+  peer; an actor that passes on the message itself sends a local message.
 * Between such messages, an actor that a connection has spawned has the peer of the connection.
-* Code that runs as a task and not as a handler says for whom it acts (`act_for`).
-* An actor may run a method of another one, as RSocket's streams do with routes. Then `Actor.peer` is the running actor's.
+* Code that runs as a task and not as a handler says for which peer it acts (`act_for`).
+* An actor may run a method of another one, as RSocket's streams do with routes. Then `Actor.peer` is the peer of the running actor.
 
 Private fields used here: ``Cell._actor``, ``Cell._extras``, ``Actor._is_connection``, ``Cell._parent``.
 """
@@ -26,12 +26,12 @@ __all__ = ["act_for", "current_peer", "peer_of"]
 
 
 def act_for(peer: RemotePeer | None) -> None:
-    """Let `current_peer` return `peer` in this task, and in the tasks that it starts."""
+    """Make `current_peer` return `peer` in this task, and in the tasks that it starts."""
     SOURCE.set(peer)
 
 
 def peer_of(cell: Cell | None) -> RemotePeer | None:
-    """Return the peer for which the running code acts; `cell` counts if no actor is running."""
+    """Return the peer for which the running code acts. If no actor is running, `cell` decides."""
     source = SOURCE.get()
     if isinstance(source, RemotePeer):
         return source

@@ -1,6 +1,6 @@
 """The run queue: ready actors, the workers that run them, and handlers that wait.
 
-One trio step costs as much as seventy messages, so a message that needs no step pays for none:
+One trio step costs as much as seventy messages, so only messages that need a step cause one:
 
 * One *active* worker takes ready cells and runs a batch of messages of each.  It calls sync handlers and drives async ones by hand
   (``coroutine.send(None)``), which costs a plain call if they end without waiting.
@@ -18,8 +18,8 @@ This cell of the runtime is always next in the queue; a cell that is running mea
 ContextVars: a worker runs cells in a scratch copy of the system's context and compares the two after each turn (16 ns, since they share
 their storage until a variable is set).  If an actor has set a variable, the copy becomes that actor's own.
 
-KeyboardInterrupt: everything here is protected; handlers are marked unprotected when their class is made. So Ctrl-C in a spinning
-handler surfaces as an exception of that handler and nowhere else.
+KeyboardInterrupt: everything here is protected; handlers are marked unprotected when their class is made. So Ctrl-C during a handler that
+loops raises an exception in that handler and nowhere else.
 
 Private fields used here: ``Cell._actor``, ``Cell._asking``, ``Cell._batch``, ``Cell._box``, ``Cell._extras``,
 ``Cell._handled``, ``Cell._idle``, ``Cell._quantum``, ``Cell._since``, ``Cell._table``.
@@ -65,15 +65,15 @@ __all__ = ["SOURCE", "RunQueue", "Worker"]
 _IDLE, _SLICE_OVER, _WAITS, _OWN_CONTEXT, _CONTEXT_SET, _FAILED = range(6)
 
 SLICE: Final = 0.0005
-"""Seconds between checkpoints. From 0.2 to 10 ms it costs the same; timers of other tasks are late by one to one and a half slices."""
+"""Seconds between checkpoints. Any value from 0.2 to 10 ms costs the same; timers of other tasks are late by one to one and a half slices."""
 
 MOST_AT_ONCE: Final = 128
-"""The most messages of one cell in a turn; fewer for cells with slow handlers."""
+"""Most messages of one cell in a turn; fewer for cells with slow handlers."""
 
 SOURCE: Final[contextvars.ContextVar[RunQueue | RemotePeer | None]] = contextvars.ContextVar(
     "levada.source", default=None
 )
-"""In the contexts of actors the run queue, which knows the running actor; in a task that acts for a peer the peer."""
+"""In the contexts of actors, the run queue, which knows the running actor; in a task that acts for a peer, the peer."""
 
 _SPARE_WORKERS: Final = 8
 _SWALLOWS: Final = 100
@@ -156,7 +156,7 @@ class RunQueue:
         self.slices = 0
         self.turn_began = self.now
         self.ended: dict[type | None, int] = {}
-        """Messages that ended actors have handled, by class; None: of classes for which there was no room."""
+        """Messages handled by actors that have ended, by class; ``None`` stands for classes that had no room."""
         self._sample = iter(_SAMPLE)
         self._max_waiting = max_waiting
         self._base = contextvars.copy_context()
@@ -172,8 +172,8 @@ class RunQueue:
         """Wake or start a worker, for `cell`; only while `parked`.
 
         Raises:
-            WrongThread: called in another thread than the system's; nothing has changed. Checking only here costs a message nothing, and
-                a call that wakes no worker does not touch trio.
+            WrongThread: called in another thread than the system's; nothing has changed. The check is only here, where it costs messages
+                nothing, and a call that wakes no worker does not touch trio.
         """
         if get_ident() != self.thread:
             raise cell.wrong_thread_error("tell")
@@ -274,8 +274,8 @@ class RunQueue:
             cell._idle = True
 
     async def shielded_checkpoint(self) -> None:
-        """Yield to others after inline calls; shielded, because these calls are done."""
-        # Of many tasks that were woken together, one yields for all: 256 askers whose answers came at once took a third more.
+        """Yield to others after inline calls. It is shielded, since these calls are done."""
+        # Of many tasks that were woken together, one yields for all. Otherwise 256 askers whose answers came at once took a third longer.
         self.end = self.clock() + self.slice
         await trio.lowlevel.cancel_shielded_checkpoint()
         self.end = self.clock() + self.slice
@@ -340,7 +340,7 @@ class RunQueue:
                 self._active = None
                 self.parked = True
                 if self.ready and self.system.phase != "over":
-                    # The system is being cancelled, but endings must still run.
+                    # The system is being cancelled, but its actors' endings must still run.
                     self.wake(self._signals)
 
     async def _serve(self, worker: Worker) -> None:
@@ -499,7 +499,7 @@ class RunQueue:
                     return _SLICE_OVER if now > end else _FAILED
                 cell._handled += count - left.__length_hint__()
                 if cell.phase is STOPPED and actor is not None:
-                    # It has ended in this turn: 0.2 of the 5.5 µs that a start, a message and an end take.
+                    # It has ended in this turn. This costs 0.2 of the 5.5 µs that a start, a message and an end take.
                     try:
                         self.ended[type(actor)] += cell._handled
                     except KeyError:
@@ -519,13 +519,13 @@ class RunQueue:
                 self.system.observe.sample(cell, now)
 
     def count_ended(self, actor: Any, handled: int) -> None:
-        """Add the messages of an actor that has ended to its class."""
+        """Add the messages of an actor that has ended to the count of its class."""
         ended, kind = self.ended, type(actor)
         known = kind if kind in ended or len(ended) < _MOST_CLASSES else None
         ended[known] = ended.get(known, 0) + handled
 
     def _note_turn(self, cell: Cell, message: Any, began: float, count: int) -> None:
-        """Check the last turn of a slice: after a turn longer than a slice the cell gets fewer messages."""
+        """Check the last turn of a slice. After a turn longer than a slice, the cell gets fewer messages per turn."""
         seconds = self.clock() - began
         if seconds > SLICE:
             cell._quantum = max(1, int(count * SLICE / seconds))
@@ -625,18 +625,18 @@ class InlineCoroutine:
 
 
 _SAMPLE: Final[Iterable[None]] = (None,) * 63
-"""One turn in 63 is measured: a loop around a loop costs nothing, a counter would.
+"""One turn in 63 is measured. A loop around the loop costs nothing, unlike a counter.
 
 The iterator lives across slices, so quiet systems are measured too. The number is odd, because in a quiet system a slice is one turn and
 one look at the empty queue: with an even number the last item would always be that look.
 """
 
 _MOST_CLASSES: Final = 1000
-"""Classes whose ended actors are counted by themselves: there may be no end of classes made at run time."""
+"""Most classes whose ended actors are counted by class, since a program may make new classes without end."""
 
 
 class _Once(tuple[None]):
-    """What a turn of one message loops over: no iterator is made, 20 of the 850 ns of a hop. Nothing is left once the message is taken."""
+    """The tuple that a turn of one message loops over, without making an iterator: 20 of the 850 ns of a hop. Its length hint is always 0."""
 
     __slots__ = ()
 
@@ -646,7 +646,7 @@ class _Once(tuple[None]):
 
 _ONCE: Final = _Once((None,))
 _TIMES: Final = tuple((None,) * count for count in range(MOST_AT_ONCE + 1))
-"""Tuples to loop over a number of times; for one iteration, 30 ns less than `itertools.repeat`."""
+"""Tuples for loops of a given number of rounds; for one round, 30 ns faster than `itertools.repeat`."""
 
 
 def _succeed(_: RaiseCancelT) -> Abort:
@@ -665,7 +665,7 @@ def _make_signal_cell(scheduler: RunQueue) -> Cell:
     def run_signal(_: Any, signal: tuple[Callable[..., object], tuple[Any, ...]]) -> Any:
         function, arguments = signal
         function(*arguments)
-        # Each signal is a turn, and `requeue` puts the signals first again, so signals that it sends overtake messages too.
+        # Each signal is a turn, and `requeue` puts the signal cell first again, so signals that a signal sends overtake messages too.
         return END_TURN if signals._batch or signals._box else None
 
     signals._table = {tuple: run_signal}

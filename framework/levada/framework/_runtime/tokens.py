@@ -31,7 +31,7 @@ class Stop:
     def __init__(self, reason: Reason, *, final: bool = False) -> None:
         self.reason = reason
         self.final = final
-        """Whether the actor must not restart, because its parent or the system asked for the end."""
+        """Whether the actor must not restart, since its parent or the system asked for the end."""
 
 
 class Room:
@@ -41,7 +41,7 @@ class Room:
 
 
 class Take:
-    """Handle the oldest message of a store (drop, conflate); a router's subclass takes from the router's mailbox."""
+    """Handle the oldest message of a store (drop, conflate). The subclass for routers takes from the router's mailbox."""
 
     __slots__ = ()
 
@@ -85,4 +85,4 @@ TAKE: Final = Take()
 TURN: Final = Turn()
 
 END_TURN: Final = Turn()
-"""Returned by the functions in `dispatch` when the worker must not go on with the batch."""
+"""Returned by the functions in `dispatch` when the worker must not continue with the batch."""

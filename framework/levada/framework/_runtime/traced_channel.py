@@ -17,14 +17,14 @@ __all__ = ["TracedChannel", "make_core"]
 
 
 class TracedChannel(ChannelCore):
-    """A channel that knows who opened it, and counts its messages."""
+    """A channel that keeps the context in which it was opened, and counts its messages."""
 
     __slots__ = ("opener", "sent")
 
     def __init__(self, item_type: Any, window: int, name: str | None, opener: object) -> None:
         super().__init__(item_type, window, name)
         self.opener = opener
-        """The context of the code that opened it."""
+        """The context of the code that opened the channel."""
         self.sent = 0
 
     def accept(self, entry: Any) -> bool:
@@ -40,7 +40,7 @@ class TracedChannel(ChannelCore):
         self.sent += 1
 
     def told(self, wrap: Callable[[Any], Any] | None, message: Any) -> TracedTell:
-        """Return what goes into an actor's mailbox for a message, after `wrap`."""
+        """Return the entry for an actor's mailbox for a message, after `wrap`."""
         return TracedTell(message if wrap is None else wrap(message), self.opener)
 
     def trace(self, tracing: Tracing, name: Literal["send", "receive"], half: Half) -> None:
@@ -61,7 +61,7 @@ _AS_MEANT = (TerminalState.FINISHED, TerminalState.CANCELLED, TerminalState.RECE
 
 
 def make_core(item_type: Any, window: int, name: str | None, *, opener: object = None) -> ChannelCore:
-    """Make the core of a channel, traced if the system around is.
+    """Make the core of a channel, traced if the surrounding system is.
 
     Args:
         item_type, window, name: as for `ChannelCore`.

@@ -1,6 +1,6 @@
 """Messages of a traced system: envelopes with the context of the sender, and the span around the handler.
 
-A system without tracing never makes one of these envelopes. What came over a connection has an envelope in any case
+A system without tracing never makes one of these envelopes. Messages that came over a connection have an envelope in any case
 (`RemoteTell`, `RemoteAsk`), with a place for the context.
 
 Private fields used here: ``Actor._cell``.
@@ -54,7 +54,7 @@ class TracedThreadAsk(ThreadAsk):
 
 
 def begin(cell: Any, kind: str, entry: Any) -> Span:
-    """Begin the span of what handles an entry, in the current context."""
+    """Begin the span for the handling of an entry, in the current context."""
     tracing: Tracing = cell.system.tracing
     return tracing.handle(cell, kind, entry.message, entry.context, asked=isinstance(entry, Ask))
 
