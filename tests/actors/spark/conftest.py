@@ -16,9 +16,27 @@ import trio
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
     from levada.actors.spark.bridge import Bridge
     from levada.framework import ActorSystem
+
+
+def run_to_the_end(writer: DataStreamWriter, *path: str) -> StreamingQuery:
+    """Run a stream over all that there is.
+
+    It goes on from its checkpoint if Spark gave up on one of its Python processes, which have ten seconds to start, on a busy machine too.
+    """
+    from pyspark.errors import StreamingQueryException
+
+    while True:
+        query = writer.trigger(availableNow=True).start(*path)
+        try:
+            assert query.awaitTermination(1000)
+            return query
+        except StreamingQueryException as error:
+            if "Python worker failed to connect back" not in str(error):
+                raise
 
 
 class Actors:

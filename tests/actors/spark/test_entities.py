@@ -28,12 +28,13 @@ from levada.actors.spark.worker import RemoteMailbox  # noqa: E402
 from levada.framework import Asks, message  # noqa: E402
 from levada.framework.errors import ConfigurationError  # noqa: E402
 
+from .conftest import Actors, run_to_the_end  # noqa: E402
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyspark.sql import SparkSession
 
-    from .conftest import Actors
 
 pytestmark = pytest.mark.loopback
 
@@ -335,7 +336,7 @@ def test_a_stream_of_events_goes_on_behind_erased_ones(
         options = {"address": actors.bridge.address, "mailbox": "accounts", "maxRowsPerBatch": "10"}
         stream = spark.readStream.format("mailbox").options(**options).load().select("entity", "sequence", "amount")
         to = stream.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
-        assert to.trigger(availableNow=True).start(str(tmp_path / "out")).awaitTermination(120)
+        run_to_the_end(to, str(tmp_path / "out"))
         return sorted(tuple(row) for row in spark.read.parquet(str(tmp_path / "out")).collect())
 
     for entity in ("anna", "bert"):

@@ -36,10 +36,11 @@ from levada.actors.spark.source import Options, StreamSource  # noqa: E402
 from levada.framework import ActorSystem, channel, message  # noqa: E402
 from levada.framework.errors import ConfigurationError  # noqa: E402
 
+from .conftest import Actors, run_to_the_end  # noqa: E402
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from .conftest import Actors
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False)])
 WANTED = StructType().add("n", "long", nullable=False)
@@ -333,8 +334,7 @@ def test_a_query_says_that_an_older_copy_was_put_in_place(
     def run(**more: str) -> Any:
         stream = spark.readStream.format("mailbox").options(**mailboxes.options(**more)).load()
         to = stream.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
-        query = to.trigger(availableNow=True).start(str(tmp_path / "out"))
-        assert query.awaitTermination(120)
+        run_to_the_end(to, str(tmp_path / "out"))
 
     def total() -> int:
         found: Any = spark.read.parquet(str(tmp_path / "out"))
@@ -368,7 +368,7 @@ def test_a_query_goes_on_from_a_checkpoint_of_the_first_version(
     def run() -> int:
         stream = spark.readStream.format("mailbox").options(address=actors.bridge.address, mailbox="old").load()
         to = stream.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
-        assert to.trigger(availableNow=True).start(str(tmp_path / "out")).awaitTermination(120)
+        run_to_the_end(to, str(tmp_path / "out"))
         found: Any = spark.read.parquet(str(tmp_path / "out"))
         return int(found.count())
 

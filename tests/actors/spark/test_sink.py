@@ -22,10 +22,11 @@ from levada.actors.spark.worker import RemoteMailbox  # noqa: E402
 from levada.framework import message  # noqa: E402
 from levada.framework.errors import ConfigurationError  # noqa: E402
 
+from .conftest import Actors, run_to_the_end  # noqa: E402
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from .conftest import Actors
 
 pytestmark = [pytest.mark.ci, pytest.mark.loopback, pytest.mark.timeout(300)]
 
@@ -139,19 +140,15 @@ def always_failing(batches: Iterator[Any]) -> Iterator[Any]:
 # ---------------------------------------------------------------- micro-batches
 
 
-def start(
+def copy(
     spark: SparkSession, address: str, checkpoint: Path, through: Callable[..., Any] | None = None, **more: str
-) -> Any:
+) -> None:
     """Copy mailbox ``lines`` to mailbox ``out``, until its present end."""
     lines = spark.readStream.format("mailbox").options(address=address, mailbox="lines", **more).load()
     if through is not None:
         lines = lines.mapInArrow(through, "number bigint")
     writer = lines.select("number").writeStream.format("mailbox").options(address=address, mailbox="out")
-    return writer.option("checkpointLocation", str(checkpoint)).queryName("copy").trigger(availableNow=True).start()
-
-
-def finish(query: Any) -> None:
-    assert query.awaitTermination(200)
+    run_to_the_end(writer.option("checkpointLocation", str(checkpoint)).queryName("copy"))
 
 
 def test_a_micro_batch_is_there_once_though_spark_forgot_it(
@@ -162,13 +159,13 @@ def test_a_micro_batch_is_there_once_though_spark_forgot_it(
     out = actors.mailbox("out", Line, partitions=2)
     actors.do(lambda: made.append([Line(n) for n in range(50)]))
     checkpoint = tmp_path / "checkpoint"
-    finish(start(spark, actors.bridge.address, checkpoint))
+    copy(spark, actors.bridge.address, checkpoint)
     before = actors.ask(out, GetExtent()).end
     for left in (checkpoint / "commits").glob("*0*"):
         left.unlink()
-    finish(start(spark, actors.bridge.address, checkpoint))
+    copy(spark, actors.bridge.address, checkpoint)
     assert actors.ask(out, GetExtent()).end == before
     assert actors.ask(out, GetJournalStatistics()).store.batches_repeated == 1
     actors.do(lambda: made.append([Line(n) for n in range(50, 60)]))
-    finish(start(spark, actors.bridge.address, checkpoint))
+    copy(spark, actors.bridge.address, checkpoint)
     assert rows(actors.bridge.address, "out") == list(range(60))

@@ -40,10 +40,11 @@ from levada.actors.spark.source import BatchSource, Options, StreamSource, colum
 from levada.framework import message  # noqa: E402
 from levada.framework.errors import ConfigurationError  # noqa: E402
 
+from .conftest import Actors, Server, run_to_the_end  # noqa: E402
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from .conftest import Actors, Server
 
 pytestmark = [pytest.mark.ci, pytest.mark.loopback, pytest.mark.timeout(300)]
 
@@ -432,9 +433,7 @@ def test_a_stream_reads_each_row_once_over_restarts(
     def run() -> Any:
         stream = spark.readStream.format("mailbox").options(**settings).load()
         to = stream.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
-        query = to.trigger(availableNow=True).start(str(tmp_path / "out"))
-        assert query.awaitTermination(120)
-        return query
+        return run_to_the_end(to, str(tmp_path / "out"))
 
     progress = [each.numInputRows for each in run().recentProgress]
     assert sorted(count for count in progress if count) == [10, 20, 20]
@@ -466,8 +465,5 @@ def test_streams_that_start_leave_the_environment_they_share_as_large_as_it_was(
 
     before = names()
     lines = spark.readStream.format("mailbox").options(address=serve(0).address, mailbox="lines").load()
-    query = (
-        lines.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
-    )
-    assert query.awaitTermination(60)
+    run_to_the_end(lines.writeStream.format("noop").option("checkpointLocation", str(tmp_path)))
     assert names() == before
