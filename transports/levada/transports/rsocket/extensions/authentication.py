@@ -6,7 +6,6 @@ compare secrets with `hmac.compare_digest`.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import ClassVar, Self
 
 import attrs
@@ -31,9 +30,9 @@ class Authentication:
     MIME_TYPE: ClassVar[str] = "message/x.rsocket.authentication.v0"
     """What this kind of metadata is called in composite metadata."""
 
-    @abstractmethod
     def encode(self) -> bytes:
         """Return the bytes."""
+        raise TypeError(f"{type(self).__name__} is a base class, wanted one of the three that `decode` returns")
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
