@@ -98,6 +98,6 @@ async def test_whatever_partitions_there_are_owners_never_both_write(
         totals = {name: await purses[name].ask(Total(), timeout=60.0) for name in ENTITIES}
         assert check_rows(rows, answers) == totals
         owned = sum(row["kind"] == OWNED for each in rows for row in each)
-        assert owned > 2 * SHARDS
+        assert owned > SHARDS  # some have moved
         purses.ref.stop()
         await purses.ref.terminated()

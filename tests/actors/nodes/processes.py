@@ -48,7 +48,7 @@ async def gone(pid: int, within: float) -> bool:
     """Wait until a process has ended; whether it has in time."""
     try:
         number = os.pidfd_open(pid)
-    except ProcessLookupError:
+    except OSError:  # no such process, or "invalid argument" while the system takes it out of its tables
         return True
     try:
         with trio.move_on_after(within):
