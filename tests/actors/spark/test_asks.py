@@ -371,7 +371,7 @@ def test_a_bridge_that_is_away_is_waited_for_until_the_deadline(
     there = desk(actors)
     actors.stop()
     with pytest.raises(ConnectionLost, match="no bridge answers"):
-        ask(there, Double(1), timeout=150.0, idempotent=idempotent)
+        ask(there, Double(1), timeout=30.0, idempotent=idempotent)
     assert 28.0 < virtual_time.now <= 30.0
 
     def come_back() -> None:
@@ -379,7 +379,7 @@ def test_a_bridge_that_is_away_is_waited_for_until_the_deadline(
         desk(actors)
 
     virtual_time.at(20.0, come_back)
-    assert ask(there, Double(4), timeout=150.0, idempotent=idempotent) == Doubled(8)
+    assert ask(there, Double(4), timeout=30.0, idempotent=idempotent) == Doubled(8)
     assert 48.0 < virtual_time.now <= 52.0
 
 
