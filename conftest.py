@@ -61,8 +61,8 @@ LONG = (
 settings.register_profile(
     "fast", deadline=None, print_blob=True, max_examples=20, stateful_step_count=30, derandomize=True, database=None
 )
-# New examples on each run: many runs of 30 see what one of 100 does.
-settings.register_profile("ci", deadline=None, print_blob=True, max_examples=30)
+# New examples on each run: many runs of 20 see what one of 100 does.
+settings.register_profile("ci", deadline=None, print_blob=True, max_examples=20)
 settings.register_profile("release", deadline=None, print_blob=True, max_examples=100)
 settings.register_profile("soak", deadline=None, print_blob=True, max_examples=5_000, stateful_step_count=200)
 

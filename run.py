@@ -8,7 +8,7 @@ usage: python3 run.py test [--profile fast|ci|release|soak] [arguments of pytest
 
 test    run the test suite: about 3 minutes; ci takes 12 minutes, release an hour, soak hours
 demo    run a log pipeline made of actors; it checks its own result and then ends
-check   run ruff, mypy, pyright, import-linter and the build of the documentation, all of them even if one fails
+check   run ruff, mypy, pyright, import-linter and the build of the documentation side by side, all of them even if one fails
 docs    make the site of the documentation in build/docs
 
 Python 3.11 or newer is the only requirement. The first run takes about a minute, later runs start at once.
@@ -23,6 +23,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -192,15 +193,25 @@ def lock(root: Path) -> Iterator[None]:
 
 
 def check(root: Path) -> int:
-    """Run every check, also after one has failed; return 1 if one failed."""
+    """Run all checks side by side, also if one fails; return 1 if one failed."""
     failed = []
-    for name, command in CHECKS.items():
-        print(f"==> {name}", flush=True)
-        start = time.monotonic()
-        code = subprocess.call([str(root / PYTHON), *command], cwd=root)
-        if code:
-            failed.append(name)
-        print(f"{'FAIL' if code else 'ok'}  {name}  {time.monotonic() - start:.1f} s\n", flush=True)
+    start = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        runs = []
+        for name, command in CHECKS.items():
+            said = stack.enter_context(tempfile.TemporaryFile())
+            process = subprocess.Popen([str(root / PYTHON), *command], cwd=root, stdout=said, stderr=subprocess.STDOUT)
+            stack.enter_context(process)
+            stack.callback(process.kill)  # for Ctrl-C; one that has ended does not mind
+            runs.append((name, process, said))
+        for name, process, said in runs:
+            print(f"==> {name}", flush=True)
+            code = process.wait()
+            said.seek(0)
+            print(said.read().decode(errors="replace"), end="")
+            if code:
+                failed.append(name)
+            print(f"{'FAIL' if code else 'ok'}  {name}  {time.monotonic() - start:.1f} s\n", flush=True)
     print(f"failed: {', '.join(failed)}" if failed else "all checks are ok")
     return 1 if failed else 0
 

@@ -95,8 +95,7 @@ def test_without_a_checkout(
     assert err.endswith("or clone the repository, pip install -e '.[dev]' in it, and run levada bench there\n")
 
 
-@pytest.mark.timeout(170)
-@pytest.mark.ci
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("name", "budgets"),
     [

@@ -148,8 +148,7 @@ def test_ctrl_c_leaves_nothing_running(tmp_path: Path, moment: str) -> None:
         assert running(family, process.pid) == []
 
 
-@pytest.mark.ci
-@pytest.mark.timeout(170)
+@pytest.mark.release
 def test_watching_prints_an_address_that_answers(tmp_path: Path) -> None:
     with started(tmp_path, "--watch") as process:
         said = wait_for(process, "watch it in the browser: ")

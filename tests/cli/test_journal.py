@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.pace import every
 
 pytest.importorskip("levada.actors.journal", exc_type=ImportError)
 
@@ -289,7 +290,7 @@ def test_no_damage_is_silent(journal: Path, tmp_path: Path, levada: Run) -> None
     lot = random.Random(0)
     files = [name for name in state(journal) if name != "lock" and not name.endswith(".index")]
     silent = 0
-    for trial in range(150):
+    for trial in range(0, 150, every(3)):
         copy = tmp_path / f"copy{trial}"
         shutil.copytree(journal, copy)
         path = copy / lot.choice(files)
@@ -307,4 +308,4 @@ def test_no_damage_is_silent(journal: Path, tmp_path: Path, levada: Run) -> None
             silent += 1
             assert levada("show", copy)[1] == rows, (path, how)
         shutil.rmtree(copy)
-    assert silent < 60  # flips in padding, in one of two copies, in free pages
+    assert silent < 60 / every(3)  # flips in padding, in one of two copies, in free pages

@@ -291,6 +291,7 @@ def test_nodes_restart_one_after_another_while_clients_come(start: Start, capsys
     assert server.ends()[0] == 0
 
 
+@pytest.mark.release
 def test_a_node_that_cannot_start_again_stays_down_and_the_others_go_on(
     start: Start, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -352,6 +353,7 @@ async def test_every_carrier_reaches_all_nodes_and_files_are_read_again(start: S
     assert not (folder / "s").exists()
 
 
+@pytest.mark.release
 async def test_one_node_serves_quic_and_another_one_after_it(start: Start, folder: Path) -> None:
     made = make_certificates(folder / "tls")
     options = ("--url", "rsocket+quic://localhost:0", "--cert", str(made.certificate), "--key", str(made.key))

@@ -117,7 +117,7 @@ TEXTS = [str(number) for number in range(6)]
 
 
 @pytest.mark.rule("RF-31")
-@pytest.mark.parametrize("stride", [12, pytest.param(1, marks=pytest.mark.ci)])
+@pytest.mark.parametrize("stride", [12, pytest.param(1, marks=pytest.mark.release)])
 @pytest.mark.parametrize("faulty", [("c", "a"), ("b", "c"), ("b", "a")], ids="-".join)
 async def test_rf31_cut_at_every_call(faulty: tuple[str, str], stride: int, autojump_clock: MockClock) -> None:
     """The connection is lost at each operation on it, of either side, until the story ends before."""

@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("pyarrow")
@@ -174,7 +174,6 @@ def test_a_kill_under_way_does_nothing_twice(victim: str) -> None:
 
 
 @pytest.mark.ci
-@settings(max_examples=40)
 @given(st.lists(steps, max_size=40))
 def test_whatever_is_killed_each_command_is_done_once(plan: list[Any]) -> None:
     follow(plan)

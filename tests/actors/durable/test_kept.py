@@ -97,7 +97,7 @@ async def test_a_journal_of_this_process_is_given_as_a_ref(tmp_path: Path) -> No
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("turns", [0, 5, 10, 20])
+@pytest.mark.parametrize("turns", [5, *(pytest.param(turns, marks=pytest.mark.release) for turns in (0, 10, 20))])
 async def test_the_shards_end_before_the_way_to_their_keeper(
     tmp_path: Path, turns: int, caplog: pytest.LogCaptureFixture
 ) -> None:

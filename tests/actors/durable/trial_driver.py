@@ -22,7 +22,7 @@ from levada.framework.errors import ActorError, AskTimeout, LevadaError
 
 SETTINGS = NodeSettings(
     start_timeout=START,
-    hang_timeout=3.0,
+    hang_timeout=6.0,
     silence=30.0,
     drain_timeout=5.0,
     restart=restart(max=10_000, within=1.0, initial_backoff=0.0, max_backoff=0.0),

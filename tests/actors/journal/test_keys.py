@@ -455,7 +455,7 @@ ACTIONS = st.lists(
 
 
 @pytest.mark.ci
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(actions=ACTIONS)
 def test_the_index_always_says_what_the_log_says(actions: list[Any], tmp_path_factory: pytest.TempPathFactory) -> None:
     """Random appends, some of commands that came before; closings, copies of the open files, and lost indexes."""

@@ -21,6 +21,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.pace import every
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("levada.actors.journal", exc_type=ImportError)
@@ -417,7 +418,7 @@ def test_a_crash_at_every_write_and_sync_leaves_each_batch_once(
     step = -1
     done: list[tuple[str, int]] = []
     while len(done) < ACTIONS:
-        step += 1
+        step += every(3)
         directory = shutil.copytree(tmp_path / "empty", tmp_path / str(step))
         sync_all(directory)  # as what was there before the crash
         done = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import resource
@@ -162,6 +163,12 @@ async def _block() -> None:
     await trio.sleep(0.3)
     while True:
         time.sleep(60)  # noqa: ASYNC251 - it blocks on purpose
+
+
+async def native(system: ActorSystem) -> AsyncIterator[None]:
+    """Needs 1.5 s to start, in native code that holds the interpreter's lock, as imports do."""
+    ctypes.PyDLL(None).usleep(1_500_000)
+    yield
 
 
 async def short(system: ActorSystem) -> AsyncIterator[None]:

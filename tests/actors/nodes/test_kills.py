@@ -20,7 +20,7 @@ from .apps import Counter, Watch, Watcher, app
 from .processes import ROOT, driver, gone, is_alive, processes_of
 from .single import Load, Single, Where
 
-HANG = 1.0
+HANG = 4.0
 SOON = 50.0  # seconds; what is measured here must hold on a busy machine
 STARTED = 60.0  # seconds for a node to start, which takes most of a second of CPU
 PART = 30

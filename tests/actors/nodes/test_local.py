@@ -112,6 +112,13 @@ async def test_a_hang_is_found_by_the_heartbeat() -> None:
         assert not is_alive(pid)
 
 
+@pytest.mark.ci
+async def test_a_start_that_holds_the_interpreter_is_no_hang() -> None:
+    async with driver("native", hang_timeout=0.5, nodes=1) as d:
+        (pid,) = await d.ready()
+        assert is_alive(pid)
+
+
 async def test_a_blocked_event_loop_is_no_hang() -> None:
     async with driver("deaf", hang_timeout=1.0, nodes=1, drain_timeout=0.1, kill_after=0.1) as d:
         (pid,) = await d.ready()

@@ -324,6 +324,7 @@ async def test_clients_of_a_hook_that_hangs_hold_little() -> None:
 
 
 @pytest.mark.loopback
+@pytest.mark.release
 @pytest.mark.parametrize("worst", [fired, entries, held, endless, open_and_cancel])
 async def test_the_worst_messages_over_tcp(worst: Callable[[ReactiveStreamsCore], None]) -> None:
     """The same bounds as in memory."""

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.loopback
 
+WHERE = [pytest.param(False, id="here"), pytest.param(True, id="keeper", marks=pytest.mark.release)]
+"""Whether the journal is in a keeper."""
+
 DEPOSITED, WITHDRAWN = "test.durable.deposited", "test.durable.withdrawn"
 
 
@@ -262,7 +265,7 @@ def table(spark: SparkSession, actors: Actors, **more: str) -> Any:
 
 @pytest.mark.ci
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("keeper", [False, True], ids=["here", "keeper"])
+@pytest.mark.parametrize("keeper", WHERE)
 def test_a_job_sends_commands_and_reads_what_they_did(
     spark: SparkSession, actors: Actors, tmp_path: Path, keeper: bool
 ) -> None:
@@ -326,7 +329,7 @@ def test_a_task_that_fails_after_its_commands_and_runs_again_adds_none(
 
 @pytest.mark.ci
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("keeper", [False, True], ids=["here", "keeper"])
+@pytest.mark.parametrize("keeper", WHERE)
 def test_a_stream_of_events_goes_on_behind_erased_ones(
     spark: SparkSession, actors: Actors, tmp_path: Path, keeper: bool
 ) -> None:

@@ -151,6 +151,7 @@ def copy(
     run_to_the_end(writer.option("checkpointLocation", str(checkpoint)).queryName("copy"))
 
 
+@pytest.mark.release
 def test_a_micro_batch_is_there_once_though_spark_forgot_it(
     spark: SparkSession, actors: Actors, tmp_path: Path
 ) -> None:

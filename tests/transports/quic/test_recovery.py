@@ -75,7 +75,9 @@ async def test_reordering_costs_less_than_a_third(lab: Any, autojump_clock: Mock
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("share", [0.01, 0.02, 0.05, 0.1])
+@pytest.mark.parametrize(
+    "share", [0.01, 0.1, *(pytest.param(share, marks=pytest.mark.release) for share in (0.02, 0.05))]
+)
 @seeds(2, 10)
 async def test_reordering_costs_less_than_a_third_whatever_comes_late(
     lab: Any, autojump_clock: MockClock, share: float, seed: int

@@ -35,7 +35,7 @@ from levada.transports.rsocket.frames import (
 
 from .conftest import Feed, Make, Pair, Sent
 
-MANY = 100_000
+MANY = 30_000
 
 
 def held(core: RSocketCore) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -226,6 +227,7 @@ class Node(UntracedActor[Any]):
         self.state = MemberState.STARTING
         self.process: Process | None = None
         self.greeted = False
+        self.up_since = math.inf
         self.reason: Reason = Shutdown()
         """Why the process ends; for the directory."""
         self.cut_off: Reason | None = None
@@ -314,8 +316,6 @@ class Node(UntracedActor[Any]):
             self._fail(error)
             return Refused(str(error))
         self.greeted = True
-        if settings.hang_timeout is not None:
-            self.timers.every("look", settings.beat, _Look())
         place.control = hello.control
         self.watch(hello.control)
         self._change(MemberState.STARTING, node_id=hello.node_id, pid=hello.pid, host=printable(hello.host))
@@ -356,6 +356,9 @@ class Node(UntracedActor[Any]):
             self._fail(error)
             return str(error)
         self.timers.cancel("start")
+        if self.settings.hang_timeout is not None:
+            self.up_since = trio.current_time()
+            self.timers.every("look", self.settings.beat, _Look())
         self.place.begun = True
         self.place.listeners = m.listeners
         self._change(MemberState.UP, url=m.url)
@@ -448,10 +451,12 @@ class Node(UntracedActor[Any]):
     def look(self, m: _Look) -> None:
         """Kill the process if its heartbeat has stopped."""
         process, limit = self.process, self.settings.hang_timeout
-        # A process that is ending sends no heartbeat, and its time is limited anyway.
-        running = self.state in (MemberState.STARTING, MemberState.UP)
-        if running and process is not None and limit is not None and process.silence > limit:
-            self._fail(self._lost(f"hangs: no heartbeat for {process.silence:.1f} s (NodeSettings.hang_timeout)"))
+        # A process that starts or ends may send no heartbeat: imports of native code hold the interpreter's lock. Its time is limited anyway.
+        if self.state is not MemberState.UP or process is None or limit is None:
+            return
+        silence = min(process.silence, trio.current_time() - self.up_since)
+        if silence > limit:
+            self._fail(self._lost(f"hangs: no heartbeat for {silence:.1f} s (NodeSettings.hang_timeout)"))
 
     def undelivered(self, messages: list[Any]) -> None:
         """Drop messages that arrive after the end."""

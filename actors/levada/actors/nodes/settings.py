@@ -49,8 +49,8 @@ class NodeSettings:
     """Seconds without a heartbeat from the driver after which a node ends its actors and its process. Then the driver is stopped, or native
     code in it holds the interpreter's lock. The node notices the end of the driver's process at once."""
     hang_timeout: float | None = attrs.field(default=None, validator=v.optional(_SECONDS))
-    """Seconds without a heartbeat from a node after which the driver kills it; None: never. The heartbeat has a thread of its own, so a busy
-    handler does not count as a hang; native code that holds the interpreter's lock does."""
+    """Seconds without a heartbeat from a node that is up after which the driver kills it; None: never. The heartbeat has a thread of its own, so
+    a busy handler does not count as a hang; native code that holds the interpreter's lock does. A node that starts has `start_timeout`."""
     restart: RestartPolicy = attrs.field(
         factory=lambda: restart("transient", max=10, within=60.0, initial_backoff=0.2, max_backoff=5.0),
         validator=v.instance_of(RestartPolicy),
