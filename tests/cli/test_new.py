@@ -38,10 +38,12 @@ def test_a_new_project(
         ("Tally", "lower-case letters"),
         ("../tally", "lower-case letters"),
         ("class", "lower-case letters"),
+        ("tally_", "_, which is not the last"),  # pip refuses such a project
         ("trio", "would hide it"),
         ("json", "would hide it"),
         ("hypothesis", "would hide it"),
         ("pyspark", "would hide it"),
+        ("x" * 250, "File name too long"),  # long enough for test_NAME.py only
     ],
 )
 def test_names_that_cannot_be_used(
@@ -51,6 +53,16 @@ def test_names_that_cannot_be_used(
     assert cli.main(["new", name]) == 2
     assert error in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_file_of_the_query_is_not_the_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["new", "query", "--spark"]) == 2
+    assert capsys.readouterr().err == "levada: the project has another query.py: choose another name\n"
+    assert list(tmp_path.iterdir()) == []
+    assert cli.main(["new", "query"]) == 0
 
 
 def run(folder: Path, *command: str) -> str:

@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import keyword
 import re
+import shutil
 from importlib.metadata import version
 from pathlib import Path
 from string import Template
@@ -215,7 +216,7 @@ NEXT: Final = """\
 cd $folder
 pip install -e '.[dev]' && pytest
 levada serve $name:app
-levada ship FILE --to lumberjack://127.0.0.1:5044    # or Filebeat, with output.logstash
+levada ship FILE --once --to lumberjack://127.0.0.1:5044    # or Filebeat, with output.logstash
 """
 CALL: Final = """\
 levada call rsocket+tcp://127.0.0.1:7000    # prints how many lines have arrived
@@ -247,17 +248,27 @@ def run(args: argparse.Namespace) -> int:
         ConfigurationError: the name cannot be used, the folder exists already, or it cannot be written to.
     """
     name: str = args.name
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
-        raise ConfigurationError(f"NAME is {name!r}, wanted the name of a module: lower-case letters, digits and _")
+    if not re.fullmatch(r"[a-z]([a-z0-9_]*[a-z0-9])?", name) or keyword.iskeyword(name):
+        raise ConfigurationError(
+            f"NAME is {name!r}, wanted the name of a module: lower-case letters, digits and _, which is not the last"
+        )
     if name in ("pytest", "pyspark") or importlib.util.find_spec(name) is not None:
         raise ConfigurationError(f"a module {name} exists already, and the project would hide it: choose another name")
     extra = "[spark]" if args.spark else ""
     values = {"name": name, "folder": name, "version": version("levada"), "extra": extra}
+    templates = FILES | (SPARK_FILES if args.spark else CONTAINER)
+    files = {Template(path).substitute(values): Template(text).substitute(values) for path, text in templates.items()}
+    if len(files) < len(templates):
+        raise ConfigurationError(f"the project has another {name}.py: choose another name")
     folder = Path(name)
     try:
         folder.mkdir()
-        for path, text in (FILES | (SPARK_FILES if args.spark else CONTAINER)).items():
-            (folder / Template(path).substitute(values)).write_text(Template(text).substitute(values), "utf-8")
+        try:
+            for path, text in files.items():
+                (folder / path).write_text(text, "utf-8")
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
     except OSError as error:
         raise ConfigurationError(f"cannot create {error.filename or name}: {error.strerror}") from error
     print(Template(NEXT + (QUERY if args.spark else CALL)).substitute(values), end="")
