@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from levada.framework.observe import ClassFigures, Histogram
 
 DONE = Metric("test_done_total", "counter", "What was done.", ("kind",))
 OPEN = Metric("test_open", "gauge", "What is to be done.")
+TOOK = Metric("test_took_seconds", "histogram", "How long it took.")
 OLDEST = Metric("test_oldest_seconds", "gauge", "How long the oldest waits.", combine="max")
 
 
@@ -125,8 +127,31 @@ def test_distributions_of_a_histogram_add_up() -> None:
     assert found.total == pytest.approx(100.1, abs=1e-4)
     assert sum((found + found).counts) == 10
     assert (found + found).total == 2 * found.total
-    with pytest.raises(ValueError, match="zip"):
+    with pytest.raises(ConfigurationError, match="the same bounds"):
         _ = found + Distribution((1.0,), (1, 2), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "label"),
+    [
+        (DONE, "5", "a"),
+        (DONE, None, "a"),
+        (DONE, Distribution((1.0,), (1, 2), 1.0), "a"),
+        (DONE, 1, 5),
+        (TOOK, 5, None),
+        (OPEN, Decimal(5), None),
+    ],
+)
+def test_a_sample_that_no_scrape_could_show_is_refused(metric: Metric, value: Any, label: Any) -> None:
+    """Otherwise one actor would spoil all scrapes, and its totals those after its end."""
+    with pytest.raises(ConfigurationError, match=metric.name):
+        metric.sample(value, *(() if label is None else (label,)))
+
+
+@pytest.mark.parametrize(("bounds", "counts"), [((0.1, 1.0), (1, 2)), ((0.1,), (1, 2, 3)), ((1.0, 0.1), (1, 2, 3))])
+def test_buckets_of_another_shape_are_refused(bounds: tuple[float, ...], counts: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigurationError, match="one count more than bounds"):
+        Distribution(bounds, counts, 1.0)
 
 
 async def test_totals_outlive_the_actor_however_it_ends(autojump_clock: MockClock) -> None:

@@ -25,6 +25,8 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
+from numbers import Real
 from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 import attrs
@@ -51,7 +53,11 @@ _NAME: Final = re.compile(r"[a-z_][a-z0-9_]*")
 
 @attrs.frozen
 class Distribution:
-    """How often values fell into buckets: the value of a histogram."""
+    """How often values fell into buckets: the value of a histogram.
+
+    Raises:
+        ConfigurationError: the bounds do not grow, or there is not one number more than bounds.
+    """
 
     bounds: tuple[float, ...]
     """Upper bounds of all buckets but the last, which has none."""
@@ -60,8 +66,18 @@ class Distribution:
     total: float
     """The sum of the values."""
 
+    def __attrs_post_init__(self) -> None:
+        if len(self.counts) != len(self.bounds) + 1 or any(one >= other for one, other in pairwise(self.bounds)):
+            raise ConfigurationError(f"wanted growing bounds, and one count more than bounds: {self}")
+
     def __add__(self, other: Distribution) -> Distribution:
-        """Add what another one with the same bounds has counted."""
+        """Add what another one with the same bounds has counted.
+
+        Raises:
+            ConfigurationError: the bounds differ.
+        """
+        if self.bounds != other.bounds:
+            raise ConfigurationError(f"a histogram has the same bounds in all samples: {self.bounds}, {other.bounds}")
         counts = tuple(one + more for one, more in zip(self.counts, other.counts, strict=True))
         return Distribution(self.bounds, counts, self.total + other.total)
 
@@ -104,10 +120,13 @@ class Metric:
         """Say what the value is now, for `labels` in the order of the declaration.
 
         Raises:
-            ConfigurationError: there are too few or too many labels.
+            ConfigurationError: there are too few or too many labels, a label is not text, or the value does not fit the kind of the metric.
         """
-        if len(labels) != len(self.labels):
+        if len(labels) != len(self.labels) or not all(isinstance(label, str) for label in labels):
             raise ConfigurationError(f"{self.name} has the labels {self.labels}, and this is {labels}")
+        if not isinstance(value, Distribution if self.kind == "histogram" else Real):
+            wanted = "a Distribution" if self.kind == "histogram" else "a number"
+            raise ConfigurationError(f"{self.name} is a {self.kind}, so its value is {wanted}, not {value!r}")
         return self, value, labels
 
 

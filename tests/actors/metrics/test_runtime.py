@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterable
 from time import thread_time
 
+import attrs
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -169,8 +170,9 @@ async def test_labels_are_bounded() -> None:
 
 
 async def test_sources_that_are_no_actors() -> None:
+    @attrs.define  # compared by value, so it has no hash
     class Queue:
-        taken = 3
+        taken: int = 3
 
         def metrics(self) -> Iterable[Sample]:
             return [DONE.sample(self.taken, "queue"), OPEN.sample(5)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from trio.testing import MockClock
 
 from levada.actors.answering import Asked
-from levada.actors.metrics import Metrics, MetricsCollector, Scrapes, serve_metrics
+from levada.actors.metrics import Metrics, MetricsCollector, Scrapes, render, serve_metrics
 from levada.framework import Actor, ActorSystem, handles, message
-from levada.framework.metrics import Series
+from levada.framework.metrics import Metric, Series
 
 from .scraped import read
 
@@ -119,6 +120,35 @@ def test_after_the_end_a_registry_finds_nothing() -> None:
             return MetricsCollector(Metrics(system))
 
     assert list(trio.run(make).collect()) == []
+
+
+def test_a_registry_that_collects_at_the_end_finds_nothing() -> None:
+    class Endless(Metrics):
+        async def collect(self) -> Series:
+            collecting.set()
+            await trio.sleep_forever()
+            raise AssertionError
+
+    collecting = threading.Event()
+    found: list[object] = []
+
+    async def main() -> threading.Thread:
+        async with ActorSystem() as system:
+            thread = threading.Thread(
+                target=lambda each: found.append(list(each.collect())), args=[MetricsCollector(Endless(system))]
+            )
+            thread.start()
+            await trio.to_thread.run_sync(collecting.wait)
+            return thread
+
+    trio.run(main).join()
+    assert found == [[]]
+
+
+async def test_a_unit_is_named_once() -> None:
+    for name in ("seconds", "wait_seconds"):
+        series: Series = {Metric(name, "gauge", "How long.", ()): {(): 3}}
+        assert (await render(series))[1].decode().endswith(f"# TYPE {name} gauge\n{name} 3.0\n")
 
 
 async def test_more_figures_than_a_slice_are_written_in_a_thread() -> None:

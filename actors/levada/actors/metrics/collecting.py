@@ -50,7 +50,7 @@ class Metrics:
 
     def __init__(self, system: ActorSystem) -> None:
         self._system = system
-        self._sources: dict[Measured, None] = {}
+        self._sources: dict[int, Measured] = {}
         self._census: Census | None = None
         """The pass under way."""
         self._latest = system.observe.ended.branch()
@@ -67,11 +67,10 @@ class Metrics:
         Returns:
             A function that removes the object; its totals stay.
         """
-        self._sources[source] = None
+        self._sources[id(source)] = source  # not by its hash: classes with fields often have none
 
         def remove() -> None:
-            if source in self._sources:
-                del self._sources[source]
+            if self._sources.pop(id(source), None) is not None:
                 self._system.observe.ended.add(source.metrics(), lasting=True)
 
         return remove
@@ -107,7 +106,7 @@ class Metrics:
             for samples in await self._ask(self._reporting):
                 tally.add(samples)
             tally.add(system_samples(self._system, complete=complete))
-            for source in self._sources:
+            for source in self._sources.values():
                 try:
                     tally.add(source.metrics())
                 except Exception:

@@ -114,7 +114,8 @@ def from_json(text: str) -> Series:
         found: dict[Metric, dict[Labels, Value]] = {}
         for name, kind, help_, labels, combine, values in json.loads(text):
             metric = Metric(name, kind, help_, tuple(labels), combine)
-            found[metric] = {metric.sample(0, *names)[2]: _value(value) for names, value in values}
+            samples = (metric.sample(_value(value), *names) for names, value in values)
+            found[metric] = {labels: value for _, value, labels in samples}
         return found
     except (ValueError, TypeError, LookupError, LevadaError) as error:
         raise DecodeError(f"not figures of a node: {error}") from error

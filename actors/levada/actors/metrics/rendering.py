@@ -35,7 +35,7 @@ class MetricsCollector(Collector):
     """Adds the figures of a system to a registry of prometheus-client, for programs that have one.
 
     Make it inside `trio.run`, and register it: ``REGISTRY.register(MetricsCollector(Metrics(system)))``. The registry must collect in another
-    thread, as ``start_http_server`` does; that thread waits for the thread of the system. After the end of `trio.run` nothing is collected.
+    thread, as ``start_http_server`` does; that thread waits for the thread of the system. Once `trio.run` ends, nothing is collected.
     """
 
     def __init__(self, metrics: Metrics) -> None:
@@ -58,7 +58,7 @@ class MetricsCollector(Collector):
             )
         try:
             series = trio.from_thread.run(self._metrics.collect, trio_token=self._trio)
-        except trio.RunFinishedError:
+        except (trio.RunFinishedError, trio.Cancelled):  # in this thread it means that trio.run is ending
             return
         yield from families(series)
 
@@ -110,8 +110,8 @@ def families(series: Series) -> Iterator[Family]:
 
 def _family(metric: Metric) -> Family:
     kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
-    unit = metric.name.removesuffix("_total").rpartition("_")[2]
+    stem, _, unit = metric.name.removesuffix("_total").rpartition("_")
     made: Family = kinds[metric.kind](
-        metric.name, metric.help, labels=metric.labels, unit=unit if unit in _UNITS else ""
+        metric.name, metric.help, labels=metric.labels, unit=unit if stem and unit in _UNITS else ""
     )
     return made
