@@ -95,11 +95,11 @@ def test_the_page_of_asyncio_shows_parts_of_the_examples() -> None:
 def test_accounts_are_right_after_a_kill_and_so_are_their_books(adds_up: str) -> None:
     pytest.importorskip("pyspark" if adds_up == "spark" else "pyarrow")
     arguments = ["--commands", "400", *(["--no-spark"] if adds_up == "pyarrow" else [])]
-    last = run(EXAMPLES / "accounts.py", *arguments, timeout=280)
+    last = run(EXAMPLES / "accounts.py", *arguments)
     assert re.fullmatch(r"400 commands, one kill: the log has \d+, as the accounts say", last)
 
 
-def run(program: Path, *arguments: str, timeout: float = 50) -> str:
+def run(program: Path, *arguments: str) -> str:
     """Run an example; return its last line."""
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
@@ -111,7 +111,7 @@ def run(program: Path, *arguments: str, timeout: float = 50) -> str:
         capture_output=True,
         encoding="utf-8",
         check=False,
-        timeout=timeout,
+        timeout=280,
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()[-1]

@@ -125,7 +125,7 @@ async def placed(
     folder: Path, n: int = 2, cls: type[Durable[Any]] = Placed, **settings: Any
 ) -> AsyncIterator[tuple[Shards[Any], Nodes, list[Task]]]:
     async with (
-        ActorSystem("driver", shutdown_timeout=20.0, ask_timeout=30.0) as system,
+        ActorSystem("driver", shutdown_timeout=100.0, ask_timeout=150.0) as system,
         nodes_here(system, n, APP) as (nodes, tasks),
     ):
         accounts = await shards(
@@ -275,7 +275,7 @@ TERMS = Terms(
 
 async def test_of_two_owners_of_a_shard_the_later_one_writes(tmp_path: Path) -> None:
     """As when a node is out of reach for the driver, but not dead. The earlier one does not take the shard back."""
-    async with ActorSystem("driver", shutdown_timeout=20.0, ask_timeout=30.0) as system, nodes_here(system, 1, APP):
+    async with ActorSystem("driver", shutdown_timeout=100.0, ask_timeout=150.0) as system, nodes_here(system, 1, APP):
         journal = system.spawn(partial(Journal, tmp_path, LOG.schema, config=log_config(1)))
         first, second = (system.spawn(Host, TERMS, journal) for _ in range(2))
         one = await first.ask(Open(0))
@@ -293,7 +293,7 @@ async def test_of_two_owners_of_a_shard_the_later_one_writes(tmp_path: Path) -> 
 
 async def test_a_shard_that_comes_back_is_read_anew(tmp_path: Path) -> None:
     """The host still has the shard, and has not noticed that another one had it since."""
-    async with ActorSystem("driver", shutdown_timeout=20.0, ask_timeout=30.0) as system, nodes_here(system, 1, APP):
+    async with ActorSystem("driver", shutdown_timeout=100.0, ask_timeout=150.0) as system, nodes_here(system, 1, APP):
         journal = system.spawn(partial(Journal, tmp_path, LOG.schema, config=log_config(1)))
         first, second = (system.spawn(Host, TERMS, journal) for _ in range(2))
         one = await first.ask(Open(0))

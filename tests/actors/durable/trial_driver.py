@@ -93,7 +93,7 @@ class Trial:
         say(id=m["id"], answer=answer)
 
     async def total(self, m: dict[str, Any]) -> None:
-        say(id=m["id"], answer=await self.purses[m["entity"]].ask(Total(), timeout=30.0))
+        say(id=m["id"], answer=await self.purses[m["entity"]].ask(Total(), timeout=150.0))
 
     async def strike(self, m: dict[str, Any]) -> None:
         member = self.nodes[m["node"]]
@@ -117,7 +117,7 @@ class Trial:
 
 async def main(folder: str, count: int, snapshot_every: int) -> None:
     async with (
-        ActorSystem("driver", shutdown_timeout=20.0, ask_timeout=30.0) as system,
+        ActorSystem("driver", shutdown_timeout=100.0, ask_timeout=150.0) as system,
         local_nodes(system, len(NODES), APP, names=NODES, settings=SETTINGS) as nodes,
     ):
         purses = await shards(

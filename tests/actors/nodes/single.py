@@ -81,7 +81,7 @@ class Load:
             number, self.sent = self.sent, self.sent + 1
             if single is not None:
                 try:
-                    assert await single.ask(Handle(number), timeout=10) == number
+                    assert await single.ask(Handle(number), timeout=50) == number
                     self.answered.add(number)
                 except ActorError:
                     pass  # it may have been handled, once

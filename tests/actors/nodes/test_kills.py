@@ -138,13 +138,13 @@ async def campaign(chance: random.Random, strikes: int, folder: Path) -> None:
 
 async def kill_driver(chance: random.Random) -> None:
     """Kill or stop a driver at any moment; nothing of it is left soon."""
-    async with driver(silence=1.0, drain_timeout=0.5) as d:
+    async with driver(silence=4.0, drain_timeout=0.5) as d:
         if chance.random() < 0.5:
             await d.ready()
         await trio.sleep(chance.random())
         stopped = chance.random() < 0.3
         os.kill(d.pid, signal.SIGSTOP if stopped else signal.SIGKILL)
-        await trio.sleep(2.0 if stopped else 0)
+        await trio.sleep(6.0 if stopped else 0)
         os.kill(d.pid, signal.SIGKILL)
         with trio.fail_after(SOON):
             await d.process.wait()

@@ -376,6 +376,7 @@ def test_a_mailbox_may_be_a_view_and_no_table(spark: SparkSession, actors: Actor
     spark.catalog.dropTempView("lines")
 
 
+@pytest.mark.release
 def test_a_session_that_nobody_prepared_finds_the_format(spark: SparkSession, actors: Actors) -> None:
     """What `session` registers is of its own session; any other one looks through the modules that are there."""
     fill(actors, "lines", 3)
