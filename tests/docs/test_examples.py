@@ -113,5 +113,7 @@ def run(program: Path, *arguments: str) -> str:
         check=False,
         timeout=280,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    # On a slow machine any computing becomes a turn of a quarter of a second, which is worth a warning.
+    said = [line for line in done.stderr.splitlines() if " held everything up for " not in line]
+    assert (done.returncode, said) == (0, [])
     return done.stdout.splitlines()[-1]
