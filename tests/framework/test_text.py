@@ -1,12 +1,14 @@
-"""`printable`: whatever a peer wrote becomes one harmless line."""
+"""`printable`: whatever a peer wrote becomes one harmless line. `texts`: one text is not several."""
 
 from __future__ import annotations
+
+import importlib
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from levada.framework.text import printable
+from levada.framework.text import printable, texts
 
 
 @pytest.mark.parametrize(
@@ -53,3 +55,32 @@ def test_any_text_becomes_one_printable_line_within_the_limit(text: str | bytes,
     assert shown.isprintable()
     assert len(shown) <= limit
     shown.encode()  # fails on a lone surrogate
+
+
+def test_several_texts_are_a_tuple() -> None:
+    assert texts(["a", "bc"]) == texts(("a", "bc")) == texts(each for each in ("a", "bc")) == ("a", "bc")
+    assert texts(()) == ()
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ("levada.actors.dashboard:DashboardConfig", "names"),
+        ("levada.actors.lumberjack:TailConfig", "exclude"),
+        ("levada.transports.carriers.tls:TlsConfig", "alpn"),
+        ("levada.transports.carriers.websocket_config:WebSocketConfig", "origins"),
+        ("levada.transports.carriers.websocket_config:WebSocketConfig", "subprotocols"),
+        ("levada.transports.qmux:QmuxConfig", "protocols"),
+        ("levada.transports.quic:QuicConfig", "alpn"),
+    ],
+)
+@pytest.mark.parametrize("wrong", ["*.log", ["a", 5]])
+def test_a_setting_of_several_texts_refuses_one(config: str, field: str, wrong: object) -> None:
+    """Its characters would be taken for texts, and ``*`` for a pattern that fits all files."""
+    module, _, name = config.partition(":")
+    try:
+        make = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        pytest.skip(f"needs {error.name}")
+    with pytest.raises(TypeError):
+        make(**{field: wrong})

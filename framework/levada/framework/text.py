@@ -1,8 +1,10 @@
-"""Making untrusted text safe for logs, error texts and terminals."""
+"""Making untrusted text safe for logs, error texts and terminals; and telling one text from several."""
 
 from __future__ import annotations
 
-__all__ = ["printable"]
+from collections.abc import Iterable
+
+__all__ = ["printable", "texts"]
 
 
 def printable(text: str | bytes, limit: int = 512) -> str:
@@ -29,3 +31,17 @@ def printable(text: str | bytes, limit: int = 512) -> str:
     if not shown.isprintable():
         shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def texts(values: Iterable[str]) -> tuple[str, ...]:
+    """Return several texts as a tuple, for a setting that has several.
+
+    Raises:
+        TypeError: it is one text, whose characters would be taken for texts, or not all values are text.
+    """
+    if isinstance(values, str):
+        raise TypeError(f"wanted several texts, as in ({values!r},), and this is one")
+    found = tuple(values)
+    if not all(isinstance(value, str) for value in found):
+        raise TypeError(f"wanted several texts, not {found!r}")
+    return found

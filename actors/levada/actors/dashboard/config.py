@@ -9,6 +9,7 @@ import attrs
 from attrs import validators as v
 
 from levada.framework.errors import ConfigurationError
+from levada.framework.text import texts
 from levada.transports.carriers.tls import TlsConfig
 
 __all__ = ["DashboardConfig"]
@@ -27,7 +28,7 @@ class DashboardConfig:
     """Address to listen at."""
     port: int = attrs.field(default=0, validator=[v.instance_of(int), v.in_(range(1 << 16))])
     """Port to listen at; 0 takes a free one."""
-    names: tuple[str, ...] = attrs.field(default=(), converter=tuple[str, ...])
+    names: tuple[str, ...] = attrs.field(default=(), converter=texts)
     """More names or addresses of this machine, as in the browser's address bar, without a port. Requests for other names are refused, so a
     page of another site cannot reach the dashboard under a name of its own (DNS rebinding)."""
     tls: TlsConfig | None = attrs.field(default=None, validator=v.optional(v.instance_of(TlsConfig)))

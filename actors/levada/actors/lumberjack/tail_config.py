@@ -11,6 +11,7 @@ import attrs
 from attrs import validators as v
 
 from levada.framework.errors import ConfigurationError
+from levada.framework.text import texts
 
 __all__ = ["TailConfig", "TailStatus"]
 
@@ -34,7 +35,7 @@ class TailConfig:
     """Read each file to its end, including an unfinished last line, and stop."""
     start: Literal["beginning", "end"] = attrs.field(default="beginning", validator=v.in_(("beginning", "end")))
     """Where to begin in files that exist when the registry is new. Files that appear later are read from their beginning."""
-    exclude: tuple[str, ...] = attrs.field(default=("*.gz", "*.bz2", "*.xz", "*.zst"), converter=tuple[str, ...])
+    exclude: tuple[str, ...] = attrs.field(default=("*.gz", "*.bz2", "*.xz", "*.zst"), converter=texts)
     """Patterns of file names that are not followed, although another pattern matches them."""
     poll: float = attrs.field(default=0.25, validator=_positive)
     """Seconds between looks at a file that has no new bytes."""

@@ -19,6 +19,7 @@ import trio
 from attrs import validators as v
 
 from levada.framework.errors import CarrierError, ConfigurationError, ConnectionLost, IdleTimeout
+from levada.framework.text import texts
 from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.certificates import WRITTEN, alternative_name, subject_text
 from levada.transports.carriers.contracts import Octets
@@ -55,7 +56,7 @@ class TlsConfig(StreamConfig):
         default="none", validator=v.in_(["none", "optional", "required"])
     )
     """Whether a listener asks clients for certificates, verified against `ca`."""
-    alpn: tuple[str, ...] = attrs.field(default=(), converter=tuple[str, ...])
+    alpn: tuple[str, ...] = attrs.field(default=(), converter=texts)
     """Protocols to offer or to choose from, the preferred one first. `CarrierInfo.alpn` has the chosen one."""
     minimum_version: ssl.TLSVersion = attrs.field(
         default=ssl.TLSVersion.TLSv1_2, validator=v.in_([ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])

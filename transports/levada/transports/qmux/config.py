@@ -9,6 +9,7 @@ import attrs
 from attrs import validators as v
 
 from levada.framework.errors import ConfigurationError
+from levada.framework.text import texts
 
 if TYPE_CHECKING:  # a core knows no carrier
     from levada.transports.carriers.memory import MemoryConfig
@@ -63,7 +64,7 @@ class QmuxConfig:
 
     protocols: tuple[str, ...] = attrs.field(
         default=("qmux-02.levada",),
-        converter=tuple[str, ...],
+        converter=texts,
         validator=[v.min_len(1), v.deep_iterable(v.matches_re(_PROTOCOL))],
     )
     """Identifiers of the application protocol, the preferred one first, such as ``"qmux-02.aqueduct"``: ALPN names of TLS, subprotocols of

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from cryptography.x509 import load_pem_x509_certificates
 
 from levada.framework.errors import ConfigurationError
+from levada.framework.text import texts
 from levada.transports.private_files import warn_if_others_can_read
 
 __all__ = ["ClientSessions", "QuicConfig", "TicketStore"]
@@ -108,7 +109,7 @@ class ClientSessions:
 class QuicConfig:
     """Settings of a QUIC endpoint and its connections. Immutable; derive with `attrs.evolve`."""
 
-    alpn: tuple[str, ...] = ("levada",)
+    alpn: tuple[str, ...] = attrs.field(default=("levada",), converter=texts)
     """Application protocols, preferred first; both ends must have one in common."""
     certificate: str | PathLike[str] | None = None
     """PEM file with this side's certificate and its chain. A listener needs one; a client shows its own if asked."""
