@@ -287,6 +287,7 @@ async def test_nothing_can_be_changed_unless_it_is_allowed(autojump_clock: MockC
         {"search": "x" * 1001},
         {"open": "/a"},
         {"open": [1]},
+        {"open": [], "node": "n" * 1001},
         {"open": ["/a"] * (MOST_OPEN + 1)},
         {"first": -1, "open": []},
         {"first": True, "open": []},
@@ -299,6 +300,15 @@ async def test_nothing_can_be_changed_unless_it_is_allowed(autojump_clock: MockC
 def test_what_is_no_view(wrong: object) -> None:
     with pytest.raises(DecodeError):
         View.from_json(wrong)
+
+
+async def test_a_path_of_any_length_is_found(autojump_clock: MockClock) -> None:
+    async with viewed() as (system, viewer):
+        system.spawn(Office, 1, name="x" * 5000)
+        path = f"/{'x' * 5000}"
+        answer = await viewer.look(View.from_json({"open": [path], "selected": f"{path}/clerk0"}))
+        assert answer["detail"]["path"] == f"{path}/clerk0"
+        assert [row["path"] for row in answer["rows"]][1:] == [path, f"{path}/clerk0"]
 
 
 @pytest.mark.loopback

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -128,6 +130,51 @@ async def test_tracebacks_are_text(page: Page) -> None:
         await page.until("document.querySelector('#events pre')")
         assert await page.evaluate("document.querySelector('#events pre').textContent.includes('<img src=x')")
         assert await page.evaluate("document.querySelectorAll('img[src=x]').length") == 0
+
+
+class Nested(Actor[Work]):
+    names: list[str]
+
+    def started(self) -> None:
+        if self.names:
+            self.spawn(Nested, self.names[1:], name=self.names[0])
+
+    @handles
+    def work(self, m: Work) -> None:
+        pass
+
+
+@pytest.mark.parametrize("console", [False, True])
+async def test_long_and_odd_names(page: Page, tmp_path: Path, console: bool) -> None:
+    """Actors of such names can be unfolded and selected; more than a request has room for stays folded."""
+    names = ["\udc80", "line\nend", "\u202edrawkcab", "100%41", "a:b#c", *(f"{n}{'ü' * 250}" for n in range(10, 20))]
+    shown = 10
+    async with ActorSystem("town") as system, AsyncExitStack() as stack:
+        top = system.spawn(Nested, names, name="top")
+        if console:
+            await stack.enter_async_context(serve_console(system, tmp_path / "c"))
+            dashboard = await stack.enter_async_context(serve_console_dashboard(tmp_path / "c"))
+        else:
+            dashboard = await stack.enter_async_context(serve_dashboard(system))
+        await page.go(dashboard.login_url())
+        await page.until("document.querySelector('.row[aria-level=\"2\"]')")
+        await page.evaluate("document.querySelector('#grid').focus()")
+        for level in range(1, shown + 1):
+            if level > 1:  # a small program is shown with its first level unfolded
+                await page.key("ArrowRight")
+            await page.until(f"document.querySelector('.row[aria-level=\"{level + 1}\"]')")
+            await page.key("ArrowDown")
+            await page.key("Enter")
+            path = json.dumps("/".join(["/top", *names[:level]]))
+            await page.until(f"document.querySelector('#detail h2').textContent === {path}")
+            await page.until("document.querySelector('#detail dd')?.innerText === 'Nested'")
+        for _ in range(len(names) - shown):
+            await page.key("ArrowRight")
+            await page.key("ArrowDown")
+        for _ in range(1234):
+            top.tell(Work())
+        await page.until(f"{row('top')}.innerText.includes('1,234')")
+        assert await page.text("#link") == "live"
 
 
 async def test_it_survives_a_restart_of_the_program(page: Page, tmp_path: Path) -> None:

@@ -42,8 +42,8 @@ MOST_ROWS: Final = 200
 """The most rows in view."""
 MOST_OPEN: Final = 500
 """The most actors whose children are in view."""
-_PATH: Final = 1000
-"""The most characters of a path, or of a search text."""
+_TEXT: Final = 1000
+"""The most characters of a name, of a search text, or of a path in a text for people."""
 _SHARE: Final = 0.02
 """The largest share of a core for one viewer."""
 _LONGEST: Final = 3.0
@@ -94,18 +94,19 @@ class View:
         names = {field.name for field in attrs.fields(cls)}
         view = cls(**{name: member for name, member in value.items() if name in names})
         paths = view.open
-        if not isinstance(paths, list) or len(paths) > MOST_OPEN or not all(_is_path(path) for path in paths):
+        # Paths have any length, as those of actors have; what carries the request bounds it.
+        if not isinstance(paths, list) or len(paths) > MOST_OPEN or not all(isinstance(path, str) for path in paths):
             raise DecodeError(f"open is a list of {MOST_OPEN} paths at most")
         numbers = (view.first, view.count, view.after)
         if not all(type(number) is int and 0 <= number < 1 << 53 for number in numbers) or view.count > MOST_ROWS:
             raise DecodeError(f"first, count and after are numbers, and count is {MOST_ROWS} at most")
         if (
             view.page not in PAGES
-            or not _is_path(view.search)
-            or not _is_path(view.node)
-            or not (view.selected is None or _is_path(view.selected))
+            or not _is_short(view.search)
+            or not _is_short(view.node)
+            or not isinstance(view.selected, str | None)
         ):
-            raise DecodeError(f"page is one of {', '.join(PAGES)}; node, search and selected are short texts")
+            raise DecodeError(f"page is one of {', '.join(PAGES)}; node and search are short texts, selected is a path")
         return attrs.evolve(view, open=tuple(paths))
 
     def to_json(self) -> dict[str, Any]:
@@ -113,8 +114,8 @@ class View:
         return {**attrs.asdict(self), "open": list(self.open)}
 
 
-def _is_path(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= _PATH
+def _is_short(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= _TEXT
 
 
 @attrs.frozen
@@ -177,7 +178,7 @@ class Viewer:
         """
         view = View.from_json(members["view"]) if "view" in members else None
         name = view.node if view is not None else members.get("node", "")
-        if not _is_path(name):
+        if not _is_short(name):
             raise DecodeError("node is a short text")
         try:
             if name:
@@ -185,10 +186,10 @@ class Viewer:
             return await self.look(view) if view is not None else await self.act(members)
         except LevadaError as error:
             if view is None and (name or isinstance(error, ConfigurationError)):
-                return {"refused": printable(str(error), _PATH)}  # the actor, or the node, may just have ended
+                return {"refused": printable(str(error), _TEXT)}  # the actor, or the node, may just have ended
             if view is None or not name:
                 raise
-            return {"node": name, "away": printable(f"{name}: {error}", _PATH), "last": 0, "interval": _PATIENCE}
+            return {"node": name, "away": printable(f"{name}: {error}", _TEXT), "last": 0, "interval": _PATIENCE}
 
     async def _ask_node(self, name: str, members: Mapping[str, Any]) -> dict[str, Any]:
         if self._node is None or self._node[0] != name:
@@ -277,7 +278,7 @@ class Viewer:
             if prepared is None or not prepared.is_meant_by(members["confirm"]):
                 raise ConfigurationError("there is nothing to confirm: the actor has ended, or a minute has passed")
             prepared.carry_out()
-            return {"done": f"{prepared.action} {printable(prepared.actor.path, _PATH)}"}
+            return {"done": f"{prepared.action} {printable(prepared.actor.path, _TEXT)}"}
         action, path = members.get("act"), members.get("path")
         actor = self._find(path) if isinstance(path, str) else None
         if action not in ACTIONS or actor is None:
@@ -285,7 +286,7 @@ class Viewer:
         code = secrets.token_urlsafe(16)
         self._prepared = _Prepared(action, actor, code, trio.current_time() + _CONFIRM)
         supervision = self._system.observe.detail(actor).supervision
-        return {"confirm": code, "act": action, "path": printable(actor.path, _PATH), "supervision": supervision}
+        return {"confirm": code, "act": action, "path": printable(actor.path, _TEXT), "supervision": supervision}
 
     def _summary(self) -> dict[str, Any]:
         system = self._system
@@ -378,7 +379,7 @@ class Viewer:
         observe = self._system.observe
         if page == "channels":
             return [
-                {"path": printable(cell.path, _PATH), **attrs.asdict(channel)}
+                {"path": printable(cell.path, _TEXT), **attrs.asdict(channel)}
                 for cell in cells
                 for channel in observe.detail(cell).channels
             ]

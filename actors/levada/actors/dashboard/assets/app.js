@@ -8,6 +8,8 @@ import { NONE, PAGES } from "./pages.js";
 import { Chart, quantile } from "./series.js";
 
 const EVENTS = 500;
+const OPEN = 500; // actors unfolded
+const OPEN_BYTES = 50_000; // of their paths; a request has 65,536
 const narrow = matchMedia("(max-width: 900px)");
 
 const state = { page: "actors", node: "", open: new Set(), selected: null, search: "", searching: false, unread: 0, begun: false };
@@ -287,13 +289,22 @@ function select(path) {
 }
 
 function fold(path, open) {
-  if (!open) state.open.delete(path);
-  else if (state.open.size < 500) state.open.add(path);
+  state.open.delete(path);
+  if (open) state.open.add(path);
+  // The program takes no more. What was unfolded first, and has perhaps ended long since, is folded instead.
+  while (state.open.size > OPEN || encoded([...state.open]) > OPEN_BYTES) {
+    state.open.delete([...state.open].find((each) => !`${path}/`.startsWith(`${each}/`)) ?? path);
+  }
   tell();
 }
 
+// The bytes of a value as JSON that a console takes: other characters are escaped.
+const encoded = (value) => JSON.stringify(value).replace(/[^ -~]/g, "\\u0000").length;
+
 function address() {
-  const hash = `#${state.page}${state.node ? `@${encodeURIComponent(state.node)}` : ""}${state.selected ? `:${encodeURI(state.selected)}` : ""}`;
+  // A name may have half a surrogate pair, which no address can show.
+  const selected = (state.selected ?? "").toWellFormed();
+  const hash = `#${state.page}${state.node ? `@${encodeURIComponent(state.node)}` : ""}${selected ? `:${encodeURI(selected)}` : ""}`;
   if (location.hash !== hash) history.replaceState(null, "", hash);
 }
 
