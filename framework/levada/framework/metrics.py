@@ -126,7 +126,7 @@ class Metric:
             raise ConfigurationError(f"{self.name} has the labels {self.labels}, and this is {labels}")
         if not isinstance(value, Distribution if self.kind == "histogram" else Real):
             wanted = "a Distribution" if self.kind == "histogram" else "a number"
-            raise ConfigurationError(f"{self.name} is a {self.kind}, so its value is {wanted}, not {value!r}")
+            raise ConfigurationError(f"the {self.kind} {self.name} is {value!r}, wanted {wanted}")
         return self, value, labels
 
 

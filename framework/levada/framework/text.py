@@ -40,8 +40,8 @@ def texts(values: Iterable[str]) -> tuple[str, ...]:
         TypeError: it is one text, whose characters would be taken for texts, or not all values are text.
     """
     if isinstance(values, str):
-        raise TypeError(f"wanted several texts, as in ({values!r},), and this is one")
+        raise TypeError(f"expected several texts, as in ({values!r},), got {values!r}")
     found = tuple(values)
     if not all(isinstance(value, str) for value in found):
-        raise TypeError(f"wanted several texts, not {found!r}")
+        raise TypeError(f"expected several texts, got {found!r}")
     return found
