@@ -16,7 +16,8 @@ import trio
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from levada.actors.spark.bridge import Bridge
     from levada.framework import ActorSystem
