@@ -7,6 +7,7 @@ import logging
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import trio
 from tests.packages import modules_of
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from levada.actors import aqueduct, maop, reactivesocket, rsocket
 from levada.actors.authentication import Authentication, Authenticator, Credentials, Gatekeeper, PeerRefused, Refused
 from levada.framework import Actor, ActorSystem, Identity, Limits, handles
 from levada.framework.errors import ConfigurationError, LevadaError
@@ -334,10 +336,68 @@ def test_secrets_do_not_show() -> None:
     assert "ada" in shown
 
 
-@pytest.mark.parametrize("wrong", [{"code": "no"}, {"retry_after": -1.0}, {"retry_after": float("nan")}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"code": "no"}, {"code": -1}, {"code": 1 << 62}, {"retry_after": -1.0}, {"retry_after": float("nan")}],
+)
 def test_a_refusal_that_cannot_be(wrong: dict[str, Any]) -> None:
-    with pytest.raises((ConfigurationError, TypeError)):
+    with pytest.raises((ConfigurationError, TypeError, ValueError)):
         Refused("No.", **wrong)
+
+
+@pytest.mark.parametrize(("code", "of_maop"), [((1 << 62) - 1, 1), (1 << 16, 1), ((1 << 16) - 1, (1 << 16) - 1)])
+async def test_a_refusal_that_not_every_protocol_can_express(code: int, of_maop: int) -> None:
+    """A text without UTF-8, and codes that only some protocols have."""
+
+    async def decide(credentials: Credentials) -> Identity | Refused:
+        return Refused("Who is \udcff?", code=code)
+
+    async def ignore(message: float) -> None: ...
+
+    async def told(
+        serve: Callable[..., AbstractAsyncContextManager[Any]],
+        connect: Callable[..., AbstractAsyncContextManager[Any]],
+        url: str,
+        *what: Any,
+    ) -> tuple[str, int]:
+        async with serve(system, url, *what, authenticate=decide) as listener:
+            with pytest.raises(LevadaError) as caught:
+                async with connect(system, url, *what[1:]) as peer:
+                    await peer.request_response(b"")  # RSocket's client hears of nothing before it asks
+            assert listener.refused == 1
+        error: Any = caught.value
+        return str(error), error.code
+
+    async with ActorSystem() as system:
+        for carrier in ("memory", "qmux+memory"):
+            text, found = await told(aqueduct.serve, aqueduct.connect, f"aqueduct+{carrier}://desk", ignore, float)
+            assert (text.rpartition(": ")[2], found) == ("Who is \\udcff?", code)
+        text, found = await told(maop.serve, partial(maop.connect, token=b"a"), "maop+memory://desk", {})
+        assert ("Who is" in text, found) == (True, of_maop)
+        for dialect in (rsocket, reactivesocket):
+            url = f"{dialect.__name__.rpartition('.')[2]}+memory://desk"
+            assert await told(dialect.serve, dialect.connect, url, shout) == ("Who is \\udcff?", 3)
+
+
+@pytest.mark.parametrize("method", ["admitted", "refused"])
+async def test_a_client_is_not_kept_waiting_by_a_protocol_that_fails(
+    toy: Any, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: Any, decision: object) -> None:
+        if self.acceptor is None:
+            self.greeted()  # the client
+        else:
+            raise RuntimeError("not this one")
+
+    monkeypatch.setattr(toy.Connection, method, fail)
+    async with ActorSystem() as system:
+        audit = Probe(system)
+        system.events.subscribe(PeerRefused, audit.ref)
+        async with serving(toy, system, ada if method == "admitted" else no) as listener:
+            assert FAILED in await reason(toy, system)
+            assert (await audit.expect(PeerRefused)).reason == (FAILED if method == "admitted" else "Not today.")
+            assert listener.refused == 1
+    assert [r.levelname for r in caplog.records if "could not be carried out" in r.getMessage()] == ["ERROR"]
 
 
 def test_a_channel_binding_is_compared() -> None:

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -80,6 +81,15 @@ async def test_reading_the_file_again_replaces_tokens(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"cannot read the tokens in .*tokens: "):
         tokens.reload()
     assert await tokens(bearer("new")) == Identity("ada")
+
+
+async def test_files_as_other_systems_write_them(tmp_path: Path) -> None:
+    """With CR LF, and with the mark that begins a UTF-8 file of Windows."""
+    file = written(
+        tmp_path, f"\ufeffada sha256={digest('first')}\r\n# a comment\r\n\r\nbob sha256={digest('second')}\r\n"
+    )
+    tokens = BearerTokens(file)
+    assert [await tokens(bearer(token)) for token in ("first", "second")] == [Identity("ada"), Identity("bob")]
 
 
 async def test_tokens_of_a_program_need_no_file() -> None:
@@ -170,6 +180,7 @@ NAMES = CertificateNames(
         "CN=root,O=Example": Identity("root", roles={"admin"}),
         "CN=*,O=Example": None,
         "DNS:*.example.org": Identity("web"),
+        "DNS:desk.example.com": Identity("desk"),
         "URI:spiffe://example.org/*/*": None,
     }
 )
@@ -193,6 +204,8 @@ NOT_KNOWN = Refused("The names in the client certificate are not known here.")
         (certified(None, "email:a@b", "DNS:WEB-1.Example.org"), Identity("web")),
         (certified(None, "DNS:a.b.example.org"), NOT_KNOWN),
         (certified(None, "DNS:.example.org"), NOT_KNOWN),
+        (certified(None, "DNS:DESK.example.com"), Identity("desk")),
+        (certified(None, "DNS:des\u212a.example.com"), NOT_KNOWN),  # the Kelvin sign, whose lower case is k
         (certified(None, "DNS:a-example-org"), NOT_KNOWN),
         (certified(None, "URI:spiffe://example.org/a/b"), Identity("URI:spiffe://example.org/a/b")),
         (certified(None, "URI:spiffe://EXAMPLE.org/a/b"), NOT_KNOWN),
@@ -251,6 +264,12 @@ async def test_the_first_hook_that_does_not_refuse_decides(tmp_path: Path) -> No
         assert isinstance(files, Reloads)
         files.reload()
         assert await hook(bearer("new")) == Identity("ada")
+
+
+@pytest.mark.parametrize("wrong", [None, "tokens", Identity("ada")])
+def test_each_of_several_hooks_is_a_hook(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"^authenticate is .*, wanted an async function or a Ref$"):
+        any_of(BearerTokens.of({}), wrong)
 
 
 async def test_a_hook_that_fails_ends_the_search() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -90,21 +90,33 @@ async def test_maop_over_a_registered_carrier(meadow: MemoryConfig) -> None:
         assert await peer.request(101, b"hello") == b"HELLO"
 
 
-async def test_a_carrier_of_one_stream_is_named(meadow: MemoryConfig, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("protocol", ["aqueduct", "maop"])
+async def test_a_carrier_of_one_stream_is_named(
+    protocol: str, meadow: MemoryConfig, caplog: pytest.LogCaptureFixture
+) -> None:
     """The client gets the error. The server logs it, and goes on."""
 
     async def ignore(_: Any) -> None:
         pass
 
-    config = aqueduct.PeerConfig(carrier=MemoryConfig(shape="bytes"))
+    def serve() -> AbstractAsyncContextManager[Any]:
+        if protocol == "maop":
+            of_maop = maop.PeerConfig(carrier=one)
+            return maop.serve(system, url, {}, authenticate=CLIENTS, config=of_maop)
+        return aqueduct.serve(system, url, ignore, object, config=aqueduct.PeerConfig(carrier=one))
+
+    def connect() -> AbstractAsyncContextManager[Any]:
+        if protocol == "maop":
+            return maop.connect(system, url, token=b"secret", config=maop.PeerConfig(carrier=one))
+        return aqueduct.connect(system, url, object, config=aqueduct.PeerConfig(carrier=one))
+
+    url, one = f"{protocol}+meadow://lane", MemoryConfig(shape="bytes")
     caplog.set_level(logging.WARNING, "levada")
-    async with (
-        ActorSystem() as system,
-        aqueduct.serve(system, "aqueduct+meadow://lane", ignore, object, config=config),
-    ):
-        with pytest.raises(ConfigurationError, match=r"^needs a carrier of many streams; memory:// has one$"):
-            async with aqueduct.connect(system, "aqueduct+meadow://lane", object, config=config):
-                pass
+    async with ActorSystem() as system, serve():
+        for _ in range(2):
+            with pytest.raises(ConfigurationError, match=r"^needs a carrier of many streams; memory:// has one$"):
+                async with connect():
+                    pass
         async with dial("meadow://lane", None) as stream:
             with pytest.raises(ConnectionLost):
                 await stream.receive_some()

@@ -44,6 +44,7 @@ __all__ = [
     "Refused",
     "Reloads",
     "acquire",
+    "check_hook",
 ]
 
 logger = logging.getLogger("levada.actors.authentication")
@@ -57,14 +58,23 @@ def _check_retry_after(_: Any, attribute: Any, value: float | None) -> None:
         raise ConfigurationError(f"retry_after is {value!r}, wanted a number of seconds")
 
 
+def _encodable(reason: Any) -> Any:
+    """Escape lone surrogates, which no protocol can send."""
+    return reason.encode("utf-8", "backslashreplace").decode() if isinstance(reason, str) else reason
+
+
 @attrs.frozen
 class Refused:
     """A refusal: an ``authenticate`` hook returns it to turn a client, or a request, away."""
 
-    reason: str = attrs.field(default="These credentials are not valid here.", validator=v.instance_of(str))
+    reason: str = attrs.field(
+        default="These credentials are not valid here.", converter=_encodable, validator=v.instance_of(str)
+    )
     """A sentence for people. The peer sees it, so do not put tokens or personal data into it."""
-    code: int | None = attrs.field(default=None, kw_only=True, validator=v.optional(v.instance_of(int)))
-    """A code of the protocol; None: the protocol's usual code for a refusal."""
+    code: int | None = attrs.field(
+        default=None, kw_only=True, validator=v.optional([v.instance_of(int), v.ge(0), v.lt(1 << 62)])
+    )
+    """A code of the protocol. None, or a code that the protocol does not have: its usual code for a refusal."""
     retry_after: float | None = attrs.field(default=None, kw_only=True, validator=_check_retry_after)
     """Seconds to wait before another attempt, in protocols that can say so."""
 
@@ -121,7 +131,8 @@ class Reloads(Protocol):
         """
 
 
-def _check_hook(_: Any, attribute: Any, value: Any) -> None:
+def check_hook(_: Any, attribute: Any, value: Any) -> None:
+    """Refuse what cannot be a hook; a validator of attrs."""
     if not (isinstance(value, Ref) or callable(value)):
         raise ConfigurationError(f"authenticate is {type(value).__name__}, wanted an async function or a Ref")
 
@@ -130,7 +141,7 @@ def _check_hook(_: Any, attribute: Any, value: Any) -> None:
 class Authentication:
     """An ``authenticate`` hook with its limits. `serve` takes the bare hook, too."""
 
-    hook: Authenticate = attrs.field(validator=_check_hook)
+    hook: Authenticate = attrs.field(validator=check_hook)
     """Decides."""
     timeout: float = attrs.field(default=5.0, kw_only=True, validator=v.gt(0.0))
     """Seconds from the client's credentials to the decision, waiting included; then the client is refused."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import re
 import secrets
@@ -15,12 +16,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import attrs
+from attrs import validators as v
 
 from levada.framework import Identity, Limits, Ref
 from levada.framework.errors import ConfigurationError
 from levada.transports.private_files import warn_if_others_can_read
 
-from .authentication import Authenticate, Credentials, Refused, Reloads
+from .authentication import Authenticate, Credentials, Refused, Reloads, check_hook
 
 __all__ = ["BearerTokens", "CertificateNames", "UnixUsers", "any_of", "new_token"]
 
@@ -98,7 +100,7 @@ class BearerTokens:
 
 def _read(path: Path) -> dict[bytes, Identity]:
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
     except OSError as error:
         raise ConfigurationError(f"cannot read the tokens in {path}: {error.strerror or error}") from error
     warn_if_others_can_read(path, "digests of tokens")
@@ -203,7 +205,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     if not _KINDS.match(pattern):
         raise ConfigurationError(f"the pattern is {pattern!r}, wanted one such as 'CN=*' or 'DNS:*.example.org'")
     parts = map(re.escape, pattern.split("*"))
-    return re.compile(r"[^,+./@\\]+".join(parts), re.IGNORECASE if pattern.startswith("DNS:") else 0)
+    return re.compile(r"[^,+./@\\]+".join(parts), re.IGNORECASE | re.ASCII if pattern.startswith("DNS:") else 0)
 
 
 class UnixUsers:
@@ -228,7 +230,7 @@ class UnixUsers:
 
 @attrs.frozen
 class _AnyOf:
-    hooks: tuple[Authenticate, ...]
+    hooks: tuple[Authenticate, ...] = attrs.field(validator=v.deep_iterable(check_hook))
 
     async def __call__(self, credentials: Credentials) -> Identity | Refused:
         refusal: Refused | None = None
@@ -250,6 +252,9 @@ def any_of(first: Authenticate, *others: Authenticate) -> Callable[[Credentials]
     """Ask several hooks in turn: the first that does not refuse decides. If all refuse, the client gets the first one's refusal.
 
     If a hook fails, the client is refused.
+
+    Raises:
+        ConfigurationError: a hook is neither an async function nor a ref.
 
     Example:
         ``any_of(BearerTokens("tokens"), CertificateNames({"CN=*,O=Example": None}))``

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 import attrs
 import trio
 
-from levada.actors.authentication import Authenticator, Credentials, Gatekeeper, Refused
+from levada.actors.authentication import FAILED, Authenticator, Credentials, Gatekeeper, Refused
 from levada.actors.metrics.connections import connection_samples
 from levada.framework import FlowWindow, Identity, Lost, Normal, Reason, Ref, RemotePeer, Sample, handles
 from levada.framework.embedding import ActorPhase, ConnectionActor, local_ref, release
@@ -338,6 +338,19 @@ class Driver(ConnectionActor, Generic[C]):
             pass
 
     def _decided(self, answer: Identity | Refused) -> None:
+        try:
+            self._act_on(answer)
+        except Exception:
+            # Otherwise the client would wait for an answer that never comes.
+            logging.getLogger(f"levada.actors.{self.protocol}").exception(
+                "%s: the decision about the client could not be carried out",
+                self.who,
+                extra=self.extra("decision_failed"),
+            )
+            self.record_refusal(FAILED)
+            self.shut(reason=FAILED.reason)
+
+    def _act_on(self, answer: Identity | Refused) -> None:
         acceptor = self.acceptor
         if (
             self._credentials is None

@@ -154,6 +154,7 @@ class ServerConnection(AqueductDriver):
             self.core.accept((*self.headers(), *(() if identity is None else identity.headers)))
         except ValueError as error:
             logger.error("%s: authenticate gave headers that cannot be sent: %s", self.who, error)
+            self.record_refusal(FAILED)
             self.refused(FAILED)
             return
         entrance = self.core.entrypoint

@@ -12,7 +12,7 @@ import attrs
 import trio
 
 from levada.actors.authentication import Refused
-from levada.actors.listening import Acceptor, ListenerHandle
+from levada.actors.listening import Accepted, Acceptor, ListenerHandle
 from levada.actors.multiplexed import accepting
 from levada.actors.stream_carriers import url_of
 from levada.framework import Identity, Reason, Sample
@@ -86,7 +86,7 @@ class ServerConnection(MaopDriver):
 
     def refused(self, refusal: Refused) -> None:
         """Disapprove the client. Source: MA-21 to MA-24."""
-        code = ErrorCode.UNAUTHORIZED if refusal.code is None else refusal.code
+        code = refusal.code if refusal.code is not None and refusal.code < 1 << 16 else ErrorCode.UNAUTHORIZED
         self.feed(self.core.disapprove_client(code, refusal.reason, refusal.retry_after, now=trio.current_time()))
 
     async def stopping(self, reason: Reason) -> None:
@@ -137,10 +137,12 @@ class ListenerActor(Acceptor[ServerConnection]):
         """Turn the carrier's URL, with the real port, into the protocol's."""
         return url_of("maop", carrier_url)
 
-    async def accept(self, listener: carriers.Listener[Any]) -> carriers.Incoming:
+    async def accept(self, listener: carriers.Listener[Any]) -> Accepted:
         """Accept the next client; refuse addresses that try too often. Source: MA-128."""
         while True:
-            incoming: carriers.Incoming = await listener.accept()
+            incoming: Accepted = await listener.accept()
+            if not isinstance(incoming, carriers.Incoming):
+                return incoming  # a stream alone, which the connection refuses
             host = incoming.peer.rpartition(":")[0]
             # Peers in this process and at a Unix socket have no network address.
             if self._attempts is None or not host or self.url.startswith("maop+memory:"):
@@ -150,7 +152,7 @@ class ListenerActor(Acceptor[ServerConnection]):
             self.refused_attempts += 1
             incoming.refuse("its address has tried too often (max_attempts)")
 
-    def make(self, accepted: carriers.Incoming) -> ServerConnection:
+    def make(self, accepted: Accepted) -> ServerConnection:
         """Make the connection of an accepted carrier."""
         return ServerConnection(partial(accepting, accepted), self.shared, self)
 

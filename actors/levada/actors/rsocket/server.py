@@ -18,7 +18,7 @@ from levada.framework.embedding import act_for
 from levada.framework.errors import DecodeError
 from levada.transports import carriers
 from levada.transports.rsocket import ErrorCode, RSocketCore, Sessions
-from levada.transports.rsocket.codes import SETUP_CODES
+from levada.transports.rsocket.codes import SETUP_CODES, is_stream_code
 from levada.transports.rsocket.events import ConnectionEnded, ResumeReceived, SetupReceived
 from levada.transports.rsocket.extensions import (
     Authentication,
@@ -165,7 +165,7 @@ class ServerConnection(RSocketDriver):
                 act_for(request.peer)
             return
         gatekeeper.refuse(self.system, credentials, answer, self.identity.name if self.identity is not None else "")
-        if answer.code is None:
+        if answer.code is None or not is_stream_code(answer.code):
             raise RequestRejected(answer.reason)
         raise RequestFailed(answer.reason, code=answer.code)
 

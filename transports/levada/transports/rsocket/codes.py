@@ -9,7 +9,9 @@ import attrs
 
 from levada.framework.errors import DecodeError, LocalProtocolError
 
-__all__ = ["CONNECTION_CODES", "SETUP_CODES", "STREAM_CODES", "ErrorCode", "InvalidFrame", "StreamIdsExhausted"]
+__all__ = [
+    "CONNECTION_CODES", "SETUP_CODES", "ErrorCode", "InvalidFrame", "StreamIdsExhausted", "is_stream_code",
+]  # fmt: skip
 
 
 class ErrorCode(IntEnum):
@@ -41,9 +43,14 @@ SETUP_CODES: Final = frozenset(
     (ErrorCode.INVALID_SETUP, ErrorCode.UNSUPPORTED_SETUP, ErrorCode.REJECTED_SETUP, ErrorCode.REJECTED_RESUME)
 )
 CONNECTION_CODES: Final = frozenset((ErrorCode.CONNECTION_ERROR, ErrorCode.CONNECTION_CLOSE))
-STREAM_CODES: Final = frozenset(
+_STREAM_CODES: Final = frozenset(
     (ErrorCode.APPLICATION_ERROR, ErrorCode.REJECTED, ErrorCode.CANCELED, ErrorCode.INVALID)
 )
+
+
+def is_stream_code(code: int) -> bool:
+    """Return whether an ERROR on a stream may have this code: one of the protocol's, or of an application (RS-27)."""
+    return code in _STREAM_CODES or 0x301 <= code <= 0xFFFFFFFE
 
 
 @attrs.define(eq=False, slots=False, str=False)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from levada.framework.errors import LocalProtocolError
-from levada.transports.rsocket.codes import STREAM_CODES, ErrorCode, InvalidFrame
+from levada.transports.rsocket.codes import ErrorCode, InvalidFrame, is_stream_code
 from levada.transports.rsocket.config import CUT_INTO, LARGEST_SENT, MAX_U31, CoreConfig
 from levada.transports.rsocket.connection import RSocketConnection
 from levada.transports.rsocket.events import (
@@ -697,7 +697,7 @@ class RSocketCore(RSocketConnection):
             raise self._why_not(stream_id, None)
         if (stream is None or stream.requester) and kind is not _CHANNEL:
             raise LocalProtocolError("a requester without further payloads has no errors; cancel", rule="RS-68")
-        if code not in STREAM_CODES and not 0x301 <= code <= 0xFFFFFFFE:
+        if not is_stream_code(code):
             raise LocalProtocolError(f"{code:#x} is no code for a stream", rule="RS-27")
         if len(data) > LARGEST_SENT - HEADER.size - U32.size:
             raise LocalProtocolError(f"error data of {len(data)} bytes does not fit into a frame", rule="RS-3")
