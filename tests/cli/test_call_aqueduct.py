@@ -256,6 +256,8 @@ def test_no_connection_in_time_is_exit_code_2(call: Call, url: str, options: tup
         (["--tag", "t", "--data", '["@reply", "@reply"]'], '"@reply" may stand among the fields once, and not with'),
         (["--tag", "t", "--data", "[1e999, 18446744073709551616]"], "the fields cannot be encoded: "),
         (["--tag", "t", "--data", '[{"base64": "?"}]'], "the fields cannot be encoded: "),
+        (["--tag", "t", "--data", "[" * 600 + "]" * 600], "the fields cannot be encoded: "),
+        (["--tag", "t", "--data", "[" * 100_000], "with --tag, --data must be JSON: "),
     ],
 )
 def test_mistakes(call: Call, arguments: list[str], complaint: str) -> None:

@@ -9,7 +9,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
+from typing import TextIO
 
 import pytest
 
@@ -134,6 +136,61 @@ def test_a_reader_of_the_output_that_leaves_is_no_error(
         monkeypatch.setattr(sys, "stdout", output)
         assert cli.main(["probe"]) == 0
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("fails_at", ["print", "flush"])
+def test_a_full_disk_is_one_line(
+    fails_at: str, install: Install, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(args: argparse.Namespace) -> int:
+        print("a line", flush=fails_at == "print")
+        return 0
+
+    install(work)
+    with open("/dev/full", "w", encoding="utf-8") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        assert cli.main(["probe"]) == 2
+    assert capsys.readouterr().err == "levada: [Errno 28] No space left on device\n"
+
+
+def test_closed_streams_are_empty_ones(
+    install: Install, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As with the shell's ``<&- >&- 2>&-``."""
+
+    def work(args: argparse.Namespace) -> int:
+        for stream in (sys.stdin, sys.stdout, sys.stderr):
+            opened.append(stream)
+            assert not stream.isatty()
+        assert sys.stdin.read() == ""
+        print("nothing", flush=True)
+        print("nothing", flush=True, file=sys.stderr)
+        return 0
+
+    opened: list[TextIO] = []
+    install(work)
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    assert cli.main(["probe"]) == 0
+    monkeypatch.undo()
+    for stream in opened:
+        stream.close()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_output_in_an_encoding_that_lacks_a_character(
+    install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def work(args: argparse.Namespace) -> int:
+        print("5 \u20ac")
+        return 0
+
+    install(work)
+    with open(tmp_path / "output", "w", encoding="ascii") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        assert cli.main(["probe"]) == 0
+    assert (tmp_path / "output").read_text() == "5 \\u20ac\n"
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), BaseExceptionGroup("nursery", [KeyboardInterrupt()])])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from levada.actors import cli
 from levada.actors.explain import aqueduct, qmux
-from levada.actors.explain.values import read_value
+from levada.actors.explain.values import as_text, read_value
 from levada.framework import Codec, Sender, channel, message
 from levada.framework.codec import AttachmentKind
 from levada.transports.aqueduct.frames import ConnectionControl, Message
@@ -164,6 +164,15 @@ def test_messages_that_would_take_much_memory_are_octets_to_it() -> None:
             read_value(octets)
     assert tracemalloc.get_traced_memory()[1] < 6_000_000
     tracemalloc.stop()
+
+
+@pytest.mark.parametrize("level", [b"\x91", b"\x81\xa1a"])
+def test_values_that_are_nested_too_deeply_to_be_shown(level: bytes) -> None:
+    deepest = read_value(level * 200 + b"\xc0")
+    assert as_text(deepest).count("null") == 1
+    for levels in (201, 500, 1_000, 100_000):
+        with pytest.raises(ValueError, match="not a value of the codec"):
+            read_value(level * levels + b"\xc0")
 
 
 def test_all_vectors_of_aqueduct(capsys: pytest.CaptureFixture[str], capture: Path) -> None:

@@ -11,14 +11,16 @@ Only the module of the chosen subcommand is imported; ``levada --help`` imports 
 Exit codes: 0 for success, 1 if the command ran and found something wrong, 2 for a mistake of the user or a peer that cannot be reached,
 130 after Ctrl-C.
 A `levada.framework.errors.LevadaError` prints one line on stderr. So does Ctrl-C, even during imports, so this module imports nothing large.
-If the reader of the output leaves, as ``head`` does, the command ends with code 0.
+If the reader of the output leaves, as ``head`` does, the command ends with code 0. A full disk prints one line, with exit code 2.
 Any other exception is a bug, of levada or of the program that it runs, and prints its traceback.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -74,12 +76,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: after ``--help`` and ``--version`` (code 0), and for invalid arguments (code 2).
     """
+    _complete_streams()
     try:
         try:
             code = _main(sys.argv[1:] if argv is None else argv)
         finally:
-            if sys.stdout is not None:  # the shell's >&-
-                sys.stdout.flush()
+            sys.stdout.flush()
     except KeyboardInterrupt:
         code = 130  # without further imports
     except BaseException as error:
@@ -92,19 +94,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+def _complete_streams() -> None:
+    """Replace standard streams that are closed (the shell's ``>&-``), and let the output show every character in any encoding."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for the life of the process
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _is_full(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def _report(error: BaseException) -> int | None:
     """Print one line for each error, and return the exit code; return None for a bug, which has a traceback."""
     from levada.framework.errors import LevadaError
 
     # A trio nursery wraps errors, and Ctrl-C, in groups.
     leaves = list(_leaves(error))
-    if not all(isinstance(leaf, LevadaError | KeyboardInterrupt | BrokenPipeError) for leaf in leaves):
+    if not all(
+        isinstance(leaf, LevadaError | KeyboardInterrupt | BrokenPipeError) or _is_full(leaf) for leaf in leaves
+    ):
         return None
-    errors = [leaf for leaf in leaves if isinstance(leaf, LevadaError)]
+    errors = [leaf for leaf in leaves if isinstance(leaf, LevadaError) or _is_full(leaf)]
     for each in errors:
         text = str(each).partition("\n")[0]  # the errors of a Spark query have more lines
         print(f"levada: {text or type(each).__name__}", file=sys.stderr)
-    if any(isinstance(leaf, BrokenPipeError) for leaf in leaves):
+    if any(isinstance(leaf, BrokenPipeError) or _is_full(leaf) for leaf in leaves):
         # The interpreter flushes the output once more when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):

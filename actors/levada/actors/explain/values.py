@@ -17,6 +17,8 @@ __all__ = ["Handle", "Tagged", "as_json", "as_text", "read_value"]
 
 EXT_ATTACHMENT, EXT_MESSAGE = 1, 2
 _LIMITS = Codec()
+_MOST_NESTED = 200
+"""Most levels of lists, maps and messages that are shown. Each takes `as_json` two frames of Python's stack."""
 
 
 @attrs.frozen
@@ -59,9 +61,27 @@ def read_value(data: bytes) -> Any:
     try:
         if not has_at_most(data, _LIMITS.max_items):
             raise ValueError("too many items")
-        return _unpack(data, _LIMITS.max_depth)
+        value = _unpack(data, _LIMITS.max_depth)
+        _check_nesting(value, _MOST_NESTED)
+        return value
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError, msgpack.UnpackException) as error:
         raise ValueError(f"not a value of the codec: {error}") from error
+
+
+def _check_nesting(value: Any, left: int) -> None:
+    if left < 0:
+        raise ValueError("nested too deeply to be shown")
+    match value:
+        case Tagged(_, fields):
+            _check_nesting(fields, left)
+        case list():
+            for item in value:
+                _check_nesting(item, left - 1)
+        case dict():
+            for item in value.values():
+                _check_nesting(item, left - 1)
+        case _:
+            pass
 
 
 def _unpack(data: bytes, depth: int) -> Any:

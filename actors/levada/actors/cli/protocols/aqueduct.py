@@ -244,7 +244,7 @@ def message_bytes(tag: str, fields: Sequence[Any], reply: AttachmentKind | None)
         packed: bytes = msgpack.packb(tagged(tag, row))
     except ConfigurationError:
         raise
-    except (ValueError, OverflowError) as error:
+    except (ValueError, OverflowError, RecursionError) as error:
         raise ConfigurationError(f"the fields cannot be encoded: {error}") from error
     return packed
 
@@ -252,7 +252,7 @@ def message_bytes(tag: str, fields: Sequence[Any], reply: AttachmentKind | None)
 def _fields(data: bytes) -> list[Any]:
     try:
         fields = json.loads(data or b"[]")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"with --tag, --data must be JSON: {error}") from error
     if not isinstance(fields, list):
         raise ConfigurationError(f"with --tag, --data is {json.dumps(fields)[:40]}, wanted a JSON array of fields")
