@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -170,7 +171,16 @@ def test_a_memory_of_another_run_is_none() -> None:
         assert trio.run(lose, start, clock=trio.testing.MockClock()) == "quic"
 
 
-@pytest.mark.parametrize("wrong", [{"head_start": -1.0}, {"remember": -1.0}, {"limit": 0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"head_start": -1.0},
+        {"head_start": math.nan},
+        {"remember": -1.0},
+        {"remember": math.nan},
+        {"limit": 0},
+    ],
+)
 def test_settings_of_a_fallback(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError, match="a fallback needs"):
         Fallback(**wrong)  # type: ignore[arg-type]

@@ -88,8 +88,11 @@ async def test_the_url_of_a_listener_leads_to_it(tmp_path: Path) -> None:
         async with (
             unix.listen(f"unix://{quote(os.fsencode(tmp_path / name))}") as listener,
             unix.dial(listener.url) as client,
+            unix.dial(
+                f"unix://{tmp_path}/{name.replace('%', '%25').replace('?', '%3F').replace('#', '%23')}"
+            ) as unquoted,
         ):
-            assert client.info.local == f"{tmp_path}/{name}"
+            assert client.info.local == unquoted.info.local == f"{tmp_path}/{name}"
             assert stat.S_ISSOCK((tmp_path / name).stat().st_mode)
 
 
@@ -161,6 +164,7 @@ async def test_urls_that_cannot_be(tmp_path: Path) -> None:
         "unix:///dir/",
         "unix:///path?query",
         "unix:///path#fragment",
+        "unix:///lone\ud800surrogate",
         "tcp://127.0.0.1:1",
     ):
         for context in (unix.listen, unix.dial):

@@ -43,6 +43,16 @@ def test_qx27_limits_of_the_receiver() -> None:
     assert code(wire, stream(0, 0, bytes(11))) == FLOW
 
 
+@pytest.mark.rule("QX-12", "QX-27")
+def test_qx12_limits_of_data_stay_below_2_62() -> None:
+    """Resets may count more bytes than any peer could send."""
+    largest = (1 << 62) - 1
+    wire = Wire(stream_window=largest, connection_window=largest)
+    wire.give(encode_frame(FrameType.RESET_STREAM, 0, 7, largest - 1))
+    assert [frame.fields for frame in wire.frames() if frame.kind == MAX_DATA] == [(largest,)]
+    assert code(wire, stream(4, 0, b"ab")) == FLOW
+
+
 @pytest.mark.rule("QX-27")
 def test_qx27_limits_of_the_sender() -> None:
     """The peer's are kept, for each kind of stream its own; a smaller one is ignored."""

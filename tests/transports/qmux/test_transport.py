@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import math
 import os
 import ssl
 import weakref
@@ -203,6 +204,9 @@ async def test_certificates_are_read_again(authority: Authority, tmp_path: Path)
         ("qmux+quic://127.0.0.1:1", None, "expected a URL with qmux"),
         ("qmux+tcp://127.0.0.1:x", None, "not a URL"),
         ("qmux+tls://127.0.0.1:0", QmuxConfig(below=TcpConfig()), "is a TcpConfig, wanted a TlsConfig"),
+        ("qmux+ws://:1/", None, r"expected ws://host:port/path or wss://host:port/path, got 'ws://:1/'"),
+        ("qmux+ws://127.0.0.1:1/path#here", None, "has a fragment or a user"),
+        ("qmux+unix:///run/desk?here", None, r"got 'unix:///run/desk\?here'"),
     ],
 )
 async def test_what_cannot_work_is_refused(url: str, config: QmuxConfig | None, match: str) -> None:
@@ -210,6 +214,30 @@ async def test_what_cannot_work_is_refused(url: str, config: QmuxConfig | None, 
         with pytest.raises(ConfigurationError, match=match):
             async with opening:
                 pass
+
+
+async def test_a_listener_refuses_a_query() -> None:
+    with pytest.raises(ConfigurationError, match="has a query, but only the path selects clients"):
+        async with listen("qmux+ws://127.0.0.1:0/path?word=1"):
+            pass
+
+
+@pytest.mark.loopback
+async def test_a_path_with_two_slashes(tmp_path: Path) -> None:
+    """As made of a folder that is called ``//…``."""
+    url = f"qmux+unix:///{tmp_path}/desk"
+    async with listen(url) as listener:
+        assert listener.url == url
+        assert (tmp_path / "desk").is_socket()
+    with pytest.raises(ConnectionLost, match=f"cannot connect to /{tmp_path}/desk"):
+        async with dial(url):
+            pass
+
+
+@pytest.mark.parametrize("seconds", [math.inf, math.nan, 1e300, -1.0])
+def test_idle_timeouts_that_cannot_be_declared(seconds: float) -> None:
+    with pytest.raises(ValueError, match="idle_timeout"):
+        QmuxConfig(idle_timeout=seconds)
 
 
 @pytest.mark.parametrize("name", ["qmux-01.x", "qmux-02.", "qmux-02.a b", "aqueduct"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +271,22 @@ async def test_urls_are_checked(lab: Any, autojump_clock: MockClock) -> None:
     with pytest.raises(ConfigurationError, match="certificate"):
         async with listen("quic://server:1", QuicConfig(), port=SimNet(1).port("server")):
             pass
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("idle_timeout", math.inf),
+        ("idle_timeout", 1e300),
+        ("idle_timeout", 0.0),
+        ("stream_window", 1 << 62),
+        ("connection_window", 1 << 62),
+        ("max_streams", (1 << 60) + 1),
+    ],
+)
+def test_settings_that_peers_cannot_be_told_of(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=name):
+        QuicConfig(**{name: value})  # type: ignore[arg-type]
 
 
 async def test_files_and_addresses_that_cannot_be_had(certificate: Any, tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ class Fallback:
     """
 
     def __init__(self, *, head_start: float = 0.25, remember: float = 600.0, limit: int = 1_000) -> None:
-        if head_start < 0 or remember < 0 or limit < 1:
+        if not (head_start >= 0 and remember >= 0 and limit >= 1):  # false for NaN, too
             raise ConfigurationError("a fallback needs head_start >= 0, remember >= 0 and limit >= 1")
         self.head_start = head_start
         self._remember = remember

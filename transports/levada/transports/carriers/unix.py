@@ -61,7 +61,10 @@ class UnixConfig(StreamConfig):
 
 def _path(url: str) -> str:
     parts = split_url(url, "unix")
-    path = os.fsdecode(unquote_to_bytes(parts.path))
+    try:
+        path = os.fsdecode(unquote_to_bytes(os.fsencode(parts.path)))  # arguments of commands may be no UTF-8
+    except UnicodeError as error:
+        raise ConfigurationError(f"{url!r} cannot be the name of a file: {error}") from error
     if parts.netloc.startswith("@") or path.startswith("\0"):
         raise ConfigurationError(f"abstract names are not supported, as they have no file mode: {url!r}")
     if parts.netloc or parts.query or parts.fragment or not path.startswith("/") or path.endswith("/"):

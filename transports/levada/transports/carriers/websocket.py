@@ -158,6 +158,18 @@ def _split(url: str) -> SplitResult:
     return parts
 
 
+def below_of_listener(url: str) -> str:
+    """Return the URL of the byte streams below a listener.
+
+    Raises:
+        ConfigurationError: the URL is malformed, or has a query.
+    """
+    parts = _split(url)
+    if parts.query:
+        raise ConfigurationError(f"{url!r} has a query, but only the path selects clients: leave the query out")
+    return _below(parts)
+
+
 def _below(parts: SplitResult) -> str:
     """Return the URL of the byte stream below a WebSocket."""
     scheme, port = ("tls", 443) if parts.scheme == "wss" else ("tcp", 80)
@@ -266,8 +278,7 @@ async def listen_over(
     Raises:
         ConfigurationError: the URL is malformed.
     """
-    if _split(url).query:
-        raise ConfigurationError(f"{url!r} has a query, but only the path selects clients: leave the query out")
+    below_of_listener(url)
     listener = WebSocketListener(below, url, config or WebSocketConfig())
     async with plain_nursery() as nursery:
         nursery.start_soon(listener.serve, nursery)
@@ -290,8 +301,8 @@ async def listen(url: str, config: WebSocketConfig | None = None) -> AsyncIterat
         ConfigurationError: the URL is malformed, the address is taken, or the TLS settings have no certificate.
     """
     config = config or WebSocketConfig()
-    parts = _split(url)
-    below = tls.listen(_below(parts), config.tls) if parts.scheme == "wss" else tcp.listen(_below(parts), config.tcp)
+    parts, address = _split(url), below_of_listener(url)
+    below = tls.listen(address, config.tls) if parts.scheme == "wss" else tcp.listen(address, config.tcp)
     async with below as streams:
         real = parts._replace(netloc=urlsplit(streams.url).netloc).geturl()
         async with listen_over(streams, real, config) as listener:

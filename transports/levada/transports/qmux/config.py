@@ -24,6 +24,8 @@ _PROTOCOL = re.compile(r"qmux-02(\.[!#$%&'*+\-.^_`|~0-9A-Za-z]+)?")
 
 _size: Any = [v.instance_of(int), v.in_(range(1, 1 << 62))]
 _streams: Any = [v.instance_of(int), v.in_(range((1 << 60) + 1))]
+# The wire has milliseconds, in 62 bits.
+_idle: Any = [v.instance_of((int, float)), v.ge(0), v.lt(1 << 52)]
 _seconds: Any = [v.instance_of((int, float)), v.gt(0)]
 
 
@@ -49,7 +51,7 @@ class QmuxConfig:
     """Whether datagrams from the peer are accepted."""
     datagram_queue: int = attrs.field(default=256, validator=_size)
     """Most datagrams kept in each direction. When that many are kept, senders wait and receivers lose the oldest."""
-    idle_timeout: float = attrs.field(default=30.0, validator=[v.instance_of((int, float)), v.ge(0)])
+    idle_timeout: float = attrs.field(default=30.0, validator=_idle)
     """Seconds without a record from the peer after which the connection is lost; the smaller value of the two ends applies. 0 for never."""
     keepalive_without_streams: bool = False
     """Whether a silent peer is pinged even while no stream is open. Source: QX-35 (D-19)."""

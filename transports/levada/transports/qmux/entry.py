@@ -141,8 +141,8 @@ async def dial(url: str, config: QmuxConfig | None = None) -> AsyncIterator[Qmux
         ConfigurationError: the URL or the settings cannot work, or the URL means plain TCP beyond loopback.
     """
     config = config or QmuxConfig()
-    scheme, parts = _split(url)
-    async with _carrier(scheme).dial(parts.geturl(), _settings(scheme, config)) as stream:
+    scheme, _ = _split(url)
+    async with _carrier(scheme).dial(url.removeprefix(_PREFIX), _settings(scheme, config)) as stream:
         info = attrs.evolve(stream.info, scheme=_PREFIX + scheme)
         below: Below
         if scheme in ("ws", "wss"):
@@ -209,13 +209,10 @@ async def listen(url: str, config: QmuxConfig | None = None) -> AsyncIterator[Qm
     below: AbstractAsyncContextManager[Any]
     if scheme in ("ws", "wss"):
         upgrade = partial(_upgrade, settings, parts.path or None)
-        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-        if scheme == "wss":
-            below = tls.listen(f"tls://{host}:{443 if parts.port is None else parts.port}", settings.tls)
-        else:
-            below = tcp.listen(f"tcp://{host}:{80 if parts.port is None else parts.port}", settings.tcp)
+        address = _carrier(scheme).below_of_listener(url.removeprefix(_PREFIX))
+        below = tls.listen(address, settings.tls) if scheme == "wss" else tcp.listen(address, settings.tcp)
     else:
-        below = _carrier(scheme).listen(parts.geturl(), settings)
+        below = _carrier(scheme).listen(url.removeprefix(_PREFIX), settings)
     async with below as streams:
         real = urlsplit(streams.url)
         _check_loopback(scheme, real.netloc, config)

@@ -12,7 +12,7 @@ from levada.framework.errors import LocalProtocolError
 
 from .codes import Fault, TransportError
 from .events import StreamData, StreamReset
-from .frames import MAX_STREAMS, Frame, FrameType, encode_frame, read_frame, read_int
+from .frames import LARGEST, MAX_STREAMS, Frame, FrameType, encode_frame, read_frame, read_int
 from .sending import Sender
 from .state import Receiving, Sending
 from .streams import Stream, Streams
@@ -206,7 +206,7 @@ class Receiver:
 
     def max_data(self) -> bytes:
         """Make MAX_DATA."""
-        self._limit = self._consumed + self._window
+        self._limit = min(self._consumed + self._window, LARGEST)
         return encode_frame(FrameType.MAX_DATA, self._limit)
 
     def consumed(self, stream: Stream, size: int) -> None:

@@ -16,7 +16,7 @@ from levada.transports.numbers import Numbers
 from .codes import Fault, TransportError
 from .config import QmuxConfig
 from .events import Event, StreamFlushed, StreamOpened, StreamOver, StreamsAllowed
-from .frames import MAX_STREAMS, FrameType, Parameters, encode_frame
+from .frames import LARGEST, MAX_STREAMS, FrameType, Parameters, encode_frame
 from .state import Receiving, Sending
 
 __all__ = ["NEVER", "Due", "Level", "Side", "Stream", "Streams"]
@@ -88,7 +88,7 @@ class Stream:
         """Make MAX_STREAM_DATA. Source: QX-29."""
         if self.receiving is not Receiving.OPEN:
             return b""
-        self.receive_limit = self.consumed + self.streams.config.stream_window
+        self.receive_limit = min(self.consumed + self.streams.config.stream_window, LARGEST)
         return encode_frame(FrameType.MAX_STREAM_DATA, self.id, self.receive_limit)
 
     def data_blocked(self) -> bytes:

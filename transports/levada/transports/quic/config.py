@@ -32,8 +32,14 @@ WORKER_LIMIT = 256  # the first byte of a connection id names the worker process
 
 _positive: Any = attrs.validators.and_(attrs.validators.instance_of((int, float)), attrs.validators.gt(0))
 _not_negative: Any = attrs.validators.and_(attrs.validators.instance_of((int, float)), attrs.validators.ge(0))
-_count: Any = attrs.validators.and_(attrs.validators.instance_of(int), attrs.validators.ge(0))
-_size: Any = attrs.validators.and_(attrs.validators.instance_of(int), attrs.validators.gt(0))
+# Peers are told of windows in 62 bits, of the idle timeout in milliseconds in 62 bits, and of at most 2^60 streams.
+_idle: Any = attrs.validators.and_(_positive, attrs.validators.lt(1 << 52))
+_count: Any = attrs.validators.and_(
+    attrs.validators.instance_of(int), attrs.validators.ge(0), attrs.validators.le(1 << 60)
+)
+_size: Any = attrs.validators.and_(
+    attrs.validators.instance_of(int), attrs.validators.gt(0), attrs.validators.lt(1 << 62)
+)
 
 
 class TicketStore:
@@ -128,7 +134,7 @@ class QuicConfig:
     server_name: str | None = None
     """Name that a client requests and checks; ``None`` for the host of the URL."""
 
-    idle_timeout: float = attrs.field(default=30.0, validator=_positive)
+    idle_timeout: float = attrs.field(default=30.0, validator=_idle)
     """Seconds without a packet from the peer after which a connection is lost. The smaller value of the two ends applies."""
     keepalive_interval: float | None = attrs.field(default=None, validator=attrs.validators.optional(_positive))
     """Seconds without a packet from the peer after which a PING is sent; ``None`` for never."""
