@@ -325,9 +325,9 @@ def test_unknown_routes_and_octets_that_are_no_rows_are_refused(actors: Actors) 
     peer = connection(actors.bridge.address)
     for route in ("mailbox/lines/steal", "elsewhere", "mailbox"):
         with pytest.raises(RequestFailed):
-            peer.request_response(b"", route=route, timeout=10)
+            peer.request_response(b"", route=route, timeout=50)
     with pytest.raises(RequestFailed):
-        peer.request_response(b"no rows", route="mailbox/lines/append", timeout=10)
+        peer.request_response(b"no rows", route="mailbox/lines/append", timeout=50)
     assert remote(actors).describe().end == {0: 0}
 
 
