@@ -305,6 +305,7 @@ def test_what_is_no_view(wrong: object) -> None:
 async def test_a_path_of_any_length_is_found(autojump_clock: MockClock) -> None:
     async with viewed() as (system, viewer):
         system.spawn(Office, 1, name="x" * 5000)
+        await wait_all_tasks_blocked()  # its clerk is there
         path = f"/{'x' * 5000}"
         answer = await viewer.look(View.from_json({"open": [path], "selected": f"{path}/clerk0"}))
         assert answer["detail"]["path"] == f"{path}/clerk0"
