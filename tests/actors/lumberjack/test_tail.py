@@ -218,6 +218,18 @@ async def test_reading_stops_while_too_much_is_under_way(tmp_path: Path, sink: S
     assert [event["line"] for event in sink.acked] == [str(number) for number in range(5000)]
 
 
+@pytest.mark.parametrize("drain_timeout", [0.0, 600.0])
+async def test_a_file_that_was_not_even_begun_is_behind(
+    quick: MockClock, tmp_path: Path, sink: Sink, drain_timeout: float
+) -> None:
+    log = tmp_path / "app.log"
+    log.write_text("one\ntwo\n")
+    async with following(sink, log, config=attrs.evolve(CONFIG, drain_timeout=drain_timeout)) as followed:
+        assert followed.status().bytes_behind == 8
+    status = followed.status()
+    assert (status.lines_acked, status.bytes_behind) == (len(sink.acked), 8 - 4 * len(sink.acked))
+
+
 # ---------------------------------------------------------------- going on
 
 

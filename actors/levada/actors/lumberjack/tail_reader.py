@@ -59,9 +59,7 @@ class FileReader(Actor[Located | Drain]):
         self.reads = True
 
     def stopping(self, reason: Reason) -> None:
-        """Forget the file. Lines under way are read again by its next actor."""
-        if not self.delivery.draining:  # at the end, the entry still says how much is left
-            self.shared.sizes.pop(self.key, None)
+        """Close the file. Lines under way are read again by its next actor."""
         if not self.reads:
             self.file.close()
 

@@ -75,6 +75,8 @@ class Scanner(Actor[Drain | Down]):
         """Note that the actor of a file has ended."""
         key = m.tag
         del self.readers[key]
+        if self.drained is None:  # at the end, the entry still says how much is left
+            self.shared.sizes.pop(key, None)
         self.shared.files = len(self.readers)
         if isinstance(m.reason, Failed):
             self.shared.counters.failures += 1
@@ -172,6 +174,7 @@ class Scanner(Actor[Drain | Down]):
             while taken:
                 key, opened, entry = taken[0]
                 self.readers[key] = reader = self.spawn(FileReader, opened, entry, shared)
+                shared.sizes[key] = (entry, opened.size)  # the end may come before the reader looks
                 taken.popleft()  # the reader closes it
                 self.watch(reader, key)
                 if self.drained is not None:  # since the check above
