@@ -154,6 +154,13 @@ def test_the_events_of_an_entity(journal: Path, levada: Run) -> None:
     assert (code, "no column of text or bytes is called 'who'" in text) == (2, True)
 
 
+def test_an_entity_whose_name_is_not_utf8(journal: Path, levada: Run) -> None:
+    name = os.fsdecode(b"\xff")  # as in sys.argv
+    code, text = levada("show", journal, "--entity", name, "--column", "body")
+    assert [(code, json.loads(line)["amount"]) for line in text.splitlines()] == [(0, 5)]
+    assert levada("show", journal, "--entity", name) == (0, "")
+
+
 def test_rows_from_an_offset(journal: Path, levada: Run) -> None:
     before = state(journal)
     code, text = levada("show", journal, "--partition", "1", "--start", "2", "--limit", "2")
@@ -272,6 +279,16 @@ def test_mistakes(tmp_path: Path, levada: Run, capsys: pytest.CaptureFixture[str
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     assert [word for word in ("ls", "show", "verify", "repair", "Exit codes") if word not in shown] == []
+
+
+@pytest.mark.parametrize("command", ["ls", "show", "verify", "repair"])
+def test_errors_of_the_system_are_one_line(journal: Path, levada: Run, command: str) -> None:
+    (journal / "ends").unlink()
+    (journal / "ends").mkdir()
+    wanted = f"levada: [Errno 21] Is a directory: '{journal / 'ends'}'\n"
+    assert levada(command, journal) == (2, wanted)
+    name = "x" * 300
+    assert levada(command, name) == (2, f"levada: [Errno 36] File name too long: '{name}'\n")
 
 
 def test_a_later_version_is_refused_by_name(journal: Path, levada: Run) -> None:

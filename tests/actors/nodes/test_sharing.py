@@ -15,7 +15,7 @@ from trio.testing import MockClock
 
 from levada.actors.nodes import MemberState, Nodes, NodeSettings, nodes_of
 from levada.framework import ActorSystem, restart
-from levada.framework.errors import ActorError, ConfigurationError, NameTaken, NameUnknown
+from levada.framework.errors import ActorError, ActorStopped, ConfigurationError, NameTaken, NameUnknown
 from levada.framework.events import DeadLetter
 from levada.framework.router import consistent_hash, group, pull, round_robin
 
@@ -279,6 +279,24 @@ async def test_a_name_has_one_holder(autojump_clock: MockClock) -> None:
         expected = "driver" if won == ["the driver"] else won[0]
         for system in f.systems.values():
             assert await system.registry["boss"].ask(Who()) == expected
+
+
+async def test_errors_of_the_driver_have_their_classes_on_nodes_too(autojump_clock: MockClock) -> None:
+    async with fleet() as f:
+        ended = spawn(SYSTEMS["n0"], "ended")
+        ended.stop()
+        await ended.terminated()
+        for nodes in map(nodes_of, f.systems.values()):
+            with pytest.raises(NameUnknown, match="nothing"):
+                await nodes.lookup("nothing", on="n1")
+            with pytest.raises(ConfigurationError, match="there is no node 'n9'"):
+                await nodes.lookup("nothing", on="n9")
+            with pytest.raises(ConfigurationError, match="there is no node 'n9'"):
+                await nodes.drain("n9")
+            with pytest.raises(ConfigurationError, match="there is no node 'n9'"):
+                await nodes.restart("n9")
+        with pytest.raises(ActorStopped):
+            await nodes_of(SYSTEMS["n0"]).register("ended", ended)
 
 
 async def test_the_end_of_an_actor_or_of_its_node_frees_its_name(autojump_clock: MockClock) -> None:

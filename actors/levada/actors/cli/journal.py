@@ -69,7 +69,12 @@ def run(args: argparse.Namespace) -> int:
         import levada.actors.journal as _  # noqa: F401 - its error names the missing package
     except ModuleNotFoundError as missing:
         raise ConfigurationError(str(missing)) from missing
-    code: int = args.function(args)
+    try:
+        code: int = args.function(args)
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # a folder of another user, a directory in place of a file
+        raise ConfigurationError(str(error)) from error
     return code
 
 

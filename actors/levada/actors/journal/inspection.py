@@ -90,13 +90,17 @@ class Inspection:
     def rows_of(self, column: str, entity: str) -> Iterator[tuple[int, int, pa.RecordBatch]]:
         """Yield all rows whose column has a value, by reading everything: the partition, the offset of the first row, and the rows.
 
-        Rows of a block that are not the entity's are left out; so a column ``offset`` says which are there.
+        Rows of a block that are not the entity's are left out; so a column ``offset`` says which are there. Surrogates in `entity` are the
+        bytes of an argument that is not UTF-8.
         """
-        value = pa.scalar(entity).cast(self._key_type(column))
+        self._key_type(column)
+        value = pa.scalar(entity.encode(errors="surrogateescape"), pa.binary())
         for number in range(len(self.partitions)):
             for first, batch in self.batches(number):
                 offsets = pa.array(range(first, first + batch.num_rows), pa.int64())
-                found = batch.add_column(0, "offset", offsets).filter(pc.equal(batch.column(column), value))
+                found = batch.add_column(0, "offset", offsets).filter(
+                    pc.equal(batch.column(column).cast(pa.binary()), value)
+                )
                 if found.num_rows:
                     yield number, first, found
 

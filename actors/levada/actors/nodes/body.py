@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import trio
 
@@ -41,11 +41,14 @@ from levada.framework import (
 from levada.framework.embedding import UntracedActor
 from levada.framework.errors import (
     ActorError,
+    ActorStopped,
+    AskTimeout,
     ChannelError,
     ConfigurationError,
     ConnectionLost,
     LevadaError,
     NameTaken,
+    NameUnknown,
     RemoteFailure,
 )
 from levada.framework.supervisor import StartChild
@@ -84,6 +87,11 @@ from .watching import Watcher
 __all__ = ["NodeSide", "run_node"]
 
 logger = logging.getLogger("levada.actors.nodes")
+
+_ERRORS: Final[Mapping[str, Callable[[str], LevadaError]]] = {
+    each.__name__: each for each in (ActorStopped, AskTimeout, ConfigurationError, NameTaken, NameUnknown, NodeLost)
+}
+"""The errors of the driver that a node raises again, by class name."""
 
 T = TypeVar("T")
 Opens = Callable[[], AbstractAsyncContextManager[Any]]
@@ -328,10 +336,8 @@ class NodeSide(Nodes):
             return await self._welcome.coordinator.ask(question, timeout=timeout)
         except ActorError as error:
             cause = error.__cause__
-            if isinstance(cause, RemoteFailure) and cause.kind == "ConfigurationError":
-                raise ConfigurationError(cause.detail) from error
-            if isinstance(cause, RemoteFailure) and cause.kind == "NameTaken":
-                raise NameTaken(cause.detail) from error
+            if isinstance(cause, RemoteFailure) and cause.kind in _ERRORS:
+                raise _ERRORS[cause.kind](cause.detail) from error
             raise
 
     async def spawn(
@@ -350,6 +356,8 @@ class NodeSide(Nodes):
 
     async def register(self, name: str, ref: Ref[Any]) -> None:
         """Give an actor a name of the fleet; see `Nodes.register`."""
+        if not ref.is_alive:  # the driver might not know it yet
+            raise ActorStopped(f"{ref.path} has ended and takes no name", actor=ref.path)
         await self._ask(Register(name, ref), self.system.ask_timeout)
 
     async def unregister(self, name: str) -> None:
