@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -305,7 +306,14 @@ def test_misuse_is_refused_where_it_is_given(tmp_path: Path) -> None:
         await refused(Durable, Deposited, "Durable has no @applies")
         await refused(str, Deposited, "wanted a class derived from Durable")
         await refused(Account, EVENTS, "wanted a number from 1 to 4096", shards=0)
-        await refused(Account, EVENTS, "idle is 0, wanted more than 0", idle=0)
+        for idle in (0, math.inf, math.nan, "x"):
+            await refused(Account, EVENTS, "idle is .*, wanted seconds", idle=idle)
+        for setting in ("remember", "snapshot_every", "max_live"):
+            for value in (0, 0.5, math.inf):
+                await refused(
+                    Account, EVENTS, f"{setting} is .*, wanted a whole number of 1 or more", **{setting: value}
+                )
+        await refused(Account, EVENTS, "clock is 5, wanted a function", clock=5)
 
     trio.run(main)
 

@@ -18,6 +18,7 @@ from levada.actors.durable import (
     Durable,
     Shards,
     applies,
+    commits,
     entry,
     erasing,
     log_columns,
@@ -119,6 +120,47 @@ async def test_large_events_hold_the_next_commands_back(
             assert [f"e{number}" for number in range(1 + 1000 // 128)] == HANDLED
             gate.open.set()
         assert sum(gate.sizes) == 1 + 30
+
+
+@message("test.bounds.write", frozen=True)
+class Write(Asks[int]):
+    text: str
+
+
+@message("test.bounds.written", frozen=True)
+class Written:
+    text: str
+
+
+class Diary(Durable[Write]):
+    """Its state grows with its events."""
+
+    text: str = ""
+
+    @handles
+    def write(self, m: Write) -> int:
+        self.record(Written(m.text))
+        return len(self.text)
+
+    @applies
+    def written(self, e: Written) -> None:
+        self.text += e.text
+
+
+async def test_a_large_state_is_not_written_with_large_events(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both together may be more than a journal in another process takes at once."""
+    monkeypatch.setattr(commits, "MOST_BYTES", 1000)
+    gate = Gate()
+    async with ActorSystem(ask_timeout=1000.0) as system:
+        journal = system.spawn(Slow, log_columns(Written), [[]], gate)
+        diaries = await shards(system, Diary, events=Written, journal=journal, shards=1, snapshot_every=2)
+        assert [await diaries["d"].ask(Write("x" * 800)) for _ in range(4)] == [800, 1600, 2400, 3200]
+        assert [await diaries["e"].ask(Write("x")) for _ in range(4)] == [1, 2, 3, 4]
+        assert await diaries["f"].ask(Write("x")) == 1
+        await wait_all_tasks_blocked()
+    assert gate.sizes == [1, *[1, 1, 1] * 2, *[1, 2] * 2, 1]
 
 
 @message("test.bounds.note", frozen=True)

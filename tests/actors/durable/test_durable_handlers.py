@@ -269,6 +269,10 @@ class Stubborn(Durable[Step]):
                 return self.record(Stepped(5))  # type: ignore[arg-type]
             case "huge":
                 return self.record(*[Stepped("x" * (1 << 20)) for _ in range(9)])
+            case "huge in UTF-8":
+                return self.record(*[Stepped("\N{SNOWMAN}" * (1 << 20)) for _ in range(3)])
+            case "huge reminder":
+                return self.remind(2e9, Step("x" * (9 << 20)))
             case "unkept":
                 return object()
             case "caught":
@@ -287,6 +291,8 @@ class Stubborn(Durable[Step]):
     def stepped(self, e: Stepped) -> None:
         if e.name == "bad":
             raise ValueError("bad")
+        if e.name == "nested":
+            self.record(Stepped("inner"))
         self.steps += 1
 
 
@@ -295,7 +301,21 @@ async def test_misuse_in_a_handler_fails_its_command_alone(tmp_path: Path, caplo
     async with ActorSystem("test", **TIMES) as system:
         found = await shards(system, Stubborn, events=Stepped, journal=tmp_path, shards=1)
         causes = {}
-        for name in ("later", "stash", "become", "unknown", "misfit", "huge", "unkept", "caught"):
+        for name in (
+            *(
+                "later",
+                "stash",
+                "become",
+                "unknown",
+                "misfit",
+                "huge",
+                "huge in UTF-8",
+                "huge reminder",
+                "unkept",
+                "caught",
+                "nested",
+            ),
+        ):
             with pytest.raises(ActorStopped) as caught:
                 await found["s"].ask(Step(name), command=name)
             causes[name] = str(caught.value.__cause__)
@@ -313,9 +333,12 @@ async def test_misuse_in_a_handler_fails_its_command_alone(tmp_path: Path, caplo
         "unknown": "Stubborn records Deposited, which shards(events=…) does not name",
         "misfit": "Stepped.name",
         "huge": "one command recorded more than 8388608 bytes",
+        "huge in UTF-8": "one command recorded more than 8388608 bytes",
+        "huge reminder": "one command recorded more than 8388608 bytes",
         "unkept": "expected int, got object",
         "caught": "bad",
-        "outside": "record() outside a command of entity 's'",
+        "nested": "record() in an @applies method, or outside a command of entity 's'",
+        "outside": "record() in an @applies method, or outside a command of entity 's'",
     }
 
 

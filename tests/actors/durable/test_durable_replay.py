@@ -11,7 +11,7 @@ import trio
 
 pytest.importorskip("pyarrow")
 
-from levada.actors.durable import Durable, ReplayFailed, applies, shards, upcasts
+from levada.actors.durable import Durable, ReplayFailed, applies, shards, snapshots, upcasts
 from levada.actors.durable.rows import log_config
 from levada.actors.journal import SchemaMismatch, Store
 from levada.framework import ActorSystem, Asks, handles, message
@@ -134,6 +134,29 @@ async def test_a_snapshot_that_does_not_fit_is_ignored(
     assert await run(tmp_path, adder(**members), Added, 7) == [0, 1, 2, 3, 4, 7]
     assert [event.number for event in CALLS] == [0, 1, 2, 3, 4, 7]
     assert "Adder 'a': its snapshot does not fit the class" in caplog.text
+
+
+@pytest.mark.parametrize(("bits", "most", "why"), [(70, 1 << 20, "expected an int from"), (0, 2, "bytes, at most 2")])
+async def test_without_a_snapshot_commands_go_on(
+    tmp_path: Path, bits: int, most: int, why: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state that cannot be kept as a snapshot is an error in the log, and all events are read again."""
+    caplog.set_level(logging.ERROR, "levada.actors.durable")
+    monkeypatch.setattr(snapshots, "MOST_BYTES", most)
+
+    def apply(self: Any, e: Any) -> None:
+        CALLS.append(e)
+        self.numbers.append(e.number << bits)
+
+    apply.__annotations__["e"] = Added
+    cls = adder(apply=applies(apply))
+    wanted = [number << bits for number in range(5)]
+    assert await run(tmp_path, cls, Added, *range(5), snapshot_every=2) == wanted
+    assert await run(tmp_path, cls, Added) == wanted
+    assert [event.number for event in CALLS] == [0, 1, 2, 3, 4]
+    assert len([text for text in caplog.messages if "Adder 'a': no snapshot, its state cannot be kept" in text]) == 2
+    assert why in caplog.text
+    assert [name for name, _ in kinds(tmp_path)] == ["test.durable.added"] * 5
 
 
 async def test_new_fields_with_defaults_are_filled(tmp_path: Path) -> None:

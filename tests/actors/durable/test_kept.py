@@ -13,11 +13,11 @@ import trio
 
 pytest.importorskip("pyarrow")
 
-from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Deposited, Withdrawn
+from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Deposited, Move, Withdrawn
 from tests.actors.nodes.processes import is_alive
 
 from levada.actors.durable import Entity, OutcomeUnknown, log_columns, log_config, shards
-from levada.actors.journal import Journal, JournalLocked, Store, keeper
+from levada.actors.journal import Journal, JournalError, JournalLocked, Store, keeper
 from levada.actors.nodes import nodes_of
 from levada.framework import ActorSystem, Ref
 from levada.framework.errors import ActorStopped, ConfigurationError
@@ -68,6 +68,21 @@ async def test_commands_wait_while_the_keeper_is_away(tmp_path: Path, caplog: py
         accounts.ref.stop()
         await accounts.ref.terminated()
     assert amounts(tmp_path) == [1, 1, 1]
+
+
+@pytest.mark.ci
+async def test_rows_that_are_too_large_for_the_way_are_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "levada")
+    async with ActorSystem("test", **TIMES) as system:
+        accounts = await shards(system, Account, journal=tmp_path, **KEPT)
+        with pytest.raises(JournalError, match=r"shard \d: these rows cannot travel to the journal: .* bytes, at most"):
+            await accounts["a" * 1000].ask(Move([1] * 20_000))
+        assert await accounts["anna"].ask(Deposit(5)) == 5
+        accounts.ref.stop()
+        await accounts.ref.terminated()
+    assert amounts(tmp_path) == [5]
 
 
 @pytest.mark.ci

@@ -15,8 +15,9 @@ import trio
 
 pytest.importorskip("pyarrow")
 
-from levada.actors.durable import Durable, Shards, applies, shards
-from levada.framework import ActorSystem, Asks, handles, message
+from levada.actors.durable import Durable, Shards, applies, entity, shards
+from levada.actors.durable.reminders import Reminder, Reminders
+from levada.framework import ActorSystem, Asks, Codec, handles, message
 from levada.framework.errors import ActorStopped, ConfigurationError
 
 
@@ -201,6 +202,8 @@ async def test_misuse_is_refused(tmp_path: Path, world: World, caplog: pytest.Lo
     class Wrong(Clock):
         @handles
         def plan(self, m: Plan) -> list[str]:
+            if m.text == "nan":
+                self.remind(float("nan"), Ring("x"))
             self.remind(datetime(2020, 1, 1) if m.text == "naive" else 1.0, Rang("x"))  # noqa: DTZ001
             return []
 
@@ -210,3 +213,37 @@ async def test_misuse_is_refused(tmp_path: Path, world: World, caplog: pytest.Lo
             await found["w"].ask(Plan(1, "x"))
         assert isinstance(caught.value.__cause__, ConfigurationError)
         assert "Wrong has no handler for Rang" in str(caught.value.__cause__)
+        with pytest.raises(ActorStopped) as caught:
+            await found["w"].ask(Plan(1, "nan"))
+        assert "at is nan, wanted seconds since 1970" in str(caught.value.__cause__)
+
+
+async def test_the_pending_reminders_of_a_shard_have_a_bound(
+    tmp_path: Path, world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.CRITICAL, "levada")
+    monkeypatch.setattr(entity, "REMINDER_BYTES", 1000)
+    async with clocks_in(tmp_path, world) as clocks:
+        for number in range(8):
+            await clocks["c"].ask(Plan(1100, "x" * 30, key=f"{number}"))
+        assert await clocks["c"].ask(Plan(1100, "x" * 300, key="long")) == []
+        with pytest.raises(ActorStopped) as caught:
+            await clocks["d"].ask(Plan(1100, "tea"))
+        assert "shard 0 has more than 1000 bytes of pending reminders" in str(caught.value.__cause__)
+        assert await clocks["c"].ask(Drop("0"))
+        assert await clocks["c"].ask(Drop("long"))
+        await clocks["c"].ask(Plan(1100, "y", key="1"))  # replaces a longer one
+    async with clocks_in(tmp_path, world) as clocks:
+        await clocks["d"].ask(Plan(1100, "tea"))
+        world.jump(100)
+        assert await rung(clocks, "tea", entity="d")
+
+
+def test_a_snapshot_holds_more_reminders_than_a_message_has_items() -> None:
+    reminders = Reminders(Codec())
+    for number in range(90_000):
+        reminders.set(Reminder(f"e{number}", "k", f"{number}", 1e9, b""))
+    found = Reminders(Codec())
+    found.restore(reminders.pack())
+    assert found.pending == reminders.pending
+    assert found.size == reminders.size > 90_000 * 64

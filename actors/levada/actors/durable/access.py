@@ -64,7 +64,10 @@ class Access:
     async def append(self, batch: pa.RecordBatch, at: int) -> Appended | Fenced:
         """Append rows if `at` is the end; otherwise return `Fenced`."""
         rows = stream_of(batch) if self.streams else batch
-        answer: Appended | Fenced = await self.ask(Append(rows, partition=self.shard, at=at, waits=False))
+        try:
+            answer: Appended | Fenced = await self.ask(Append(rows, partition=self.shard, at=at, waits=False))
+        except ValueError as error:
+            raise JournalError(f"shard {self.shard}: these rows cannot travel to the journal: {error}") from error
         return answer
 
     async def row(self, offset: int) -> pa.RecordBatch:

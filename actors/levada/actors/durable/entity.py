@@ -7,6 +7,7 @@ A handler records events. A method marked with `applies` changes the state for o
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 from collections.abc import Awaitable, Callable
 from datetime import datetime
@@ -24,6 +25,7 @@ from levada.framework.links import CANCELLED
 from levada.framework.message import tag_of
 
 from .evolution import Upcaster, upcasters_of
+from .reminders import MOST_BYTES as REMINDER_BYTES
 from .reminders import Reminder
 from .rows import FORGOT, REMIND, Row
 from .turns import Live, Turn
@@ -119,7 +121,8 @@ class Durable(Actor[M]):
         """Apply events to the state; they are written before the answer of this command is sent.
 
         Raises:
-            ActorError: no command is being handled. Timers, watches and messages to `ref` cannot record: send the entity a command.
+            ActorError: no command is being handled. Timers, watches, messages to `ref` and `applies` methods cannot record: send the entity a
+                command.
             ConfigurationError: the class has no `applies` method for an event, or ``shards(events=…)`` does not name it.
             SchemaMismatch: a value does not fit its column.
             ValueError: the command has recorded more than 8 MiB since its last commit.
@@ -137,21 +140,23 @@ class Durable(Actor[M]):
                     f"{type(self).__name__} records {type(event).__name__}, which shards(events=…) does not name"
                 )
             values = kind.values(event)
+            turn.running = (
+                False  # as in a replay, which has no command: an `applies` method that records fails now, not there
+            )
             try:
                 self.appliers[kind.cls](self, event)
             except BaseException as error:
                 live.failed = error
                 raise
+            finally:
+                turn.running = True
             live.sequence += 1
             live.since += 1
             row = Row(live, kind.tag, writer.now(), turn.command, kind, values)
             live.recorded.append(row)
             live.size += row.size
         if live.size > MOST_BYTES:
-            live.failed = ValueError(
-                f"one command recorded more than {MOST_BYTES} bytes: commit() between the parts, or record less"
-            )
-            raise live.failed
+            _refuse_size(live)
 
     async def commit(self) -> None:
         """Wait until all events recorded so far are on disk. Only an ``async def`` handler needs this, before it affects others.
@@ -195,8 +200,9 @@ class Durable(Actor[M]):
 
         Raises:
             ActorError: no command is being handled.
-            ConfigurationError: the class has no handler for the message, or `at` has no timezone.
+            ConfigurationError: the class has no handler for the message, or `at` has no timezone or is not a number.
             TypeError, ValueError: the message cannot be encoded.
+            ValueError: the command has recorded more than 8 MiB since its last commit, or the shard has 12 MiB of pending reminders.
         """
         live, _ = self._here_turn("remind()")
         if find_handler(type(message), self.command_table) is None:
@@ -207,9 +213,14 @@ class Durable(Actor[M]):
                     "a datetime without a timezone depends on the machine: use datetime.now(UTC), for example"
                 )
             at = at.timestamp()
+        at = float(at)
+        if math.isnan(at):
+            raise ConfigurationError("at is nan, wanted seconds since 1970, or a datetime with a timezone")
         octets = live.writer.reminders.codec.encode(message)
+        if live.writer.reminders.size > REMINDER_BYTES:
+            raise ValueError(f"shard {live.writer.number} has more than {REMINDER_BYTES} bytes of pending reminders")
         key = tag_of(type(message)) if key is None else key
-        self._keep(live, REMIND, Reminder(live.entity, key, f"$remind-{uuid4().hex}", float(at), octets))
+        self._keep(live, REMIND, Reminder(live.entity, key, f"$remind-{uuid4().hex}", at, octets))
 
     def forget_reminder(self, key: str | type) -> bool:
         """Cancel a reminder; return whether there was one. The key may be the message's class.
@@ -234,7 +245,11 @@ class Durable(Actor[M]):
 
     def _keep(self, live: Live, kind: str, reminder: Reminder) -> None:
         live.own = live.own or []
-        live.own.append(live.writer.reminders.row(live.writer.own, kind, live.writer.now(), reminder))
+        row = live.writer.reminders.row(live.writer.own, kind, live.writer.now(), reminder)
+        live.own.append(row)
+        live.size += row.size
+        if live.size > MOST_BYTES:
+            _refuse_size(live)
 
     def reply_later(self) -> NoReturn:
         """Raise `ActorError`: a durable actor answers with the return value of its handler."""
@@ -263,7 +278,8 @@ class Durable(Actor[M]):
         turn = live.turn
         if turn is None or not turn.running:
             raise ActorError(
-                f"{what} outside a command of entity {live.entity!r:.100}: send the entity a command through its shards",
+                f"{what} in an @applies method, or outside a command of entity {live.entity!r:.100}: send the entity a command through its "
+                "shards",
                 actor=self.ref.path,
             )
         return live, turn
@@ -275,6 +291,13 @@ class Durable(Actor[M]):
             raise ActorError(
                 f"{what}: this {type(self).__name__} belongs to no shards(): use shards(system, …)[id]"
             ) from None
+
+
+def _refuse_size(live: Live) -> NoReturn:
+    live.failed = ValueError(
+        f"one command recorded more than {MOST_BYTES} bytes: commit() between the parts, or record less"
+    )
+    raise live.failed
 
 
 def bind(actor: Durable[Any], live: Live) -> None:

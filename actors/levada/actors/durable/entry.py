@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import weakref
@@ -361,19 +362,18 @@ async def shards(
     _check_class(cls, kinds)
     if not isinstance(shards, int) or not 1 <= shards <= 4096:
         raise ConfigurationError(f"shards is {shards!r}, wanted a number from 1 to 4096")
-    for setting, value in (
-        ("idle", idle),
-        ("remember", remember),
-        ("snapshot_every", snapshot_every),
-        ("max_live", max_live),
-    ):
-        if not isinstance(value, int | float) or not value > 0:
-            raise ConfigurationError(f"{setting} is {value!r}, wanted more than 0")
+    if not isinstance(idle, int | float) or not 0 < idle < math.inf:
+        raise ConfigurationError(f"idle is {idle!r}, wanted seconds, more than 0")
+    for setting, value in (("remember", remember), ("snapshot_every", snapshot_every), ("max_live", max_live)):
+        if not isinstance(value, int) or value < 1:
+            raise ConfigurationError(f"{setting} is {value!r}, wanted a whole number of 1 or more")
+    if not callable(clock):
+        raise ConfigurationError(f"clock is {clock!r}, wanted a function that returns seconds since 1970")
     if keeper and isinstance(journal, Ref):
         raise ConfigurationError("keeper=True needs a folder as journal=, and got a ref: leave out one of the two")
     await load_arrow()
     codec = Codec()
-    snapshots = Snapshots(cls, codec)
+    snapshots = Snapshots(cls)
     folder = None if isinstance(journal, Ref) else Path(journal)
     if folder is not None:
         log = await trio.to_thread.run_sync(_prepare, folder, kinds, shards)

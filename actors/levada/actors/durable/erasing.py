@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
+import attrs
 import trio
 
 from levada.actors.journal import EraseEntity, JournalError
@@ -88,9 +89,11 @@ class Erasing:
         await shard.end_entity(entity)
         pending = [reminder for reminder in shard.reminders.pending.values() if reminder.entity == entity]
         gone, written, now = Live(entity, shard), trio.Event(), shard.now()
-        rows = [shard.reminders.row(shard.own, FORGOT, now, reminder) for reminder in pending]
+        if pending:
+            forgotten = (attrs.evolve(reminder, message=b"") for reminder in pending)
+            shard.write([shard.reminders.row(shard.own, FORGOT, now, each) for each in forgotten], trio.Event())
         shard.own.since = 0
-        shard.write([*rows, Row(shard.own, SNAPSHOT, now), Row(gone, ERASED, now)], written)
+        shard.write([Row(shard.own, SNAPSHOT, now), Row(gone, ERASED, now)], written)
         await written.wait()
         assert gone.snapshot is not None
         # The shard's snapshot is the row before. A later snapshot may not be on disk yet.

@@ -136,7 +136,7 @@ class Host(Actor[CheckHost | Open | Close | EndHost]):
             idle=terms.idle,
             remember=terms.remember,
             snapshot_every=terms.snapshot_every,
-            snapshots=Snapshots(cls, codec),
+            snapshots=Snapshots(cls),
             codec=codec,
             max_live=terms.max_live,
             clock=time.time,

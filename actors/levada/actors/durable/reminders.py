@@ -13,9 +13,13 @@ import attrs
 from levada.framework import Codec, message
 
 from .rows import REMIND, Row
+from .snapshots import WHOLE
 from .turns import Live
 
-__all__ = ["Reminder", "Reminders"]
+__all__ = ["MOST_BYTES", "Reminder", "Reminders"]
+
+MOST_BYTES = 12 << 20
+"""The most bytes of pending reminders of a shard, approximately: a snapshot of the shard holds them all."""
 
 
 @message("levada.durable.reminder", frozen=True)
@@ -31,6 +35,11 @@ class Reminder:
     message: bytes
     """The encoded message."""
 
+    @property
+    def size(self) -> int:
+        """Its approximate size in bytes."""
+        return 64 + len(self.message) + len(self.key.encode()) + len(self.entity.encode())
+
 
 @attrs.define(eq=False)
 class Reminders:
@@ -41,12 +50,19 @@ class Reminders:
     """The reminders that are not handled according to the written log, by entity and key."""
     handled: set[str] = attrs.field(factory=set[str])
     """Ids of pending reminders that were handled, and whose rows are still in the queue."""
+    size: int = 0
+    """The approximate size of the pending ones in bytes."""
     _due: list[tuple[float, str, Reminder]] = attrs.field(factory=list)
     """A heap by the time of the next attempt; entries that are no longer pending are skipped."""
 
     def set(self, reminder: Reminder) -> None:
         """Add a reminder; it replaces an earlier one with the same key."""
-        self.pending[reminder.entity, reminder.key] = reminder
+        key = (reminder.entity, reminder.key)
+        former = self.pending.get(key)
+        if former is not None:
+            self.size -= former.size
+        self.size += reminder.size
+        self.pending[key] = reminder
         self.retry(reminder, reminder.at)
 
     def retry(self, reminder: Reminder, at: float) -> None:
@@ -62,6 +78,7 @@ class Reminders:
         found = self.pending.get(key)
         if found is not None and found.id == reminder.id:
             del self.pending[key]
+            self.size -= found.size
         self.handled.discard(reminder.id)
 
     def next(self) -> float | None:
@@ -77,11 +94,11 @@ class Reminders:
 
     def pack(self) -> bytes:
         """Encode all pending reminders."""
-        return self.codec.encode(list(self.pending.values()))
+        return WHOLE.encode(list(self.pending.values()))
 
     def restore(self, data: bytes) -> None:
         """Add the reminders that `pack` encoded."""
-        for reminder in self.codec.decode(data, list[Reminder]):
+        for reminder in WHOLE.decode(data, list[Reminder]):
             self.set(reminder)
 
     def _is_pending(self, reminder: Reminder) -> bool:

@@ -41,6 +41,7 @@ from .replay import load
 from .rows import ANSWER, ERASED, FIRED, FORGOT, OWNED, REMIND, SNAPSHOT, Row
 from .settings import GetShardStatistics, Settings, ShardStatistics
 from .sizes import bytes_of
+from .snapshots import MOST_BYTES as SNAPSHOT_BYTES
 from .turns import Command, Erase, Live, Turn
 from .underway import UnderWay, tell_all
 
@@ -50,6 +51,8 @@ logger = logging.getLogger("levada.actors.durable")
 
 FIRST_DELAY, LAST_DELAY = 0.05, 5.0
 """Seconds between attempts to reach the journal."""
+MOST_BYTES = 14 << 20
+"""The most bytes of the rows of one command with its answer: a journal in another process reads rows of 15 MiB at most."""
 
 
 @attrs.frozen
@@ -357,6 +360,8 @@ class Shard(DescribedActor[Any]):
             reply = self.settings.codec.encode(value, _expected(turn.message))
             if not rows:
                 rows.append(Row(live, ANSWER, self.now(), command=turn.command))
+            if live.size + len(reply) > MOST_BYTES:
+                raise ValueError(f"the events and the answer of one command have more than {MOST_BYTES} bytes")
             rows[-1].reply, rows[-1].body = reply, turn.body
         turn.settled = True
         turn.value, turn.tells = value, live.tells
@@ -366,6 +371,7 @@ class Shard(DescribedActor[Any]):
         if rows or live.own:
             turn.rows, turn.size = self._take_rows(live)
             live.ticket = self._commits.put(turn)
+            self._write_snapshots(live)
         else:
             turn.rows, turn.size = (), 0
             if live.ticket > self._commits.written:
@@ -388,6 +394,7 @@ class Shard(DescribedActor[Any]):
         live.tells = None
         if live.turn is not None and live.turn.part is None:
             live.turn.part = live.ticket
+        self._write_snapshots(live)
         return event
 
     def _take_rows(self, live: Live) -> tuple[Sequence[Row], int]:
@@ -398,20 +405,27 @@ class Shard(DescribedActor[Any]):
             self.own.since += len(live.own)
             rows = [*live.own, *rows]
             live.own = None
-            if self.own.since > max(self.settings.snapshot_every, 2 * len(self.reminders.pending)):
-                self.own.since = 0
-                rows.append(Row(self.own, SNAPSHOT, self.now()))
-        if live.since >= self.settings.snapshot_every:
-            rows.append(self._snapshot(live))
         octets, live.size = live.size, 0
         return rows, octets
 
-    def _snapshot(self, live: Live) -> Row:
+    def _write_snapshots(self, live: Live) -> None:
+        """Queue the state of an entity, and the shard's reminders, if enough rows have come: each alone, because it may be large."""
+        every, own, reminders = self.settings.snapshot_every, self.own, self.reminders
+        if own.since > every and own.since > 2 * len(reminders.pending) and reminders.size <= SNAPSHOT_BYTES:
+            own.since = 0
+            self.write([Row(own, SNAPSHOT, self.now())], trio.Event())
+        if live.since < every:
+            return
         live.since = 0
         row = Row(live, SNAPSHOT, self.now())
-        row.state = self.settings.snapshots.state(live.actor)
-        live.size += row.size + sum(map(len, row.state.values()))
-        return row
+        try:
+            row.state = self.settings.snapshots.state(live)
+        except (TypeError, ValueError, LevadaError) as error:  # the events have everything, so commands go on
+            where = f"{self.settings.cls.__name__} {live.entity!r:.100}"
+            logger.error("%s: no snapshot, its state cannot be kept: %s", where, error, extra={"event": "snapshot"})
+            return
+        size = row.size + sum(map(len, row.state.values()))
+        live.ticket = self._commits.put(Part(self, [row], size, trio.Event()))
 
     def placed(self, row: Row, offset: int) -> None:
         """Note the offset of a row that is no event, or has the answer of a command; they come in the order of the log."""
@@ -482,7 +496,10 @@ class Shard(DescribedActor[Any]):
 
     def write(self, rows: list[Row], written: trio.Event) -> None:
         """Queue rows; the event is set when they are on the disk."""
-        self._commits.put(Part(self, rows, 0, written))
+        size = sum(row.size for row in rows)
+        if any(row.live is self.own and row.kind is SNAPSHOT for row in rows):
+            size += self.reminders.size
+        self._commits.put(Part(self, rows, size, written))
 
     def forget_entity(self, entity: str) -> None:
         """Forget that an entity could not be read."""

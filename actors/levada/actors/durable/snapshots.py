@@ -8,7 +8,7 @@ row.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -16,10 +16,17 @@ from levada.framework import Codec
 from levada.framework.errors import ConfigurationError, LevadaError
 from levada.framework.message import field_types
 
-from .entity import Durable
-from .turns import Live
+if TYPE_CHECKING:
+    from .entity import Durable
+    from .turns import Live
 
-__all__ = ["Snapshots"]
+__all__ = ["MOST_BYTES", "WHOLE", "Snapshots"]
+
+
+WHOLE: Final = Codec(max_bytes=1 << 30, max_items=1 << 40)
+"""For snapshots, which are larger than messages. `MOST_BYTES` bounds what is written."""
+MOST_BYTES: Final = 14 << 20
+"""The most bytes of a snapshot, approximately: a journal in another process reads rows of 15 MiB at most."""
 
 
 class Snapshots:
@@ -29,7 +36,7 @@ class Snapshots:
         ConfigurationError: a field of the class has no default, or its type cannot be in a message.
     """
 
-    def __init__(self, cls: type[Durable[Any]], codec: Codec) -> None:
+    def __init__(self, cls: type[Durable[Any]]) -> None:
         fields: Any = attrs.fields(cls)  # type: ignore[arg-type]  # each actor class is an attrs class
         kept = [field for field in fields if field.init]
         for field in kept:
@@ -37,7 +44,7 @@ class Snapshots:
                 raise ConfigurationError(
                     f"{cls.__name__}.{field.name}: a field of a durable actor is state, and needs a default"
                 )
-        self._codec = codec
+        self._codec = codec = WHOLE
         self._version = cls.snapshot_version
         self._types = _types_of(cls, [field.name for field in kept])
         fresh = cls()
@@ -50,9 +57,14 @@ class Snapshots:
                     "of a field of a message, or attrs.field(init=False)"
                 ) from error
 
-    def state(self, actor: Durable[Any]) -> dict[str, bytes]:
-        """Encode the fields. Errors are as for `Codec.encode`."""
-        return {name: self._codec.encode(getattr(actor, name), kind) for name, kind in self._types.items()}
+    def state(self, live: Live) -> dict[str, bytes]:
+        """Encode the fields. Errors are as for `Codec.encode`, and `ValueError` if the snapshot would be too large."""
+        actor = live.actor
+        state = {name: self._codec.encode(getattr(actor, name), kind) for name, kind in self._types.items()}
+        size = sum(map(len, state.values())) + sum(map(len, live.commands or ())) + 32 * len(live.commands or ())
+        if size > MOST_BYTES:
+            raise ValueError(f"{size} bytes, at most {MOST_BYTES}")
+        return state
 
     def pack(self, state: Mapping[str, bytes], live: Live) -> bytes:
         """Encode a state together with the remembered commands."""
