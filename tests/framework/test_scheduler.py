@@ -445,7 +445,7 @@ async def test_a_a_worker_opens_a_new_scope_before_any_other_cell_runs(system: A
 
         other.tell(Run(wait))
         assert await ref.terminated() == Killed()
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             await finished.wait()
         assert other.is_alive
 

@@ -59,6 +59,7 @@ def test_what_cannot_be_loaded_names_its_package(
         bad="plugged_bad:ENTRY",
     )
     package(tmp_path / "more", "plugged_odd", "ODD = 5", odd="plugged_odd:ODD", none="plugged_odd:MISSING")
+    package(tmp_path, "plugged_end", "raise SystemExit(0)", end="plugged_end:ENTRY")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.syspath_prepend(tmp_path / "more")
     with pytest.raises(
@@ -72,6 +73,8 @@ def test_what_cannot_be_loaded_names_its_package(
         table.find("odd")
     with pytest.raises(ConfigurationError, match="cannot be loaded: AttributeError"):
         table.find("none")
+    with pytest.raises(ConfigurationError, match="cannot be loaded: SystemExit: 0"):
+        table.find("end")
 
 
 def test_two_packages_with_one_scheme_are_both_named(

@@ -1,10 +1,12 @@
-"""Making untrusted text safe for logs, error texts and terminals; and telling one text from several."""
+"""Making untrusted text safe for logs, error texts and terminals, and values for JSON; and telling one text from several."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from typing import Any
 
-__all__ = ["printable", "texts"]
+__all__ = ["finite", "printable", "texts"]
 
 
 def printable(text: str | bytes, limit: int = 512) -> str:
@@ -31,6 +33,22 @@ def printable(text: str | bytes, limit: int = 512) -> str:
     if not shown.isprintable():
         shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def finite(value: Any) -> Any:
+    """Return a value with text in place of NaN and the infinities, which JSON does not have, also within lists and dicts.
+
+    Example:
+        >>> finite({"mean": float("nan"), "most": [1.5, float("inf")]})
+        {'mean': 'nan', 'most': [1.5, 'inf']}
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return value
 
 
 def texts(values: Iterable[str]) -> tuple[str, ...]:

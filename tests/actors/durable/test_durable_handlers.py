@@ -302,19 +302,17 @@ async def test_misuse_in_a_handler_fails_its_command_alone(tmp_path: Path, caplo
         found = await shards(system, Stubborn, events=Stepped, journal=tmp_path, shards=1)
         causes = {}
         for name in (
-            *(
-                "later",
-                "stash",
-                "become",
-                "unknown",
-                "misfit",
-                "huge",
-                "huge in UTF-8",
-                "huge reminder",
-                "unkept",
-                "caught",
-                "nested",
-            ),
+            "later",
+            "stash",
+            "become",
+            "unknown",
+            "misfit",
+            "huge",
+            "huge in UTF-8",
+            "huge reminder",
+            "unkept",
+            "caught",
+            "nested",
         ):
             with pytest.raises(ActorStopped) as caught:
                 await found["s"].ask(Step(name), command=name)

@@ -316,6 +316,17 @@ async def test_addresses_that_cannot_be() -> None:
             f"cannot listen at {listener.url}: another process or listener has this address (Address already in use): "
             "stop it, or choose another port (0 takes a free one)"
         )
+    for extra in ("/path", "?query", "#fragment"):
+        for context in (tcp.listen, tcp.dial):
+            with pytest.raises(
+                ConfigurationError, match=r"^tcp://127.0.0.1:1 is all that such a URL can say: leave out"
+            ):
+                async with context(f"tcp://127.0.0.1:1{extra}"):
+                    pass
+    with pytest.raises(ConfigurationError, match="leave out its user") as refused:
+        async with tcp.dial("tcp://me:secret@127.0.0.1:1"):
+            pass
+    assert "secret" not in str(refused.value)
     for context in (tcp.listen, tcp.dial):
         with pytest.raises(ConfigurationError, match="label"):
             async with context(f"tcp://{'x' * 70}.test:1"):

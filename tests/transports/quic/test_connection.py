@@ -263,7 +263,15 @@ async def test_an_error_in_the_block_comes_out_as_it_is(lab: Any, autojump_clock
 
 
 async def test_urls_are_checked(lab: Any, autojump_clock: MockClock) -> None:
-    names = ("tcp://server:1", "quic://server", "quic://server:0", "quic://:1", "quic://server:99999", "quic://[::1")
+    names = (
+        "tcp://server:1",
+        "quic://server",
+        "quic://server:0",
+        "quic://:1",
+        "quic://server:99999",
+        "quic://[::1",
+        "quic://server:1/path",
+    )
     for url in (*names, f"quic://{'x' * 70}.test:1"):
         with pytest.raises(ConfigurationError):
             async with dial(url):

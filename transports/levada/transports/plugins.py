@@ -98,7 +98,7 @@ class Plugins(Generic[T]):
         [point] = announced
         try:
             entry = point.load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             logger.debug("%s:// cannot be loaded", scheme, exc_info=True)
             why = printable(f"{type(error).__name__}: {error}")
             raise ConfigurationError(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from levada.framework.errors import ConfigurationError
+from levada.framework.text import finite
 from levada.transports.text import printable
 
 from . import Subparsers
@@ -192,7 +193,7 @@ def _show(args: argparse.Namespace) -> int:
                 if left <= 0:
                     break
                 left -= 1
-            print(json.dumps(row, default=_plain))
+            print(json.dumps(finite(row), default=_plain))
         for each in found.findings:
             if each.kind == "damage":
                 print(f"levada: {printable(f'{each.path}: {each.text}')}", file=sys.stderr)

@@ -140,9 +140,8 @@ class Durable(Actor[M]):
                     f"{type(self).__name__} records {type(event).__name__}, which shards(events=…) does not name"
                 )
             values = kind.values(event)
-            turn.running = (
-                False  # as in a replay, which has no command: an `applies` method that records fails now, not there
-            )
+            # As in a replay, which has no command: an `applies` method that records fails now, not there.
+            turn.running = False
             try:
                 self.appliers[kind.cls](self, event)
             except BaseException as error:

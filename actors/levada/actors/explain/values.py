@@ -12,6 +12,7 @@ import attrs
 import msgpack
 
 from levada.framework.codec import AttachmentKind, Codec, has_at_most
+from levada.framework.text import finite
 
 __all__ = ["Handle", "Tagged", "as_json", "as_text", "read_value"]
 
@@ -108,6 +109,8 @@ def as_json(value: Any) -> Any:
                 return {"base64": base64.b64encode(value).decode()}
         case dt.datetime():
             return value.isoformat()
+        case float():
+            return finite(value)
         case list():
             return [as_json(item) for item in value]
         case dict():

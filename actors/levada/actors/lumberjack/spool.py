@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import trio
 
 from levada.framework import Actor, blocking, handles
+from levada.framework.text import finite
 from levada.transports.private_files import make_private_folder, private
 
 from .folders import sync_folder
@@ -86,15 +86,5 @@ def _line(event: dict[str, Any]) -> bytes:
     try:
         text = _encode(event)
     except ValueError:
-        text = _encode(_finite(event))
+        text = _encode(finite(event))
     return text.encode("ascii") + b"\n"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return value

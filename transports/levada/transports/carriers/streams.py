@@ -36,7 +36,7 @@ from levada.framework.errors import CarrierError, ConfigurationError, Connection
 from levada.transports.carriers.contracts import CarrierInfo, CarrierStatistics, Octets
 
 __all__ = [
-    "JoinedStream", "Ready", "StreamConfig", "Waiter", "accept_from", "again", "cut_front", "discard", "plain_nursery", "split_url",
+    "JoinedStream", "Ready", "StreamConfig", "Waiter", "accept_from", "again", "cut_front", "discard", "host_and_port", "plain_nursery", "split_url",
 ]  # fmt: skip
 
 E = TypeVar("E", bound=CarrierError)
@@ -121,6 +121,23 @@ def split_url(url: str, scheme: str) -> SplitResult:
     if parts.scheme != scheme:
         raise ConfigurationError(f"expected a URL with {scheme}://, got {url!r}")
     return parts
+
+
+def host_and_port(url: str, scheme: str) -> tuple[str, int]:
+    """Return the host and the port of a URL.
+
+    Raises:
+        ConfigurationError: the host or the port is missing, or there is more: a user, a path but ``/``, a query or a fragment.
+    """
+    parts = split_url(url, scheme)
+    if not parts.hostname or parts.port is None:
+        raise ConfigurationError(f"expected {scheme}://host:port, got {url!r}")
+    if parts.path not in ("", "/") or parts.query or parts.fragment or "@" in parts.netloc:
+        where = f"{scheme}://{parts.netloc.rpartition('@')[2]}"  # without a password
+        raise ConfigurationError(
+            f"{where} is all that such a URL can say: leave out its user, path, query and fragment"
+        )
+    return parts.hostname, parts.port
 
 
 @attrs.frozen(kw_only=True)

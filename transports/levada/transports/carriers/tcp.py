@@ -19,7 +19,14 @@ from levada.framework.errors import ConfigurationError, ConnectionLost, IdleTime
 from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.contracts import CarrierInfo
 from levada.transports.carriers.sockets import ListeningAddress, open_sockets, why_not_bound
-from levada.transports.carriers.streams import JoinedStream, Ready, StreamConfig, accept_from, plain_nursery, split_url
+from levada.transports.carriers.streams import (
+    JoinedStream,
+    Ready,
+    StreamConfig,
+    accept_from,
+    host_and_port,
+    plain_nursery,
+)
 
 __all__ = ["TcpConfig", "TcpListener", "dial", "listen"]
 
@@ -88,18 +95,6 @@ def authority(address: tuple[object, ...]) -> str:
     """Return a socket's address as in a URL."""
     host, port = address[0], address[1]
     return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
-
-
-def host_and_port(url: str, scheme: str) -> tuple[str, int]:
-    """Return the host and the port of a URL.
-
-    Raises:
-        ConfigurationError: the host or the port is missing.
-    """
-    parts = split_url(url, scheme)
-    if not parts.hostname or parts.port is None:
-        raise ConfigurationError(f"expected {scheme}://host:port, got {url!r}")
-    return parts.hostname, parts.port
 
 
 def _reason(error: OSError) -> str:

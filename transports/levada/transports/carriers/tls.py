@@ -23,8 +23,16 @@ from levada.framework.text import texts
 from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.certificates import WRITTEN, alternative_name, subject_text
 from levada.transports.carriers.contracts import Octets
-from levada.transports.carriers.streams import JoinedStream, Ready, StreamConfig, accept_from, discard, plain_nursery
-from levada.transports.carriers.tcp import TcpConfig, authority, bind, connect, host_and_port, let_in, prepare
+from levada.transports.carriers.streams import (
+    JoinedStream,
+    Ready,
+    StreamConfig,
+    accept_from,
+    discard,
+    host_and_port,
+    plain_nursery,
+)
+from levada.transports.carriers.tcp import TcpConfig, authority, bind, connect, let_in, prepare
 from levada.transports.private_files import warn_if_others_can_read
 
 __all__ = ["TlsConfig", "TlsListener", "dial", "listen", "make_context"]

@@ -16,7 +16,7 @@ from levada.transports.carriers.sockets import (
     resolve_udp,
     why_not_bound,
 )
-from levada.transports.carriers.streams import split_url
+from levada.transports.carriers.streams import host_and_port
 
 from .config import QuicConfig
 from .connection import QuicConnection
@@ -111,8 +111,7 @@ def _options(config: QuicConfig) -> dict[str, Any]:
 
 
 def _parse(url: str, *, listening: bool = False) -> tuple[str, int]:
-    parts = split_url(url, "quic")
-    number = parts.port
-    if not parts.hostname or number is None or (not number and not listening):
+    host, number = host_and_port(url, "quic")
+    if not number and not listening:
         raise ConfigurationError(f"expected quic://host:port, got {url!r}")
-    return parts.hostname, number
+    return host, number
