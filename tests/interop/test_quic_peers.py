@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import subprocess
 import sys
@@ -97,20 +98,11 @@ async def test_their_client_to_our_server(
 async def their_server(peer: str, made: SelfSigned) -> AsyncIterator[int]:
     command = [sys.executable, str(PROGRAM), peer, "serve", str(made.ca.parent)]
     async with trio.open_nursery() as nursery:
-
-        async def run(*, task_status: trio.TaskStatus[trio.Process]) -> None:
-            process = await trio.lowlevel.open_process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            task_status.started(process)
-            await process.wait()
-
-        process: trio.Process = await nursery.start(run)
+        run = functools.partial(trio.run_process, stdin=subprocess.PIPE, stdout=subprocess.PIPE, check=False)
+        process: trio.Process = await nursery.start(run, command)
         assert process.stdout is not None
-        assert process.stdin is not None
-        try:
-            async with process.stdin, process.stdout:
-                yield int(await process.stdout.receive_some())
-        finally:
-            process.kill()
+        yield int(await process.stdout.receive_some())
+        nursery.cancel_scope.cancel()
 
 
 async def test_our_client_to_their_server(peer: str, config: QuicConfig, made: SelfSigned) -> None:
