@@ -122,7 +122,10 @@ async def attack(path: str, worst: Callable[[trio.SocketStream], Awaitable[None]
     return waited
 
 
-@pytest.mark.parametrize(("worst", "clients", "peak", "seconds"), WORST, ids=[case[0].__name__ for case in WORST])
+@pytest.mark.parametrize(
+    ("worst", "clients", "peak", "seconds"),
+    [pytest.param(*case, id=case[0].__name__, marks=[pytest.mark.release] * (case[0] is all_actors)) for case in WORST],
+)
 async def test_what_the_worst_clients_cost(
     tmp_path: Path, worst: Callable[[trio.SocketStream], Awaitable[None]], clients: int, peak: int, seconds: float
 ) -> None:

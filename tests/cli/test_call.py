@@ -174,7 +174,7 @@ def test_ctrl_c_cancels_the_request(url: str) -> None:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("carrier", ["tls", "ws", "wss", "quic", "unix"])
-@pytest.mark.parametrize("protocol", ["rsocket", "reactivesocket"])
+@pytest.mark.parametrize("protocol", ["rsocket", pytest.param("reactivesocket", marks=pytest.mark.release)])
 def test_every_carrier_of_both_dialects(
     protocol: str, carrier: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -92,6 +92,7 @@ class Handler:
 
 
 @pytest.mark.ci
+@pytest.mark.parametrize("scheme", ["memory", pytest.param("qmux+memory", marks=pytest.mark.release)])
 @pytest.mark.parametrize("octets", WORST.values(), ids=WORST)
 async def test_one_message_costs_at_most_two_seconds_and_150_mb(octets: bytes, scheme: str) -> None:
     """Measured on two cores: 0.45 s and 80 MB; CPU time, so that a busy machine does not decide."""

@@ -29,7 +29,7 @@ ENTITIES = [f"purse-{number}" for number in range(8)]
 
 
 @pytest.mark.ci
-@seeds(3, 6)
+@seeds(1, 6)
 async def test_whatever_partitions_there_are_owners_never_both_write(
     quic: tuple[QuicConfig, QuicConfig], autojump_clock: MockClock, seed: int, caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,

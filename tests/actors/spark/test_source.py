@@ -452,7 +452,7 @@ def test_a_stream_reads_each_row_once_over_restarts(
     assert sum(actors.ask(made, GetGroups())["job"].values()) >= 50
 
 
-@pytest.mark.ci
+@pytest.mark.release
 @pytest.mark.timeout(120)
 def test_streams_that_start_leave_the_environment_they_share_as_large_as_it_was(
     serve: Callable[..., Server], spark: SparkSession, tmp_path: Path

@@ -117,7 +117,12 @@ async def test_memory(check: CarrierCheck, autojump_clock: trio.testing.MockCloc
 
 @pytest.mark.loopback
 @pytest.mark.parametrize(
-    "scheme", ["unix", *(pytest.param(name, marks=pytest.mark.ci) for name in ("tcp", "tls", "ws", "wss"))]
+    "scheme",
+    [
+        "unix",
+        *(pytest.param(name, marks=pytest.mark.ci) for name in ("tcp", "wss")),
+        *(pytest.param(name, marks=pytest.mark.release) for name in ("tls", "ws")),
+    ],
 )
 @pytest.mark.parametrize("check", carrier_checks(SOCKETS), ids=str)
 async def test_sockets(check: CarrierCheck, scheme: str, settings: Settings, tmp_path: Path) -> None:
