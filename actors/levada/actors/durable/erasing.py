@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-import attrs
 import trio
 
 from levada.actors.journal import EraseEntity, JournalError
@@ -19,6 +18,7 @@ from levada.framework.errors import MailboxFull
 
 from .access import Access
 from .errors import EntityErased, OutcomeUnknown, ShardLost
+from .reminders import Reminder
 from .rows import ERASED, FORGOT, SNAPSHOT, Row
 from .turns import Erase, Live, Writer
 
@@ -90,7 +90,7 @@ class Erasing:
         pending = [reminder for reminder in shard.reminders.pending.values() if reminder.entity == entity]
         gone, written, now = Live(entity, shard), trio.Event(), shard.now()
         if pending:
-            forgotten = (attrs.evolve(reminder, message=b"") for reminder in pending)
+            forgotten = [Reminder(each.entity, each.key, each.id, each.at, b"") for each in pending]
             shard.write([shard.reminders.row(shard.own, FORGOT, now, each) for each in forgotten], trio.Event())
         shard.own.since = 0
         shard.write([Row(shard.own, SNAPSHOT, now), Row(gone, ERASED, now)], written)
