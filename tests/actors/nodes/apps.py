@@ -78,8 +78,18 @@ class Ask(Asks[int]):
     counter: Ref[Any]
 
 
-class Friend(Actor[SpawnOn | Ask]):
+@message("tests.nodes.GetMembers")
+class GetMembers(Asks[list[tuple[str, str, str]]]):
+    """Ask for the name, the state and the URL of each member, as a node knows them."""
+
+
+class Friend(Actor[SpawnOn | Ask | GetMembers]):
     """Uses the fleet from a node."""
+
+    @handles
+    def members(self, m: GetMembers) -> list[tuple[str, str, str]]:
+        """Tell."""
+        return [(member.name, member.state.value, member.url) for member in nodes_of(self.system).members]
 
     @handles
     async def spawn_on(self, m: SpawnOn) -> Ref[Any]:

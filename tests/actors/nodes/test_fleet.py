@@ -13,7 +13,7 @@ from levada.actors.nodes import MemberState, NodeDown, NodeLost, NodeSettings, N
 from levada.framework import ActorSystem, Failed, Lost, Normal, Ref, bounded, conflate, restart
 from levada.framework.errors import ActorError, ConfigurationError, NameTaken, NameUnknown
 
-from .apps import Add, Ask, Counter, Fail, Friend, SpawnOn, app
+from .apps import Add, Ask, Counter, Fail, Friend, GetMembers, SpawnOn, app
 from .conftest import SETTINGS, nodes_here
 from .single import Where
 
@@ -220,6 +220,15 @@ async def test_nodes_spawn_on_each_other_and_refs_travel_between_all_members(aut
         assert isinstance(await counter.terminated(), Lost)
         with pytest.raises(ActorError, match="n1"):
             await other.ask(Ask(counter))
+
+
+async def test_nodes_that_start_together_learn_of_each_other_whatever_comes_first(autojump_clock: MockClock) -> None:
+    """The driver's answer to a hello and its news of other nodes travel on different channels."""
+    async with ActorSystem() as system, nodes_here(system, 8) as (nodes, _):
+        friends = [await nodes.spawn(Friend, on=number) for number in range(8)]
+        await trio.sleep(1)  # all news has arrived
+        up = [(f"n{number}", "up", f"aqueduct+memory://n{number}.0") for number in range(8)]
+        assert [await friend.ask(GetMembers()) for friend in friends] == [up] * 8
 
 
 async def test_a_node_knows_the_members_and_a_mistake_in_it_is_an_error_there(autojump_clock: MockClock) -> None:

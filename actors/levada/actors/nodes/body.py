@@ -303,6 +303,8 @@ class NodeSide(Nodes):
     def __init__(self, system: ActorSystem, node_id: bytes) -> None:
         super().__init__(system, node_id)
         self._welcome: Welcome | None = None
+        self._early: list[Changed] = []
+        """Changes that came before the welcome, which travels on another channel: its members are older than they are."""
         self.listeners: list[Served] = []
         """The app's listeners, once it is ready."""
 
@@ -313,6 +315,9 @@ class NodeSide(Nodes):
         self.sharing.begin(welcome.driver, welcome.coordinator)
         for member in welcome.members:
             self.directory.change(member)
+        for news in self._early:
+            self.changed(news)
+        self._early.clear()
 
     def _url_of(self, node_id: bytes) -> str:
         welcome = self._welcome
@@ -322,6 +327,9 @@ class NodeSide(Nodes):
 
     def changed(self, news: Changed) -> None:
         """Update a node in the directory."""
+        if self._welcome is None:
+            self._early.append(news)
+            return
         member = news.member
         if member.state is not MemberState.DOWN or not news.lost:
             self.directory.change(member, Normal())
