@@ -11,6 +11,8 @@ import trio
 
 pytest.importorskip("pyarrow")
 
+import pyarrow as pa
+
 from levada.actors.durable import Durable, ReplayFailed, applies, shards, snapshots, upcasts
 from levada.actors.durable.rows import log_config
 from levada.actors.journal import SchemaMismatch, Store
@@ -106,10 +108,31 @@ async def test_reading_begins_at_the_newest_snapshot(tmp_path: Path) -> None:
         "test.durable.added",
     ]
     offsets = [snapshot for _, snapshot in kinds(tmp_path)]
-    assert offsets[:3] == [None] * 3
-    assert offsets[3] == offsets[4] == offsets[5] != offsets[6]
+    assert offsets[:2] == [None] * 2
+    assert offsets[2] == offsets[3] == offsets[4] != offsets[5] == offsets[6]
     assert await run(tmp_path, cls, Added) == [0, 1, 2, 3, 4]
     assert [event.number for event in CALLS] == [4]
+
+
+@pytest.mark.parametrize(
+    ("rows", "newest", "applied"), [(7, 5, [4]), (6, 2, [2, 3]), (5, 2, [2, 3]), (3, None, [0, 1])]
+)
+async def test_a_log_whose_snapshots_name_the_one_before_is_read(
+    tmp_path: Path, rows: int, newest: int | None, applied: list[int]
+) -> None:
+    """Version 0.2.0 wrote such logs."""
+    cls = adder()
+    await run(tmp_path / "new", cls, Added, *range(5), snapshot_every=2)
+    with Store.open(tmp_path / "new", None, log_config(1)) as new:
+        schema = new.schema
+        found = [row for _, batch in new.batches(0, 0) for row in batch.to_pylist() if row["entity"] == "a"][:rows]
+    for row, snapshot in zip(found, [None, None, None, 2, 2, 2, 5], strict=False):
+        row["_snapshot"] = snapshot
+    assert found[-1]["_snapshot"] == newest
+    with Store.open(tmp_path / "old", schema, log_config(1)) as old:
+        old.append([(0, pa.RecordBatch.from_pylist(found, schema))])
+    assert await run(tmp_path / "old", cls, Added) == list(range(applied[-1] + 1))
+    assert [event.number for event in CALLS] == applied
 
 
 async def test_command_ids_are_part_of_a_snapshot(tmp_path: Path) -> None:

@@ -431,6 +431,14 @@ async def test_asked_as_messages(system: ActorSystem, tmp_path: Path) -> None:
     answer = await journal.ask(ReadEntity("anna", newest=30, start=30, max_bytes=1))
     assert answer.batch().column("amount").to_pylist() == [39]
     assert (await journal.ask(ReadEntity("nobody", newest=1))).count == 0
+    answer = await journal.ask(ReadEntity("anna", since="amount"))  # its newest row has 39 there
+    assert answer.batch().column("amount").to_pylist() == [39]
+    answer = await journal.ask(ReadEntity("ben", since="amount", start=4))
+    assert answer.batch().column("amount").to_pylist() == [38]
+    assert (await journal.ask(ReadEntity("nobody", since="amount"))).count == 0
+    for column in ("text", "nowhere"):
+        with pytest.raises(JournalError, match=f"since is '{column}', wanted a column of whole numbers"):
+            await journal.ask(ReadEntity("anna", since=column))
     with pytest.raises(ValueError, match="newest"):
         ReadEntity("anna", newest=0)
     with pytest.raises(UnicodeEncodeError):

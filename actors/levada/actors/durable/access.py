@@ -86,11 +86,13 @@ class Access:
         snapshot: int | None = batch.column("_offset" if is_one else "_snapshot")[0].as_py()
         return batch, snapshot
 
-    async def rows(self, entity: str, start: int) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Yield the rows of an entity from an offset on, with their offsets."""
-        at: int | None = start
+    async def rows(self, entity: str, start: int | None = None) -> AsyncGenerator[pa.RecordBatch, None]:
+        """Yield the rows of an entity, with their offsets: from an offset on, or from the newest snapshot on, if there is one."""
+        since = "_snapshot" if start is None else None
+        at: int | None = start or 0
         while at is not None:
-            found = await self.ask(ReadEntity(entity, partition=self.shard, start=at, stream=self.streams))
+            found = await self.ask(ReadEntity(entity, partition=self.shard, start=at, stream=self.streams, since=since))
+            since = None
             if found.count:
                 yield _batch_of(found)
             at = found.next

@@ -266,6 +266,8 @@ class ReadEntity(Asks[Found]):
     """Only so many rows, the newest ones; fewer if they have more than `max_bytes`. `Found.next` is None then."""
     stream: bool = attrs.field(default=True, validator=v.instance_of(bool))
     """False: the rows come as a record batch, which does not travel, and is not copied."""
+    since: str | None = attrs.field(default=None, validator=v.optional(v.instance_of(str)))
+    """A column of offsets: only rows from the offset on that the entity's newest row has there, if it is not null."""
 
 
 @message("levada.journal.find_command", frozen=True)

@@ -57,11 +57,22 @@ def entity_of(store: Store, m: ReadEntity) -> Found:
                 break
             batches.append(batch)
         return _found(number, batches[::-1], None, m.stream)
-    found = store.rows_of(m.entity, partition=number, start=m.start, max_bytes=m.max_bytes)
+    start = m.start if m.since is None else max(m.start, _offset_in(store, m.entity, number, m.since))
+    found = store.rows_of(m.entity, partition=number, start=start, max_bytes=m.max_bytes)
     for following, batch in found:
         if batch.num_rows:
             return _found(number, [batch], following, m.stream)
     return _found(number, [], None)
+
+
+def _offset_in(store: Store, entity: str | bytes, partition: int, column: str) -> int:
+    """Return the offset that a column of the entity's newest row holds; 0 if it is null, or there is no row."""
+    field = store.schema.field(column) if column in store.schema.names else None
+    if field is None or not pa.types.is_integer(field.type):
+        raise JournalError(f"since is {column!r:.100}, wanted a column of whole numbers", path=str(store.directory))
+    for batch in store.newest_of(entity, 1, partition=partition):
+        return batch.column(column)[0].as_py() or 0
+    return 0
 
 
 def command_of(store: Store, m: FindCommand) -> Found:
