@@ -134,6 +134,66 @@ async def test_tasks_that_never_stop_staging_hold_up_no_append(system: ActorSyst
         nursery.cancel_scope.cancel()
 
 
+async def test_a_dedicated_process_writes_a_lone_append_without_a_thread_while_the_disk_is_quick(
+    system: ActorSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    took, now = 0.0, 0.0
+    threads: list[bool] = []
+    real, here = os.fdatasync, threading.get_ident()
+
+    def sync(descriptor: int) -> None:
+        nonlocal now
+        real(descriptor)
+        now += took
+        threads.append(threading.get_ident() != here)
+
+    async def append(*rows: int) -> bool:
+        threads.clear()
+        async with trio.open_nursery() as nursery:
+            for row in rows:
+                nursery.start_soon(journal.ask, Append(lines(row)))
+        return all(threads)
+
+    journal = spawn(system, tmp_path, dedicated=True, clean_every=3600.0)
+    await journal.ask(GetExtent())
+    monkeypatch.setattr(os, "fdatasync", sync)
+    monkeypatch.setattr("levada.actors.journal.writing.perf_counter", lambda: now)
+    assert await append(1)  # nothing is known of the disk yet
+    assert not await append(2)
+    assert await append(3, 4, 5)
+    assert await append(6)  # others may be about to come
+    assert not await append(7)
+    took = 0.003  # it begins to be slow, which only the next write can tell
+    assert not await append(8)
+    assert await append(9)
+    took = 0.001
+    assert await append(10)
+    assert not await append(11)
+    with monkeypatch.context() as patch:
+        patch.setattr("levada.actors.journal.writing.QUICK_BYTES", 1)
+        assert await append(12)
+    assert sorted(await numbers(journal)) == list(range(1, 13))
+
+
+async def test_an_actor_among_others_leaves_every_append_to_a_thread(
+    system: ActorSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = spawn(system, tmp_path, clean_every=3600.0)
+    await journal.ask(GetExtent())
+    threads: list[int] = []
+    real = os.fdatasync
+
+    def sync(descriptor: int) -> None:
+        real(descriptor)
+        threads.append(threading.get_ident())
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    for row in range(3):
+        await journal.ask(Append(lines(row)))
+    assert len(threads) >= 3
+    assert threading.get_ident() not in threads
+
+
 async def test_many_small_asks_share_a_sync(system: ActorSystem, tmp_path: Path) -> None:
     journal = spawn(system, tmp_path)
     answers: list[Any] = []

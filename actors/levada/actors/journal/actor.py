@@ -124,6 +124,7 @@ class Journal(
         reopen_every: seconds between attempts to open a journal that cannot be opened; until then each question fails with the reason. None:
             the actor fails.
         clean_every: seconds between runs of retention, which also check for room on a full disk and for deleted files.
+        dedicated: whether this process does nothing else, so that an append that comes alone may hold it up while the disk is quick.
         clock: seconds since 1970.
 
     Raises:
@@ -155,6 +156,7 @@ class Journal(
     max_pending_bytes: int = attrs.field(default=64 << 20, kw_only=True)
     clean_every: float = attrs.field(default=1.0, kw_only=True)
     reopen_every: float | None = attrs.field(default=None, kw_only=True)
+    dedicated: bool = attrs.field(default=False, kw_only=True)
     clock: Callable[[], float] = attrs.field(default=time.time, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
@@ -252,7 +254,7 @@ class Journal(
         opening = functools.partial(Store.open, self.directory, schema, self.config, clock=self.clock)
         self._store = await self.enter(_opened(opening, self._writing))
         self._appends = Appends(self._store, columns)
-        self._writer = Writer(self._queue, self._store, self._appends, self._writing)
+        self._writer = Writer(self._queue, self._store, self._appends, self._writing, dedicated=self.dedicated)
         self._refusal = None
         self.start_soon(self._writer.run)
         self.timers.every("clean", self.clean_every, _Clean())

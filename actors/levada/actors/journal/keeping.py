@@ -136,6 +136,7 @@ class KeptJournal(Journal):
     """Its config, see `_plain`."""
 
     reopen_every: float | None = attrs.field(default=REOPEN_EVERY, kw_only=True)
+    dedicated: bool = attrs.field(default=True, kw_only=True)
 
     async def started(self) -> None:
         """Open the journal."""

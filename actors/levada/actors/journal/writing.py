@@ -11,13 +11,14 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
+from time import perf_counter
 from typing import TypeVar
 
 import trio
 
 from levada.framework import Reply
 
-from .appends import Appends, Job
+from .appends import Answer, Appends, Job
 from .ends import SYNC_EVERY
 from .errors import JournalError, JournalFull, fresh
 from .extent import Appended, Extent
@@ -34,6 +35,10 @@ GROUP_APPENDS = 4096
 """Most appends that share one sync."""
 GROUP_BYTES = 32 << 20
 """Most bytes that share one sync, unless one append is larger."""
+QUICK = 0.002
+"""Seconds: a disk that took no longer for the last group may hold up a process that has journals only."""
+QUICK_BYTES = 64 << 10
+"""Most bytes that may do so."""
 
 
 class Queue:
@@ -115,7 +120,9 @@ class Queue:
 class Writer:
     """Hands the writes of a queue to the thread that writes. Its `run` is a task of the journal."""
 
-    def __init__(self, queue: Queue, store: Store, appends: Appends, limiter: trio.CapacityLimiter) -> None:
+    def __init__(
+        self, queue: Queue, store: Store, appends: Appends, limiter: trio.CapacityLimiter, *, dedicated: bool
+    ) -> None:
         self.appended = 0
         """Appends that are on the disk."""
         self._queue = queue
@@ -126,6 +133,9 @@ class Writer:
         self._warned = False
         self._expected = 0
         """Appends that may be there soon: those that waited when the last group was answered, and as many as were answered."""
+        self._dedicated = dedicated
+        self._took = math.inf
+        """Seconds that the last group took."""
 
     async def run(self) -> None:
         """Write. Raises if the store is broken: only a new start tells what was committed."""
@@ -191,7 +201,7 @@ class Writer:
                 break
             jobs.append(job)
         wanted = [job for job in jobs if job.reply is None or job.reply.wanted]
-        answers, error = await self.in_thread(functools.partial(self._appends.write, wanted)) if wanted else ([], None)
+        answers, error = await self._write(wanted) if wanted else ([], None)
         queue.take(jobs)
         if len(answers) < len(wanted):  # the others wait for room
             answered = {job for job, _ in answers}
@@ -217,6 +227,22 @@ class Writer:
             self._note_full(error)
         elif error is not None:
             self.require_store(error)
+
+    async def _write(self, jobs: Sequence[Job]) -> tuple[list[tuple[Job, Answer]], Exception | None]:
+        """Write a group in the thread that writes; an append that comes alone in this one, if that may be and costs less."""
+        alone = self._dedicated and len(jobs) == 1 and self._expected <= 1 and not self._limiter.borrowed_tokens
+        if alone and jobs[0].size <= QUICK_BYTES and self._took <= QUICK:
+            return self._write_timed(
+                jobs
+            )  # a third of the time that a command to a durable actor took went to the change of threads
+        return await self.in_thread(functools.partial(self._write_timed, jobs))
+
+    def _write_timed(self, jobs: Sequence[Job]) -> tuple[list[tuple[Job, Answer]], Exception | None]:
+        start = perf_counter()
+        try:
+            return self._appends.write(jobs)
+        finally:
+            self._took = perf_counter() - start
 
     async def _let_askers_come(self) -> None:
         """Let those that got answers ask again before the next group is written: half as many groups, for the same rows, cost less."""
