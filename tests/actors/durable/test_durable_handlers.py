@@ -151,6 +151,49 @@ async def test_committed_events_stay_though_the_handler_fails(tmp_path: Path, ca
         assert await walkers["w"].ask(Step("plain")) == 2  # "commit" and "plain"
 
 
+class Leaver(Durable[Step]):
+    """Leaves memory at a command, or before its first one."""
+
+    steps: int = 0
+
+    def started(self) -> None:
+        if self.entity == "never":
+            self.stop()
+
+    @handles
+    def step(self, m: Step) -> int:
+        self.record(Stepped(m.name))
+        if m.name == "leave":
+            self.stop()
+        return self.steps
+
+    @applies
+    def stepped(self, e: Stepped) -> None:
+        self.steps += 1
+
+
+async def test_commands_behind_one_that_stops_the_entity_are_for_its_next_life(tmp_path: Path) -> None:
+    async with ActorSystem("test", **TIMES) as system:
+        leavers = await shards(system, Leaver, events=Stepped, journal=tmp_path, shards=1)
+        assert await leavers["a"].ask(Step("first")) == 1
+        answers: list[int] = []
+
+        async def ask(name: str, id: str | None = None) -> None:
+            answers.append(await leavers["a"].ask(Step(name), command=id))
+
+        async with trio.open_nursery() as nursery:
+            for name in ("leave", "leave", "plain", "plain", "leave", "plain"):
+                nursery.start_soon(ask, name)
+            nursery.start_soon(ask, "plain", "once")
+            nursery.start_soon(ask, "plain", "once")
+        assert len(answers) == 8
+        assert sorted(set(answers)) == list(range(2, 9))  # the two with one id have one answer
+        assert await leavers["a"].ask(Step("plain"), command="last") == 9
+        assert (await leavers.statistics()).under_way == 0
+        with pytest.raises(ActorStopped):  # a class that never handles anything is not read again and again
+            await leavers["never"].ask(Step("plain"))
+
+
 async def test_a_killed_entity_fails_its_command_and_comes_back(tmp_path: Path) -> None:
     async with ActorSystem("test", **TIMES) as system:
         walkers = await shards(system, Walker, events=Stepped, journal=tmp_path, shards=1)

@@ -286,6 +286,7 @@ class Shard(DescribedActor[Any]):
 
     def _begin(self, live: Live, turn: Turn) -> None:
         live.turn = turn
+        live.begun += 1
         self._entities.use(live, self._clock.current_time())
         live.cell.enqueue(turn)
 
@@ -465,18 +466,25 @@ class Shard(DescribedActor[Any]):
             return  # the shard has given it up
         live = turn.live
         assert live is not None
-        if isinstance(error, ActorStopped) and isinstance(error.reason, Failed):
-            # Not if it ended with its shard or its node: then a command with an id is asked again.
-            cause = error.__cause__
-            error = CommandFailed(error.detail, actor=error.actor, reason=error.reason, message=error.message)
-            error.__cause__ = cause
-        self._under_way.refuse(turn, error)
-        waiting = live.waiting
-        live.waiting = None
+        behind, live.waiting = list(live.waiting or ()), None
+        goes_on = self.place.phase is ActorPhase.RUNNING
+        failed = isinstance(error, ActorStopped) and isinstance(error.reason, Failed)
+        if goes_on and not (failed or turn.running) and live.begun > 1:
+            # An earlier command of this life has called `stop`. Without an earlier one, the next life might end at once too, for ever.
+            turn.settled = False
+            behind.insert(0, turn)
+        else:
+            if (
+                isinstance(error, ActorStopped) and failed
+            ):  # not if it ended with its shard or its node: then a command with an id is asked again
+                cause = error.__cause__
+                error = CommandFailed(error.detail, actor=error.actor, reason=error.reason, message=error.message)
+                error.__cause__ = cause
+            self._under_way.refuse(turn, error)
         if self._entities.live.get(live.entity) is live:
             self._entities.drop(live)
-        if self.place.phase is ActorPhase.RUNNING:
-            for each in waiting or ():
+        if goes_on:
+            for each in behind:
                 self._dispatch(each)
 
     # Erasing.

@@ -81,7 +81,7 @@ class Live:
     """An entity in memory."""
 
     __slots__ = (
-        "actor", "cell", "commands", "entity", "failed", "own", "recorded", "sequence", "since", "size", "snapshot", "tells", "ticket",
+        "actor", "begun", "cell", "commands", "entity", "failed", "own", "recorded", "sequence", "since", "size", "snapshot", "tells", "ticket",
         "turn", "underway", "used", "waiting", "writer",
     )  # fmt: skip
 
@@ -97,6 +97,8 @@ class Live:
         """The offset of its newest snapshot."""
         self.since = 0
         """The number of its rows since the snapshot."""
+        self.begun = 0
+        """The number of commands that were put into its mailbox."""
         self.ticket = 0
         """The place of its newest row in the shard's queue."""
         self.used = 0.0
