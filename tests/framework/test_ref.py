@@ -144,9 +144,9 @@ async def test_a_name_is_unique_among_living_siblings(system: ActorSystem) -> No
     assert system.spawn(Plain, name="desk").is_alive
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "/", "$1"])
-async def test_a_name_that_would_break_a_path_is_refused(system: ActorSystem, name: str) -> None:
-    with pytest.raises(ConfigurationError, match="wanted text without '/' that does not begin with"):
+@pytest.mark.parametrize("name", ["", "a/b", "/", "$1", "a\nERROR", "\x1b[31m", "\u202e", "a\ud800"])
+async def test_a_name_that_would_break_a_path_or_a_log_is_refused(system: ActorSystem, name: str) -> None:
+    with pytest.raises(ConfigurationError, match="wanted printable text without '/' that does not begin with"):
         system.spawn(Plain, name=name)
 
 

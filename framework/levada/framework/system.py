@@ -374,7 +374,7 @@ class ActorSystem:
         Raises:
             NameTaken: a living sibling has the name.
             ActorStopped: the system, or the parent, is ending.
-            ConfigurationError: the factory made no actor; a name with a slash.
+            ConfigurationError: the factory made no actor; a name with a slash or with a character that cannot be printed.
             Exception: the factory raised. At a restart, this is a failure of the actor instead.
         """
         ref: Ref[Any] = self.spawn_below(self.root, factory, args, name, mailbox, supervise)
@@ -422,8 +422,11 @@ class ActorSystem:
             family = parent.make_extras()
             family.children = {}
         if name is not None:
-            if not isinstance(name, str) or not name or "/" in name or name.startswith("$"):
-                raise ConfigurationError(f"the name is {name!r}, wanted text without '/' that does not begin with '$'")
+            # It shows up in logs and terminals, and peers refuse other paths.
+            if not isinstance(name, str) or not name or "/" in name or name.startswith("$") or not name.isprintable():
+                raise ConfigurationError(
+                    f"the name is {name!r:.200}, wanted printable text without '/' that does not begin with '$'"
+                )
             if family.names is None:
                 family.names = {}
             if name in family.names:

@@ -239,8 +239,10 @@ async def test_an_entity_is_an_actor_below_its_shard(tmp_path: Path) -> None:
         accounts = await shards(system, Account, events=EVENTS, journal=tmp_path, shards=2)
         await accounts["anna"].ask(Deposit(1))
         await accounts["$x/y%"].ask(Deposit(1))
+        await accounts["ü\n\x1b[31m\u2028"].ask(Deposit(1))
         assert system.lookup("/Account/1/anna") is not None
         assert any(system.lookup(f"/Account/{shard}/%24x%2Fy%25") for shard in range(2))
+        assert any(system.lookup(f"/Account/{shard}/ü%0A%1B[31m%E2%80%A8") for shard in range(2))
 
 
 def test_misuse_is_refused_where_it_is_given(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
+from urllib.parse import quote
 
 import attrs
 import trio
@@ -563,6 +564,8 @@ def _expected(question: Any) -> Any:
 
 
 def _name_of(entity: str) -> str:
-    """Return an id as the name of an actor, which has no slash and does not begin with a dollar."""
+    """Return an id as the name of an actor, which is printable, has no slash and does not begin with a dollar."""
     quoted = entity.replace("%", "%25").replace("/", "%2F")
+    if not quoted.isprintable():
+        quoted = "".join(each if each.isprintable() else quote(each) for each in quoted)
     return f"%24{quoted[1:]}" if quoted.startswith("$") else quoted
