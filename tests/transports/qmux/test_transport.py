@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import ipaddress
 import itertools
 import math
 import os
@@ -179,6 +180,29 @@ async def test_qx39_plain_tcp_stays_on_loopback_unless_asked() -> None:
             port = listener.url.rpartition(":")[2]
             async with accepting(listener), dial(f"qmux+{scheme}://127.0.0.1:{port}") as client:
                 assert client.info.scheme == f"qmux+{scheme}"
+
+
+@pytest.mark.loopback
+@pytest.mark.rule("QX-39")
+@pytest.mark.parametrize("scheme", ["tcp", "ws"])
+async def test_qx39_a_client_sends_nothing_beyond_loopback_unless_asked(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The address of the server is taken for one that is elsewhere."""
+    elsewhere = ipaddress.ip_address("192.0.2.1")
+    monkeypatch.setattr("levada.transports.qmux.entry.ipaddress.ip_address", lambda _: elsewhere)
+    with trio.socket.socket() as server:
+        await server.bind(("127.0.0.1", 0))
+        server.listen()
+        with pytest.raises(ConfigurationError, match="plaintext_off_loopback"):
+            async with dial(f"qmux+{scheme}://127.0.0.1:{server.getsockname()[1]}"):
+                pass
+        client, _ = await server.accept()
+        with client:
+            try:
+                assert await client.recv(1) == b""
+            except ConnectionResetError:
+                pass
 
 
 @pytest.mark.loopback

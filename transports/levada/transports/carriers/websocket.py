@@ -6,7 +6,7 @@ The stream itself is in `websocket_stream`, its frames in `websocket_frames`, th
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from urllib.parse import SplitResult, urlsplit
 
@@ -15,7 +15,7 @@ import trio
 from levada.framework.errors import CarrierError, ConfigurationError, ConnectionClosed, ConnectionLost, IdleTimeout
 from levada.transports.carriers import tcp, tls
 from levada.transports.carriers.admission import Admission
-from levada.transports.carriers.contracts import ByteStream, Listener
+from levada.transports.carriers.contracts import ByteStream, CarrierInfo, Listener
 from levada.transports.carriers.streams import Ready, plain_nursery
 from levada.transports.carriers.websocket_config import Refusal, UpgradeRequest, WebSocketConfig
 from levada.transports.carriers.websocket_handshake import (
@@ -178,11 +178,14 @@ def _below(parts: SplitResult) -> str:
 
 
 @asynccontextmanager
-async def dial(url: str, config: WebSocketConfig | None = None) -> AsyncIterator[WebSocketStream]:
+async def dial(
+    url: str, config: WebSocketConfig | None = None, *, check: Callable[[CarrierInfo], None] = lambda _: None
+) -> AsyncIterator[WebSocketStream]:
     """Connect to a WebSocket server; leaving the block closes as `WebSocketStream` does.
 
     Args:
         url: ``ws://host:port/path?query``, or ``wss://…`` with TLS.
+        check: called with the byte stream below before anything is sent; if it raises, nothing is.
 
     Raises:
         ConnectionLost, IdleTimeout, ConfigurationError: as `open_over`, and as the carrier below.
@@ -190,8 +193,10 @@ async def dial(url: str, config: WebSocketConfig | None = None) -> AsyncIterator
     config = config or WebSocketConfig()
     parts = _split(url)
     below = tls.dial(_below(parts), config.tls) if parts.scheme == "wss" else tcp.dial(_below(parts), config.tcp)
-    async with below as stream, await open_over(stream, url, config) as websocket:
-        yield websocket
+    async with below as stream:
+        check(stream.info)
+        async with await open_over(stream, url, config) as websocket:
+            yield websocket
 
 
 class WebSocketListener:

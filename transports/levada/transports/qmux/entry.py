@@ -142,7 +142,9 @@ async def dial(url: str, config: QmuxConfig | None = None) -> AsyncIterator[Qmux
     """
     config = config or QmuxConfig()
     scheme, _ = _split(url)
-    async with _carrier(scheme).dial(url.removeprefix(_PREFIX), _settings(scheme, config)) as stream:
+    # A WebSocket would send its request before this looks at the address.
+    check = {"check": lambda info: _check_loopback(scheme, info.peer, config)} if scheme == "ws" else {}
+    async with _carrier(scheme).dial(url.removeprefix(_PREFIX), _settings(scheme, config), **check) as stream:
         info = attrs.evolve(stream.info, scheme=_PREFIX + scheme)
         below: Below
         if scheme in ("ws", "wss"):
