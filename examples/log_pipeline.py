@@ -3,7 +3,8 @@
 ::
 
     file ──tail──> writer ══Lumberjack, TLS══> Ingest ──> Intake ──> mailbox logs ──Spark──> mailboxes counts, rates
-                                                          this program <══RSocket══ Subscribers <──────────┘
+                                                                          Scorer <══asks══┘              │
+                                                          this program <══RSocket══ Subscribers <────────┘
 
 ``levada demo`` is the same with three logs, six queries, supervised, and a report; its parts are used here.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +21,19 @@ import trio
 from pyspark.sql import SparkSession
 
 from levada.actors import rsocket
-from levada.actors.demo import engine, ingest, known, live, queries, readers
+from levada.actors.demo import engine, ingest, known, live, queries, readers, scoring
 from levada.actors.demo.rows import Count, LogLine, Rate
 from levada.actors.interop.certificates import make_certificates
+from levada.actors.spark import RemoteActor
 from levada.actors.spark.bridge import Bridge, Mailbox, serve_bridge
 from levada.actors.spark.query import AwaitAvailable, Query
 from levada.framework import ActorSystem
 
 
-def stream(build: Any, mode: str, mailbox: str, bridge: Bridge, spark: SparkSession) -> Any:
+def stream(build: Any, mode: str, mailbox: str, bridge: Bridge, scorer: RemoteActor, spark: SparkSession) -> Any:
     """One query, from a mailbox to a mailbox. `build` makes a data frame of another: see `levada.actors.demo.queries`."""
     lines = spark.readStream.format("mailbox").options(address=bridge.address, mailbox="logs").load()
+    lines = lines.withColumn("points", queries.scores(scorer)(lines.text))  # Spark's tasks ask an actor for them
     checkpoint = str(bridge.directory / f"checkpoint-{mailbox}")
     return (
         build(lines.where("source = 'access'"))
@@ -57,6 +61,7 @@ async def main(folder: Path) -> live.Results:
             await ingest.ship(system, urls, pems.ca, [log], ingest.Pace())
 
         async with (
+            scoring.scorers(system, folder / "asks", Counter(), on_nodes=False) as scorer,
             # The way out. `levada call URL --stream --route rates` would get the same.
             rsocket.serve(system, "rsocket+tcp://127.0.0.1:0", desk.answer) as door,
             rsocket.connect(system, door.url) as peer,
@@ -70,7 +75,7 @@ async def main(folder: Path) -> live.Results:
                 (queries.access_counts, "complete", "counts"),
                 (queries.access_rates, "append", "rates"),
             ):
-                query = system.spawn(Query, spark, functools.partial(stream, build, mode, name, bridge))
+                query = system.spawn(Query, spark, functools.partial(stream, build, mode, name, bridge, scorer))
                 await query.ask(AwaitAvailable(), timeout=None)
                 query.stop()
                 await query.terminated()

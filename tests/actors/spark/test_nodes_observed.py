@@ -19,6 +19,7 @@ from tests.actors.spans import ident, recorded
 
 from levada.actors.metrics import Metrics
 from levada.actors.nodes import NodeSettings, spark_nodes
+from levada.framework.message import BY_TAG
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,7 +29,11 @@ pytestmark = [pytest.mark.release, pytest.mark.loopback, pytest.mark.timeout(900
 APP = Path(__file__).parents[1] / "nodes" / "traced_app.py"
 
 
-async def test_traces_go_on_in_a_node_under_spark_and_its_driver_answers_for_its_metrics(spark: SparkSession) -> None:
+async def test_traces_go_on_in_a_node_under_spark_and_its_driver_answers_for_its_metrics(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for tag in [tag for tag in BY_TAG if tag.startswith("tests.nodes.traced.")]:
+        monkeypatch.delitem(BY_TAG, tag)  # of the same file under its other name
     spark.sparkContext.addPyFile(str(APP))
     traced = importlib.import_module("traced_app")  # shipped
     settings = NodeSettings(start_timeout=240.0)
