@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
@@ -510,13 +511,14 @@ async def test_sorted_and_cut_at_a_depth() -> None:
     assert names == ["/a", "/", "/b", "/b/clerk0", "/b/clerk1"]
 
 
-async def test_a_name_cannot_steer_the_terminal() -> None:
-    out = io.StringIO()
+async def test_text_of_another_program_cannot_steer_the_terminal() -> None:
     async with ActorSystem() as system:
-        system.spawn(Clerk, name="a\x1b[2J\nb")
-        show(system, file=out)
-    assert r"a\x1b[2J\nb" in out.getvalue()
-    assert "\x1b" not in out.getvalue()
+        system.spawn(Clerk)
+        snapshot = take_snapshot(system)
+    strange = [attrs.evolve(row, path="/a\x1b[2J\nb", kind="C\x07", about="\u202e") for row in snapshot.actors]
+    said = text(attrs.evolve(snapshot, actors=strange))
+    assert r"a\x1b[2J\nb" in said
+    assert said.replace("\n", "").isprintable()
 
 
 async def test_nodes_and_their_trees(tmp_path: Path) -> None:
