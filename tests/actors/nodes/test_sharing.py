@@ -257,6 +257,21 @@ async def test_names_of_the_fleet_are_found_everywhere(autojump_clock: MockClock
                 system.registry["other"]
 
 
+async def test_a_node_knows_a_name_when_its_call_returns(autojump_clock: MockClock) -> None:
+    """The change and the answer travel on different channels."""
+    async with fleet(1):
+        system = SYSTEMS["n0"]
+        nodes, ref = nodes_of(system), spawn(SYSTEMS["n0"], "w")
+        for _ in range(20):
+            await nodes.register("desk", ref)
+            assert system.registry["desk"] is ref
+            await nodes.unregister("desk")
+            assert system.registry.get("desk") is None
+            single = await nodes.spawn(Worker, on="n0", name="desk")
+            assert system.registry["desk"] is single
+            await nodes.unregister("desk")
+
+
 async def test_a_name_has_one_holder(autojump_clock: MockClock) -> None:
     """Of two that register at the same time one wins; the other gets `NameTaken`."""
     async with fleet() as f:

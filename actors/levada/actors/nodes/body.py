@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import platform
 import secrets
@@ -70,6 +71,7 @@ from .messages import (
     Refused,
     Register,
     Reload,
+    Renames,
     Restart,
     Shared,
     Spawn,
@@ -360,6 +362,8 @@ class NodeSide(Nodes):
         """Start an actor on a node; see `Nodes.spawn`."""
         order = spawn_order(cls, args, supervise, mailbox)
         ref: Ref[T] = await self._ask(SpawnOn(order, on, name), self.system.ask_timeout)
+        if name is not None:
+            await self._settled()
         return ref
 
     async def register(self, name: str, ref: Ref[Any]) -> None:
@@ -367,10 +371,18 @@ class NodeSide(Nodes):
         if not ref.is_alive:  # the driver might not know it yet
             raise ActorStopped(f"{ref.path} has ended and takes no name", actor=ref.path)
         await self._ask(Register(name, ref), self.system.ask_timeout)
+        await self._settled()
 
     async def unregister(self, name: str) -> None:
         """Free a name of the fleet; see `Nodes.unregister`."""
         await self._ask(Unregister(name), self.system.ask_timeout)
+        await self._settled()
+
+    async def _settled(self) -> None:
+        """Wait until this node knows all names as the driver had them at its last answer: changes travel on another channel."""
+        timeout = self.system.ask_timeout
+        renames = await self._ask(Renames(), timeout)
+        await self.sharing.renamed(renames, math.inf if timeout is None else timeout)
 
     async def _lookup_on(self, name: str, on: str | int) -> Ref[Any]:
         ref: Ref[Any] = await self._ask(LookupOn(name, on), self.system.ask_timeout)

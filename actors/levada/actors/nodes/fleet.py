@@ -55,6 +55,7 @@ from .messages import (
     NodeLost,
     Refused,
     Register,
+    Renames,
     Restart,
     Shared,
     Spawn,
@@ -406,7 +407,7 @@ async def _by_address(credentials: Credentials) -> Identity:
     return Identity(credentials.info.peer)
 
 
-class Coordinator(UntracedActor[SpawnOn | LookupOn | DrainOf | Restart | Shared | Register | Unregister]):
+class Coordinator(UntracedActor[SpawnOn | LookupOn | DrainOf | Restart | Shared | Register | Unregister | Renames]):
     """Carries out the requests of nodes, each in a task of its own."""
 
     fleet: Fleet
@@ -446,6 +447,11 @@ class Coordinator(UntracedActor[SpawnOn | LookupOn | DrainOf | Restart | Shared 
     def unregister(self, m: Unregister) -> None:
         """Free a name."""
         self._answer(partial(self.fleet.unregister, m.name))
+
+    @handles
+    def renames(self, m: Renames) -> int:
+        """Return the number of changes of names."""
+        return self.fleet.sharing.renames
 
     @handles
     def drain_of(self, m: DrainOf) -> None:

@@ -309,6 +309,8 @@ class Shared:
     news: list[Membership | Named | Wish]
     whole: bool
     """Whether no more changes are waiting to be sent."""
+    renames: int
+    """If so, the number of changes of names so far, as the driver counts them."""
 
 
 @message("levada.node.Register")
@@ -324,6 +326,11 @@ class Unregister(Asks[None], UntracedMessage):
     """Free a name of the fleet."""
 
     name: str
+
+
+@message("levada.node.Renames", frozen=True)
+class Renames(Asks[int], UntracedMessage):
+    """Ask the driver how many changes of names of the fleet there were."""
 
 
 @message("levada.node.Restart")
@@ -360,6 +367,7 @@ CONTROL: Final = (
     Shared,
     Register,
     Unregister,
+    Renames,
     Restart,
 )
 

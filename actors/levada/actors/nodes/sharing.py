@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, Final, TypeAlias
 
 import trio
@@ -39,10 +39,16 @@ Address: TypeAlias = tuple[bytes, int]
 
 
 class Relay(UntracedActor[Any]):
-    """Sends changes to one process."""
+    """Sends changes to one process.
 
-    def __init__(self, to: Ref[Any]) -> None:
+    Args:
+        to: the actor there that takes `Shared`.
+        renames: returns the number of changes of names so far.
+    """
+
+    def __init__(self, to: Ref[Any], renames: Callable[[], int]) -> None:
         self.to = to
+        self._renames = renames
         self._pending: dict[Hashable, Membership | Named | Wish] = {}
         self._news = trio.Event()
 
@@ -62,7 +68,7 @@ class Relay(UntracedActor[Any]):
             while True:
                 self._news = trio.Event()
                 batch = [pending.pop(key) for key in [*pending][:BATCH]]
-                await self.to.send(Shared(batch, not pending))
+                await self.to.send(Shared(batch, not pending, self._renames()))
                 if not pending:
                     await self._news.wait()
         except ActorError:
@@ -97,6 +103,8 @@ class Sharing:
         self._others: dict[tuple[Hashable, Address], RemoteRef] = {}
         self._names: dict[str, Ref[Any]] = {}
         """The names of the fleet."""
+        self.renames = 0
+        """The changes of names so far, as the driver counts them; on a node, those that have arrived."""
         self._renamed = trio.Event()
         self.whole = trio.Event()
         """Set when the complete first state has arrived from the driver."""
@@ -168,6 +176,12 @@ class Sharing:
             return ref
         return None
 
+    async def renamed(self, renames: int, timeout: float) -> None:
+        """Wait until so many changes of names have arrived, for `timeout` seconds at most."""
+        with trio.move_on_after(timeout):
+            while self.renames < renames:
+                await self._renamed.wait()
+
     # Calls for other processes.
 
     def begin(self, node_id: bytes, to: Ref[Any]) -> None:
@@ -180,7 +194,7 @@ class Sharing:
         if not self._driver:
             self._driver_id = node_id
         self.end(node_id)
-        relay = Relay(to)
+        relay = Relay(to, lambda: self.renames)
         self._relays[node_id] = relay
         self._system.spawn(lambda: relay)
         members: dict[tuple[Hashable, Address], Ref[Any]] = {**self._own, **(self._others if self._driver else {})}
@@ -217,6 +231,9 @@ class Sharing:
             elif news.node != self._refs.node_id:
                 self._take_membership(topic, (news.node, news.number), news.ref)
         if shared.whole:
+            if not self._driver:
+                self.renames = shared.renames
+                self._tell_renamed()
             self.whole.set()
 
     def _take_membership(self, topic: Hashable, address: Address, ref: Ref[Any] | None) -> None:
@@ -262,11 +279,15 @@ class Sharing:
             self._names.pop(name, None)
         else:
             self._names[name] = ref
-        self._renamed.set()
-        self._renamed = trio.Event()
+        self._tell_renamed()
         if self._driver:
+            self.renames += 1
             for relay in self._relays.values():
                 relay.put(name, Named(name, ref))
+
+    def _tell_renamed(self) -> None:
+        self._renamed.set()
+        self._renamed = trio.Event()
 
     def _tell(self, key: tuple[Hashable, Address], news: Membership) -> None:
         """Announce a change: the driver to all nodes except the actor's, a node to the driver if the actor is its own."""
