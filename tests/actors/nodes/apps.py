@@ -132,6 +132,19 @@ async def fails(system: ActorSystem) -> AsyncIterator[None]:
     yield
 
 
+async def slow(system: ActorSystem) -> AsyncIterator[None]:
+    """An app that is ready after a second."""
+    await trio.sleep(1)
+    yield
+
+
+async def fails_slowly(system: ActorSystem) -> AsyncIterator[None]:
+    """An app that fails after a second, before it is ready."""
+    await trio.sleep(1)
+    raise RuntimeError("no such table")
+    yield
+
+
 async def fails_late(system: ActorSystem) -> AsyncIterator[None]:
     """An app that fails when it is to end."""
     yield

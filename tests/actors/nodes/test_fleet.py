@@ -13,6 +13,7 @@ from levada.actors.nodes import MemberState, NodeDown, NodeLost, NodeSettings, N
 from levada.framework import ActorSystem, Failed, Lost, Normal, Ref, bounded, conflate, restart
 from levada.framework.errors import ActorError, ConfigurationError, NameTaken, NameUnknown
 
+from . import apps
 from .apps import Add, Ask, Counter, Fail, Friend, GetMembers, SpawnOn, app
 from .conftest import SETTINGS, nodes_here
 from .single import Where
@@ -204,6 +205,27 @@ async def test_who_waits_for_a_restart_learns_that_the_node_was_drained(autojump
             await nodes.drain("n0")
         await nodes.restart("n0")
         assert nodes["n0"].state is MemberState.UP
+
+
+@pytest.mark.parametrize("name", ["slow", "fails_slowly"])
+async def test_a_node_that_is_drained_while_it_starts_again_ends_in_order(
+    name: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had no work yet, so nothing was cut off, even if its app fails."""
+    async with (
+        ActorSystem() as system,
+        nodes_here(system, 1, "tests.actors.nodes.apps:slow") as (nodes, tasks),
+        nodes.events() as events,
+    ):
+        monkeypatch.setattr(apps, "slow", getattr(apps, name))
+        tasks[0].kill()
+        assert isinstance(await events.receive(), NodeDown)
+        await trio.sleep(0.5)
+        assert nodes["n0"].state is MemberState.STARTING
+        await nodes.drain("n0")
+        event = await events.receive()
+        assert isinstance(event, NodeDown)
+        assert event.reason == Normal()
 
 
 async def test_nodes_spawn_on_each_other_and_refs_travel_between_all_members(autojump_clock: MockClock) -> None:

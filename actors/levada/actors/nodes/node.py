@@ -227,6 +227,7 @@ class Node(UntracedActor[Any]):
         self.state = MemberState.STARTING
         self.process: Process | None = None
         self.greeted = False
+        self.was_up = False
         self.up_since = math.inf
         self.reason: Reason = Shutdown()
         """Why the process ends; for the directory."""
@@ -347,6 +348,8 @@ class Node(UntracedActor[Any]):
     @handles
     def ready(self, m: Ready) -> str:
         """Take the node as up, unless it has other versions of message classes."""
+        if self._is_mine() and self.state is MemberState.DRAINING:
+            return ""  # it was told to drain, and does so now
         if not self._is_mine() or self.state is not MemberState.STARTING:
             return f"{self.place.name} is {self.state.value}"
         ours = fingerprints(m.classes)
@@ -359,7 +362,7 @@ class Node(UntracedActor[Any]):
         if self.settings.hang_timeout is not None:
             self.up_since = trio.current_time()
             self.timers.every("look", self.settings.beat, _Look())
-        self.place.begun = True
+        self.place.begun = self.was_up = True
         self.place.listeners = m.listeners
         self._change(MemberState.UP, url=m.url)
         return ""
@@ -371,8 +374,10 @@ class Node(UntracedActor[Any]):
             error = NodeLost(f"{self.place.name} has failed: {printable(m.text)}", node=self.place.name)
             error.add_note(f"In {self.place.name}:\n" + "\n".join(map(printable, m.traceback.splitlines()[-200:])))
             if isinstance(self.reason, Normal):  # it was draining
-                logger.warning("%s", error, extra={"node": self.place.name, "event": "node_lost"})
-                self.cut_off = Failed(error)
+                level = logging.WARNING if self.was_up else logging.INFO
+                logger.log(level, "%s", error, extra={"node": self.place.name, "event": "node_lost"})
+                if self.was_up:  # otherwise there was no work that it could cut off
+                    self.cut_off = Failed(error)
             else:
                 self._fail(error)
 
@@ -426,7 +431,7 @@ class Node(UntracedActor[Any]):
             order = ", without an order" if m.how.exit_code == 0 else ""
             self._fail(self._lost(m.how.detail + order, m.how))
             return
-        if m.how.exit_code != 0 and self.greeted:
+        if m.how.exit_code != 0 and self.was_up:
             self.reason = Failed(self._lost(f"was draining and {m.how.detail}", m.how))
         self.stop()
 
