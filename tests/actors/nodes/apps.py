@@ -32,7 +32,12 @@ class Fail:
     """Let the handler raise."""
 
 
-class Counter(Actor[Add | Where | Fail]):
+@message("tests.nodes.Leave")
+class Leave(Asks[None]):
+    """Let the actor stop."""
+
+
+class Counter(Actor[Add | Where | Fail | Leave]):
     """Counts from a start."""
 
     total: int = 0
@@ -61,6 +66,11 @@ class Counter(Actor[Add | Where | Fail]):
     def fail(self, m: Fail) -> None:
         """Fail."""
         raise RuntimeError("as told")
+
+    @handles
+    def leave(self, m: Leave) -> None:
+        """Stop."""
+        self.stop()
 
 
 @message("tests.nodes.SpawnOn")
@@ -121,7 +131,7 @@ class Watcher(Actor[Watch]):
 
 async def app(system: ActorSystem) -> AsyncIterator[None]:
     """Registers a counter."""
-    counter: Ref[Add | Where | Fail] = system.spawn(Counter, 100)
+    counter: Ref[Add | Where | Fail | Leave] = system.spawn(Counter, 100)
     system.registry.register("counter", counter)
     yield
 

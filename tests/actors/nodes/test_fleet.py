@@ -9,12 +9,13 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from levada.actors.console import take_snapshot
 from levada.actors.nodes import MemberState, NodeDown, NodeLost, NodeSettings, NodeUp, nodes_of
 from levada.framework import ActorSystem, Failed, Lost, Normal, Ref, bounded, conflate, restart
 from levada.framework.errors import ActorError, ConfigurationError, NameTaken, NameUnknown
 
 from . import apps
-from .apps import Add, Ask, Counter, Fail, Friend, GetMembers, SpawnOn, app
+from .apps import Add, Ask, Counter, Fail, Friend, GetMembers, Leave, SpawnOn, app
 from .conftest import SETTINGS, nodes_here
 from .single import Where
 
@@ -97,6 +98,22 @@ async def test_a_supervised_actor_starts_anew_elsewhere_under_its_name(autojump_
         await first.terminated()
         second = await successor(system, "single", first)
         assert await second.ask(Add(3)) == 3
+
+
+async def test_nothing_is_left_of_a_supervised_actor_that_has_ended(autojump_clock: MockClock) -> None:
+    async with ActorSystem() as system, nodes_here(system, 1) as (nodes, tasks):
+        before = take_snapshot(system).statistics.actors
+        for policy in (restart("temporary"), restart("transient"), restart("temporary")):
+            counter = await nodes.spawn(Counter, on="n0", supervise=policy)
+            await counter.ask(Leave())
+            await counter.terminated()
+        with pytest.raises(ActorError, match="no counter starts at 13"):
+            await nodes.spawn(Counter, 13, on="n0", supervise=restart())
+        await nodes.spawn(Counter, on="n0", supervise=restart("temporary"))
+        tasks[0].kill()
+        await trio.sleep(60)
+        assert nodes["n0"].state is MemberState.UP
+        assert take_snapshot(system).statistics.actors == before
 
 
 async def test_a_drained_node_stays_down_and_its_supervised_actors_move(autojump_clock: MockClock) -> None:

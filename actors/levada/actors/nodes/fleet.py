@@ -352,7 +352,10 @@ class Fleet(Nodes):
             return await placing.start(self.system.ask_timeout)
         # A permanent actor that ends by itself is restarted on its node; here only the loss of the node counts.
         policy = attrs.evolve(policy_of(order.policy, resume=False), kind=_ABROAD[order.policy.kind])
-        self.system.spawn(Supervisor, [child(Placed, placing, supervise=policy)])
+        supervisor = self.system.spawn(Supervisor)
+        with trio.CancelScope(shield=True):  # it answers at once
+            placed = await supervisor.ask(StartChild(child(Placed, placing, supervise=policy)), timeout=None)
+        placed.on_stopped(supervisor.stop)
         return await placing.first(self.system.ask_timeout)
 
     async def register(self, name: str, ref: Ref[Any]) -> None:
