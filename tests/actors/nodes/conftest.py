@@ -73,12 +73,14 @@ class Task:
 class InProcess:
     """Starts nodes as tasks."""
 
-    def __init__(self, handed: unix.HandedListener, body: Callable[..., Awaitable[None]], busy: float) -> None:
+    def __init__(
+        self, handed: unix.HandedListener, body: Callable[..., Awaitable[None]], busy: float, driver_url: str
+    ) -> None:
         self.handed = handed
         self.busy = busy
         self.body = body
         self.tasks: list[Task] = []
-        self.driver_url = "aqueduct+memory://driver"
+        self.driver_url = driver_url
 
     def listen_url(self, run: Run) -> str:
         """Where a node is to listen."""
@@ -127,7 +129,7 @@ async def nodes_here(
     """
     fleet = Fleet.of(system)
     handed = unix.HandedListener(100)
-    launcher = InProcess(handed, body, busy)
+    launcher = InProcess(handed, body, busy, f"aqueduct+memory://driver.{len(fleet.members)}")
     async with (
         fleet.listen(launcher.driver_url),
         fleet.serve(partial(listen_over, handed, QMUX)),

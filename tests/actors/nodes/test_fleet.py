@@ -270,6 +270,19 @@ async def test_nodes_that_start_together_learn_of_each_other_whatever_comes_firs
         assert [await friend.ask(GetMembers()) for friend in friends] == [up] * 8
 
 
+async def test_members_of_a_block_that_has_ended_are_forgotten_by_all(autojump_clock: MockClock) -> None:
+    async with ActorSystem() as system, nodes_here(system, 1) as (nodes, _):
+        friend = await nodes.spawn(Friend, on="n0")
+        async with nodes_here(system, 1):
+            await trio.sleep(1)
+            assert [name for name, _, _ in await friend.ask(GetMembers())] == ["n0", "n1"]
+        await trio.sleep(1)
+        assert [name for name, _, _ in await friend.ask(GetMembers())] == ["n0"]
+        async with nodes_here(system, 1, names=["n1"]):  # the name is free again
+            await trio.sleep(1)
+            assert [(name, state) for name, state, _ in await friend.ask(GetMembers())] == [("n0", "up"), ("n1", "up")]
+
+
 async def test_a_node_knows_the_members_and_a_mistake_in_it_is_an_error_there(autojump_clock: MockClock) -> None:
     async with ActorSystem() as system, nodes_here(system, 2) as (nodes, _):
         friend = await nodes.spawn(Friend, on="n0")

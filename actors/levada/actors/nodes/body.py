@@ -333,6 +333,9 @@ class NodeSide(Nodes):
             self._early.append(news)
             return
         member = news.member
+        if news.forgotten:
+            self.directory.remove(member.name)
+            return
         if member.state is not MemberState.DOWN or not news.lost:
             self.directory.change(member, Normal())
             return

@@ -233,7 +233,9 @@ class Fleet(Nodes):
             if place.ref is not None:
                 await place.ref.terminated()
         self._places.pop(place.name, None)
-        self.directory.remove(place.name)
+        if place.name in self.directory:
+            self._announce(Changed(self.directory[place.name], "", forgotten=True))
+            self.directory.remove(place.name)
 
     # For nodes.
 
@@ -276,6 +278,9 @@ class Fleet(Nodes):
         news = Changed(member, "")
         if isinstance(error, NodeLost):
             news = Changed(member, str(error), error.exit_code, error.signal)
+        self._announce(news)
+
+    def _announce(self, news: Changed) -> None:
         for place in self._places.values():
             if place.control is None or not place.control.is_alive:
                 continue

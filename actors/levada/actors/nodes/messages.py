@@ -179,6 +179,8 @@ class Changed:
     """Why it was lost; empty if it was not."""
     exit_code: int | None = None
     signal: int | None = None
+    forgotten: bool = False
+    """Whether the block that started it has ended, so that it is a member no more."""
 
 
 @message("levada.node.Policy", frozen=True)
