@@ -167,7 +167,7 @@ async def test_an_actor_of_another_process_joins_and_leaves_by_its_own(autojump_
         f.agree("g", "/own at the driver")
 
 
-@pytest.mark.parametrize("topic", [1.5, None, object(), ("a", 1.5), frozenset(), 1 << 64, True])
+@pytest.mark.parametrize("topic", [1.5, None, object(), ("a", 1.5), frozenset(), 1 << 64, True, "\udc80"])
 async def test_topics_that_cannot_travel_are_refused(autojump_clock: MockClock, topic: Any) -> None:
     """When somebody joins, on the driver and on nodes; and when nodes are started in a system that has such a topic."""
     async with fleet(1) as f:
@@ -180,6 +180,19 @@ async def test_topics_that_cannot_travel_are_refused(autojump_clock: MockClock, 
         with pytest.raises(ConfigurationError, match="cannot travel between nodes"):
             async with nodes_here(system, 1, APP):
                 pass
+
+
+async def test_a_name_that_cannot_be_encoded_is_the_drivers_only(autojump_clock: MockClock) -> None:
+    """And holds up no other names."""
+    async with fleet(1) as f:
+        odd = spawn(f.driver, "odd")
+        f.driver.registry.register("\udc80", odd)
+        await settle()
+        f.driver.registry.register("desk", spawn(f.driver, "desk"))
+        await settle()
+        assert f.driver.registry["\udc80"] is odd
+        assert SYSTEMS["n0"].registry.get("\udc80") is None
+        assert "desk" in SYSTEMS["n0"].registry
 
 
 async def test_routers_on_every_member_route_to_members_of_all(autojump_clock: MockClock) -> None:

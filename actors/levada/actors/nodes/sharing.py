@@ -151,8 +151,11 @@ class Sharing:
         return ref.where if address is None else f"{ref.path} at {self._name_of(address[0])}"
 
     def named(self, name: str, ref: Ref[Any]) -> None:
-        """In the driver, announce a name to all nodes. A ref that belongs to no member is known to the driver only."""
-        if self._driver and self._address(ref) is not None:
+        """In the driver, announce a name to all nodes.
+
+        A ref that belongs to no member, and a name that cannot be encoded, are known to the driver only.
+        """
+        if self._driver and self._address(ref) is not None and _is_unicode(name):
             self._rename(name, ref)
 
     def unnamed(self, name: str) -> None:
@@ -314,7 +317,14 @@ def _travels(topic: Hashable) -> bool:
     """Return whether a topic is the same after it has travelled."""
     if isinstance(topic, tuple):
         return type(topic) is tuple and all(_travels(part) for part in topic)
-    return type(topic) in (str, bytes) or (type(topic) is int and -(1 << 63) <= topic < 1 << 64)
+    if type(topic) is str:
+        return _is_unicode(topic)
+    return type(topic) is bytes or (type(topic) is int and -(1 << 63) <= topic < 1 << 64)
+
+
+def _is_unicode(text: str) -> bool:
+    """Return whether a text has no half of a surrogate pair, as the names of files may have, which cannot be encoded."""
+    return text.isascii() or text.encode(errors="ignore") == text.encode(errors="surrogatepass")
 
 
 def _topic(plain: Any) -> Hashable:
