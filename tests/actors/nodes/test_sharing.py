@@ -144,6 +144,22 @@ async def test_members_of_a_node_that_ended_leave_at_once_and_its_successors_joi
         f.agree("g", "/w at n0", "/w at n1")
 
 
+async def test_an_actor_of_a_node_that_drains_joins_no_group(autojump_clock: MockClock) -> None:
+    """A router would send messages to it until its node ends."""
+    async with fleet() as f:
+        late: list[Any] = []
+
+        async def join() -> None:
+            ref = spawn(SYSTEMS["n0"], "late")
+            SYSTEMS["n0"].groups.join("g", ref)
+            await settle()
+            late.append([system.groups.members("g") for system in (f.driver, SYSTEMS["n1"])])
+
+        async with nodes_of(SYSTEMS["n0"]).before_leaving(join):
+            await f.nodes.drain("n0")
+        assert late == [[[], []]]
+
+
 async def test_an_actor_of_another_process_joins_and_leaves_by_its_own(autojump_clock: MockClock) -> None:
     """Asked for by the driver, and by another node."""
     async with fleet() as f:

@@ -25,7 +25,7 @@ from levada.framework.errors import ActorError, ConfigurationError, LevadaError
 from levada.transports.text import printable
 
 from .directory import Directory
-from .messages import Membership, Named, Shared, Wish
+from .messages import Membership, MemberState, Named, Shared, Wish
 
 __all__ = ["Relay", "Sharing"]
 
@@ -215,7 +215,7 @@ class Sharing:
             relay.ref.stop(now=True)
 
     def dismiss(self, node_id: bytes) -> None:
-        """In the driver, remove all members of a node that is about to end, and announce it."""
+        """In the driver, remove all members of a node that drains, and announce it. Nobody of this node joins any more."""
         for key in [key for key in self._others if key[1][0] == node_id]:
             self._take_membership(*key, None)
 
@@ -232,7 +232,8 @@ class Sharing:
             elif isinstance(news, Wish):
                 self._wish(topic, news)
             elif news.node != self._refs.node_id:
-                self._take_membership(topic, (news.node, news.number), news.ref)
+                ref = None if self._driver and self._is_leaving(news.node) else news.ref
+                self._take_membership(topic, (news.node, news.number), ref)
         if shared.whole:
             if not self._driver:
                 self.renames = shared.renames
@@ -305,6 +306,11 @@ class Sharing:
         if isinstance(ref, RemoteRef) and ref.fleet is self._refs:
             return ref.identity.node, ref.incarnation
         return None
+
+    def _is_leaving(self, node_id: bytes) -> bool:
+        return any(
+            member.node_id == node_id and member.state is MemberState.DRAINING for member in self._directory.members
+        )
 
     def _name_of(self, node_id: bytes) -> str:
         if node_id == self._driver_id:
