@@ -116,6 +116,14 @@ async def test_nothing_is_left_of_a_supervised_actor_that_has_ended(autojump_clo
         assert take_snapshot(system).statistics.actors == before
 
 
+@pytest.mark.ci
+async def test_thousands_of_actors_of_a_node_are_used_at_once(autojump_clock: MockClock) -> None:
+    """Each has a channel, and each channel a stream."""
+    async with ActorSystem() as system, nodes_here(system, 1) as (nodes, _):
+        counters = [await nodes.spawn(Counter, on="n0") for _ in range(4100)]
+        assert [await counter.ask(Add(1)) for counter in counters] == [1] * 4100
+
+
 async def test_a_drained_node_stays_down_and_its_supervised_actors_move(autojump_clock: MockClock) -> None:
     async with ActorSystem() as system, nodes_here(system, 2) as (nodes, _), nodes.events() as events:
         first = await nodes.spawn(Counter, on="n0", name="plain")

@@ -53,7 +53,11 @@ __all__ = ["QMUX", "TO_DRIVER", "Links", "Nodes", "OwnLinks", "fleet_of", "nodes
 
 T = TypeVar("T")
 
-QMUX: Final = QmuxConfig(protocols=(QMUX_ALPN,), max_streams=4096, max_streams_unidirectional=4096, idle_timeout=0)
+_STREAMS: Final = PeerConfig().core.max_channels + 1
+"""A channel takes a stream. With fewer streams a channel too many would wait without a word, instead of being an error."""
+QMUX: Final = QmuxConfig(
+    protocols=(QMUX_ALPN,), max_streams=_STREAMS, max_streams_unidirectional=_STREAMS, idle_timeout=0
+)
 """For connections whose end the operating system reports, so they have no idle time-out."""
 TO_DRIVER: Final = attrs.evolve(QMUX, handshake_timeout=1e9)
 """For a child process. The driver may be busy for long when its node connects; it gives up late nodes itself, and its end is noticed."""
