@@ -26,6 +26,14 @@ App = Callable[[ActorSystem], AbstractAsyncContextManager[Any]]
 """Serves until the block is left. It yields its listeners, one or several, or None."""
 
 
+def _folder() -> str:
+    """Return the current folder; empty if it was removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
+
+
 def find(target: str) -> Any:
     """Import the object of ``module:name``.
 
@@ -41,16 +49,16 @@ def find(target: str) -> Any:
     name, colon, attribute = target.partition(":")
     if not colon or not all(part.isidentifier() for part in (*name.split("."), *attribute.split("."))):
         raise ConfigurationError(f"expected MODULE:NAME, as in desk:app or shop.desk:app, got {target!r}")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    folder = _folder()
+    if folder and folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
         found: Any = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # it is there, and something that it imports is not
-        raise ConfigurationError(
-            f"no module named {error.name!r} in {os.getcwd()} or among the installed packages"
-        ) from None
+        where = folder or "the current folder, which was removed,"
+        raise ConfigurationError(f"no module named {error.name!r} in {where} or among the installed packages") from None
     for part in attribute.split("."):
         if not hasattr(found, part):
             where = found.__name__ if inspect.isclass(found) else f"module {name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -190,6 +191,23 @@ async def test_an_app_that_fails_is_an_error_of_the_block_with_its_traceback(aut
                 pass
         with pytest.raises(NodeLost, match="not_an_app"):
             async with nodes_here(system, 1, "tests.actors.nodes.apps:not_an_app"):
+                pass
+
+
+async def test_nodes_start_when_the_current_folder_was_removed(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    async with ActorSystem() as system:
+        async with nodes_here(system, 1) as (nodes, _):
+            assert nodes["n0"].state is MemberState.UP
+        with pytest.raises(
+            NodeLost, match="no module named 'nowhere' in the current folder, which was removed, or among"
+        ):
+            async with nodes_here(system, 1, "nowhere:app"):
                 pass
 
 
