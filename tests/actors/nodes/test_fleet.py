@@ -151,6 +151,18 @@ async def test_a_rolling_restart_never_has_two_nodes_down(autojump_clock: MockCl
         assert [task.how.exit_code for task in tasks[:3]] == [0, 0, 0]
 
 
+async def test_restarts_at_the_same_time_take_turns(autojump_clock: MockClock) -> None:
+    async with ActorSystem() as system, nodes_here(system, 2) as (nodes, _), nodes.events() as events:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(nodes.restart)
+            assert isinstance(await events.receive(), NodeDown)
+            nursery.start_soon(nodes.restart)
+            nursery.start_soon(nodes.restart, "n1")
+        seen = [events.receive_nowait() for _ in range(9)]
+        assert [type(event) for event in seen] == [NodeUp, NodeDown] * 4 + [NodeUp]
+        assert [m.restarts for m in nodes.members] == [2, 3]
+
+
 async def test_errors_of_a_spawn_are_raised_at_the_caller(autojump_clock: MockClock) -> None:
     class Local(Counter):
         pass

@@ -90,6 +90,7 @@ class Fleet(Nodes):
         self._places: dict[str, Place] = {}
         self._count = 0
         self._turn = 0
+        self._restarting = trio.Lock()
         self._listeners: list[Listener] = []
         self.supervisor: Ref[Any] = system.spawn(Supervisor, name="nodes", supervise="escalate")
         """The parent of all `Node` actors. If a node restarts too often, its error ends the system."""
@@ -393,12 +394,15 @@ class Fleet(Nodes):
 
     async def restart(self, name: str | None = None, *, rolling: bool = True) -> None:
         """Drain and start nodes again; see `Nodes.restart`."""
-        places = list(self._places.values()) if name is None else [self._place(name)]
-        for group in [[place] for place in places] if rolling else [places]:
-            async with trio.open_nursery() as nursery:
-                for place in group:
-                    nursery.start_soon(self._renew, place)
-            await self._begun(group)
+        if name is not None:
+            self._place(name)
+        async with self._restarting:  # otherwise one call would drain what another starts
+            places = list(self._places.values()) if name is None else [self._place(name)]
+            for group in [[place] for place in places] if rolling else [places]:
+                async with trio.open_nursery() as nursery:
+                    for place in group:
+                        nursery.start_soon(self._renew, place)
+                await self._begun(group)
 
     async def _renew(self, place: Place) -> None:
         async with place.lock:

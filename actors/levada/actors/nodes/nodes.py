@@ -363,7 +363,7 @@ class Nodes(ABC):
 
     @abstractmethod
     async def restart(self, name: str | None = None, *, rolling: bool = True) -> None:
-        """Drain nodes and start them again, in new processes with the app's current code.
+        """Drain nodes and start them again, in new processes with the app's current code. A call waits for the calls before it.
 
         Args:
             name: the only node to restart; None: all nodes.
