@@ -160,6 +160,25 @@ async def test_an_actor_of_a_node_that_drains_joins_no_group(autojump_clock: Moc
         assert late == [[[], []]]
 
 
+async def test_a_node_that_drains_reaches_actors_of_a_node_that_came_up_meanwhile(autojump_clock: MockClock) -> None:
+    """Its last work may need them."""
+    async with fleet(drain_timeout=8.0) as f:
+        answers: list[str] = []
+
+        async def ask() -> None:
+            f.task("n1").kill()
+            await trio.sleep(2)
+            assert f.nodes["n1"].state is MemberState.UP
+            late = spawn(SYSTEMS["n1"], "late")
+            await nodes_of(SYSTEMS["n1"]).register("late", late)
+            ref = await nodes_of(SYSTEMS["n0"]).lookup("late")
+            answers.append(await ref.ask(Who(), timeout=4))
+
+        async with nodes_of(SYSTEMS["n0"]).before_leaving(ask):
+            await f.nodes.drain("n0")
+        assert answers == ["n1"]
+
+
 async def test_an_actor_of_another_process_joins_and_leaves_by_its_own(autojump_clock: MockClock) -> None:
     """Asked for by the driver, and by another node."""
     async with fleet() as f:

@@ -285,12 +285,11 @@ class Fleet(Nodes):
         for place in self._places.values():
             if place.control is None or not place.control.is_alive:
                 continue
-            if self.directory[place.name].state is not MemberState.DRAINING:  # otherwise it may end before this arrives
-                try:
-                    place.control.tell(news)
-                except MailboxFull:
-                    # It has not read for long, and would miss this change.
-                    self.cut(place.run)
+            try:
+                place.control.tell(news)
+            except MailboxFull:
+                # It has not read for long, and would miss this change.
+                self.cut(place.run)
 
     def _share(self, member: Member, reason: Reason | None) -> None:
         """Share groups and names with a node from its hello to its end. Its actors stay members of groups until it drains."""
