@@ -62,7 +62,7 @@ class Registry:
         if holder is ref:
             return
         if holder is not None:
-            raise NameTaken(f"the name {name!r} belongs to {holder.path}", actor=holder.path, name=name)
+            raise NameTaken(f"the name {name!r} belongs to {holder.where}", actor=holder.path, name=name)
         if not ref.is_alive:
             raise ActorStopped(f"{ref.path} has ended and takes no name", actor=ref.path, reason=SHUTDOWN)
         self._refs[name] = ref

@@ -344,6 +344,16 @@ async def test_a_name_has_one_holder(autojump_clock: MockClock) -> None:
             assert await system.registry["boss"].ask(Who()) == expected
 
 
+async def test_the_error_of_a_taken_name_says_where_its_actor_lives(autojump_clock: MockClock) -> None:
+    """Actors of two nodes may have the same path."""
+    async with fleet() as f:
+        await nodes_of(SYSTEMS["n0"]).register("boss", spawn(SYSTEMS["n0"], "w"))
+        with pytest.raises(NameTaken, match="the name 'boss' belongs to /w at n0"):
+            await nodes_of(SYSTEMS["n1"]).register("boss", spawn(SYSTEMS["n1"], "w"))
+        with pytest.raises(NameTaken, match="the name 'boss' belongs to /w at n0"):
+            f.driver.registry.register("boss", spawn(f.driver, "w"))
+
+
 async def test_errors_of_the_driver_have_their_classes_on_nodes_too(autojump_clock: MockClock) -> None:
     async with fleet() as f:
         ended = spawn(SYSTEMS["n0"], "ended")
