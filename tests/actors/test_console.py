@@ -556,7 +556,7 @@ async def test_nodes_and_their_trees(tmp_path: Path) -> None:
     assert [line.split()[0] for line in text(snapshot, depth=0).splitlines()[4:]] == ["/", "n0", "n1"]
 
 
-async def test_commands(tmp_path: Path) -> None:
+async def test_commands(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A program may let its console do more than look; other requests are refused."""
 
     async def double(members: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -569,6 +569,8 @@ async def test_commands(tmp_path: Path) -> None:
             assert (await console.command("double", number=21))["twice"] == 42
             with pytest.raises(CarrierError, match="not below 0"):
                 await console.command("double", number=-1)
+            assert (await console.command("double", number=4))["twice"] == 8
+            assert not caplog.records  # nobody was turned away
         for name in ("halve", 5):
             async with connect_console(path) as console:
                 with pytest.raises(CarrierError, match="this program has no command"):

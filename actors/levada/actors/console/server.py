@@ -144,7 +144,10 @@ class Console(Actor[Any]):
         command = self.commands.get(members["do"]) if isinstance(members["do"], str) else None
         if command is None:
             raise DecodeError(f"this program has no command {members['do']!r}")
-        return to_line(await command(members))
+        try:
+            return to_line(await command(members))
+        except ConfigurationError as error:  # the command has failed, and the client has made no mistake
+            return to_line({"error": str(error)})
 
     async def _look(self, members: Mapping[str, Any]) -> bytes:
         """Take a snapshot. The next one waits for as long as this one took."""
