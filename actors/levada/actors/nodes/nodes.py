@@ -354,6 +354,8 @@ class Nodes(ABC):
     async def drain(self, name: str) -> None:
         """Drain a node, and wait for its end: its app ends, and open work has `NodeSettings.drain_timeout` seconds. It does not restart.
 
+        In an actor of this node, call it with `start_soon`: the node waits for the handlers of its actors.
+
         Raises:
             ConfigurationError: there is no such node.
 
@@ -364,6 +366,8 @@ class Nodes(ABC):
     @abstractmethod
     async def restart(self, name: str | None = None, *, rolling: bool = True) -> None:
         """Drain nodes and start them again, in new processes with the app's current code. A call waits for the calls before it.
+
+        In an actor of a node, call it with `start_soon`, as `drain`.
 
         Args:
             name: the only node to restart; None: all nodes.
