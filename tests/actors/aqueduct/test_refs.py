@@ -564,6 +564,28 @@ async def test_channels_for_refs_have_a_limit(two: Any, autojump_clock: MockCloc
         assert await both.ref.ask(Do("count")) == 1
 
 
+@pytest.mark.handler_fails
+@pytest.mark.parametrize("asked", [0, 20])
+async def test_an_answer_with_too_many_refs_is_an_error_of_the_ask(
+    two: Any, autojump_clock: MockClock, asked: int
+) -> None:
+    """Whether the ref has a channel for its answers, or a oneshot for each."""
+
+    class Odd(Clerk):
+        @handles
+        async def do(self, m: Do) -> Any:
+            return [self.spawn(Clerk) for _ in range(20)] if m.what == "spawn" else m.value
+
+    async with two(Odd, core=AqueductConfig(max_channels=20)) as both:
+        for count in range(asked):
+            assert await both.ref.ask(Do("say", count)) == count
+            await settled()
+        with pytest.raises(ActorError, match=r"the answer to Do cannot travel: .*more than 20 channels"):
+            await both.ref.ask(Do("spawn"))
+        await settled()
+        assert await both.ref.ask(Do("say", 1)) == 1
+
+
 async def test_nothing_is_left_when_all_refs_are_gone(two: Any, autojump_clock: MockClock) -> None:
     async with two() as both:
         mine = both.here.spawn(Clerk, name="mine")

@@ -388,7 +388,9 @@ class PeersQuestion(RemoteAsk, ABC):
             expected = answer_type(self.message)
             refs.halves.packing.channel = refs.answers
             try:
-                self.reply(envelopes.ANSWER + refs.codec.encode(value, expected, attachments=refs.halves.packing))
+                payload = envelopes.ANSWER + refs.codec.encode(value, expected, attachments=refs.halves.packing)
+                refs.halves.require_room(self.target.path)
+                self.reply(payload)
             except Exception as broken:
                 logger.exception("%s: an answer cannot travel", self.target.path)
                 kind = type(self.message).__name__

@@ -292,6 +292,18 @@ class Halves:
         live = len(core.halves) + len(core.unclaimed) + len(core.links.tombstones)
         return live + channels <= core.config.max_channels
 
+    def require_room(self, channel: str) -> None:
+        """Give the handles in the packing back if there is no room for their channels.
+
+        Raises:
+            ChannelError: they were given back.
+        """
+        taken = self.packing.taken
+        if taken and not self.has_room(len(taken)):
+            self.packing.rollback()
+            limit = self.core.config.max_channels
+            raise ChannelError(f"more than {limit} channels (raise max_channels, or end some)", channel=channel)
+
 
 class Letter(Envelope):
     """A message on its way to the peer: its bytes, and the sender to tell of its outcome."""
@@ -577,13 +589,8 @@ class Outbound(HalfActor):
     def _letter(self, entry: Any, payload: bytes) -> Letter:
         """Make a letter of an encoded message, if its handles may travel."""
         halves, packing = self.halves, self.halves.packing
+        halves.require_room(self.channel.name)
         attached = [(core, kind) for _, core, kind in packing.taken]
-        if attached and not halves.has_room(len(attached)):
-            packing.rollback()
-            limit = halves.core.config.max_channels
-            raise ChannelError(
-                f"more than {limit} channels (raise max_channels, or end some)", channel=self.channel.name
-            )
         packing.taken.clear()
         return Letter(halves, payload, entry if isinstance(entry, Tracked) else None, attached)
 
