@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import attrs
@@ -426,6 +427,37 @@ async def test_a_singleton_moves_with_its_name_and_never_runs_twice(autojump_clo
             assert ref.is_alive
             await trio.sleep(5)
         assert max(sharing_app.MOST) == 1
+
+
+@pytest.mark.parametrize("supervise", ["stop", restart("permanent")])
+async def test_of_two_singletons_with_the_same_name_one_is_killed(autojump_clock: MockClock, supervise: Any) -> None:
+    async with fleet() as f:
+        refused: list[NameTaken] = []
+
+        async def start(on: str) -> None:
+            try:
+                await f.nodes.spawn(Single, name="single", on=on, supervise=supervise)
+            except NameTaken as error:
+                refused.append(error)
+
+        async with trio.open_nursery() as nursery:
+            for on in ("n0", "n1"):
+                nursery.start_soon(start, on)
+        await settle()
+        assert len(refused) == 1
+        assert [await f.driver.registry["single"].ask(Who())] == sharing_app.RUNNING
+
+
+async def test_a_singleton_whose_caller_has_left_is_killed(autojump_clock: MockClock) -> None:
+    async with fleet() as f:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(f.nodes.spawn, Single, name="single", supervise=restart("permanent")))
+            await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+        await settle()
+        assert sharing_app.MOST == [1]
+        assert sharing_app.RUNNING == []
+        assert f.driver.registry.get("single") is None
 
 
 # ---------------------------------------------------------------- models

@@ -12,6 +12,7 @@ import socket
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, TypeVar
 
@@ -39,7 +40,7 @@ from levada.framework import (
     handles,
     oneshot,
 )
-from levada.framework.embedding import UntracedActor
+from levada.framework.embedding import LocalRef, UntracedActor
 from levada.framework.errors import (
     ActorError,
     ActorStopped,
@@ -60,6 +61,7 @@ from .messages import (
     Changed,
     Drain,
     DrainOf,
+    End,
     Hello,
     Leaving,
     Look,
@@ -226,15 +228,16 @@ class _Body:
         return failure
 
 
-class Control(UntracedActor[Spawn | Changed | Drain | Look | Measure | Reload | Shared | Watch]):
+class Control(UntracedActor[Spawn | End | Changed | Drain | Look | Measure | Reload | Shared | Watch]):
     """Carries out the driver's orders, and is the parent of the actors that the driver starts here."""
 
     side: NodeSide
     end: trio.Event
 
     def started(self) -> None:
-        """Prepare to be measured."""
+        """Prepare to be measured, and to have supervised actors, whose supervisors are found by their numbers."""
         self._metrics = Metrics(self.system)
+        self._supervisors: dict[int, Ref[Any]] = {}
 
     @handles
     def drain(self, m: Drain) -> None:
@@ -292,11 +295,21 @@ class Control(UntracedActor[Spawn | Changed | Drain | Look | Measure | Reload | 
             except BaseException:
                 supervisor.stop()
                 raise
-            ref.on_stopped(supervisor.stop)
+            self._supervisors[ref.incarnation] = supervisor
+            ref.on_stopped(partial(self._ended, ref.incarnation))
             return ref
         except Exception as error:  # noqa: BLE001 - it is the asker's
             self.reply_later().fail(error)
             return None
+
+    @handles
+    def end_here(self, m: End) -> None:
+        """Kill an actor of this node."""
+        if isinstance(m.ref, LocalRef):
+            self._supervisors.get(m.ref.incarnation, m.ref).kill()
+
+    def _ended(self, incarnation: int) -> None:
+        self._supervisors.pop(incarnation).stop()
 
 
 class NodeSide(Nodes):

@@ -215,6 +215,13 @@ class Spawn(Asks[Ref[Any]], UntracedMessage):
     mailbox: Room | None
 
 
+@message("levada.node.End")
+class End:
+    """Kill an actor that was started in vain: its name is taken, or nobody waits for it any more."""
+
+    ref: Ref[Any]
+
+
 @message("levada.node.Look", frozen=True)
 class Look(Asks[str], UntracedMessage):
     """Take a snapshot of the actors; the answer is `levada.actors.console.Snapshot.to_json` as JSON."""
@@ -360,6 +367,7 @@ CONTROL: Final = (
     Show,
     Reload,
     Spawn,
+    End,
     SpawnOn,
     LookupOn,
     DrainOf,

@@ -20,7 +20,7 @@ from levada.framework.errors import (
 )
 
 from .directory import Directory
-from .messages import Member, MemberState, NodeLost, Spawn
+from .messages import End, Member, MemberState, NodeLost, Spawn
 from .node import Place
 
 __all__ = ["Placed", "Placing"]
@@ -53,6 +53,7 @@ class Placing:
         """Whether the caller has stopped waiting for the first start."""
         self._known = trio.Event()
         self._error: Exception | None = None
+        self._control: Ref[Any] | None = None
 
     @property
     def begun(self) -> bool:
@@ -85,7 +86,7 @@ class Placing:
             return False
         else:
             if self.abandoned:
-                ref.kill()
+                self._end(ref)
             return not self.abandoned
         finally:
             self._known.set()
@@ -94,6 +95,7 @@ class Placing:
         """Start it on a node that is up, and register its name. Errors are as for `Nodes.spawn`."""
         place = self.fleet.choose(self.on)
         assert place.control is not None
+        self._control = place.control
         member = self.fleet.directory[place.name]
         try:
             ref: Ref[Any] = await place.control.ask(self.order, timeout=timeout)
@@ -106,10 +108,18 @@ class Placing:
             try:
                 self.fleet.system.registry.register(self.name, ref)
             except (NameTaken, ActorStopped):
-                ref.kill()
+                self._end(ref)
                 raise
         self.ref, self.member = ref, member
         return ref
+
+    def _end(self, ref: Ref[Any]) -> None:
+        """Let the node kill the actor: only its own system can."""
+        try:
+            if self._control is not None:
+                self._control.tell(End(ref))
+        except ActorError:
+            pass  # the node is ending, or has not read for long
 
     def ended(self) -> bool:
         """Return whether the process of the node, as it was when the actor was started, has ended."""
