@@ -21,7 +21,7 @@ from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Dep
 from tests.actors.nodes.conftest import Task, nodes_here
 
 from levada.actors.durable import CommandReused, Durable, OutcomeUnknown, Shards, applies, shards, shards_of
-from levada.actors.durable.hosting import FINISHING, Close, EndHost, Host, Open, Terms
+from levada.actors.durable.hosting import FINISHING, UNUSED, CheckHost, Close, EndHost, Host, Open, Terms
 from levada.actors.durable.placement import target
 from levada.actors.durable.rows import Log, log_config
 from levada.actors.durable.turns import Command
@@ -271,6 +271,16 @@ TERMS = Terms(
     snapshot_every=100,
     max_live=10,
 )
+
+
+async def test_a_host_that_the_driver_does_not_know_ends(autojump_clock: MockClock) -> None:
+    """Its node was stopped when it was to start it, and the driver has made another since."""
+    async with ActorSystem("driver") as system, nodes_here(system, 1, APP):
+        unknown, used = (system.spawn(Host, TERMS, system.spawn(Mute)) for _ in range(2))
+        await used.ask(CheckHost(), timeout=None)
+        await trio.sleep(UNUSED + 1)
+        assert not unknown.is_alive
+        assert used.is_alive
 
 
 async def test_of_two_owners_of_a_shard_the_later_one_writes(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import os
 import time
 from typing import Any, Final
 
+import attrs
 import pyarrow as pa
 import trio
 
@@ -27,6 +28,8 @@ __all__ = ["MAILBOX", "CheckHost", "Close", "EndHost", "Host", "Open", "Owner", 
 
 MAILBOX = 1024
 """The most commands that wait in the mailbox of a shard."""
+UNUSED: Final = 30.0
+"""Seconds after which a host ends that the driver has never asked anything: the driver did not learn of its start in time, and has made another."""
 FINISHING: Final = 20.0
 """Seconds for a shard to finish before it is killed. A shard that waits for its journal could take the partition back from its next owner."""
 
@@ -92,7 +95,12 @@ class Subscribe(Asks[int]):
     owners: Sender[Owner]
 
 
-class Host(Actor[CheckHost | Open | Close | EndHost]):
+@attrs.frozen
+class _Unused:
+    """The driver has asked nothing."""
+
+
+class Host(Actor[CheckHost | Open | Close | EndHost | _Unused]):
     """The shards of a durable class on this node."""
 
     terms: Terms
@@ -111,6 +119,7 @@ class Host(Actor[CheckHost | Open | Close | EndHost]):
         except ConfigurationError as error:
             self._refusal = error
         await self.enter(nodes_of(self.system).before_leaving(self._leave))
+        self.timers.once("unused", UNUSED, _Unused())
 
     async def _find(self) -> Settings:
         """Find the class in this node; `ConfigurationError` if its app has not imported it, or has another version of it."""
@@ -145,6 +154,7 @@ class Host(Actor[CheckHost | Open | Close | EndHost]):
     @handles
     def check(self, _: CheckHost) -> None:
         """Answer whether this node has the class."""
+        self.timers.cancel("unused")
         if self._refusal is not None:
             self.reply_later().fail(self._refusal)
             self.stop()
@@ -152,6 +162,7 @@ class Host(Actor[CheckHost | Open | Close | EndHost]):
     @handles
     def open(self, m: Open) -> Ref[Any] | None:
         """Open a shard; kill a former one of the same number."""
+        self.timers.cancel("unused")
         if self._leaving:
             self.reply_later().fail(ActorError(f"{self.system.name} is about to end", actor=self.ref.path))
             return None
@@ -163,6 +174,11 @@ class Host(Actor[CheckHost | Open | Close | EndHost]):
         self._told.discard(m.shard)
         self.watch(ref, m.shard)
         return ref
+
+    @handles
+    def unused(self, _: _Unused) -> None:
+        """End."""
+        self.stop()
 
     @handles
     def close(self, m: Close) -> None:
