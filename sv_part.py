@@ -1,1 +1,0 @@
-delay_start, delay_end = 1.5, 1.0
