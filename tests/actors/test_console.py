@@ -515,8 +515,8 @@ async def test_text_of_another_program_cannot_steer_the_terminal() -> None:
     async with ActorSystem() as system:
         system.spawn(Clerk)
         snapshot = take_snapshot(system)
-    strange = [attrs.evolve(row, path="/a\x1b[2J\nb", kind="C\x07", about="\u202e") for row in snapshot.actors]
-    said = text(attrs.evolve(snapshot, actors=strange))
+    strange = (attrs.evolve(row, path="/a\x1b[2J\nb", kind="C\x07", about="\u202e") for row in snapshot.actors)
+    said = text(attrs.evolve(snapshot, actors=tuple(strange)))
     assert r"a\x1b[2J\nb" in said
     assert said.replace("\n", "").isprintable()
 

@@ -78,9 +78,11 @@ class Append(Asks[Appended | Fenced]):
 
     def __attrs_post_init__(self) -> None:
         # Validators of the fields took a tenth of an append, also of one that is only rows.
-        if self.partition is self.key is self.at is None and self.waits is True and type(self.rows) is list:
+        plain = self.partition is None and self.key is None and self.at is None and self.waits is True
+        if plain and type(self.rows) is list:
             return
-        for field in attrs.fields(Append):
+        cls: Any = Append
+        for field in attrs.fields(cls):
             _APPEND[field.name](self, field, getattr(self, field.name))
         if self.at is not None and self.partition is None and self.key is None:
             raise ValueError("Append(at=) compares the end of one partition: say which, by partition= or key=")

@@ -360,7 +360,7 @@ class Fleet(Nodes):
         supervisor = self.system.spawn(Supervisor)
         with trio.CancelScope(shield=True):  # it answers at once
             placed = await supervisor.ask(StartChild(child(Placed, placing, supervise=policy)), timeout=None)
-        placed.on_stopped(supervisor.stop)
+            placed.on_stopped(supervisor.stop)
         return await placing.first(self.system.ask_timeout)
 
     async def register(self, name: str, ref: Ref[Any]) -> None:
