@@ -69,7 +69,7 @@ async def test_a_mailbox_that_is_none_is_refused(system: ActorSystem, mailbox: A
 
 
 async def test_a_name_that_is_no_text_is_refused(system: ActorSystem) -> None:
-    with pytest.raises(ConfigurationError, match=r"the name is 5, wanted text"):
+    with pytest.raises(ConfigurationError, match=r"the name is 5, wanted printable text"):
         wrong: Any = 5
         system.spawn(Idle, name=wrong)
 
