@@ -113,6 +113,7 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
         """The error of a connection that ended before the peer greeted."""
         self.datagrams_dropped = 0
         self.halves.refs = self.refs = Refs(self.halves, self.home)
+        self.halves.unattached = self.refs.unattached
         self.idle = Pool(self, MAX_IDLE)
         self.actors = StreamActors(self)
         self.streams = Multiplexed(

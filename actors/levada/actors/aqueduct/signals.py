@@ -147,7 +147,7 @@ class Asking(Signal):
                 if delivery.attachments:
                     value, _ = open_delivery(halves, delivery, payload, expected)
                 else:
-                    value = halves.codec.decode(payload, expected, detach=halves.refs.unattached)
+                    value = halves.codec.decode(payload, expected, detach=halves.unattached)
                 question.answer(value)
             else:
                 error = envelopes.error_from(payload[start:], self.ref.path, question.message)
