@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from typing import Any
 
 from levada.framework.errors import LevadaError
@@ -28,6 +29,9 @@ class EntryInbound(Inbound):
     """Stands in for the client's entrypoint: handles lookups and claims here, and leaves all other messages to the handler."""
 
     names: Names
+
+    def _fill(self, queue: deque[Any], most: int) -> int:
+        return 0  # each message is looked at
 
     def _take(self) -> Any:
         mailbox = self.half.mailbox

@@ -389,7 +389,8 @@ class PeersQuestion(RemoteAsk, ABC):
             refs.halves.packing.channel = refs.answers
             try:
                 payload = envelopes.ANSWER + refs.codec.encode(value, expected, attachments=refs.halves.packing)
-                refs.halves.require_room(self.target.path)
+                if refs.halves.packing.taken:
+                    refs.halves.require_room(self.target.path)
                 self.reply(payload)
             except Exception as broken:
                 logger.exception("%s: an answer cannot travel", self.target.path)

@@ -300,8 +300,7 @@ class Halves:
         Raises:
             ChannelError: they were given back.
         """
-        taken = self.packing.taken
-        if taken and not self.has_room(len(taken)):
+        if not self.has_room(len(self.packing.taken)):
             self.packing.rollback()
             limit = self.core.config.max_channels
             raise ChannelError(f"more than {limit} channels (raise max_channels, or end some)", channel=channel)
@@ -591,9 +590,11 @@ class Outbound(HalfActor):
     def _letter(self, entry: Any, payload: bytes) -> Letter:
         """Make a letter of an encoded message, if its handles may travel."""
         halves, packing = self.halves, self.halves.packing
-        halves.require_room(self.channel.name)
-        attached = [(core, kind) for _, core, kind in packing.taken]
-        packing.taken.clear()
+        attached = []
+        if packing.taken:
+            halves.require_room(self.channel.name)
+            attached = [(core, kind) for _, core, kind in packing.taken]
+            packing.taken.clear()
         return Letter(halves, payload, entry if isinstance(entry, Tracked) else None, attached)
 
     def pump(self) -> None:
@@ -642,7 +643,10 @@ class Outbound(HalfActor):
         """Report the outcome of messages."""
         if self.channel.putters and self.half.ended:
             self.halves.end(self.channel, _SENDER_ENDS[self.half.state])  # messages that the end settles make no room
-        self.channel.settle(*letters, outcome=outcome)
+        if outcome is _PROCESSED and letters.count(self.halves.plain) == len(letters):
+            self.channel.settle(outcome=outcome, more=len(letters))
+        else:
+            self.channel.settle(*letters, outcome=outcome)
 
     def ended(self) -> None:
         """End the channel with the half, which is gone. Source: section 8 of the protocol."""
@@ -719,15 +723,15 @@ class Inbound(HalfActor):
         while channel.sender.state is _OPEN:
             arrival = self._held
             if arrival is None:
+                if not channel.takers and channel.consumer is None:
+                    halves.received += self._fill(queue, channel.limit - len(queue))
                 arrival = self._take()
                 if arrival is None:
                     break
                 halves.received += 1
             else:
                 self._held = None
-            if len(queue) < channel.limit and not channel.takers and channel.consumer is None:
-                queue.append(arrival)  # as `offer` does, without two calls for each message
-            elif not channel.offer(arrival, self._room):
+            if not channel.offer(arrival, self._room):
                 self._held, self._waiting = arrival, True
                 return
         if self._final is not None and self._held is None and not mailbox:
@@ -736,6 +740,10 @@ class Inbound(HalfActor):
                 channel.finish_producer()
             else:
                 halves.end(channel, final, discard=False)
+
+    def _fill(self, queue: deque[Any], most: int) -> int:
+        """Put messages for the channel, so many at most, into its queue, which nobody waits for; return how many."""
+        return self.half.take_into(queue, most)
 
     def _take(self) -> Any:  # an `Arrival`, as `AqueductDriver` has the core make them, or None
         """Take a message for the channel out of the half's mailbox, if there is one."""

@@ -691,7 +691,8 @@ class RemoteRef(Ref[Any]):
 
     def _post(self, signal: Signal) -> None:
         """Send a signal, or let it wait for room; raises the errors of `encode`."""
-        if not self._channel.offer(signal, lambda: self._try_post(signal)):
+        channel = self._channel
+        if not channel.accept(signal) and not channel.offer(signal, lambda: self._try_post(signal)):
             self._standing.add(signal)
         if self.state is _UNCLAIMED:
             self._use()

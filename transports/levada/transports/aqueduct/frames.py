@@ -332,9 +332,12 @@ def decode_message(data: Octets, at: int, max_message: int) -> tuple[int, int, t
     number = data[at]
     if number < 0x80:
         at += 1
-    elif 0 < data[at + 1] < 0x80:
-        number += (data[at + 1] << 7) - 0x80
+    elif 0 < (second := data[at + 1]) < 0x80:
+        number += (second << 7) - 0x80
         at += 2
+    elif second and 0 < (third := data[at + 2]) < 0x80:
+        number += (second << 7) + (third << 14) - 0x4080
+        at += 3
     else:
         number, at = decode_int(data, at)
     attachments: tuple[int, ...] = ()

@@ -170,6 +170,23 @@ class ReceiverHalf:
             self.released(len(message.payload))
         return message
 
+    def take_into(self, queue: deque[Any], most: int) -> int:
+        """Take so many messages at most, each as ``take(release=False)`` does, and put them into the owner's own queue; return how many.
+
+        For all messages of a packet this costs a third of a call of `take` for each.
+        """
+        mailbox = self.mailbox
+        count = max(0, min(most, len(mailbox)))
+        for _ in range(count):
+            message = mailbox.popleft()
+            message._octets = len(message.payload)
+            for half in message.attachments:
+                half.known = True
+            queue.append(message)
+        if self.stalled:
+            self.released(0)
+        return count
+
     def released(self, size: int) -> bool:
         """Stop counting bytes; return whether a stream was read on."""
         self.untaken -= size

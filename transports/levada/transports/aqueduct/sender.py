@@ -429,19 +429,20 @@ class SenderHalf:
 
     def _acked(self, numbers: Iterable[int], tokens: list[object]) -> bool:
         """Settle messages as processed; False at the first message settled before."""
-        inflight, links = self._inflight, self.links
+        inflight, links, octets = self._inflight, self.links, 0
         for number in numbers:
             record = inflight.pop(number, None)
             if record is None:
                 return False
             size, token, stream = record
-            self._octets -= size
-            self.core.unacked -= size
+            octets += size
             tokens.append(token)
             if stream is not None:
                 stream.release()
             if links:
                 self._resolve(number, delivered=True)
+        self._octets -= octets
+        self.core.unacked -= octets
         self._base = next(iter(inflight), self.sent)  # the lowest: they were inserted in order
         return True
 
