@@ -15,6 +15,7 @@ from tests.seeds import seeds
 from trio.testing import MockClock
 
 from levada.actors.nodes import MemberState, Nodes, NodeSettings, nodes_of
+from levada.actors.nodes.sharing import Relay
 from levada.framework import ActorSystem, restart
 from levada.framework.errors import ActorError, ActorStopped, ConfigurationError, NameTaken, NameUnknown
 from levada.framework.events import DeadLetter
@@ -319,6 +320,22 @@ async def test_a_node_knows_a_name_when_its_call_returns(autojump_clock: MockClo
             single = await nodes.spawn(Worker, on="n0", name="desk")
             assert system.registry["desk"] is single
             await nodes.unregister("desk")
+
+
+async def test_a_node_that_does_not_learn_of_a_name_says_so(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was asked is done; only the news does not come."""
+    async with fleet(1) as f:
+        system = SYSTEMS["n0"]
+        monkeypatch.setattr(Relay, "put", lambda *_: None)
+        await nodes_of(system).register("desk", spawn(system, "w"))
+        assert f.driver.registry["desk"].path == "/w"
+        assert system.registry.get("desk") is None
+        [said] = [record for record in caplog.records if getattr(record, "event", "") == "names_late"]
+        assert said.getMessage() == (
+            "the driver has changed the name 'desk', but this node did not learn of it within 5 s: lookups here do not know it yet"
+        )
 
 
 async def test_a_name_has_one_holder(autojump_clock: MockClock) -> None:

@@ -379,7 +379,7 @@ class NodeSide(Nodes):
         order = spawn_order(cls, args, supervise, mailbox)
         ref: Ref[T] = await self._ask(SpawnOn(order, on, name), self.system.ask_timeout)
         if name is not None:
-            await self._settled()
+            await self._settled(name)
         return ref
 
     async def register(self, name: str, ref: Ref[Any]) -> None:
@@ -387,18 +387,27 @@ class NodeSide(Nodes):
         if not ref.is_alive:  # the driver might not know it yet
             raise ActorStopped(f"{ref.path} has ended and takes no name", actor=ref.path)
         await self._ask(Register(name, ref), self.system.ask_timeout)
-        await self._settled()
+        await self._settled(name)
 
     async def unregister(self, name: str) -> None:
         """Free a name of the fleet; see `Nodes.unregister`."""
         await self._ask(Unregister(name), self.system.ask_timeout)
-        await self._settled()
+        await self._settled(name)
 
-    async def _settled(self) -> None:
-        """Wait until this node knows all names as the driver had them at its last answer: changes travel on another channel."""
+    async def _settled(self, name: str) -> None:
+        """Wait until this node knows all names as the driver had them at its last answer: changes travel on another channel.
+
+        The driver has done what was asked, so a change that is long on its way is a warning, and no error.
+        """
         timeout = self.system.ask_timeout
         renames = await self._ask(Renames(), timeout)
-        await self.sharing.renamed(renames, math.inf if timeout is None else timeout)
+        if not await self.sharing.renamed(renames, math.inf if timeout is None else timeout):
+            logger.warning(
+                "the driver has changed the name %r, but this node did not learn of it within %g s: lookups here do not know it yet",
+                name,
+                timeout,
+                extra={"event": "names_late"},
+            )
 
     async def _lookup_on(self, name: str, on: str | int) -> Ref[Any]:
         ref: Ref[Any] = await self._ask(LookupOn(name, on), self.system.ask_timeout)

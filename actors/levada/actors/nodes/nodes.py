@@ -300,7 +300,8 @@ class Nodes(ABC):
     async def register(self, name: str, ref: Ref[Any]) -> None:
         """Give an actor of any member a name of the fleet: a name in the driver's registry, which all members can look up.
 
-        The name is free again when the actor has ended. Other members learn of the change a little later.
+        The name is free again when the actor has ended. Other members learn of the change a little later. So does this node, with a warning in
+        its log, if the news has not come within the system's ``ask_timeout``.
 
         Raises:
             NameTaken: another living actor has the name.

@@ -179,11 +179,12 @@ class Sharing:
             return ref
         return None
 
-    async def renamed(self, renames: int, timeout: float) -> None:
-        """Wait until so many changes of names have arrived, for `timeout` seconds at most."""
+    async def renamed(self, renames: int, timeout: float) -> bool:
+        """Wait until so many changes of names have arrived, for `timeout` seconds at most; return whether they have."""
         with trio.move_on_after(timeout):
             while self.renames < renames:
                 await self._renamed.wait()
+        return self.renames >= renames
 
     # Calls for other processes.
 
