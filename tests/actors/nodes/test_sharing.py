@@ -447,7 +447,7 @@ async def test_a_singleton_moves_with_its_name_and_never_runs_twice(autojump_clo
 
 
 @pytest.mark.parametrize("supervise", ["stop", restart("permanent")])
-async def test_of_two_singletons_with_the_same_name_one_is_killed(autojump_clock: MockClock, supervise: Any) -> None:
+async def test_of_two_singletons_with_the_same_name_only_one_starts(autojump_clock: MockClock, supervise: Any) -> None:
     async with fleet() as f:
         refused: list[NameTaken] = []
 
@@ -461,8 +461,26 @@ async def test_of_two_singletons_with_the_same_name_one_is_killed(autojump_clock
             for on in ("n0", "n1"):
                 nursery.start_soon(start, on)
         await settle()
-        assert len(refused) == 1
+        [error] = refused
+        assert str(error) == "the name 'single' belongs to an actor that is starting"
         assert [await f.driver.registry["single"].ask(Who())] == sharing_app.RUNNING
+        with pytest.raises(NameTaken, match=r"^the name 'single' belongs to /\S+ at n\d#0$"):
+            await f.nodes.spawn(Single, name="single", supervise=supervise)
+        assert sharing_app.MOST == [1]
+
+
+async def test_a_singleton_does_not_start_again_beside_one_that_took_its_name(autojump_clock: MockClock) -> None:
+    async with fleet() as f:
+        first = await f.nodes.spawn(Single, name="single", on="n0", supervise=restart("permanent"))
+        f.driver.registry.unregister("single")
+        second = await f.nodes.spawn(Single, name="single", on="n1")
+        assert sharing_app.RUNNING == ["n0", "n1"]
+        f.task("n0").kill()
+        await trio.sleep(20)
+        assert not first.is_alive
+        assert await f.driver.registry["single"].ask(Who()) == "n1"
+        assert f.driver.registry["single"] is second
+        assert sharing_app.MOST == [1, 2]
 
 
 async def test_a_singleton_whose_caller_has_left_is_killed(autojump_clock: MockClock) -> None:

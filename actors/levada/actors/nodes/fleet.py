@@ -40,7 +40,6 @@ from levada.framework.errors import (
     ChannelError,
     ConfigurationError,
     MailboxFull,
-    NameTaken,
 )
 from levada.framework.supervisor import StartChild, StopChild
 
@@ -91,6 +90,8 @@ class Fleet(Nodes):
         self._count = 0
         self._turn = 0
         self._restarting = trio.Lock()
+        self.starting: set[str] = set()
+        """The names of actors that are starting."""
         self._listeners: list[Listener] = []
         self.supervisor: Ref[Any] = system.spawn(Supervisor, name="nodes", supervise="escalate")
         """The parent of all `Node` actors. If a node restarts too often, its error ends the system."""
@@ -350,8 +351,6 @@ class Fleet(Nodes):
 
     async def spawn_order(self, order: Spawn, on: str | int, name: str | None) -> Ref[Any]:
         """Start the actor that an order describes, supervise it if it has a policy, and register its name."""
-        if name is not None and name in self.system.registry:
-            raise NameTaken(f"the name {name!r} is taken", name=name)
         placing = Placing(self, order, on, name)
         if order.policy is None:
             return await placing.start(self.system.ask_timeout)

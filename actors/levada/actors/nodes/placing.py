@@ -31,6 +31,8 @@ class Places(Protocol):
 
     system: ActorSystem
     directory: Directory
+    starting: set[str]
+    """The names of actors that are starting."""
 
     def choose(self, on: str | int) -> Place:
         """Return a node that is up, or raise `ActorError`."""
@@ -92,7 +94,21 @@ class Placing:
             self._known.set()
 
     async def start(self, timeout: float | None) -> Ref[Any]:
-        """Start it on a node that is up, and register its name. Errors are as for `Nodes.spawn`."""
+        """Start it on a node that is up, and register its name, which is its own from now on. Errors are as for `Nodes.spawn`."""
+        if self.name is None:
+            return await self._start(timeout)
+        starting, holder = self.fleet.starting, self.fleet.system.registry.get(self.name)
+        if holder is not None:
+            raise NameTaken(f"the name {self.name!r} belongs to {holder.where}", actor=holder.path, name=self.name)
+        if self.name in starting:
+            raise NameTaken(f"the name {self.name!r} belongs to an actor that is starting", name=self.name)
+        starting.add(self.name)
+        try:
+            return await self._start(timeout)
+        finally:
+            starting.remove(self.name)
+
+    async def _start(self, timeout: float | None) -> Ref[Any]:
         place = self.fleet.choose(self.on)
         assert place.control is not None
         self._control = place.control
