@@ -483,6 +483,21 @@ async def test_a_singleton_does_not_start_again_beside_one_that_took_its_name(au
         assert sharing_app.MOST == [1, 2]
 
 
+async def test_a_block_that_ends_does_not_stop_a_restart_of_all_nodes(autojump_clock: MockClock) -> None:
+    async with fleet(1) as f, trio.open_nursery() as nursery:
+        async with nodes_here(f.driver, 1, APP):
+            assert [member.name for member in f.nodes.members] == ["n0", "n1"]
+            nursery.start_soon(f.nodes.restart)
+            while f.nodes["n0"].state is MemberState.UP:
+                await trio.sleep(0.01)
+        assert [member.restarts for member in f.nodes.members] in ([0], [1])
+        nursery.start_soon(f.nodes.restart)
+        await trio.sleep(30)
+        assert [(member.name, member.state, member.restarts) for member in f.nodes.members] == [
+            ("n0", MemberState.UP, 2)
+        ]
+
+
 async def test_a_singleton_whose_caller_has_left_is_killed(autojump_clock: MockClock) -> None:
     async with fleet() as f:
         async with trio.open_nursery() as nursery:

@@ -196,18 +196,22 @@ class Fleet(Nodes):
         spec = child(Node, self, place, name=place.name, supervise=policy)
         place.ref = await self.supervisor.ask(StartChild(spec), timeout=None)
 
-    async def _begun(self, places: Sequence[Place]) -> None:
-        """Wait until nodes are up.
+    async def _begun(self, places: Sequence[Place], *, may_leave: bool = False) -> None:
+        """Wait until nodes are up; with `may_leave`, a node whose block ends does not count.
 
         Raises:
             NodeLost: one could not start.
+            ActorError: its block has ended.
         """
 
+        def wanted() -> list[Place]:
+            return [place for place in places if not (may_leave and place.closed)]
+
         def known() -> bool:
-            return any(place.error or place.closed for place in places) or all(place.begun for place in places)
+            return any(place.error or place.closed for place in wanted()) or all(place.begun for place in wanted())
 
         await self.directory.until(known)
-        for place in places:
+        for place in wanted():
             if place.error is not None:
                 raise place.error
             if place.closed:
@@ -400,7 +404,7 @@ class Fleet(Nodes):
                 async with trio.open_nursery() as nursery:
                     for place in group:
                         nursery.start_soon(self._renew, place)
-                await self._begun(group)
+                await self._begun(group, may_leave=name is None)
 
     async def _renew(self, place: Place) -> None:
         async with place.lock:
