@@ -27,6 +27,7 @@ from .authentication import Authenticate, Credentials, Refused, Reloads, check_h
 __all__ = ["BearerTokens", "CertificateNames", "UnixUsers", "any_of", "new_token"]
 
 _LIMITS: Final = {"max_connections": int, "max_operations": int, "max_bytes": int, "bytes_per_second": float}
+_PLAIN: Final = re.compile(r"[\w=.:@+/ \t\r-]*", re.ASCII)
 _DIGEST: Final = re.compile(r"[0-9a-fA-F]{64}")
 _LINE: Final = "NAME [tenant=NAME] [role=NAME]... [max_connections=N]... sha256=DIGEST"
 _ANY: Final = re.compile(r"(?s).*")
@@ -107,7 +108,7 @@ def _read(path: Path) -> dict[bytes, Identity]:
     found: dict[bytes, Identity] = {}
     for number, line in enumerate(lines, 1):
         try:
-            words = shlex.split(line.decode(), comments=True)
+            words = _words(line.decode())
             if not words:
                 continue
             digest, identity = _parse(words)
@@ -118,6 +119,11 @@ def _read(path: Path) -> dict[bytes, Identity]:
             raise ConfigurationError(f"{path}, line {number}: this token is on an earlier line, too")
         found[digest] = identity
     return found
+
+
+def _words(line: str) -> list[str]:
+    # The two are the same for a line without quotes and comments; `shlex` takes ten times as long, 5 s for 100,000 tokens.
+    return line.split() if _PLAIN.fullmatch(line) else shlex.split(line, comments=True)
 
 
 def _parse(words: list[str]) -> tuple[bytes, Identity]:

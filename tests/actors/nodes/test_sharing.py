@@ -488,8 +488,8 @@ async def test_a_block_that_ends_does_not_stop_a_restart_of_all_nodes(autojump_c
         async with nodes_here(f.driver, 1, APP):
             assert [member.name for member in f.nodes.members] == ["n0", "n1"]
             nursery.start_soon(f.nodes.restart)
-            while f.nodes["n0"].state is MemberState.UP:
-                await trio.sleep(0.01)
+            await trio.sleep(0.01)
+            assert f.nodes["n0"].state is MemberState.DRAINING
         assert [member.restarts for member in f.nodes.members] in ([0], [1])
         nursery.start_soon(f.nodes.restart)
         await trio.sleep(30)
