@@ -108,7 +108,7 @@ def test_the_core_from_a_wheel(distributions: tuple[Path, Path], tmp_path: Path)
     assert re.search(r"needs a source tree .* unpack the sdist \(pip download .* levada==\S+\)", bench)
 
 
-@pytest.mark.release
+@pytest.mark.ci
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("extra", NEEDS)
 def test_each_extra_alone(distributions: tuple[Path, Path], tmp_path: Path, extra: str) -> None:

@@ -97,6 +97,13 @@ def test_ls(journal: Path, levada: Run) -> None:
     assert state(journal) == before
 
 
+def test_a_folder_whose_name_is_no_text(tmp_path: Path, levada: Run) -> None:
+    odd = tmp_path / os.fsdecode(b"\xff?%")
+    fill(odd)
+    code, text = levada("ls", odd)
+    assert (code, text.splitlines()[1][:12]) == (0, "  columns   ")
+
+
 def test_ls_as_json(journal: Path, levada: Run) -> None:
     code, text = levada("ls", journal, "--json", "--entities", "entity")
     found = json.loads(text)

@@ -57,6 +57,24 @@ async def different(system):
         yield listener
 """
 
+WAITING = """
+import os
+import trio
+from levada.actors.rsocket import serve
+from handlers import answer
+
+def hold():
+    print("waits", flush=True)
+    with open("gate"):
+        pass
+
+async def held(system):
+    if os.path.exists("gate"):
+        await trio.to_thread.run_sync(hold)
+    async with serve(system, "rsocket+tcp://127.0.0.1:0", answer) as listener:
+        yield listener
+"""
+
 ANY = "rsocket+tcp://127.0.0.1:0"
 
 
@@ -289,6 +307,23 @@ def test_nodes_restart_one_after_another_while_clients_come(start: Start, capsys
     assert answered.keys() <= before | after
     server.signal(signal.SIGTERM)
     assert server.ends()[0] == 0
+
+
+def test_the_end_comes_while_a_node_restarts(start: Start, folder: Path) -> None:
+    """The app gets no sockets any more, and that is no error: the node ends as it should."""
+    (folder / "waiting.py").write_text(WAITING)
+    server = start("waiting:held", "--nodes", "2", "--health", "127.0.0.1:0")
+    probe = server.told("HEALTH ")
+    server.told("SERVING ")
+    os.mkfifo(folder / "gate")
+    os.kill(health(probe)[1]["nodes"][0]["pid"], signal.SIGKILL)
+    assert server.line() == "n0: waits"
+    server.signal(signal.SIGTERM)
+    until(probe, "draining", 1)
+    with (folder / "gate").open("w"):
+        pass
+    code, said = server.ends()
+    assert (code, [line for line in said.splitlines() if "SIGKILL" not in line and "NODE " not in line]) == (0, [])
 
 
 @pytest.mark.release

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SHOWN = set(
@@ -50,3 +55,20 @@ def test_what_a_page_or_an_example_imports_is_in_the_reference() -> None:
             if absent:
                 missing[f"{page.relative_to(ROOT)}: {module}"] = absent
     assert missing == {}
+
+
+@pytest.mark.ci
+def test_a_public_name_without_a_text_fails_the_build(tmp_path: Path) -> None:
+    (tmp_path / "api").mkdir()
+    (tmp_path / "index.rst").write_text("Pages\n=====\n\n.. toctree::\n\n   api/desk\n")
+    (tmp_path / "api" / "desk.rst").write_text("Desk\n====\n\n.. automodule:: desk\n")
+    (tmp_path / "desk.py").write_text('__all__ = ["A", "B"]\nA = 1\n"""One."""\nB = 2\n')
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-q", "-W", "-c", str(ROOT / "docs"), str(tmp_path), str(tmp_path / "out")],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    missing = re.findall("the reference does not show .*", done.stderr)
+    assert (done.returncode, missing) == (1, ["the reference does not show desk.B"]), done.stderr

@@ -473,6 +473,24 @@ def test_a_quantile_is_not_below_that_share_of_the_samples(samples: list[float],
     assert sum(seconds <= bound for seconds in samples) >= share * len(samples) - 1e-9
 
 
+@message
+class Again(Asks[int]):
+    pass
+
+
+class Selfish(Actor[Again | Note]):
+    """Tells itself something while it answers."""
+
+    @handles
+    def again(self, m: Again) -> int:
+        self.ref.tell(Note("again"))
+        return 0
+
+    @handles
+    def note(self, m: Note) -> None:
+        pass
+
+
 async def test_times_are_sampled() -> None:
     ticks = itertools.count()  # by real time, a turn in which the processor is lost would be the end of its slice
     async with ActorSystem(_clock=lambda: next(ticks) * 1e-6) as system:
@@ -483,6 +501,23 @@ async def test_times_are_sampled() -> None:
     assert system.observe.turn_times.total >= 5
     assert system.observe.queue_times.total == system.observe.turn_times.total
     assert system.observe.turn_times.quantile(1.0) < 30.0
+
+
+async def test_waits_for_turns_are_those_of_actors() -> None:
+    """Signals of the runtime, and messages that come while an ask is handled at once, do not seem to wait since the clock began."""
+    time = 1e6
+    async with ActorSystem(_clock=lambda: time) as system:
+        ref = system.spawn(Selfish)
+        await wait_all_tasks_blocked()
+        time = 2e6
+        for _ in range(1_000):
+            await ref.ask(Again())
+            other = system.spawn(Worker, [])
+            await wait_all_tasks_blocked()
+            other.kill()
+            await wait_all_tasks_blocked()
+        assert system.observe.queue_times.total >= 10
+        assert system.observe.queue_times.quantile(1.0) == 1e-6
 
 
 async def test_logs_go_where_libraries_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -117,6 +117,7 @@ class Due:
 
 
 DUE: Final = Due()
+"""The one instance of `Due`."""
 
 
 class Acceptor(Protocol):

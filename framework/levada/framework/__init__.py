@@ -59,7 +59,16 @@ from .errors import (
     Undelivered,
     WrongThread,
 )
-from .events import ActorFailed, ActorRestarted, ActorTerminated, DeadLetter, EventStream, SlowHandler, Unhandled
+from .events import (
+    ActorFailed,
+    ActorRestarted,
+    ActorTerminated,
+    DeadLetter,
+    EventStream,
+    SlowHandler,
+    Subscriber,
+    Unhandled,
+)
 from .handlers import Behaviour, blocking, handles
 from .identity import Identity, Limits, RemotePeer
 from .links import Cancelled, Down, Exit, Failed, Killed, Lost, Normal, Reason, Shutdown
@@ -164,6 +173,7 @@ __all__ = [
     "Statistics",
     "StopChild",
     "Strategy",
+    "Subscriber",
     "Supervision",
     "Supervisor",
     "TerminalState",

@@ -1,13 +1,13 @@
 """The event stream of a system, and its dead letters.
 
 An event is an instance of any class. A subscription names a class and gets its instances, subclasses included.
-Subscribers are ordinary refs.  Where building an event would cost something, it is built only if it has a subscriber.
+Subscribers are ordinary refs, as a rule (`Subscriber`).  Where building an event would cost something, it is built only if it has a subscriber.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import trio
@@ -25,6 +25,7 @@ __all__ = [
     "EventStream",
     "RateLimitedLog",
     "SlowHandler",
+    "Subscriber",
     "Unhandled",
 ]  # fmt: skip
 
@@ -93,17 +94,39 @@ class SlowHandler:
     """The number of messages handled in that time."""
 
 
+class Subscriber(Protocol):
+    """The part of a ref that events need.
+
+    An actor learns of an event in its next turn, which is late if thousands of others are ready before it. Another object gets the event at
+    once, in the middle of the publisher's work: its `tell` must be quick and must not raise.
+    """
+
+    @property
+    def path(self) -> str:
+        """The subscriber's name in logs."""
+        ...
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still takes events."""
+        ...
+
+    def tell(self, event: Any, /) -> None:
+        """Take an event."""
+        ...
+
+
 class EventStream:
     """Publish and subscribe within one system: ``system.events``."""
 
     def __init__(self) -> None:
-        self._subscribers: dict[type, dict[Ref[Any], None]] = {}
+        self._subscribers: dict[type, dict[Subscriber, None]] = {}
 
-    def subscribe(self, event: type, ref: Ref[Any]) -> None:
+    def subscribe(self, event: type, ref: Subscriber) -> None:
         """Tell `ref` every event of this class, subclasses included, from now on."""
         self._subscribers.setdefault(event, {})[ref] = None
 
-    def unsubscribe(self, event: type, ref: Ref[Any]) -> None:
+    def unsubscribe(self, event: type, ref: Subscriber) -> None:
         """Undo `subscribe`; does nothing if there is no subscription."""
         refs = self._subscribers.get(event)
         if refs is not None:
@@ -119,7 +142,7 @@ class EventStream:
         """Tell all subscribers. Stopped ones are removed; one with a full mailbox misses this event."""
         if not self._subscribers:
             return
-        told: dict[Ref[Any], None] = {}
+        told: dict[Subscriber, None] = {}
         for base in type(event).__mro__:
             told.update(self._subscribers.get(base, {}))
         for ref in told:

@@ -56,6 +56,7 @@ M = TypeVar("M")
 Ts = TypeVarTuple("Ts")
 
 Phase = Literal["accept", "drain", "close", "flush"]
+"""A phase of a system's end: one of `PHASES`."""
 _SET_ON_ENTERING: Final = frozenset(
     ["scheduler", "lifecycle", "waits", "inbox", "_around", "_outer", "_nursery", "_body", "root", "_root_gone"]
 )

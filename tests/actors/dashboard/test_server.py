@@ -156,7 +156,7 @@ async def test_a_view_and_its_changes(autojump_clock: MockClock) -> None:
             assert (await hear(socket))["page"] == "none"
             await say(socket, view={"page": "actors", "open": [], "first": 0, "count": 10})
             view = await hear(socket)
-            assert [row["path"] for row in view["rows"]] == ["/clerk", "/$2"]
+            assert [row["path"] for row in view["rows"]] == ["/clerk"]
             clerk = system.lookup("/clerk")
             assert clerk is not None
             for _ in range(3):
@@ -240,7 +240,7 @@ async def test_a_program_that_ends_and_starts_again(tmp_path: Path, autojump_clo
                 view = await hear(socket)
                 assert (view["system"], [row["kind"] for row in view["rows"]], view["actions"]) == (
                     name,
-                    ["Console", "Recorder"],
+                    ["Console"],
                     [],
                 )
                 await say(socket, act="kill", path="/$1")

@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -59,6 +60,32 @@ async def test_nodes_end_at_once_when_their_driver_is_killed(monkeypatch: pytest
             os.kill(d.pid, signal.SIGKILL)
             assert [await gone(pid, 5.0) for pid in pids] == [True, True]
         assert os.listdir(folder) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="paths are text elsewhere")
+async def test_the_folder_for_temporary_files_may_have_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        odd = os.path.join(folder, os.fsdecode(b"\xff% #"))
+        os.mkdir(odd)
+        monkeypatch.setattr(tempfile, "tempdir", odd)
+        async with ActorSystem() as system, local_nodes(system, 2, app) as nodes:
+            counter = await nodes.spawn(Counter, 5, on="n1")
+            friend = await nodes.spawn(Friend, on="n0")
+            assert await friend.ask(Ask(counter)) == 6  # over a socket in this folder
+            (name,) = os.listdir(odd)
+            assert len(os.listdir(f"{odd}/{name}")) == 3
+        assert os.listdir(odd) == []
+
+
+async def test_a_folder_whose_path_is_too_long_is_an_error_of_the_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ("x" * 100)).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 100)))
+    async with ActorSystem() as system:
+        with pytest.raises(ConfigurationError, match=r"has at most 107 bytes.* set TMPDIR to a shorter one"):
+            async with local_nodes(system, 1, app):
+                pass
 
 
 @pytest.mark.parametrize("app", ["stubborn", "deaf"])

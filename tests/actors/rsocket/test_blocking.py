@@ -13,6 +13,7 @@ from concurrent.futures import wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import trio
@@ -167,6 +168,15 @@ def test_each_carrier(scheme: str, dialect: str, settings: Callable[[str], Carri
                 peer.fire_and_forget(b"", route="note")
             until(lambda: peer.request_response(b"", route="noted").data == b"100")
         assert peer.closed
+    finally:
+        server.close()
+
+
+def test_a_socket_whose_name_is_no_text(tmp_path: Path) -> None:
+    server = Server(f"rsocket+unix://{quote(os.fsencode(tmp_path))}/%FF%25", ServerConfig())
+    try:
+        with connect(server.url) as peer:
+            assert peer.request_response(b"hello", route="echo").data == b"hello"
     finally:
         server.close()
 

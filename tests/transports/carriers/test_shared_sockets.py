@@ -19,7 +19,7 @@ from trio.testing import wait_all_tasks_blocked
 from levada.framework.errors import ConfigurationError, ConnectionLost
 from levada.transports import quic
 from levada.transports.carriers import TlsConfig, dial, listen, tcp
-from levada.transports.carriers.shared_sockets import PassedSockets, SharedSockets, share_sockets
+from levada.transports.carriers.shared_sockets import PassedSockets, ServerEnding, SharedSockets, share_sockets
 from levada.transports.carriers.sockets import ListeningAddress, ListeningSocket, open_here, sockets_from
 from levada.transports.carriers.websocket import WebSocketConfig
 from levada.transports.qmux import QmuxConfig
@@ -269,7 +269,7 @@ async def test_the_process_that_binds_has_ended() -> None:
     async with share_sockets() as shared:
         source = PassedSockets(shared.offer())
         shared.close()
-        with pytest.raises(ConfigurationError, match="the server is ending"):
+        with pytest.raises(ServerEnding, match="the server is ending"):
             await source(ListeningAddress(kind="tcp", host="127.0.0.1"))
     with pytest.raises(ConnectionLost, match="has ended"):
         await source(ListeningAddress(kind="tcp", host="127.0.0.1"))

@@ -1,7 +1,10 @@
 """The events of a system for a client that watches it: dead letters, failures, restarts, slow turns.
 
-The recorder subscribes to the system's events while it lives.  A flood of events costs little: after `MOST_NEWS` events of one class the
-recorder unsubscribes from that class until the next request. The system's counters count them all.
+The recorder is no actor: in a system with 10,000 ready actors its turn would come seconds late.  It gets each event when it is published,
+keeps it as it is, and makes values of it at the next request.
+
+A flood of events costs little: after `MOST_NEWS` events of one class the recorder unsubscribes from that class until the next request, which
+says how many were left out. The system's counters count them all.
 """
 
 from __future__ import annotations
@@ -12,89 +15,106 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
-import attrs
-
-from levada.framework import Actor, ActorFailed, ActorRestarted, DeadLetter, Reason, SlowHandler, Unhandled, handles
+from levada.framework import ActorFailed, ActorRestarted, ActorSystem, DeadLetter, SlowHandler, Unhandled
 from levada.transports.text import printable
 
 __all__ = ["KEPT", "MOST_NEWS", "Recorder"]
 
-KEPT: Final = 500
-"""The most events that are kept; then the oldest is dropped."""
 MOST_NEWS: Final = 100
 """The most events of one class between two requests."""
-_EVENTS: Final = (DeadLetter, ActorFailed, ActorRestarted, SlowHandler, Unhandled)
+KEPT: Final = 600
+"""The most events that are kept, which is more than one request can find; then the oldest is dropped."""
 _LINES: Final = 60
 """The most lines of a traceback; the last ones are kept."""
 
 Event = DeadLetter | ActorFailed | ActorRestarted | SlowHandler | Unhandled
+_EVENTS: Final[Mapping[type[Event], tuple[str, str]]] = {
+    DeadLetter: ("dead letter", "dead_letters"),
+    ActorFailed: ("failure", "failures"),
+    ActorRestarted: ("restart", "restarts"),
+    SlowHandler: ("slow turn", "slow_turns"),
+    Unhandled: ("unhandled", "unhandled"),
+}
+"""The name of each class for people, and of its counter in `levada.framework.Statistics`."""
 
 
-class Recorder(Actor[Event]):
-    """Keeps the latest events as plain values, with the classes of messages and never their contents."""
+class Recorder:
+    """Keeps the latest events as plain values, with the classes of messages and never their contents.
 
-    tracebacks: bool
-    """Whether to keep the texts and tracebacks of errors."""
-    _count: int = attrs.field(init=False, default=0)
-    _news: deque[dict[str, Any]] = attrs.field(init=False, factory=lambda: deque(maxlen=KEPT))
-    _left: dict[type, int] = attrs.field(init=False, factory=dict)
+    Args:
+        system: the system whose events are recorded, from now on.
+        tracebacks: whether to keep the texts and tracebacks of errors.
+    """
 
-    def started(self) -> None:
-        """Subscribe."""
-        self.renew()
+    path = "the console"
 
-    def stopping(self, reason: Reason) -> None:
+    def __init__(self, system: ActorSystem, *, tracebacks: bool) -> None:
+        self._system = system
+        self._tracebacks = tracebacks
+        self._fresh: list[tuple[float, type[Event], Event]] = []
+        self._room = dict.fromkeys(_EVENTS, MOST_NEWS)
+        self._counted: dict[type[Event], int] = {}  # of the classes without room: the system's counter at that time
+        self._count = 0
+        self._news: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self.is_alive = True
+        for kind in _EVENTS:
+            system.events.subscribe(kind, self)
+
+    def close(self) -> None:
         """Unsubscribe."""
-        for event in _EVENTS:
-            self.system.events.unsubscribe(event, self.ref)
+        self.is_alive = False
+        for kind in _EVENTS:
+            self._system.events.unsubscribe(kind, self)
 
-    def renew(self) -> None:
-        """Subscribe to all classes again, for up to `MOST_NEWS` events of each."""
-        for event in _EVENTS:
-            if self._left.get(event, 0) <= 0:
-                self.system.events.subscribe(event, self.ref)
-            self._left[event] = MOST_NEWS
+    def tell(self, event: Event, /) -> None:
+        """Keep an event for the next request."""
+        kind = next(each for each in _EVENTS if isinstance(event, each))
+        self._fresh.append((time.time(), kind, event))
+        self._room[kind] -= 1
+        if not self._room[kind]:
+            self._system.events.unsubscribe(kind, self)
+            self._counted[kind] = self._counter(kind)
 
     def after(self, number: int) -> tuple[int, list[dict[str, Any]]]:
-        """Return the number of the newest event, and the events after `number`, oldest first."""
+        """Return the number of the newest event, and the events after `number`, oldest first; make room for more."""
+        fresh, self._fresh = self._fresh, []
+        for at, kind, event in fresh:
+            self._add(at, _EVENTS[kind][0], **self._members(event))
+        for kind, counted in self._counted.items():
+            if left_out := self._counter(kind) - counted:
+                self._add(time.time(), _EVENTS[kind][0], actor="", why=f"{left_out:,} more, which are not listed")
+            self._system.events.subscribe(kind, self)
+        self._counted.clear()
+        self._room = dict.fromkeys(_EVENTS, MOST_NEWS)
         return self._count, [each for each in self._news if each["number"] > number]
 
-    def _add(self, event: Event, what: str, actor: str, **members: object) -> None:
+    def _counter(self, kind: type[Event]) -> int:
+        count: int = getattr(self._system.statistics(), _EVENTS[kind][1])
+        return count
+
+    def _add(self, at: float, what: str, **members: object) -> None:
         self._count += 1
-        self._left[type(event)] = self._left.get(type(event), 0) - 1
-        if self._left[type(event)] <= 0:
-            self.system.events.unsubscribe(type(event), self.ref)
-        self._news.append(
-            {"number": self._count, "at": time.time(), "what": what, "actor": printable(actor, 1000), **members}
-        )
+        self._news.append({"number": self._count, "at": at, "what": what, **members})
 
-    @handles
-    def dead_letter(self, m: DeadLetter) -> None:
-        """Record a dead letter."""
-        self._add(m, "dead letter", m.to.path, message=type(m.message).__name__, why=printable(m.why))
+    def _members(self, event: Event) -> dict[str, object]:
+        match event:
+            case DeadLetter():
+                return {**_subject(event.to.path, type(event.message)), "why": printable(event.why)}
+            case Unhandled():
+                return _subject(event.to.path, type(event.message))
+            case ActorFailed():
+                told = {"traceback": _traceback(event.error)} if self._tracebacks else {}
+                kind = None if event.message is None else type(event.message)
+                return {**_subject(event.ref.path, kind), "why": type(event.error).__name__, **told}
+            case ActorRestarted():
+                return {**_subject(event.ref.path), "why": f"restart {event.restarts}"}
+            case SlowHandler():
+                why = f"{event.seconds:.3f} s, messages: {event.count}"
+                return {**_subject(event.ref.path, event.message), "why": why}
 
-    @handles
-    def no_handler(self, m: Unhandled) -> None:
-        """Record a message without a handler."""
-        self._add(m, "unhandled", m.to.path, message=type(m.message).__name__)
 
-    @handles
-    def failure(self, m: ActorFailed) -> None:
-        """Record a failure."""
-        told: Mapping[str, object] = {"traceback": _traceback(m.error)} if self.tracebacks else {}
-        kind = "" if m.message is None else type(m.message).__name__
-        self._add(m, "failure", m.ref.path, message=kind, why=type(m.error).__name__, **told)
-
-    @handles
-    def restart(self, m: ActorRestarted) -> None:
-        """Record a restart."""
-        self._add(m, "restart", m.ref.path, why=f"restart {m.restarts}")
-
-    @handles
-    def slow(self, m: SlowHandler) -> None:
-        """Record a turn that held up the system."""
-        why = f"{m.seconds:.3f} s, messages: {m.count}"
-        self._add(m, "slow turn", m.ref.path, message=m.message.__name__, why=why)
+def _subject(path: str, message: type | None = None) -> dict[str, object]:
+    return {"actor": printable(path, 1000), "message": "" if message is None else message.__name__}
 
 
 def _traceback(error: BaseException) -> list[str]:

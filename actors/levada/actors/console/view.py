@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["HEADINGS", "SORTS", "Sort", "headline", "show", "table", "text"]
 
 Sort = Literal["tree", "path", "queue", "age", "handled", "rate", "restarts"]
+"""An order of a table: one of `SORTS`."""
 SORTS: Final[tuple[Sort, ...]] = get_args(Sort)
 """Orders of a table: ``tree`` indents children below their parent, ``path`` is alphabetical, the others put the largest figure first."""
 

@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, get_args
 import attrs
 import trio
 
-from levada.framework import ActorSystem, bounded
+from levada.framework import ActorSystem
 from levada.framework.embedding import LocalRef, restart_actor
 from levada.framework.errors import ConfigurationError, DecodeError, LevadaError
 from levada.transports.text import printable
@@ -155,8 +155,7 @@ class Viewer:
         self._actions = actions
         self._tracebacks = tracebacks
         self._node: tuple[str, Watching] | None = None
-        self._recorder = Recorder(tracebacks)
-        self._recording = system.spawn(lambda: self._recorder, mailbox=bounded(256, overflow="raise"))
+        self._recorder = Recorder(system, tracebacks=tracebacks)
         self._known: dict[str, LocalRef] = {}
         self._scan: Scan | None = None
         self._scanned: tuple[str, str] = ("", "")
@@ -165,7 +164,7 @@ class Viewer:
 
     def close(self) -> None:
         """Stop recording events."""
-        self._recording.kill()
+        self._recorder.close()
 
     async def answer(self, members: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a request, on the node that it names: ``view`` with `look`, any other with `act`.
@@ -174,7 +173,6 @@ class Viewer:
 
         Raises:
             DecodeError: the request is not valid.
-            ActorStopped: the system is ending.
         """
         view = View.from_json(members["view"]) if "view" in members else None
         name = view.node if view is not None else members.get("node", "")
@@ -207,9 +205,6 @@ class Viewer:
     async def look(self, view: View) -> dict[str, Any]:
         """Return the rows in view, and figures of the system, as values of JSON. Waits if the last answer took long.
 
-        Raises:
-            ActorStopped: the system is ending.
-
         Cancellation:
             the viewer can still be used.
         """
@@ -241,7 +236,6 @@ class Viewer:
                 rows = await self._reports(view.page, window)
                 began = time.perf_counter()
         detail = self._detail(view.selected)
-        self._recorder.renew()
         last, news = self._recorder.after(view.after)
         interval = min(_LONGEST, (time.perf_counter() - began) / _SHARE)
         self._rest_until = trio.current_time() + interval

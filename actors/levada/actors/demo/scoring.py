@@ -11,6 +11,7 @@ one folder; without nodes there is one, in this process.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -133,7 +134,7 @@ async def scorers(
 
 def _asked_at(folder: Path) -> RemoteActor:
     # Executors have working directories of their own.
-    return RemoteActor(NAME, f"unix://{quote(str(folder.absolute()))}/*.socket")
+    return RemoteActor(NAME, f"unix://{quote(os.fsencode(folder.absolute()))}/*.socket")
 
 
 def score_by(actor: RemoteActor) -> Callable[[Iterator[pa.Array]], Iterator[pa.Array]]:

@@ -392,7 +392,7 @@ def _verify(path: Path, commits: int) -> None:
     """Require that a ledger is whole. Changes nothing: a connection that may write changes the file even when it is closed."""
     log = path.with_name(path.name + "-wal")
     way = "mode=ro" if log.exists() else "mode=ro&immutable=1"  # mode=ro alone makes an empty log if there is none
-    with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?{way}", uri=True)) as connection:
+    with closing(sqlite3.connect(f"file:{quote(os.fsencode(path.absolute()))}?{way}", uri=True)) as connection:
         problems = [text for (text,) in connection.execute("PRAGMA integrity_check")]
         if problems != ["ok"]:
             raise JournalDamaged(f"the ledger is damaged ({problems[0]}): restore it from a copy", path=str(path))

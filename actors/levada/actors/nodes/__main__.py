@@ -10,13 +10,13 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from functools import partial
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 import trio
 
 from levada.framework.errors import ConnectionLost
 from levada.transports.carriers import unix
-from levada.transports.carriers.shared_sockets import PassedSockets
+from levada.transports.carriers.shared_sockets import PassedSockets, ServerEnding
 from levada.transports.carriers.sockets import ListeningAddress, ListeningSocket, open_here, sockets_from
 from levada.transports.qmux import dial_over
 
@@ -58,6 +58,7 @@ class _Process:
         self._lost = ""
         self._folder = ""
         self._life = trio.CancelScope()
+        self._end = trio.Event()
         self._token: trio.lowlevel.TrioToken | None = None
         self._heart = Heart(heartbeat, self._driver_lost)
 
@@ -75,7 +76,7 @@ class _Process:
 
     def _settle(self, welcome: Welcome) -> None:
         self._drain_timeout = welcome.drain_timeout
-        self._folder = os.path.dirname(unquote(urlsplit(welcome.listen).path))
+        self._folder = os.fsdecode(os.path.dirname(unquote_to_bytes(urlsplit(welcome.listen).path)))
         self._heart.settle(welcome.beat, welcome.silence)
         sys.path[:] = welcome.path
         logging.getLogger().setLevel(welcome.log_level)
@@ -92,7 +93,13 @@ class _Process:
     async def _open_sockets(self, address: ListeningAddress) -> list[ListeningSocket]:
         """Open sockets for a listener. The app's are shared with other nodes; the socket for members is this node's own."""
         own = address.kind == "unix" and os.path.dirname(address.host) == self._folder
-        return await open_here(address) if self._shared is None or own else await self._shared(address)
+        if self._shared is None or own:
+            return await open_here(address)
+        try:
+            return await self._shared(address)
+        except ServerEnding:
+            self._end.set()  # the order to drain is on its way
+            raise
 
     def main(self) -> int:
         """Run the node to its end; return the exit code."""
@@ -117,24 +124,23 @@ class _Process:
             if self._lost:
                 self._life.cancel()
             async with trio.open_nursery() as nursery:
-                end = trio.Event()
-                nursery.start_soon(self._obey, signals, end)
+                nursery.start_soon(self._obey, signals)
                 opens = partial(dial_over, unix.over(self._connection, "the driver"), TO_DRIVER)
                 await run_node(
                     opens,
                     name=self._name,
-                    end=end,
+                    end=self._end,
                     tracing=made_by(self._tracing),
                     settle=self._settle,
                     lost=exit_within,
                 )
                 nursery.cancel_scope.cancel()
 
-    async def _obey(self, signals: AsyncIterator[int], end: trio.Event) -> None:
+    async def _obey(self, signals: AsyncIterator[int]) -> None:
         async for _ in signals:
-            if end.is_set():
+            if self._end.is_set():
                 self._life.cancel()
-            end.set()
+            self._end.set()
 
 
 def main(arguments: list[str]) -> int:

@@ -197,6 +197,7 @@ class _Body:
             raise ConnectionLost("the driver has not answered") from error
         if isinstance(welcome, Refused):
             return NodeLost(f"refused by the driver: {welcome.text}")
+        ready = False
         system.name, system.shutdown_timeout = welcome.name, welcome.drain_timeout
         self.drain_timeout = welcome.drain_timeout
         side.welcomed(welcome)
@@ -212,17 +213,24 @@ class _Body:
                 refusal = await welcome.node.ask(Ready(members.url, urls, fingerprints()), timeout=None)
                 if refusal:
                     return NodeLost(f"refused by the driver: {refusal}")
+                ready = True
                 await self._end.wait()
                 # Sent before any actor ends, so that the driver knows why they end.
                 await welcome.node.ask(Leaving(), timeout=None)
                 await side.leave(self.drain_timeout)
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
-            # An error of levada says what to do. Any other error is the app's and needs its traceback.
-            shown = None if isinstance(error, LevadaError) else error
-            logger.error("the app has failed: %s", text, exc_info=shown, extra={"event": "app_failed"})
-            failure = NodeLost(text, node=welcome.name)
-            welcome.node.tell(AppFailed(text[:1000], "".join(traceback.format_exception(error))[-20_000:]))
+            if self._end.is_set() and not ready:
+                # There was no work yet, and the app may have failed because the server is ending.
+                logger.info(
+                    "the app has failed while it started, and was to end: %s", text, extra={"event": "app_ended"}
+                )
+            else:
+                # An error of levada says what to do. Any other error is the app's and needs its traceback.
+                shown = None if isinstance(error, LevadaError) else error
+                logger.error("the app has failed: %s", text, exc_info=shown, extra={"event": "app_failed"})
+                failure = NodeLost(text, node=welcome.name)
+                welcome.node.tell(AppFailed(text[:1000], "".join(traceback.format_exception(error))[-20_000:]))
         control.stop()
         await control.terminated()
         return failure

@@ -135,11 +135,11 @@ class ChildProcesses:
     @property
     def driver_url(self) -> str:
         """Where the driver listens for these nodes."""
-        return f"aqueduct+unix://{quote(self._folder)}/driver"
+        return f"aqueduct+unix://{quote(os.fsencode(self._folder))}/driver"
 
     def listen_url(self, run: Run) -> str:
         """Return the URL where a node is to listen."""
-        return f"aqueduct+unix://{quote(self._folder)}/{self._file(run)}"
+        return f"aqueduct+unix://{quote(os.fsencode(self._folder))}/{self._file(run)}"
 
     def _file(self, run: Run) -> str:
         return f"{run.index}.{run.number}"

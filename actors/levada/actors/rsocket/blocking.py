@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, overload
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 import attrs
 
@@ -130,7 +130,7 @@ def _open(url: str, config: ClientConfig, timeout: float) -> socket.socket:
     try:
         if opened is not None:
             opened.settimeout(timeout)
-            opened.connect(unquote(parts.path))
+            opened.connect(unquote_to_bytes(os.fsencode(parts.path)))
             return opened
         opened = socket.create_connection((parts.hostname, parts.port), timeout)
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

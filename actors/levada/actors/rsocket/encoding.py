@@ -31,6 +31,7 @@ MESSAGES = "application/vnd.levada.message+msgpack"
 """MIME type of data that is an instance of a message class, as `levada.framework.Codec` writes it."""
 
 COMPOSITE = CompositeMetadata.MIME_TYPE
+"""MIME type of composite metadata, the metadata of every connection by default."""
 ROUTING = Routing.MIME_TYPE
 
 Metadata = bytes | CompositeMetadata | Sequence[Extension | Entry] | None

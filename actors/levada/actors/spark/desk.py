@@ -333,7 +333,7 @@ async def listening(
         ),
     )
     async with AsyncExitStack() as stack:
-        at, admission = quote(str(path)), desk.authentication
+        at, admission = quote(os.fsencode(path)), desk.authentication
         unix = attrs.evolve(common, carrier=UnixConfig(allowed_uids=settings.allowed_uids))
         await stack.enter_async_context(
             serve(system, f"rsocket+unix://{at}", desk.answer, authenticate=admission, config=unix)

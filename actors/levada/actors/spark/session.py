@@ -131,7 +131,8 @@ def session(
         conf: settings of Spark. In names without a dot, ``_`` stands for the dot, as in ``spark_sql_shuffle_partitions=4``.
 
     Raises:
-        ConfigurationError: there is no Java, see `find_java`; or Spark does not start, and the text has the root cause.
+        ConfigurationError: there is no Java, see `find_java`; the name of the folder for temporary files is not UTF-8; or Spark does not
+            start, and the text has the root cause.
         ModuleNotFoundError: pyspark is not installed; the text names the extra.
     """
     try:
@@ -230,6 +231,13 @@ def _shim(java: Java) -> Path:
 
 
 def _private_folder() -> Path:
+    place = tempfile.gettempdir()
+    try:
+        place.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigurationError(
+            f"Java cannot use the folder for temporary files, {place!r}, whose name is not UTF-8: set TMPDIR to another folder"
+        ) from error
     folder = Path(tempfile.mkdtemp(prefix="levada-spark-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 import attrs
 import pyarrow as pa
@@ -116,10 +116,15 @@ def addresses(address: str) -> list[str]:
         url = part.strip()
         folder, _, name = url.removeprefix("unix://").rpartition("/")
         if url.startswith("unix://") and "*" in name:
-            found += sorted(f"unix://{folder}/{quote(path.name)}" for path in Path(unquote(folder)).glob(unquote(name)))
+            matching = Path(_unquoted(folder)).glob(_unquoted(name))
+            found += sorted(f"unix://{folder}/{quote(os.fsencode(path.name))}" for path in matching)
         elif url:
             found.append(url)
     return found
+
+
+def _unquoted(path: str) -> str:
+    return os.fsdecode(unquote_to_bytes(path))
 
 
 def _forget() -> None:
@@ -183,7 +188,7 @@ def _token_path(urls: list[str], token_file: str | None) -> str:
     if token_file is None:
         for url in urls:
             if urlsplit(url).scheme == "unix":
-                return str(Path(unquote(urlsplit(url).path)).with_name("bridge.token"))
+                return str(Path(_unquoted(urlsplit(url).path)).with_name("bridge.token"))
         raise ConfigurationError(
             "option tokenFile is missing: without a Unix socket the address does not tell where the token is"
         )

@@ -86,6 +86,8 @@ class Observer:
 
     def sample(self, cell: Cell, now: float) -> None:
         """Add the turn that has just ended to the histograms."""
+        if cell._parent is None:
+            return  # signals of the runtime, which wait for no turn
         scheduler = self._system.scheduler
         self.turn_times.add(max(0.0, now - scheduler.turn_began))
         self.queue_times.add(max(0.0, scheduler.turn_began - cell._since))

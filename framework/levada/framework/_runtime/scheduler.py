@@ -266,6 +266,7 @@ class RunQueue:
             question.settled = True
             question.value = result
         if cell._batch or cell._box:
+            cell._since = self.now
             self.ready.append(cell)
             if self.parked:
                 self.wake(cell)

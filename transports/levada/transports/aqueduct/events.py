@@ -100,6 +100,7 @@ class ConnectionEnded:
 
 
 Event: TypeAlias = HeadersReceived | Readable | Writable | Settled | Reached | Ended | StreamUnblocked | ConnectionEnded
+"""The events of `AqueductCore`."""
 
 
 @attrs.frozen
@@ -175,3 +176,4 @@ class CloseConnection:
 
 
 Output: TypeAlias = OpenStream | StreamData | ResetStream | StopStream | StreamDone | DatagramData | CloseConnection
+"""What `AqueductCore` asks of the connection."""

@@ -310,6 +310,7 @@ Frame: TypeAlias = (
     Version | ConnectionControl | ChannelControl | Message | SentUnreliable | AckReliable | AckNackUnreliable | FinishSender |
     CloseReceiver | ClosedChannelLost
 )  # fmt: skip
+"""A frame of any kind."""
 
 
 def decode_message(data: Octets, at: int, max_message: int) -> tuple[int, int, tuple[int, ...], bytes, int]:

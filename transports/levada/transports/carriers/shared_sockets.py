@@ -2,7 +2,8 @@
 
 `SharedSockets` is the side that binds; `PassedSockets` is the other side, a `SocketSource`.  They are connected by a pair of Unix sockets.
 A request is a `ListeningAddress` as one line of JSON, with the descriptor of a new socket for its answer.  The answer is also one line:
-``{"sockets": n}`` with n descriptors, or the error as ``{"errno": 98, "text": …}`` or ``{"refused": …}``.
+``{"sockets": n}`` with n descriptors, or the error as ``{"errno": 98, "text": …}`` or ``{"refused": …}``, with
+``"ending": true`` if the side that binds is ending.
 
 The kernel queues clients for the address, not for a process.  Each connection goes to one of the processes that accept, or waits until
 there is one. A process that closes its copy drops no connection.  The address is free again when all copies are closed.
@@ -39,7 +40,7 @@ from levada.transports.carriers.sockets import (
 )
 from levada.transports.carriers.streams import plain_nursery
 
-__all__ = ["PassedSockets", "SharedSockets", "share_sockets"]
+__all__ = ["PassedSockets", "ServerEnding", "SharedSockets", "share_sockets"]
 
 logger = logging.getLogger("levada.transports.carriers")
 
@@ -52,6 +53,10 @@ _ROOM: Final = stdlib_socket.CMSG_SPACE((MOST_SOCKETS + 1) * array.array("i").it
 _CLOEXEC: Final = getattr(stdlib_socket, "MSG_CMSG_CLOEXEC", 0)
 
 _Key = tuple[str, str, int, int]
+
+
+class ServerEnding(ConfigurationError):
+    """The process that binds the addresses is ending: it shares no more sockets."""
 
 
 @attrs.define(eq=False)
@@ -135,7 +140,7 @@ class SharedSockets:
             except OSError as error:
                 answer = {"errno": error.errno, "text": error.strerror or str(error)}
             except (ConfigurationError, TypeError, ValueError) as error:
-                answer = {"refused": str(error)}
+                answer = {"refused": str(error), "ending": isinstance(error, ServerEnding)}
             try:
                 await _send(back, answer, passed)
             except OSError:
@@ -149,16 +154,17 @@ class SharedSockets:
         key = (address.kind, address.host, address.port, count)
         async with self._binding:
             if self._closed:
-                raise ConfigurationError("the server is ending")
+                raise ServerEnding("the server is ending")
             if key not in self._shared:
                 if len(self._shared) >= MOST_ADDRESSES:
                     raise ConfigurationError(f"{MOST_ADDRESSES} addresses are shared already")
                 shared = _Shared(await self._source(address))
-                if self._closed or len(shared.sockets) > MOST_SOCKETS:
+                if self._closed:
                     shared.close(key)
-                    raise ConfigurationError(
-                        f"the server is ending, or {address.host} has over {MOST_SOCKETS} addresses"
-                    )
+                    raise ServerEnding("the server is ending")
+                if len(shared.sockets) > MOST_SOCKETS:
+                    shared.close(key)
+                    raise ConfigurationError(f"{address.host} has over {MOST_SOCKETS} addresses")
                 self._shared[key] = shared
             return self._shared[key]
 
@@ -227,6 +233,7 @@ class PassedSockets:
 
         Raises:
             OSError: the other process could not bind them (with its ``errno``), or this process already listens there.
+            ServerEnding: the other process is ending.
             ConfigurationError: the other process refuses.
             ConnectionLost: the other process has ended.
 
@@ -242,7 +249,7 @@ class PassedSockets:
         if "errno" in answer:
             raise OSError(answer["errno"], answer["text"])
         if "refused" in answer:
-            raise ConfigurationError(answer["refused"])
+            raise (ServerEnding if answer["ending"] else ConfigurationError)(answer["refused"])
         if address.kind == "udp":
             socket, turn = sockets
             opened = [ListeningSocket(socket=socket, turn=turn)]

@@ -70,7 +70,10 @@ def _path(url: str) -> str:
     if parts.netloc or parts.query or parts.fragment or not path.startswith("/") or path.endswith("/"):
         raise ConfigurationError(f"expected unix:///path/to/socket, ? and # as %3F and %23, got {url!r}")
     if "\0" in path or len(os.fsencode(path)) > 107:
-        raise ConfigurationError(f"the path of a Unix socket has at most 107 bytes, none of them 0: {path!r}")
+        raise ConfigurationError(
+            "the path of a Unix socket has at most 107 bytes, none of them 0 (for a path in the folder for temporary files, set TMPDIR to a "
+            f"shorter one): {path!r}"
+        )
     return path
 
 

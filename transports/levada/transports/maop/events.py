@@ -329,6 +329,7 @@ Event: TypeAlias = (
     Stepped | OperationOffered | Execute | OperationCancelled | ResponseRejected | BodyReceived | BodyEnded | BodyWanted |
     ResponseStarted | Completed | Refused | Failed
 )  # fmt: skip
+"""The events of `MaopCore`."""
 
 
 @attrs.define
@@ -396,3 +397,4 @@ class CloseConnection:
 
 
 Output: TypeAlias = OpenStream | SetPriority | StreamData | ResetStream | StopStream | CloseConnection
+"""What `MaopCore` asks of the connection."""

@@ -231,6 +231,7 @@ class Disconnect:
 Operation: TypeAlias = (
     Message | Request | Response | Proceed | Refuse | Block | BlockEnd | Fail | Done | DisconnectRequest | Disconnect
 )
+"""A message or another operation on a stream, whole."""
 
 _FIXED: Final = {
     0: MESSAGE,

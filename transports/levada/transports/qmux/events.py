@@ -157,3 +157,4 @@ Event: TypeAlias = (
     | DatagramRoom
     | Ended
 )
+"""The events of `QmuxCore`."""
