@@ -48,7 +48,10 @@ copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
 SHOWN: dict[int, str] = {}
-"""The module in whose documentation an object stands, by the object's id: many are exported by the packages of two layers."""
+"""The module in whose documentation an object stands, by the object's id: many are exported by the packages of two layers.
+
+Known before any page is read: a build may read a few pages again.
+"""
 
 
 def public_names(app: Sphinx) -> Iterator[tuple[str, str, Any]]:
@@ -63,6 +66,7 @@ def public_names(app: Sphinx) -> Iterator[tuple[str, str, Any]]:
 def export_descriptions(app: Sphinx) -> None:
     """Let Sphinx find names that a package imports on first use, and texts below aliases and constants, which stand in other modules."""
     for package, name, value in public_names(app):
+        SHOWN.setdefault(id(value), package)
         setattr(sys.modules[package], name, value)
         analyzer = ModuleAnalyzer.for_module(package)
         analyzer.analyze()
@@ -88,8 +92,8 @@ def miss_nothing(app: Sphinx, env: BuildEnvironment) -> None:
 def show_once(app: Sphinx, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:  # noqa: D103
     if what != "module" or not callable(obj):
         return None
-    here = str(app.env.temp_data.get("autodoc:module"))
-    return True if SHOWN.setdefault(id(obj), here) != here else None
+    here = app.env.temp_data.get("autodoc:module")
+    return True if SHOWN.get(id(obj), here) != here else None
 
 
 def setup(app: Sphinx) -> None:  # noqa: D103

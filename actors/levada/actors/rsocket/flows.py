@@ -121,10 +121,10 @@ class Inbound(ChannelCore):
             if self.consumer is not None:
                 self.consumer()
 
-    def settle(self, *entries: Any, outcome: Outcome) -> None:
+    def settle(self, *entries: Any, outcome: Outcome, more: int = 0) -> None:
         """Count payloads that a mailbox takes; see `ChannelCore.settle`."""
-        super().settle(*entries, outcome=outcome)
-        for _ in entries:
+        super().settle(*entries, outcome=outcome, more=more)
+        for _ in range(len(entries) + more):
             self._count()
 
     def _count(self) -> None:
