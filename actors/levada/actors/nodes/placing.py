@@ -11,7 +11,6 @@ from levada.framework import Actor, ActorSystem, Failed, Lost, Ref
 from levada.framework.embedding import release
 from levada.framework.errors import (
     ActorError,
-    ActorStopped,
     AskTimeout,
     ConfigurationError,
     LevadaError,
@@ -123,7 +122,7 @@ class Placing:
         if self.name is not None:
             try:
                 self.fleet.system.registry.register(self.name, ref)
-            except (NameTaken, ActorStopped):
+            except BaseException:
                 self._end(ref)
                 raise
         self.ref, self.member = ref, member
