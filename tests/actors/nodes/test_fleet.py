@@ -277,6 +277,19 @@ async def test_a_node_that_has_lost_its_connection_takes_no_actors_and_may_end_b
         assert "n0 ended with exit code 1" in str(event.reason.error)
 
 
+async def test_an_actor_on_a_node_by_index_ends_with_the_block_of_that_node(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ActorSystem() as system, nodes_here(system, 1):
+        async with nodes_here(system, 1) as (nodes, _):
+            counter = await nodes.spawn(Counter, on=1, name="counter", supervise=restart("permanent"))
+        await counter.terminated()
+        await trio.sleep(60)
+        assert "counter" not in system.registry
+        assert take_snapshot(system).statistics.failures == 0
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 async def test_nodes_start_when_the_path_has_a_folder_that_is_not_unicode(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -255,6 +256,24 @@ async def test_a_start_without_free_descriptors_is_an_error_of_the_block() -> No
             for number in taken:
                 os.close(number)
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("can't start new thread"), BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")]
+)
+async def test_a_start_without_room_for_a_process_or_thread_is_an_error_of_the_block(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(trio.lowlevel, "open_process", full)
+    async with ActorSystem() as system:
+        with pytest.raises(NodeLost) as caught:
+            async with local_nodes(system, 1, app):
+                pass
+    remedy = "raise the limit of processes and threads (ulimit -u)"
+    assert str(caught.value) == f"n0 cannot be started: [Errno {errno.EAGAIN}] {error.args[-1]}: {remedy}"
 
 
 async def test_a_folder_that_cannot_be_made_is_an_error_of_the_block(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,11 @@ _EXPLAINED: Final = 5.0  # seconds to find out why a node is late
 
 _LAST_WORDS: Final = 1.0  # seconds
 
+_REMEDIES: Final = {
+    errno.EMFILE: ": raise the limit of open files (ulimit -n)",
+    errno.EAGAIN: ": raise the limit of processes and threads (ulimit -u)",
+}
+
 
 def control_schema() -> str:
     """Return the fingerprint of the messages between drivers and nodes."""
@@ -161,8 +166,7 @@ class Place:
 
 
 def _refused(name: str, error: OSError | ValueError) -> str:
-    full = isinstance(error, OSError) and error.errno == errno.EMFILE
-    remedy = ": raise the limit of open files (ulimit -n)" if full else ""
+    remedy = _REMEDIES.get(error.errno or 0, "") if isinstance(error, OSError) else ""
     return f"{name} cannot be started: {error}{remedy}"
 
 
