@@ -114,6 +114,17 @@ def test_our_errors_are_one_line(
     assert capsys.readouterr() == ("", f"levada: {text}\n")
 
 
+@pytest.mark.parametrize(
+    ("code", "returned", "text"), [("no table", 1, "no table\n"), (4, 4, ""), (0, 0, ""), (None, 0, "")]
+)
+def test_an_exit_in_a_nursery_is_one_as_elsewhere(
+    code: str | int | None, returned: int, text: str, install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(raiser(BaseExceptionGroup("nursery", [SystemExit(code)])))
+    assert cli.main(["probe"]) == returned
+    assert capsys.readouterr() == ("", text)
+
+
 @pytest.mark.parametrize("fails_at", ["print", "nursery", "flush"])
 def test_a_reader_of_the_output_that_leaves_is_no_error(
     fails_at: str, install: Install, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

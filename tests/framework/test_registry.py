@@ -83,6 +83,13 @@ async def test_a_name_taken_twice_is_refused_and_names_the_holder(system: ActorS
     assert system.registry["name"] is one
 
 
+async def test_a_name_that_is_no_text_is_refused(system: ActorSystem) -> None:
+    one = system.spawn(Member)
+    with pytest.raises(TypeError, match="name is 1, wanted a str"):
+        system.registry.register(1, one)  # type: ignore[arg-type]
+    assert len(system.registry) == 0
+
+
 async def test_a_name_is_free_as_soon_as_its_actor_has_ended_for_good(system: ActorSystem) -> None:
     ref = system.spawn(Member, supervise=restart())
     system.registry.register("name", ref)

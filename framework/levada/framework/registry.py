@@ -56,8 +56,11 @@ class Registry:
         Raises:
             NameTaken: another living actor has it; registering the same actor again changes nothing.
             ActorStopped: `ref` has ended.
+            TypeError: the name is not a str.
         """
         self._system.check_thread("registry.register()")
+        if not isinstance(name, str):
+            raise TypeError(f"name is {name!r}, wanted a str")
         holder = self._refs.get(name)
         if holder is ref:
             return

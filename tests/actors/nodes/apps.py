@@ -120,6 +120,22 @@ class Watch(Asks[str]):
     target: Ref[Any]
 
 
+@message("tests.nodes.Quit")
+class Quit:
+    """Let the actor call `sys.exit`."""
+
+    code: int
+
+
+class Quitter(Actor[Quit]):
+    """Ends its process, as no actor should."""
+
+    @handles
+    def quit(self, m: Quit) -> None:
+        """Exit."""
+        sys.exit(m.code)
+
+
 class Watcher(Actor[Watch]):
     """Waits for ends."""
 
@@ -140,6 +156,36 @@ async def fails(system: ActorSystem) -> AsyncIterator[None]:
     """An app that fails before it is ready."""
     raise RuntimeError("no such table")
     yield
+
+
+async def fails_in_a_task(system: ActorSystem) -> AsyncIterator[None]:
+    """An app one of whose tasks fails before it is ready."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_fail)
+        await trio.sleep_forever()
+        yield
+
+
+async def _fail() -> None:
+    raise RuntimeError("no such queue")
+
+
+async def exits(system: ActorSystem) -> AsyncIterator[None]:
+    """An app that ends its process before it is ready."""
+    sys.exit("SHOP_DATABASE is not set")
+    yield
+
+
+async def exits_late(system: ActorSystem) -> AsyncIterator[None]:
+    """An app that ends its process when it is to end."""
+    yield
+    sys.exit("cannot flush")
+
+
+async def slow_to_end(system: ActorSystem) -> AsyncIterator[None]:
+    """An app that needs a second to end."""
+    yield
+    await trio.sleep(1)
 
 
 async def slow(system: ActorSystem) -> AsyncIterator[None]:

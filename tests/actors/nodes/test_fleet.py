@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ from trio.testing import MockClock
 
 from levada.actors.console import take_snapshot
 from levada.actors.nodes import MemberState, NodeDown, NodeLost, NodeSettings, NodeUp, nodes_of
+from levada.actors.nodes.body import run_node
+from levada.actors.nodes.fleet import Fleet
+from levada.actors.nodes.inspection import look
 from levada.framework import ActorSystem, Failed, Lost, Normal, Ref, bounded, conflate, restart
-from levada.framework.errors import ActorError, ConfigurationError, NameTaken, NameUnknown
+from levada.framework.errors import ActorError, ConfigurationError, ConnectionLost, NameTaken, NameUnknown
 
 from . import apps
 from .apps import Add, Ask, Counter, Fail, Friend, GetMembers, Leave, SpawnOn, app
@@ -102,8 +106,12 @@ async def test_a_supervised_actor_starts_anew_elsewhere_under_its_name(autojump_
 
 
 async def test_nothing_is_left_of_a_supervised_actor_that_has_ended(autojump_clock: MockClock) -> None:
+    def kinds(system: ActorSystem) -> list[str]:
+        """Return the kinds of all actors but the streams of connections, of which some end when another one is used."""
+        return sorted(row.kind for row in take_snapshot(system).actors if row.kind != "StreamActor")
+
     async with ActorSystem() as system, nodes_here(system, 1) as (nodes, tasks):
-        before = take_snapshot(system).statistics.actors
+        before = kinds(system)
         for policy in (restart("temporary"), restart("transient"), restart("temporary")):
             counter = await nodes.spawn(Counter, on="n0", supervise=policy)
             await counter.ask(Leave())
@@ -114,7 +122,7 @@ async def test_nothing_is_left_of_a_supervised_actor_that_has_ended(autojump_clo
         tasks[0].kill()
         await trio.sleep(60)
         assert nodes["n0"].state is MemberState.UP
-        assert take_snapshot(system).statistics.actors == before
+        assert kinds(system) == before
 
 
 @pytest.mark.ci
@@ -190,6 +198,13 @@ async def test_errors_of_a_spawn_are_raised_at_the_caller(autojump_clock: MockCl
         await nodes.spawn(Counter, name="one")
         with pytest.raises(NameTaken):
             await nodes.spawn(Counter, name="one")
+        assert isinstance(nodes, Fleet)
+        with pytest.raises(TypeError, match="name is 1, wanted a str"):
+            await nodes.spawn(Counter, name=1)  # type: ignore[arg-type]
+        await trio.sleep(1)
+        (node,) = await look(nodes, 100)
+        counters = [actor["path"] for actor in node["snapshot"]["actors"] if "Counter" in actor["kind"]]
+        assert len(counters) == 2  # the app's, and "one"
 
 
 async def test_an_app_that_fails_is_an_error_of_the_block_with_its_traceback(autojump_clock: MockClock) -> None:
@@ -204,6 +219,102 @@ async def test_an_app_that_fails_is_an_error_of_the_block_with_its_traceback(aut
         with pytest.raises(NodeLost, match="not_an_app"):
             async with nodes_here(system, 1, "tests.actors.nodes.apps:not_an_app"):
                 pass
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("fails_in_a_task", "RuntimeError: no such queue"), ("exits", "SystemExit: SHOP_DATABASE is not set")],
+)
+async def test_an_app_that_fails_in_a_task_or_exits_is_an_error_that_says_why(
+    name: str, text: str, autojump_clock: MockClock
+) -> None:
+    async with ActorSystem() as system:
+        with pytest.raises(NodeLost) as caught:
+            async with nodes_here(system, 1, f"tests.actors.nodes.apps:{name}"):
+                pass
+    assert str(caught.value) == f"n0 has failed: {text}"
+
+
+async def test_a_node_that_dies_while_it_drains_is_a_line_in_the_log(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        ActorSystem() as system,
+        nodes_here(system, 1, "tests.actors.nodes.apps:slow_to_end") as (nodes, tasks),
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(nodes.drain, "n0")
+        await trio.sleep(0.5)
+        assert nodes["n0"].state is MemberState.DRAINING
+        tasks[0].kill()
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert lines == ["n0 was draining and was killed by SIGKILL"]
+
+
+async def test_a_node_that_has_lost_its_connection_takes_no_actors_and_may_end_by_itself(
+    autojump_clock: MockClock,
+) -> None:
+    async def ends_slowly(opens: Any, **more: Any) -> None:
+        try:
+            await run_node(opens, **more)
+        except* ConnectionLost:
+            await trio.sleep(SETTINGS.drain_timeout + SETTINGS.kill_after / 2)
+            raise
+
+    async with ActorSystem() as system, nodes_here(system, 2, body=ends_slowly) as (nodes, tasks):
+        tasks[0].connection.shutdown(socket.SHUT_RDWR)
+        await trio.sleep(1)
+        assert nodes["n0"].state is MemberState.UP  # its process has not ended
+        for _ in range(4):
+            counter = await nodes.spawn(Counter)
+            assert (await counter.ask(Where()))[1] == "n1"
+        with pytest.raises(ActorError, match=r"^n0 has lost its connection$"):
+            await nodes.spawn(Counter, on="n0")
+        async with nodes.events() as events:
+            event = await events.receive()
+        assert isinstance(event, NodeDown)
+        assert isinstance(event.reason, Failed)
+        assert "n0 ended with exit code 1" in str(event.reason.error)
+
+
+async def test_an_actor_on_a_node_by_index_ends_with_the_block_of_that_node(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ActorSystem() as system, nodes_here(system, 1):
+        async with nodes_here(system, 1) as (nodes, _):
+            counter = await nodes.spawn(Counter, on=1, name="counter", supervise=restart("permanent"))
+        await counter.terminated()
+        await trio.sleep(60)
+        assert "counter" not in system.registry
+        assert take_snapshot(system).statistics.failures == 0
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+async def test_nodes_start_when_the_path_has_a_folder_that_is_not_unicode(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(os.fsdecode(b"/caf\xe9"))
+    async with ActorSystem() as system, nodes_here(system, 1) as (nodes, _):
+        assert nodes["n0"].state is MemberState.UP
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"drain_timeout": float("inf")}, "'drain_timeout' must be < inf"),
+        ({"kill_after": float("inf")}, "'kill_after' must be < inf"),
+        ({"start_timeout": float("inf")}, "'start_timeout' must be < inf"),
+        ({"rlimits": {"RLIMIT_AS": "1G"}}, r"rlimits\['RLIMIT_AS'\] is '1G', wanted a number"),
+        ({"rlimits": {"RLIMIT_AS": 1 << 64}}, "wanted a number, -1 for no limit"),
+        ({"env": {"PORT": 80}}, "env has 'PORT', a str with a value of type int, wanted two str"),
+        ({"affinity": [0, 1]}, r"affinity is \[0, 1\], wanted the CPUs of each node, such as \[\[0\], \[1\]\]"),
+        ({"affinity": [["0"]]}, r"affinity is \[\['0'\]\], wanted"),
+        ({"affinity": [[-1]]}, r"affinity is \[\[-1\]\], wanted"),
+    ],
+)
+def test_settings_that_no_node_can_have_are_refused(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        NodeSettings(**settings)
 
 
 async def test_nodes_start_when_the_current_folder_was_removed(
@@ -225,7 +336,11 @@ async def test_nodes_start_when_the_current_folder_was_removed(
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("fails_late", "RuntimeError: cannot flush"), ("yields_twice", "RuntimeError: generator didn't stop")],
+    [
+        ("fails_late", "RuntimeError: cannot flush"),
+        ("exits_late", "SystemExit: cannot flush"),
+        ("yields_twice", "RuntimeError: generator didn't stop"),
+    ],
 )
 async def test_a_node_whose_app_fails_while_it_ends_has_ended(
     name: str, text: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -11,6 +12,7 @@ import tempfile
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -19,7 +21,7 @@ from levada.actors.nodes import NodeDown, NodeLost, NodeSettings, NodeUp, local_
 from levada.framework import ActorSystem, Failed, Lost, restart
 from levada.framework.errors import ConfigurationError, HandleNotForwardable
 
-from .apps import Add, Ask, Counter, Facts, Friend, Reporter, app, forks, not_async, talks
+from .apps import Add, Ask, Counter, Facts, Friend, Quit, Quitter, Reporter, app, forks, not_async, talks
 from .processes import ROOT, START, driver, gone, is_alive, processes_of
 from .single import Where
 
@@ -199,11 +201,38 @@ async def test_a_process_has_what_the_settings_say_and_inherits_no_file(tmp_path
     }  # fmt: skip
 
 
-async def test_an_impossible_setting_is_an_error_of_the_block() -> None:
+@pytest.mark.parametrize(
+    ("setting", "text"),
+    [
+        ({"affinity": [[1000]]}, r"has failed: .*cannot run on the CPUs \[1000\] \(NodeSettings.affinity\): .*Invalid argument"),
+        ({"affinity": [[1 << 40]]}, r"has failed: .*cannot run on the CPUs .* too large"),
+        ({"rlimits": {"RLIMIT_NOFILE": 1 << 40}}, r"has failed: .*cannot set RLIMIT_NOFILE to \d+ \(NodeSettings.rlimits\): "),
+        ({"env": {"A=B": ""}}, "cannot be started: illegal environment variable name"),
+        ({"env": {"A": "\0"}}, "cannot be started: embedded null byte"),
+    ],
+)  # fmt: skip
+async def test_an_impossible_setting_is_an_error_of_the_block(setting: dict[str, Any], text: str) -> None:
     async with ActorSystem() as system:
-        with pytest.raises(NodeLost, match=r"n0 has failed: OSError: .*Invalid argument"):
-            async with local_nodes(system, 1, app, settings=NodeSettings(affinity=[[1000]])):
+        with pytest.raises(NodeLost, match=f"^n0 {text}"):
+            async with local_nodes(system, 1, app, settings=NodeSettings(**setting)):
                 pass
+
+
+async def test_an_actor_that_calls_exit_ends_its_node_with_that_code_and_a_line_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with (
+        ActorSystem() as system,
+        local_nodes(system, 1, app) as nodes,
+        nodes.events() as events,
+    ):
+        (await nodes.spawn(Quitter)).tell(Quit(4))
+        event = await events.receive()
+        assert isinstance(event, NodeDown)
+        assert isinstance(event.reason, Failed)
+        assert isinstance(event.reason.error, NodeLost)
+        assert event.reason.error.exit_code == 4
+    assert "n0: levada.actors.nodes: ended by an actor: SystemExit: 4" in [r.getMessage() for r in caplog.records]
 
 
 async def test_a_start_without_free_descriptors_is_an_error_of_the_block() -> None:
@@ -227,6 +256,24 @@ async def test_a_start_without_free_descriptors_is_an_error_of_the_block() -> No
             for number in taken:
                 os.close(number)
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("can't start new thread"), BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")]
+)
+async def test_a_start_without_room_for_a_process_or_thread_is_an_error_of_the_block(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(trio.lowlevel, "open_process", full)
+    async with ActorSystem() as system:
+        with pytest.raises(NodeLost) as caught:
+            async with local_nodes(system, 1, app):
+                pass
+    remedy = "raise the limit of processes and threads (ulimit -u)"
+    assert str(caught.value) == f"n0 cannot be started: [Errno {errno.EAGAIN}] {error.args[-1]}: {remedy}"
 
 
 async def test_a_folder_that_cannot_be_made_is_an_error_of_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,9 +401,15 @@ async def test_what_cannot_be_a_node_is_refused_at_the_call() -> None:
             with pytest.raises(ConfigurationError, match=f"n is {n!r}, wanted 1 node or more"):
                 async with local_nodes(system, n, app):  # type: ignore[arg-type]
                     pass
-        for names, text in ((["a/b"], "wanted up to 64 letters"), (["a", "a"], "wanted 1 different names")):
+        for names, text in (
+            (["a/b"], "wanted up to 64 letters"),
+            (["a", "a"], "wanted 1 different names"),
+            ([7], "the name of a node is 7, wanted up to 64 letters"),
+            ("a", "names is 'a', wanted a list of 1 different names"),
+            (7, "names is 7, wanted a list of 1 different names"),
+        ):
             with pytest.raises(ConfigurationError, match=text):
-                async with local_nodes(system, 1, app, names=names):
+                async with local_nodes(system, 1, app, names=names):  # type: ignore[arg-type]
                     pass
         with pytest.raises(ConfigurationError, match="is neither a node nor the driver"):
             nodes_of(ActorSystem())

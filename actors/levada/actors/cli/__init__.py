@@ -111,13 +111,18 @@ def _report(error: BaseException) -> int | None:
     """Print one line for each error, and return the exit code; return None for a bug, which has a traceback."""
     from levada.framework.errors import LevadaError
 
-    # A trio nursery wraps errors, and Ctrl-C, in groups.
+    if isinstance(error, SystemExit):  # argparse's
+        return None
+    # A trio nursery wraps errors, Ctrl-C, and an app's sys.exit, in groups.
     leaves = list(_leaves(error))
-    if not all(
-        isinstance(leaf, LevadaError | KeyboardInterrupt | BrokenPipeError) or _is_full(leaf) for leaf in leaves
-    ):
+    known = LevadaError | KeyboardInterrupt | BrokenPipeError | SystemExit
+    if not all(isinstance(leaf, known) or _is_full(leaf) for leaf in leaves):
         return None
     errors = [leaf for leaf in leaves if isinstance(leaf, LevadaError) or _is_full(leaf)]
+    exits = [leaf.code for leaf in leaves if isinstance(leaf, SystemExit)]
+    for code in exits:
+        if code is not None and not isinstance(code, int):
+            print(code, file=sys.stderr)  # as Python does
     for each in errors:
         text = str(each).partition("\n")[0]  # the errors of a Spark query have more lines
         print(f"levada: {text or type(each).__name__}", file=sys.stderr)
@@ -126,7 +131,9 @@ def _report(error: BaseException) -> int | None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
         return 130
-    return 2 if errors else 0
+    if errors:
+        return 2
+    return next((code if isinstance(code, int) else 1 for code in exits if code is not None), 0)
 
 
 def _main(argv: Sequence[str]) -> int:

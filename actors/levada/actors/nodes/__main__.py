@@ -14,7 +14,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 import trio
 
-from levada.framework.errors import ConnectionLost
+from levada.framework.errors import ConfigurationError, ConnectionLost
 from levada.transports.carriers import unix
 from levada.transports.carriers.shared_sockets import PassedSockets, ServerEnding
 from levada.transports.carriers.sockets import ListeningAddress, ListeningSocket, open_here, sockets_from
@@ -78,17 +78,27 @@ class _Process:
         self._drain_timeout = welcome.drain_timeout
         self._folder = os.fsdecode(os.path.dirname(unquote_to_bytes(urlsplit(welcome.listen).path)))
         self._heart.settle(welcome.beat, welcome.silence)
-        sys.path[:] = welcome.path
+        sys.path[:] = map(os.fsdecode, welcome.path)
         logging.getLogger().setLevel(welcome.log_level)
         if welcome.nice:
             os.nice(welcome.nice)
         if welcome.affinity:
-            os.sched_setaffinity(0, welcome.affinity)
+            try:
+                os.sched_setaffinity(0, welcome.affinity)
+            except (OSError, OverflowError) as error:
+                raise ConfigurationError(
+                    f"cannot run on the CPUs {welcome.affinity} (NodeSettings.affinity): {error}"
+                ) from error
         if welcome.rlimits:
             import resource
 
             for limit, value in welcome.rlimits.items():
-                resource.setrlimit(getattr(resource, limit), (value, value))
+                try:
+                    resource.setrlimit(getattr(resource, limit), (value, value))
+                except (OSError, ValueError) as error:
+                    raise ConfigurationError(
+                        f"cannot set {limit} to {value} (NodeSettings.rlimits): {error}"
+                    ) from error
 
     async def _open_sockets(self, address: ListeningAddress) -> list[ListeningSocket]:
         """Open sockets for a listener. The app's are shared with other nodes; the socket for members is this node's own."""
@@ -109,10 +119,16 @@ class _Process:
             with sockets_from(self._open_sockets):
                 trio.run(self._run)
         except* ConnectionLost as group:
-            self._lost = self._lost or str(group.exceptions[0])
+            self._lost = self._lost or str(_first(group))
         except* NodeLost as group:
-            log.error("%s", group.exceptions[0])
+            log.error("%s", _first(group))
             code = 1
+        except* SystemExit as group:  # of an actor; an app's is its failure
+            error = _first(group)
+            assert isinstance(error, SystemExit)
+            error.__suppress_context__ = True  # how the system ended because of it
+            log.error("ended by an actor: SystemExit: %s", error, exc_info=error)
+            code = error.code if isinstance(error.code, int) else 1
         if self._lost:
             log.warning("%s", self._lost)
             return ORPHANED
@@ -143,8 +159,15 @@ class _Process:
             self._end.set()
 
 
+def _first(error: BaseException) -> BaseException:
+    """Return the first error of a group, whose own text says nothing."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 def main(arguments: list[str]) -> int:
-    """Run a node; returns the exit code: 0 drained, 1 failed, 70 lost its driver."""
+    """Run a node; returns the exit code: 0 drained, 1 failed, 70 lost its driver; or the code of ``sys.exit``."""
     name, tracing, *numbers = arguments
     inherited = [socket.socket(fileno=int(number)) for number in numbers]
     for each in inherited:

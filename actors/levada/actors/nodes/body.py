@@ -163,6 +163,13 @@ def _version() -> str:
         return "of unknown version"
 
 
+def _text(error: BaseException) -> str:
+    """Return the name and the text of an error; those of its parts for a group, which says only how many they are."""
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(map(_text, error.exceptions))
+    return f"{type(error).__name__}: {error}"
+
+
 class _Body:
     def __init__(self, side: NodeSide, peer: Peer[Hello], end: trio.Event, settle: Callable[[Welcome], None]) -> None:
         self._side = side
@@ -218,16 +225,16 @@ class _Body:
                 # Sent before any actor ends, so that the driver knows why they end.
                 await welcome.node.ask(Leaving(), timeout=None)
                 await side.leave(self.drain_timeout)
-        except Exception as error:
-            text = f"{type(error).__name__}: {error}"
+        except (Exception, SystemExit) as error:
+            text = _text(error)
             if self._end.is_set() and not ready:
                 # There was no work yet, and the app may have failed because the server is ending.
                 logger.info(
                     "the app has failed while it started, and was to end: %s", text, extra={"event": "app_ended"}
                 )
             else:
-                # An error of levada says what to do. Any other error is the app's and needs its traceback.
-                shown = None if isinstance(error, LevadaError) else error
+                # An error of levada and the text of sys.exit say what to do. Any other error is the app's and needs its traceback.
+                shown = None if isinstance(error, LevadaError | SystemExit) else error
                 logger.error("the app has failed: %s", text, exc_info=shown, extra={"event": "app_failed"})
                 failure = NodeLost(text, node=welcome.name)
                 welcome.node.tell(AppFailed(text[:1000], "".join(traceback.format_exception(error))[-20_000:]))

@@ -173,13 +173,15 @@ class Fleet(Nodes):
     ) -> list[Place]:
         if not isinstance(n, int) or n < 1:
             raise ConfigurationError(f"n is {n!r}, wanted 1 node or more")
+        if isinstance(names, str) or not isinstance(names, Sequence | None):
+            raise ConfigurationError(f"names is {names!r}, wanted a list of {n} different names")
         wanted = [f"n{self._count + i}" for i in range(n)] if names is None else list(names)
         if len(wanted) != n or len(set(wanted)) != n:
             raise ConfigurationError(f"names is {wanted!r}, wanted {n} different names")
         for name in wanted:
             if name in self._places:
                 raise ConfigurationError(f"there is a node {name!r} already")
-            if not _NAME.fullmatch(name) or name == "any":
+            if not isinstance(name, str) or not _NAME.fullmatch(name) or name == "any":
                 raise ConfigurationError(
                     f"the name of a node is {name!r}, wanted up to 64 letters, digits, '.', '_' and '-'"
                 )
@@ -325,7 +327,9 @@ class Fleet(Nodes):
         for place in self._places.values():
             if on in (place.name, place.index):
                 if not self._is_up(place):
-                    raise ActorError(f"{place.name} is {self.directory[place.name].state.value}")
+                    state = self.directory[place.name].state
+                    lost = state is MemberState.UP  # and its process is about to end
+                    raise ActorError(f"{place.name} {'has lost its connection' if lost else f'is {state.value}'}")
                 return place
         raise ConfigurationError(f"there is no node {on!r}; there are: {', '.join(self._places) or 'none'}")
 
@@ -337,6 +341,7 @@ class Fleet(Nodes):
     def _is_up(self, place: Place) -> bool:
         return (
             place.control is not None
+            and place.control.is_alive
             and place.name in self.directory
             and self.directory[place.name].state is MemberState.UP
         )

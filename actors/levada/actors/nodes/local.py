@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -158,16 +159,27 @@ class ChildProcesses:
                 numbers = [link[1].fileno(), heart[1].fileno()]
                 if self._sockets is not None:
                     numbers.append(theirs.enter_context(self._sockets.offer()).fileno())
-                process = await trio.lowlevel.open_process(
-                    [sys.executable, "-P", "-m", "levada.actors.nodes", run.name, self._tracing, *map(str, numbers)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output[1],
-                    stderr=errors[1],
-                    pass_fds=numbers,
-                    # Ctrl-C at the terminal is for the driver alone, which drains its nodes.
-                    process_group=0,
-                    env=environment,
-                )
+                try:
+                    process = await trio.lowlevel.open_process(
+                        [
+                            sys.executable,
+                            "-P",
+                            "-m",
+                            "levada.actors.nodes",
+                            run.name,
+                            self._tracing,
+                            *map(str, numbers),
+                        ],
+                        stdin=subprocess.DEVNULL,
+                        stdout=output[1],
+                        stderr=errors[1],
+                        pass_fds=numbers,
+                        # Ctrl-C at the terminal is for the driver alone, which drains its nodes.
+                        process_group=0,
+                        env=environment,
+                    )
+                except RuntimeError as error:  # no thread for `subprocess.Popen`, which may block
+                    raise BlockingIOError(errno.EAGAIN, str(error)) from error
             child = Child(process, run.name, self._pulse.listen(heart[0]))
             async with trio.open_nursery() as nursery:
                 try:

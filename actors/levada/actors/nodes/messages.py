@@ -101,8 +101,8 @@ class Welcome:
     index: int
     app: str
     """``module:name`` of the app."""
-    path: list[str]
-    """The driver's ``sys.path``."""
+    path: list[bytes]
+    """The driver's ``sys.path``, as names of files, which need not be Unicode."""
     log_level: int
     drain_timeout: float
     silence: float

@@ -3,7 +3,8 @@
 * The actor enters its process as a context. However the actor ends or restarts, the process is gone before the next one starts.
 * The end of the process ends the actor as `Normal` if the node was told to drain. Otherwise the actor fails with `NodeLost`, and its
   supervisor decides. A node whose app was never ready is not restarted: the caller that started it gets the error.
-* A process that has lost its connection is killed `NodeSettings.drain_timeout` seconds later, if it has not ended by then.
+* A process that has lost its connection has `NodeSettings.drain_timeout` seconds to end its actors and say why, and `NodeSettings.kill_after`
+  seconds more. Then it is killed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import errno
 import logging
 import math
+import os
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -48,6 +50,11 @@ logger = logging.getLogger("levada.actors.nodes")
 _EXPLAINED: Final = 5.0  # seconds to find out why a node is late
 
 _LAST_WORDS: Final = 1.0  # seconds
+
+_REMEDIES: Final = {
+    errno.EMFILE: ": raise the limit of open files (ulimit -n)",
+    errno.EAGAIN: ": raise the limit of processes and threads (ulimit -u)",
+}
 
 
 def control_schema() -> str:
@@ -158,8 +165,8 @@ class Place:
     """Held while a caller drains or restarts it."""
 
 
-def _refused(name: str, error: OSError) -> str:
-    remedy = ": raise the limit of open files (ulimit -n)" if error.errno == errno.EMFILE else ""
+def _refused(name: str, error: OSError | ValueError) -> str:
+    remedy = _REMEDIES.get(error.errno or 0, "") if isinstance(error, OSError) else ""
     return f"{name} cannot be started: {error}{remedy}"
 
 
@@ -254,7 +261,7 @@ class Node(UntracedActor[Any]):
         except trio.TooSlowError:
             self._fail(self._lost(f"was not started within {settings.start_timeout:g} s (NodeSettings.start_timeout)"))
             return
-        except (OSError, NodeLost) as error:
+        except (OSError, ValueError, NodeLost) as error:  # a variable of the environment may be impossible
             self._fail(error if isinstance(error, NodeLost) else NodeLost(_refused(place.name, error), node=place.name))
             return
         self.start_soon(self._wait, self.process)
@@ -325,7 +332,7 @@ class Node(UntracedActor[Any]):
             name=place.name,
             index=place.index,
             app=place.app,
-            path=[str(entry) for entry in sys.path],
+            path=[os.fsencode(str(entry)) for entry in sys.path],
             log_level=logging.getLogger().getEffectiveLevel(),
             drain_timeout=settings.drain_timeout,
             silence=settings.silence,
@@ -432,14 +439,17 @@ class Node(UntracedActor[Any]):
             self._fail(self._lost(m.how.detail + order, m.how))
             return
         if m.how.exit_code != 0 and self.was_up:
-            self.reason = Failed(self._lost(f"was draining and {m.how.detail}", m.how))
+            error = self._lost(f"was draining and {m.how.detail}", m.how)
+            self.reason = Failed(error)
+            if self.cut_off is None:  # otherwise the log says why already
+                logger.warning("%s", error, extra={"node": self.place.name, "event": "node_lost"})
         self.stop()
 
     @handles
     def disconnected(self, m: Down) -> None:
         """The connection has ended, and the process is to end with it."""
         if m.ref == self.place.control and "terminate" not in self.timers:
-            self.timers.once("kill", self.settings.drain_timeout, _Kill())
+            self.timers.once("kill", self.settings.drain_timeout + self.settings.kill_after, _Kill())
 
     @handles
     async def too_late(self, m: _TooLate) -> None:

@@ -11,7 +11,6 @@ from levada.framework import Actor, ActorSystem, Failed, Lost, Ref
 from levada.framework.embedding import release
 from levada.framework.errors import (
     ActorError,
-    ActorStopped,
     AskTimeout,
     ConfigurationError,
     LevadaError,
@@ -123,7 +122,7 @@ class Placing:
         if self.name is not None:
             try:
                 self.fleet.system.registry.register(self.name, ref)
-            except (NameTaken, ActorStopped):
+            except BaseException:
                 self._end(ref)
                 raise
         self.ref, self.member = ref, member
@@ -152,8 +151,8 @@ class Placing:
 
     def is_unwanted(self) -> bool:
         """Return whether no node for it is left in the fleet."""
-        directory = self.fleet.directory
-        return not directory.members if isinstance(self.on, int) or self.on == "any" else self.on not in directory
+        members = self.fleet.directory.members
+        return not any(self.on in ("any", member.name, member.index) for member in members)
 
     def may_start(self) -> bool:
         """Return whether a node for it is up, or none is left."""

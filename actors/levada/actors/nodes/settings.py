@@ -19,31 +19,48 @@ except ModuleNotFoundError:  # not on Windows
 __all__ = ["NodeSettings"]
 
 _SECONDS: Any = [v.instance_of((int, float)), v.gt(0)]
+_TIMED: Any = [*_SECONDS, v.lt(float("inf"))]
+"""For a timer, which needs an end."""
 
 
 def _check_rlimits(_: Any, attribute: Any, limits: Mapping[str, int]) -> None:
-    for name in limits:
+    for name, value in limits.items():
         if not name.startswith("RLIMIT_") or not hasattr(resource, name):
             raise ConfigurationError(
                 f"a key of rlimits is {name!r}, wanted a name of the module resource, such as RLIMIT_AS"
             )
+        if not isinstance(value, int) or not -1 <= value < 1 << 63:
+            raise ConfigurationError(f"rlimits[{name!r}] is {value!r}, wanted a number, -1 for no limit")
+
+
+def _check_env(_: Any, attribute: Any, env: Mapping[str, str]) -> None:
+    for name, value in env.items():  # a value may be a secret, so errors do not show it
+        if not isinstance(name, str) or not isinstance(value, str):
+            kinds = f"{type(name).__name__} with a value of type {type(value).__name__}"
+            raise ConfigurationError(f"env has {name!r}, a {kinds}, wanted two str")
 
 
 def _sets(sets: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(one) for one in sets)
+    try:
+        found = tuple(tuple(one) for one in sets)
+    except TypeError:
+        found = ((-1,),)
+    if not all(isinstance(cpu, int) and cpu >= 0 for one in found for cpu in one):
+        raise ConfigurationError(f"affinity is {sets!r}, wanted the CPUs of each node, such as [[0], [1]]")
+    return found
 
 
 @attrs.frozen(kw_only=True)
 class NodeSettings:
     """How nodes start, end, and restart. Immutable; derive with `attrs.evolve`."""
 
-    start_timeout: float = attrs.field(default=60.0, validator=_SECONDS)
+    start_timeout: float = attrs.field(default=60.0, validator=_TIMED)
     """Seconds from the start of a process until its app must be ready. It matters for a process that hangs, because a process that ends is
     noticed at once. On a busy machine Python itself may take half a minute to start."""
-    drain_timeout: float = attrs.field(default=10.0, validator=_SECONDS)
+    drain_timeout: float = attrs.field(default=10.0, validator=_TIMED)
     """Seconds that a node has for open work when it drains; then it gets SIGTERM, and `kill_after` seconds later SIGKILL. A node that
     has lost its driver ends its actors at once, and its process after this time at the latest."""
-    kill_after: float = attrs.field(default=2.0, validator=_SECONDS)
+    kill_after: float = attrs.field(default=2.0, validator=_TIMED)
     """Seconds between SIGTERM and SIGKILL."""
     silence: float = attrs.field(default=10.0, validator=_SECONDS)
     """Seconds without a heartbeat from the driver after which a node ends its actors and its process. Then the driver is stopped, or native
@@ -64,7 +81,7 @@ class NodeSettings:
     """The CPUs of each node, by its index modulo the length: ``[[0], [1]]`` pins nodes to two cores in turn. Empty: all CPUs."""
     rlimits: Mapping[str, int] = attrs.field(factory=dict[str, int], validator=_check_rlimits)
     """Resource limits of each process, soft and hard, such as ``{"RLIMIT_AS": 2**31}``."""
-    env: Mapping[str, str] = attrs.field(factory=dict[str, str], repr=False)
+    env: Mapping[str, str] = attrs.field(factory=dict[str, str], validator=_check_env, repr=False)
     """Variables added to the environment of child processes."""
 
     @property
