@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -328,6 +329,37 @@ async def test_a_cut_fails_numbered_questions(two: Any, autojump_clock: MockCloc
             both.cut()
         assert got == [ActorStopped]
         assert not both.ref.is_alive
+
+
+class Rounds(trio.abc.Instrument):
+    """Counts the rounds of trio's loop."""
+
+    count = 0
+
+    def after_io_wait(self, timeout: float) -> None:
+        self.count += 1
+
+
+@pytest.mark.parametrize(("askers", "portions"), [(8, [8]), (16, [16]), (40, [20, 16, 4]), (64, [32, 16, 16])])
+async def test_of_many_answers_half_are_taken_before_this_side_writes_again(
+    two: Any, autojump_clock: MockClock, askers: int, portions: list[int]
+) -> None:
+    """So that the other side has questions while this one is busy with answers."""
+    async with two() as both:
+        for _ in range(2 * FEW):
+            await both.ref.ask(Do())
+        rounds, took = Rounds(), Counter[int]()
+
+        async def ask(number: int) -> None:
+            assert await both.ref.ask(Do("say", number)) == number
+            took[rounds.count] += 1
+
+        trio.lowlevel.add_instrument(rounds)
+        async with trio.open_nursery() as nursery:
+            for number in range(askers):
+                nursery.start_soon(ask, number)
+        trio.lowlevel.remove_instrument(rounds)
+        assert [count for _, count in sorted(took.items())] == portions
 
 
 async def test_answers_wait_for_a_slow_network_and_hold_up_nothing_else(two: Any, autojump_clock: MockClock) -> None:

@@ -29,6 +29,8 @@ __all__ = ["FEW", "Answers", "Replies"]
 
 FEW = 8
 """Questions of a ref that are answered on oneshots."""
+_TOGETHER = 16
+"""Answers that are taken together in any case."""
 
 logger = logging.getLogger("levada.actors.aqueduct")
 
@@ -212,10 +214,21 @@ class Answers:
             self.pump()
 
     def pump(self) -> None:
-        """Take the answers that have come."""
+        """Take the answers that have come; of many only half of those that are due, and the others when this side has written again.
+
+        Otherwise all questions wait for one side, then all answers for the other. With 64 asks at a time, an ask between nodes took 27 µs
+        instead of 21, because one of the two processes always waited.
+        """
+        half = self._half
+        assert half is not None
+        self._take(max(_TOGETHER, len(self._open) // 2))
+        if half.mailbox:
+            self._halves.go_on_later(self)
+
+    def _take(self, most: int) -> None:
         half, halves = self._half, self._halves
         assert half is not None
-        while half.mailbox:
+        for _ in range(min(most, len(half.mailbox))):
             delivery = half.take()
             halves.received += 1
             try:
@@ -240,7 +253,8 @@ class Answers:
         assert half is not None
         self._halves.inbound.pop(half, None)
         self._halves.core.background.discard(half)
-        self.pump()
+        while half.mailbox:
+            self._take(len(half.mailbox))
         self._end(ENDS.get(half.state, TerminalState.LOST))
 
     def _end(self, state: TerminalState) -> None:
