@@ -178,15 +178,11 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
             self.core.round_trip = carrier.round_trip()
         return super().time_out(now)
 
-    def flush(self) -> bool:
-        """Read and write; then let records go on that have left some of what has arrived."""
-        written = super().flush()
-        self.halves.go_on()
-        return written
-
     def outputs(self) -> list[Any]:
-        """Take the outputs of the core."""
+        """Take the outputs of the core; let records go on that have left some of what has arrived."""
         outputs: list[Any] = self.core.data_to_send(trio.current_time(), AT_ONCE)
+        if self.halves.going_on:
+            self.halves.go_on()
         return outputs
 
     def ends(self, event: ConnectionEnded) -> None:

@@ -217,7 +217,8 @@ class Halves:
         self.plain = Letter(itself, b"", None, [])
         """The shared letter of all messages whose outcome is not tracked."""
         self._starting: deque[Record] = deque()
-        self._going_on: list[Record] = []
+        self.going_on: list[Record] = []
+        """Records that have left some of what has arrived, until the connection writes."""
         self._busy = False
 
     def release(self) -> None:
@@ -248,16 +249,15 @@ class Halves:
             self._busy = False
 
     def go_on_later(self, record: Record) -> None:
-        """Let a record take more of what has arrived when the connection has written what it has to write now."""
-        self._going_on.append(record)
+        """Let a record take more of what has arrived when the connection writes what it has to write now."""
+        self.going_on.append(record)
         self.flush_soon()
 
     def go_on(self) -> None:
-        """Let records take more, since the connection has written."""
-        if self._going_on:
-            records, self._going_on = self._going_on, []
-            for record in records:
-                record.pump()
+        """Let records take more, since the connection writes."""
+        records, self.going_on = self.going_on, []
+        for record in records:
+            record.pump()
 
     def link(self, source: Ref[Any], carrier: SenderHalf, made: Iterable[Half]) -> None:
         """Link the halves that a message has left here to the actor that sent the message on `carrier`. Source: AQ-53."""
