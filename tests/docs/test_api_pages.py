@@ -64,7 +64,18 @@ def test_a_public_name_without_a_text_fails_the_build(tmp_path: Path) -> None:
     (tmp_path / "api" / "desk.rst").write_text("Desk\n====\n\n.. automodule:: desk\n")
     (tmp_path / "desk.py").write_text('__all__ = ["A", "B"]\nA = 1\n"""One."""\nB = 2\n')
     done = subprocess.run(
-        [sys.executable, "-m", "sphinx", "-q", "-W", "-c", str(ROOT / "docs"), str(tmp_path), str(tmp_path / "out")],
+        [
+            sys.executable,
+            "-m",
+            "sphinx",
+            "-q",
+            "--no-color",
+            "-W",
+            "-c",
+            str(ROOT / "docs"),
+            str(tmp_path),
+            str(tmp_path / "out"),
+        ],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
