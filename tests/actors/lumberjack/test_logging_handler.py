@@ -237,22 +237,30 @@ async def test_after_a_fork_each_process_sends_its_own_records(small_reader: Rea
         assert len({event["process"] for event in reader.events}) == 2
 
 
+LOG = "logging.warning('x')\n"
+"""The first record starts the thread that connects."""
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize(
     ("code", "shown"),
     [
-        pytest.param("", True, id="no other handler"),
-        pytest.param("logging.getLogger().addHandler(LumberjackHandler(sys.argv[1]))\n", True, id="two of them"),
-        pytest.param("logging.getLogger().removeHandler(handler)\nhandler.close()\n", True, id="no handler any more"),
+        pytest.param(LOG, True, id="no other handler"),
+        pytest.param(f"{LOG}logging.getLogger().addHandler(LumberjackHandler(sys.argv[1]))\n", True, id="two of them"),
         pytest.param(
-            "logging.getLogger('levada').addHandler(logging.FileHandler(os.devnull))\n", False, id="another handler"
+            f"{LOG}logging.getLogger().removeHandler(handler)\nhandler.close()\n", True, id="no handler any more"
         ),
-        pytest.param("logging.getLogger('levada').setLevel(logging.CRITICAL)\n", False, id="not wanted"),
+        pytest.param(
+            f"logging.getLogger('levada').addHandler(logging.FileHandler(os.devnull))\n{LOG}",
+            False,
+            id="another handler",
+        ),
+        pytest.param(f"logging.getLogger('levada').setLevel(logging.CRITICAL)\n{LOG}", False, id="not wanted"),
     ],
 )
 async def test_an_absent_reader_delays_the_end_for_the_time_allowed_only(code: str, *, shown: bool) -> None:
     """The loss, and the reason before it, are on stderr unless another handler takes them or they are switched off."""
-    done = await in_thread(program, "logging.warning('x')\n" + code, "lumberjack://127.0.0.1:9", 0.3)
+    done = await in_thread(program, code, "lumberjack://127.0.0.1:9", 0.3)
     assert done.returncode == 0
     said = [
         line for line in done.stderr.splitlines() if not line.startswith("lumberjack://127.0.0.1:9: cannot connect")
