@@ -11,6 +11,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from levada.framework import Actor, ActorSystem, Asks, Failed, Reason, Ref, handles, message, restart
+from levada.framework.embedding import Ask, adopt, local_ref
 from levada.framework.errors import ActorStopped
 
 from .conftest import Get, Item, Run, Runner
@@ -375,3 +376,165 @@ async def test_a_sync_handler_sees_its_askers_deadline_and_an_async_one_does_not
     with trio.fail_at(1000.0):
         assert await ref.ask(Set("")) == "1000.0"
         assert await ref.ask(Read()) == "inf"
+
+
+# ---------------------------------------------------------------- within the turn of another actor
+
+
+class Entry(Ask):
+    """What a parent hands to its child."""
+
+
+class Child(Actor[Any]):
+    seen: list[object]
+
+    @handles(Entry)
+    def take(self, entry: Entry) -> Any:
+        self.seen.append(("child", entry.message, VAR.get(), trio.lowlevel.current_task()))
+        match entry.message:
+            case "fail":
+                raise ValueError("on purpose")
+            case "tell":
+                self.ref.tell(Item(0, 1))
+            case "set":
+                VAR.set("of the child")
+            case "wait":
+                return self.later(entry)
+        entry.answer("at once")
+        return None
+
+    async def later(self, entry: Entry) -> None:
+        await trio.lowlevel.checkpoint()
+        self.seen.append(("later", entry.message, VAR.get(), trio.lowlevel.current_task()))
+        entry.answer("later")
+
+    @handles
+    def item(self, m: Item) -> None:
+        self.seen.append(("item", m.n, VAR.get(), trio.lowlevel.current_task()))
+
+
+class Parent(Actor[Set]):
+    seen: list[object]
+    offspring: list[Ref[Any]]
+
+    def started(self) -> None:
+        self.child = Child(self.seen)
+        adopt(self, self.child)
+        self.offspring.append(self.child.ref)
+
+    @handles
+    def hand(self, m: Set) -> Any:
+        for each in m.value.split():
+            entry = Entry(each, local_ref(self.child))
+            local_ref(self.child).handle_or_enqueue(entry)
+            self.seen.append(("handed", each, entry.settled, VAR.get()))
+        return "handed"
+
+
+async def test_an_idle_actor_handles_an_entry_in_the_turn_of_its_sender(system: ActorSystem) -> None:
+    seen: list[Any] = []
+    ref = system.spawn(Parent, seen, [])
+    await wait_all_tasks_blocked()
+    here = trio.lowlevel.current_task()
+    await ref.ask(Set("one set two"))
+    assert [each[:3] for each in seen] == [
+        ("child", "one", "unset"),
+        ("handed", "one", True),
+        ("child", "set", "unset"),
+        ("handed", "set", True),
+        ("child", "two", "of the child"),
+        ("handed", "two", True),
+    ]
+    # The handler of the parent ran in the task of its asker, and what the child has set is its own.
+    assert {each[3] for each in seen[::2]} == {here}
+    assert {each[3] for each in seen[1::2]} == {"unset"}
+    assert VAR.get() == "unset"
+
+
+async def test_an_actor_in_a_workers_turn_hands_entries_on_by_the_mailbox(system: ActorSystem) -> None:
+    """A turn has many messages, and other actors wait until it is over."""
+    seen: list[Any] = []
+    ref = system.spawn(Parent, seen, [])
+    await wait_all_tasks_blocked()
+    ref.tell(Set("one"))
+    ref.tell(Set("two"))
+    await wait_all_tasks_blocked()
+    assert [each[:2] for each in seen] == [("handed", "one"), ("handed", "two"), ("child", "one"), ("child", "two")]
+
+
+@pytest.mark.slow_handler
+async def test_a_slow_actor_is_named_alone(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+
+    class Slow(Child):
+        @handles(Entry)
+        def take(self, entry: Entry) -> Any:
+            clock.now += 1.0
+            entry.answer("at last")
+
+    class SlowParent(Parent):
+        def started(self) -> None:
+            self.child = Slow(self.seen)
+            adopt(self, self.child, name="slow")
+
+    async with ActorSystem(_clock=clock) as system:
+        ref = system.spawn(SlowParent, [], [], name="parent")
+        await wait_all_tasks_blocked()
+        caplog.clear()
+        await ref.ask(Set("one"))
+    [line] = caplog.messages
+    assert line.startswith("/parent/slow held everything up for 1.000 s with 1 messages, last str")
+
+
+async def test_a_busy_actor_handles_an_entry_behind_what_it_has(system: ActorSystem) -> None:
+    seen: list[Any] = []
+    ref = system.spawn(Parent, seen, [])
+    await wait_all_tasks_blocked()
+    await ref.ask(Set("tell two wait three"))
+    await wait_all_tasks_blocked()
+    assert [each[:2] for each in seen] == [
+        ("child", "tell"),
+        ("handed", "tell"),
+        ("handed", "two"),
+        ("handed", "wait"),
+        ("handed", "three"),
+        ("item", 1),
+        ("child", "two"),
+        ("child", "wait"),
+        ("later", "wait"),
+        ("child", "three"),
+    ]
+
+
+async def test_a_handler_that_waits_goes_on_in_a_worker(system: ActorSystem) -> None:
+    seen: list[Any] = []
+    ref = system.spawn(Parent, seen, [])
+    await wait_all_tasks_blocked()
+    await ref.ask(Set("wait one"))
+    await wait_all_tasks_blocked()
+    assert [each[:2] for each in seen] == [
+        ("child", "wait"),
+        ("handed", "wait"),
+        ("handed", "one"),
+        ("later", "wait"),
+        ("child", "one"),
+    ]
+    assert seen[0][3] is trio.lowlevel.current_task() is not seen[3][3]
+
+
+async def test_a_failure_is_the_childs_and_comes_after_the_turn(system: ActorSystem) -> None:
+    seen: list[Any] = []
+    offspring: list[Ref[Any]] = []
+    ref = system.spawn(Parent, seen, offspring)
+    await wait_all_tasks_blocked()
+    [child] = offspring
+    assert await ref.ask(Set("fail one")) == "handed"
+    assert [each[:3] for each in seen] == [
+        ("child", "fail", "unset"),
+        ("handed", "fail", False),
+        ("handed", "one", False),
+    ]
+    reason = await child.terminated()
+    assert isinstance(reason, Failed)
+    assert repr(reason.error) == "ValueError('on purpose')"
+    assert len(seen) == 3

@@ -24,7 +24,13 @@ pytest.importorskip("levada.actors.spark", exc_type=ImportError)
 
 from tests.pace import within  # noqa: E402
 
-from levada.actors.journal import GetExtent, JournalConfig, SchemaMismatch, columns_of  # noqa: E402
+from levada.actors.journal import (  # noqa: E402
+    GetExtent,
+    JournalConfig,
+    SchemaMismatch,
+    columns_of,
+    ipc,
+)
 from levada.actors.journal.ipc import MAX_HEAD, _Table, rows_of_stream  # noqa: E402
 from levada.actors.rsocket import COMPOSITE, MESSAGES, RequestFailed, RequestRejected  # noqa: E402
 from levada.actors.rsocket.server import ServerConnection  # noqa: E402
@@ -362,25 +368,32 @@ def test_offsets_that_point_elsewhere_are_refused(offset: int) -> None:
         rows_of_stream(stream.replace(good, struct.pack("<4i", 0, offset, 6, 9)))
 
 
-def test_streams_that_were_damaged_are_read_or_refused() -> None:
+@pytest.mark.parametrize("dictionary", [True, False])
+def test_streams_that_were_damaged_are_read_or_refused(*, dictionary: bool) -> None:
+    """Also those whose columns are known from an earlier stream: without dictionaries, the batch is read alone."""
+    words = pa.array(["x", "y"])
     batch = pa.record_batch(
         {
             "s": ["a", None],
             "l": [[1], [2, 3]],
-            "d": pa.array(["x", "y"]).dictionary_encode(),
+            "d": words.dictionary_encode() if dictionary else words,
             "v": pa.array(["x" * 20, "y"], pa.string_view()),
             "m": pa.array([[("k", {"n": 1})]] * 2, pa.map_(pa.string(), pa.struct([("n", pa.int64())]))),
             "t": pa.array([1, 2], pa.timestamp("us", "Europe/Berlin")),
         }
     ).replace_schema_metadata({"key": "value"})
     stream = stream_of(batch)
-    assert rows_of_stream(stream).equals(batch, check_metadata=True)
+    for _ in range(2):
+        assert rows_of_stream(stream).equals(batch, check_metadata=True)
+    head = 8 + struct.unpack_from("<i", stream, 4)[0]
     lot = random.Random(0)
     with costs(4 * MIB, 30.0):
-        for _ in range(400):
+        for number in range(800):
             damaged = bytearray(stream)
             for _ in range(lot.choice((1, 1, 2, 8))):
-                damaged[lot.randrange(len(damaged))] = lot.choice((0, 1, 0x7F, 0xFF, lot.randrange(256)))
+                damaged[lot.randrange(head * (number % 2), len(damaged))] = lot.choice(
+                    (0, 1, 0x7F, 0xFF, lot.randrange(256))
+                )
             try:
                 rows_of_stream(bytes(damaged))
             except SchemaMismatch:
@@ -388,6 +401,45 @@ def test_streams_that_were_damaged_are_read_or_refused() -> None:
     for end in range(0, len(stream) - 8, 8):
         with pytest.raises(SchemaMismatch):
             rows_of_stream(stream[:end])
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        pytest.param(pa.record_batch({"n": [1, 2], "s": ["a", None]}), id="plain"),
+        pytest.param(pa.record_batch({"n": [1]}).replace_schema_metadata({"key": "value"}), id="metadata"),
+        pytest.param(pa.record_batch({"w": pa.array(["a", "a"]).dictionary_encode()}), id="dictionary"),
+        pytest.param(
+            pa.record_batch({"l": pa.array([["a"]], pa.list_(pa.dictionary(pa.int8(), pa.string())))}), id="within"
+        ),
+        pytest.param(pa.record_batch({"n": pa.array([], pa.int64())}), id="no rows"),
+        pytest.param(pa.record_batch({"n": [1, 2, 3]}).slice(1, 1), id="slice"),
+        pytest.param(pa.RecordBatch.from_arrays([], names=[]), id="no columns"),
+    ],
+)
+def test_streams_are_those_of_arrow(batch: Any) -> None:
+    """The first time, and when the columns are known."""
+    for _ in range(2):
+        stream = ipc.stream_of(batch)
+        assert stream == stream_of(batch)
+        assert rows_of_stream(stream).equals(batch, check_metadata=True)
+
+
+def test_rows_of_known_columns_are_judged_as_others() -> None:
+    plain, nulls = pa.record_batch({"n": [1, 2]}), pa.record_batch([pa.nulls(1)], names=["n"])
+    for batch in (plain, nulls):
+        assert rows_of_stream(stream_of(batch)).equals(batch)
+    with pytest.raises(SchemaMismatch, match="compressed buffers are not taken"):
+        rows_of_stream(stream_of(pa.record_batch({"n": [0] * 1000}), compression="zstd"))
+    with pytest.raises(SchemaMismatch, match="say that they are 1000000000 rows"), costs(MIB, 1.0):
+        rows_of_stream(stream_of(pa.record_batch([pa.nulls(10**9)], names=["n"])))
+    stream, end = stream_of(plain), b"\xff\xff\xff\xff\0\0\0\0"
+    start = 8 + struct.unpack_from("<i", stream, 4)[0]
+    batch = stream[start : -len(end)]
+    with pytest.raises(SchemaMismatch, match="2 batches, wanted one"):
+        rows_of_stream(stream[:start] + batch + batch + end)
+    with pytest.raises(SchemaMismatch, match="0 batches, wanted one"):
+        rows_of_stream(stream[:start] + end)
 
 
 # ---------------------------------------------------------------- with the token: messages and metadata

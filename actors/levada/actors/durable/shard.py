@@ -219,11 +219,8 @@ class Shard(DescribedActor[Any]):
         self._take_command(m)
 
     def _take_command(self, m: Command) -> None:
-        try:
-            reply = self.reply_later()
-        except ActorError:  # told, not asked
-            reply = None
-        turn = Turn(self.place, self, m, reply)
+        # Not `reply_later`: `_give_up` fails every question of the turns.
+        turn = Turn(self.place, self, m, self.place.take_question())
         if self._refusal is not None:
             self._under_way.refuse(turn, fresh(self._refusal))
             return
@@ -289,7 +286,7 @@ class Shard(DescribedActor[Any]):
         live.turn = turn
         live.begun += 1
         self._entities.use(live, self._clock.current_time())
-        live.cell.enqueue(turn)
+        live.cell.handle_or_enqueue(turn)
 
     def _is_new(self, live: Live, turn: Turn, command: str) -> bool:
         first = live.underway.get(command) if live.underway is not None else None

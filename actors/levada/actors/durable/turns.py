@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from levada.framework import Reply, message
+from levada.framework import message
 from levada.framework.embedding import Ask, LocalRef
 from levada.framework.message import Asks
 
@@ -130,7 +130,7 @@ class Turn(Ask):
     """
 
     __slots__ = (
-        "also", "body", "command", "entity", "live", "message_bytes", "part", "reminder", "reply", "rows", "running", "shard", "size",
+        "also", "body", "command", "entity", "live", "message_bytes", "part", "question", "reminder", "rows", "running", "shard", "size",
         "tells", "waiter",
     )  # fmt: skip
 
@@ -140,7 +140,7 @@ class Turn(Ask):
     tells: Sequence[tuple[Ref[Any], Any]] | None
     """Messages that go when the rows are on the disk."""
 
-    def __init__(self, target: LocalRef, shard: Writer, command: Command, reply: Reply[Any] | None) -> None:
+    def __init__(self, target: LocalRef, shard: Writer, command: Command, question: Ask | None) -> None:
         super().__init__(command.message, target)
         self.shard = shard
         self.entity = command.entity
@@ -149,8 +149,8 @@ class Turn(Ask):
         """The hash of the command, if it has an id."""
         self.message_bytes = 0
         """The approximate size of the message in bytes, which its shard counts until the command is answered."""
-        self.reply = reply
-        """The answer to send; None if the command was told, not asked."""
+        self.question = question
+        """The question to answer; None if the command was told, not asked."""
         self.also: list[Turn] | None = None
         """Repetitions of this command that arrived meanwhile."""
         self.live: Live | None = None

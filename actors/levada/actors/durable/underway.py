@@ -65,8 +65,8 @@ class UnderWay:
     def send(self, turn: Turn, value: Any) -> None:
         """Answer a command, and its repetitions."""
         self._settle(turn)
-        if turn.reply is not None:
-            turn.reply.send(value)
+        if turn.question is not None:
+            turn.question.answer(value)
         for each in turn.also or ():
             self.send(each, value)
 
@@ -75,7 +75,7 @@ class UnderWay:
         self._settle(turn)
         if turn.reminder is not None:
             self._remind_again(turn.reminder, error)
-        elif turn.reply is None:
+        elif turn.question is None:
             logger.warning(
                 "%s: %s to %r was told and failed: %s",
                 turn.target.path,
@@ -85,7 +85,7 @@ class UnderWay:
                 extra={"event": "told"},
             )
         else:
-            turn.reply.fail(error)
+            turn.question.fail(error)
         for each in turn.also or ():
             self.refuse(each, error)
 
@@ -106,15 +106,15 @@ class UnderWay:
         refused = refusal if isinstance(refusal, JournalError) else None  # of what this refuses nothing is on the disk
         begun = self.turns if refused is None else self._begun()
         for turn in self.turns:
-            if turn.reply is None:
+            if turn.question is None:
                 continue
             if refused is not None and turn not in begun:
-                turn.reply.fail(fresh(refused))
+                turn.question.fail(fresh(refused))
                 continue
             command = f"command {turn.command!r:.100}" if turn.command is not None else type(turn.message).__name__
             state = f"is done in part, without the rest ({refused})" if refused else "is not done, or not known to be"
             what = f"{turn.target.path}: {command} of entity {turn.entity!r:.100} {state}: ask again with the same command id"
-            turn.reply.fail(OutcomeUnknown(what, entity=turn.entity, command=turn.command or ""))
+            turn.question.fail(OutcomeUnknown(what, entity=turn.entity, command=turn.command or ""))
         self.turns.clear()
         self._octets = 0
         self._wake_waiting()

@@ -16,7 +16,7 @@ fail in any way that `struct` and slices do (`_MISREAD`).
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 import pyarrow as pa
@@ -38,6 +38,11 @@ _TIMESTAMP, _TIMESTAMP_ZONE, _UNION, _UNION_IDS = 10, 1, 14, 1
 _BATCH_BUFFERS, _BATCH_COMPRESSION, _BATCH_VARIADIC = 2, 3, 4
 _DICTIONARY_DATA = 1
 _SMALLEST_TABLE = 16  # a field has 24 bytes or more, and so has a pair
+_END = b"\xff\xff\xff\xff\0\0\0\0"
+_MOST_HEADS = 16
+
+_heads: list[tuple[pa.Schema, bytes | None]] = []
+"""How streams of some columns begin, the newest first. None: there are dictionaries, which come between the columns and the batch."""
 
 
 class _Table:
@@ -120,6 +125,9 @@ class _Count:
 
 def stream_of(batch: pa.RecordBatch) -> bytes:
     """Make an Arrow IPC stream of one batch and its columns; `rows_of_stream` reads it."""
+    head = _head_of(batch.schema)
+    if head is not None:  # 7 µs for a row of twelve columns; a writer takes 21
+        return b"".join((head, batch.serialize(), _END))
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -127,19 +135,83 @@ def stream_of(batch: pa.RecordBatch) -> bytes:
     return data
 
 
+def _head_of(schema: pa.Schema) -> bytes | None:
+    for known, head in _heads:
+        if known.equals(schema, check_metadata=True):
+            return head
+    head = None if _has_dictionary(schema) else schema.serialize().to_pybytes()
+    _heads[:] = [(schema, head), *_heads[: _MOST_HEADS - 1]]
+    return head
+
+
+def _has_dictionary(columns: Iterable[pa.Field]) -> bool:
+    return any(
+        pa.types.is_dictionary(field.type) or _has_dictionary(map(field.type.field, range(field.type.num_fields)))
+        for field in columns
+    )
+
+
 def rows_of_stream(data: bytes) -> pa.RecordBatch:
     """Read a stream of `stream_of` without copying it; raise `SchemaMismatch` unless it passes the rules above."""
     buffer = pa.py_buffer(data)
     try:
-        _judge(buffer)
-        with pa.ipc.open_stream(buffer) as stream:
-            [batch] = stream
+        try:
+            batch = _rows_of_known_columns(data, buffer)
+        except EOFError:  # no batch, or not even columns
+            batch = None
+        if batch is None:
+            _judge(buffer)
+            with pa.ipc.open_stream(buffer) as stream:
+                [batch] = stream
         if batch.num_rows > 8 * len(data):
             raise SchemaMismatch(f"these bytes are not rows: {len(data)} bytes say that they are {batch.num_rows} rows")
         batch.validate(full=True)  # 0.3 ms for a block of 3.6 MB
     except (pa.ArrowException, OSError, *_MISREAD) as error:
         raise SchemaMismatch(f"these bytes are not rows: {str(error)[:200]}") from error
     return batch
+
+
+def _rows_of_known_columns(data: bytes, buffer: pa.Buffer) -> pa.RecordBatch | None:
+    """Read a stream of one batch behind columns without dictionaries; None if it is no such stream.
+
+    Streams of one writer all begin alike, so their columns are read once: 20 µs instead of 65 for a row of twelve columns.
+    """
+    start = _size_at(data, 0)
+    if start > MAX_HEAD or data[:4] != _END[:4]:  # before Arrow 0.15, messages began otherwise
+        return None
+    schema = _columns_of(data[:start])
+    if schema is None:
+        return None
+    message = pa.ipc.read_message(buffer.slice(start))
+    head, body = memoryview(message.metadata), message.body
+    table = _Table(head, _U32(head, 0)[0])
+    inner = table.table(_MESSAGE_HEADER)
+    if (
+        table.number(_MESSAGE_TYPE) != _RECORD_BATCH
+        or len(head) > MAX_HEAD
+        or body is None
+        or data[start + _size_at(data, start) + body.size :] != _END
+    ):
+        return None
+    _Count(len(head)).pairs(table, _MESSAGE_PAIRS)
+    _judge_batch(inner, head, body)
+    return pa.ipc.read_record_batch(message, schema)
+
+
+def _size_at(data: bytes, at: int) -> int:
+    """Return the size of a message with its length, but without its body."""
+    return 8 + int(_U32(data, at + 4)[0])
+
+
+@lru_cache(maxsize=_MOST_HEADS)
+def _columns_of(head: bytes) -> pa.Schema | None:
+    """Return columns without dictionaries; None if there are no such columns."""
+    message = pa.ipc.read_message(head)
+    if message.type != "schema" or len(message.metadata) > MAX_HEAD:
+        return None
+    _judge_columns(message.metadata.to_pybytes())
+    schema = pa.ipc.read_schema(message)
+    return None if _has_dictionary(schema) else schema
 
 
 def _judge(stream: pa.Buffer) -> None:

@@ -150,6 +150,10 @@ class RunQueue:
         self.now = clock()
         self.inline: Cell | None = None
         """The actor whose handler runs in its asker's task."""
+        self._outer: Cell | None = None
+        """The actor whose handler called that one, also in the asker's task."""
+        self._nested = 0.0
+        """Seconds of such calls within the call that runs."""
         self.workers: dict[Task, Worker] = {}
         self.waiting = 0
         self.slice = SLICE
@@ -225,32 +229,43 @@ class RunQueue:
         """Whether a call in the asker's task keeps the order: no such call is running and no signal waits."""
         return self._signals._idle and self.inline is None
 
+    def may_nest(self) -> bool:
+        """Whether a call within such a call keeps the order. Not in a worker's turn: that has many messages, and its slice is checked after it."""
+        return self.inline is not None and self._outer is None and self._signals._idle
+
     @enable_ki_protection
-    def call_inline(self, cell: Cell, handler: Callable[[Any, Any], Any], question: Ask) -> None:
-        """Let an idle cell answer a question in the asker's task; `handler` is sync. A worker handles a failure, so no hook runs here."""
+    def call_inline(self, cell: Cell, handler: Callable[[Any, Any], Any], message: Any, question: Ask) -> None:
+        """Let an idle cell handle a message in the task that sends it; `handler` is sync. A worker handles a failure, so no hook runs here."""
+        outer = self._outer = self.inline
         self.inline = cell
         cell._idle = False
-        cell._asking = question
+        if outer is None:
+            self._nested = 0.0
         if cell.context is not None:
             context = cell.context
             if cell._extras is not None:
                 cell._extras.touched = trio.current_time()
         else:
-            context = self._scratch
+            context = self._scratch if outer is None else self._base.copy()
         began = self.clock()
         try:
-            result = context.run(handler, cell._actor, question.message)
+            result = context.run(handler, cell._actor, message)
         except BaseException as error:
-            self.signal(self.system.lifecycle.raised_inline, cell, question.message, error)
+            self.signal(self.system.lifecycle.raised_inline, cell, message, error)
             # The failure comes first, as on a worker: other signals of the handler (a stop, say) come after it.
             self._signals._box.insert(0, self._signals._box.pop())
             self.system.lifecycle.fail_question(cell, error)
             return
         finally:
-            self.inline = None
+            self.inline, self._outer = outer, None
             self.now = self.clock()
-            if self.now - began > SLICE:
-                self.system.observe.took_long(cell, question.message, self.now - began, 1)
+            seconds = self.now - began
+            if outer is not None:
+                self._nested += seconds
+            else:
+                seconds -= self._nested
+            if seconds > SLICE:
+                self.system.observe.took_long(cell, message, seconds, 1)
             if cell.context is None and context != self._base:
                 cell.context = context
                 self._scratch = self._base.copy()
