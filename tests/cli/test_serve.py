@@ -304,6 +304,22 @@ def private(file: Path) -> Path:
 
 
 @pytest.mark.ci
+def test_a_server_hides_what_it_starts_with_from_the_garbage_collector(tmp_path: Path, called: Called) -> None:
+    (tmp_path / "handlers.py").write_text(
+        "import gc\n"
+        "from levada.actors.rsocket import Payload\n"
+        "async def count(request: Payload) -> Payload:\n"
+        "    return Payload(b'%d' % gc.get_freeze_count())\n"
+    )
+    with serving(tmp_path, "handlers:count", "--url", "rsocket+tcp://127.0.0.1:0") as server:
+        code, out = called(server.told("SERVING "), "--data", "x")
+        assert code == 0
+        assert int(out) > 10_000
+        server.signal(signal.SIGTERM)
+        assert server.ends() == (0, "")
+
+
+@pytest.mark.ci
 def test_what_is_under_way_has_time_and_is_cut_off_by_a_second_signal(tmp_path: Path, called: Called) -> None:
     """A request that never ends holds up the end; health says so meanwhile."""
     (tmp_path / "handlers.py").write_text(HANDLERS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import resource
@@ -302,6 +303,7 @@ class Reporter(Actor[Facts]):
             "stdin": os.readlink("/proc/self/fd/0"),
             "open": [name for name in open_files if name.startswith("/") and name != "/dev/null"],
             "group": os.getpgid(0) == os.getpid(),
+            "frozen": gc.get_freeze_count() > 10_000,
         }
 
 

@@ -198,6 +198,7 @@ async def test_a_process_has_what_the_settings_say_and_inherits_no_file(tmp_path
             facts = await (await nodes.spawn(Reporter, on="east")).ask(Facts())
     assert facts == {
         "nice": os.nice(0) + 3, "cpus": [cpu], "files": 200, "env": "open", "stdin": "/dev/null", "open": [], "group": True,
+        "frozen": True,
     }  # fmt: skip
 
 

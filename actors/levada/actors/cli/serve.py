@@ -18,7 +18,7 @@ from typing import Any, Literal
 import trio
 
 from levada.actors import protocols
-from levada.actors.apps import App, app_of, find, listed, reloaded
+from levada.actors.apps import App, app_of, find, freeze_heap, listed, reloaded
 from levada.actors.authentication import Authenticate
 from levada.actors.authenticators import BearerTokens, CertificateNames
 from levada.actors.metrics.collecting import Metrics
@@ -296,6 +296,7 @@ class _Run:
             self._scrapes = Scrapes(Metrics(self._system))
             async with self._app(self._system) as listeners:
                 self._listeners = listed(listeners)
+                freeze_heap()
                 if not self._end.is_set():
                     self._state = "serving"
                     for listener in self._listeners:

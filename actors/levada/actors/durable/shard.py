@@ -90,6 +90,7 @@ class Shard(DescribedActor[Any]):
         self.number = self.access.shard
         self.log = self.settings.log
         self._handlers = self.settings.cls.command_table
+        self._sync_handlers = self._handlers[None]
         self._reminding = Reminding(self)
         self._refusal: JournalError | None = JournalError("it is being opened")
         """Why it takes no commands; None: it owns its partition."""
@@ -286,7 +287,10 @@ class Shard(DescribedActor[Any]):
         live.turn = turn
         live.begun += 1
         self._entities.use(live, self._clock.current_time())
-        live.cell.handle_or_enqueue(turn)
+        if type(turn.message) in self._sync_handlers:
+            live.cell.handle_or_enqueue(turn)
+        else:
+            live.cell.enqueue(turn)
 
     def _is_new(self, live: Live, turn: Turn, command: str) -> bool:
         first = live.underway.get(command) if live.underway is not None else None

@@ -14,6 +14,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 import trio
 
+from levada.actors.apps import freeze_heap
 from levada.framework.errors import ConfigurationError, ConnectionLost
 from levada.transports.carriers import unix
 from levada.transports.carriers.shared_sockets import PassedSockets, ServerEnding
@@ -148,6 +149,7 @@ class _Process:
                     end=self._end,
                     tracing=made_by(self._tracing),
                     settle=self._settle,
+                    ready=freeze_heap,
                     lost=exit_within,
                 )
                 nursery.cancel_scope.cancel()

@@ -110,6 +110,7 @@ async def run_node(
     tracing: Tracing | None = None,
     links: Mapping[str, Links] = {},
     settle: Callable[[Welcome], None] = lambda _: None,
+    ready: Callable[[], None] = lambda: None,
     lost: Callable[[float], None] = lambda _: None,
 ) -> None:
     """Run one start of a node. Returns when the node has drained.
@@ -122,6 +123,7 @@ async def run_node(
         tracing: the tracing of the node's system.
         links: how to connect to other members, by URL scheme; Unix sockets are always known.
         settle: applies the driver's settings to this process, before the app is imported.
+        ready: called when the app has started.
         lost: called when the driver is gone, with the number of seconds within which this process must end.
 
     Raises:
@@ -146,7 +148,7 @@ async def run_node(
                 connect_over(system, opens, Hello, expose=lambda _: True, config=side.config()) as peer,
                 trio.open_nursery() as nursery,
             ):
-                node = _Body(side, peer, end, settle)
+                node = _Body(side, peer, end, settle, ready)
                 nursery.start_soon(follow, peer, node)
                 failure = await node.run()
                 nursery.cancel_scope.cancel()
@@ -171,12 +173,20 @@ def _text(error: BaseException) -> str:
 
 
 class _Body:
-    def __init__(self, side: NodeSide, peer: Peer[Hello], end: trio.Event, settle: Callable[[Welcome], None]) -> None:
+    def __init__(
+        self,
+        side: NodeSide,
+        peer: Peer[Hello],
+        end: trio.Event,
+        settle: Callable[[Welcome], None],
+        ready: Callable[[], None],
+    ) -> None:
         self._side = side
         self._system = side.system
         self._peer = peer
         self._end = end
         self._settle = settle
+        self._ready = ready
         self.drain_timeout = 1.0
 
     async def run(self) -> NodeLost | None:
@@ -217,6 +227,7 @@ class _Body:
             ):
                 side.listeners = listed(listeners)
                 urls = [listener.url for listener in side.listeners]
+                self._ready()
                 refusal = await welcome.node.ask(Ready(members.url, urls, fingerprints()), timeout=None)
                 if refusal:
                     return NodeLost(f"refused by the driver: {refusal}")
