@@ -289,7 +289,7 @@ class Shard(DescribedActor[Any]):
         self._entities.use(live, self._clock.current_time())
         if type(turn.message) in self._sync_handlers:
             live.cell.handle_or_enqueue(turn)
-        else:
+        else:  # a kill before its coroutine begins would leave that unawaited
             live.cell.enqueue(turn)
 
     def _is_new(self, live: Live, turn: Turn, command: str) -> bool:

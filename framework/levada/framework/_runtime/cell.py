@@ -284,7 +284,7 @@ class Cell(Ref[Any]):
     def handle_or_enqueue(self, entry: Ask) -> None:
         """Put an entry of a class of its own in; if a sender runs in its asker's task, let this actor handle it there at once, if it is idle.
 
-        The handler settles the entry, and so does the end of the actor. This saves a round of the event loop.
+        The handler, which is sync, settles the entry, and so does the end of the actor. This saves a round of the event loop.
         """
         if self._idle and (handler := self._table.get(type(entry))) is not None and self._scheduler.may_nest():
             self._scheduler.call_inline(self, handler, entry, entry)
