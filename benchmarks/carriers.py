@@ -352,6 +352,10 @@ class Trouble:
 
 CLEAN = Trouble()
 OVER_A_PATH = 4 << 20
+# Made once: to make 2 MiB takes 1.4 ms, as long as half of sending it over a Unix socket.
+BULK = SINK + bytes(2 << 20)
+PART = SINK + bytes(65_535)
+LONG = SINK + bytes(OVER_A_PATH - 1)
 
 
 @attrs.frozen
@@ -374,15 +378,15 @@ class Workload:
 
 
 async def bulk(client: Client) -> None:
-    await client.ask(SINK + bytes(2 << 20))
+    await client.ask(BULK)
 
 
 async def bulk_100(client: Client) -> None:
-    await client.ask_many([SINK + bytes(65_535)] * 100, 100)
+    await client.ask_many([PART] * 100, 100)
 
 
 async def over_a_path(client: Client) -> None:
-    await client.ask(SINK + bytes(OVER_A_PATH - 1))
+    await client.ask(LONG)
 
 
 async def datagrams_large(client: Client) -> None:
