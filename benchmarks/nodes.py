@@ -2,7 +2,8 @@
 
 Two nodes, the driver in this process, everything on one machine with two cores or more. Each row is measured against something else in the same
 round: two bare processes that do the same jobs without levada, one process that does them in an actor, Aqueduct over QUIC between two
-processes. Asks are measured in turns with QUIC's, and the medians of the turns are compared: a machine that stalls for a moment spoils one turn.
+processes. Jobs and asks are measured in turns with the other side's, and the medians of the turns are compared: a machine that stalls for a
+moment spoils one turn.
 The rows about starts and deaths are seconds; they need a quiet machine.
 """
 
@@ -52,6 +53,11 @@ class Row:
     theirs: list[float] = attrs.field(factory=list)
     most: bool = False
     """Whether the ratio is ours to theirs, at most the budget; else it is theirs to ours, at least the budget."""
+
+    def add(self, ours: Sequence[float], theirs: Sequence[float]) -> None:
+        """Add the medians of the turns of a round."""
+        self.ours.append(statistics.median(ours))
+        self.theirs.append(statistics.median(theirs))
 
     @property
     def figure(self) -> float:
@@ -122,33 +128,40 @@ def process(*arguments: object) -> Iterator[subprocess.Popen[str]]:
             made.kill()
 
 
-def bare(loops: int, jobs: int) -> float:
-    """Seconds of one job when two processes do them at the same time, without levada."""
+@contextlib.contextmanager
+def bare(loops: int, jobs: int) -> Iterator[Callable[[], float]]:
+    """Two processes without levada; the yielded function returns the seconds of one job when each does half of them."""
     with process("bare", loops, jobs // NODES) as one, process("bare", loops, jobs // NODES) as other:
         assert one.stdout is not None
         assert other.stdout is not None
-        for each in (one.stdout, other.stdout):
+        outputs = one.stdout, other.stdout
+        for each in outputs:
             each.readline()
-        start = time.perf_counter()
-        for started in (one, other):
-            print("go", file=started.stdin, flush=True)
-        for each in (one.stdout, other.stdout):
-            assert each.readline() == "done\n"
-        return (time.perf_counter() - start) / jobs
+
+        def take_turn() -> float:
+            start = time.perf_counter()
+            for started in (one, other):
+                print("go", file=started.stdin, flush=True)
+            for each in outputs:
+                assert each.readline() == "done\n"
+            return (time.perf_counter() - start) / jobs
+
+        yield take_turn
 
 
 async def asked(burners: Sequence[Ref[Burn]], loops: int, jobs: int) -> float:
-    """Seconds of one job, with two asks under way to each actor."""
-    left = iter(range(jobs))
+    """Seconds of one job when each actor does the same number of them, with two asks under way to each."""
 
-    async def some(burner: Ref[Burn]) -> None:
+    async def some(burner: Ref[Burn], left: Iterator[int]) -> None:
         for _ in left:
             await burner.ask(Burn(loops), timeout=None)
 
     start = time.perf_counter()
     async with trio.open_nursery() as nursery:
-        for burner in (*burners, *burners):
-            nursery.start_soon(some, burner)
+        for burner in burners:
+            left = iter(range(jobs // len(burners)))
+            for _ in range(2):
+                nursery.start_soon(some, burner, left)
     return (time.perf_counter() - start) / jobs
 
 
@@ -175,13 +188,18 @@ class Round:
         burners = [await nodes.spawn(Burner, on=number) for number in range(NODES)]
         here = [system.spawn(Burner)]
         loops = loops_for(0.02)
-        jobs = max(4, 100 // self.scale)
-        row = self.rows["20 ms"]
-        row.theirs.append(await trio.to_thread.run_sync(bare, loops, jobs))
-        row.ours.append(await asked(burners, loops, jobs))
-        row = self.rows["2 ms"]
-        row.theirs.append(await asked(here, loops // 10, 5 * jobs))
-        row.ours.append(await asked(burners, loops // 10, 5 * jobs))
+        jobs = max(4, 12 // self.scale)
+        ours, theirs = list[float](), list[float]()
+        with bare(loops, jobs) as take_turn:
+            for _ in range(2 * TURNS):
+                theirs.append(await trio.to_thread.run_sync(take_turn))
+                ours.append(await asked(burners, loops, jobs))
+        self.rows["20 ms"].add(ours, theirs)
+        ours, theirs = [], []
+        for _ in range(2 * TURNS):
+            theirs.append(await asked(here, loops // 10, 2 * jobs))
+            ours.append(await asked(burners, loops // 10, 2 * jobs))
+        self.rows["2 ms"].add(ours, theirs)
 
     async def asks(self, nodes: Nodes, folder: Path) -> None:
         """Asks between two nodes, and over QUIC between two processes."""
@@ -200,9 +218,7 @@ class Round:
                         await time_asks(other, count // 10, at_once)
                         theirs.append(await time_asks(other, count, at_once))
                         ours.append(await asker.ask(Measure(echo, count, at_once), timeout=None))
-                    row = self.rows[f"ask {at_once}"]
-                    row.theirs.append(statistics.median(theirs))
-                    row.ours.append(statistics.median(ours))
+                    self.rows[f"ask {at_once}"].add(ours, theirs)
 
     async def spawns(self, nodes: Nodes) -> None:
         """Spawns on a node that has done it before, and asks of that node."""
