@@ -1,6 +1,6 @@
 """The interface for code that runs machines inside actors: protocol drivers, bridges, anything driven by a network.
 
-It has five things that applications do not need:
+It has things that applications do not need:
 
 * **Children driven by direct calls.** A mailbox turn costs more than all of a protocol's work for one frame. `adopt` makes an actor
   object a child without a factory, and its parent calls its methods; the child can still be watched, linked and killed like any actor.
@@ -15,10 +15,11 @@ It has five things that applications do not need:
 * **Work before an ask**: a task in `BEFORE_ASKS` awaits a function before each of its asks. A ref of another process calls `prepare_to_ask`.
 * **Routers whose routees are in another process**: a `Work` in an actor's mailbox brings one message of a `pull` router, and reports when
   it is finished.
+* **Errors that are kept**: `drop_frames` leaves the lines of their tracebacks, but not the frames, which hold messages and refer to each other.
 * **Traces**: `TracedTell` and `TracedAsk` carry the context of a sender to a ref of another system; `make_core` makes the channels that a
   message brings. `levada.framework.tracing` describes contexts.
 
-Everything here belongs to the system's thread.
+Everything here belongs to the system's thread, except `drop_frames`.
 
 Example:
     >>> from typing import Any, ClassVar
@@ -74,6 +75,7 @@ from ._runtime.channel_core import (
     let_others_run,
 )
 from ._runtime.phase import RUNNING, ActorPhase
+from ._runtime.remains import drop_frames
 from ._runtime.remote import act_for
 from ._runtime.traced_channel import make_core
 from ._runtime.tracing import TracedAsk, TracedTell
@@ -113,6 +115,7 @@ __all__ = [
     "adopt",
     "ask_for",
     "dead_ref",
+    "drop_frames",
     "let_others_run",
     "local_ref",
     "make_core",

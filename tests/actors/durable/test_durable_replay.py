@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 import pytest
@@ -275,7 +276,11 @@ async def test_a_poison_event_is_named_and_a_repaired_class_goes_on(
         ReplayFailed, match=r"event 2, 'test.durable.added', at row 2 of shard 0: ValueError\('13 is bad luck'\)"
     ) as caught:
         await run(tmp_path, adder(), Added)
-    assert isinstance(caught.value.__cause__, ValueError)
+    cause = caught.value.__cause__
+    assert isinstance(cause, ValueError)
+    frames = [frame for frame, _ in walk_tb(cause.__traceback__)]
+    assert frames[-1].f_code.co_filename == __file__
+    assert not any(frame.f_locals for frame in frames), "rows in memory, for as long as the error is remembered"
     assert await run(tmp_path, adder(apply=applies(fine)), Added) == [12, 13, 14]
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import trio
 
-from levada.framework.embedding import release
+from levada.framework.embedding import drop_frames, release
 
 from .commits import Commits
 from .errors import ReplayFailed
@@ -49,6 +51,7 @@ class Population:
 
     def note_unreadable(self, error: ReplayFailed) -> None:
         """Remember that an entity could not be read."""
+        drop_frames(error)  # they have the rows that were read
         if len(self.unreadable) < MOST_FAILED:
             self.unreadable[error.entity] = error
 
@@ -95,7 +98,7 @@ class Population:
         """Let those go that were used least recently, if there are too many in memory."""
         excess = len(self.live) - self._max_live
         if excess > 0:
-            for live in list(self.live.values())[:excess]:
+            for live in list(islice(self.live.values(), excess)):
                 self._let_go(live)
 
     def forget_ended(self) -> None:
