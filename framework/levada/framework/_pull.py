@@ -281,6 +281,7 @@ class _PullInbox(Inbox[Any]):
                     return TURN
             elif isinstance(entry, Ask):
                 if entry.settled:
+                    entry.pass_over()
                     continue
                 if isinstance(routee, Cell):
                     try:

@@ -459,6 +459,7 @@ class Router(RouterBase):
     def on_ask(self, question: Ask) -> None:
         """Forward the envelope, so that the reply goes straight to the asker."""
         if question.settled:
+            question.pass_over()
             return
         if type(question.message) is Resize:
             question.fail(ActorError(f"{self.ref.path} has no answer to Resize: tell it", actor=self.ref.path))

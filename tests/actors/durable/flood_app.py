@@ -48,8 +48,9 @@ class Flooder(Actor[Flood | Sent]):
         return self._sent
 
     async def _ask(self, journal: Ref[Any]) -> None:
+        rubbish = [Append(octets, partition=0, at=7) for octets in (b"nonsense", bytes(1 << 20))]
         while True:
-            for question in (GetExtent(), ReadEntity("anna", partition=0), Append(b"nonsense", partition=0, at=7)):
+            for question in (GetExtent(), ReadEntity("anna", partition=0), *rubbish):
                 self._sent += 1
                 try:
                     await journal.ask(question)

@@ -21,7 +21,7 @@ from levada.actors.nodes import NodeSettings, local_nodes
 from levada.framework import ActorSystem
 
 FLOOD = 5_000
-"""Questions of each of two nodes before the honest one is looked at; a third of them have 1 MiB."""
+"""Questions of each of two nodes before the honest one is looked at; many of them have 1 MiB."""
 MOST_BYTES = 64 << 20
 """That the driver and the keeper may grow by."""
 TICK = os.sysconf("SC_CLK_TCK")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
+import gc
+import logging
 import os
 import sqlite3
 import threading
+import weakref
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -39,6 +42,7 @@ from levada.actors.journal import (  # noqa: E402
     JournalError,
     JournalFull,
     JournalLocked,
+    Keyed,
     OffsetGone,
     OffsetWithin,
     Read,
@@ -96,6 +100,37 @@ async def test_rows_are_on_the_disk_when_the_answer_comes(system: ActorSystem, t
     assert await journal.ask(OffsetWithin(0, 0, 3, 1)) == 2
     assert pa.ipc.read_schema(pa.py_buffer(await journal.ask(GetSchema()))).names == ["number", "text"]
     assert (await journal.ask(GetExtent())).end == {0: 3}
+
+
+async def test_refused_appends_leave_nothing_to_the_collector(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Told or asked: their rows may be large, and refusals come as fast as a peer sends appends."""
+    caplog.set_level(logging.CRITICAL)  # records would be kept, with what is in them
+    gc.collect()
+    gc.disable()
+    try:
+        async with ActorSystem() as system:
+            journal = spawn(system, tmp_path, config=JournalConfig(keyed=Keyed(command="text")))
+            await journal.ask(Append([Line(1, "a")]))
+
+            async def refused() -> list[weakref.ref[Append]]:
+                appends = [
+                    Append(b"no rows"),
+                    Append([]),
+                    Append(b""),
+                    Append([Line(2, "a")]),
+                    Append(lines(1), 99),
+                ]  # the last: no such partition
+                for each in appends:
+                    journal.tell(each)
+                    with pytest.raises(JournalError):
+                        await journal.ask(each)
+                return [weakref.ref(each) for each in appends]
+
+            gone = await refused()
+            assert await journal.ask(Append([Line(3, "b")])) == Appended(0, 1, 1)
+            assert [each() for each in gone] == [None] * 5
+    finally:
+        gc.enable()
 
 
 async def test_the_record_of_ends_is_synced_soon_after_the_last_append(

@@ -1,7 +1,8 @@
 """The owner's side of a ref that has travelled: envelopes from the peer become messages, questions and signals of the actor here.
 
 * If the actor's mailbox is full, the message waits, and later ones stay in the channel, whose window closes. So senders at the peer wait
-  for the actor, like senders here.
+  for the actor, like senders here. The same holds while questions of more than `MOST_ASKED` bytes are not answered: a router has no
+  mailbox to be full.
 * A malformed envelope ends the channel. If the message in an envelope cannot be decoded, only that message is lost; an asker gets an error.
 * The channel outlives the actor: a message to an ended actor is a dead letter, and a question to it fails with the reason.
 """
@@ -26,7 +27,7 @@ from levada.transports.text import printable
 
 from . import envelopes
 from .answers import Replies
-from .halves import Referring, give_up, open_delivery, read_unreadable
+from .halves import give_up, open_delivery, read_unreadable
 from .links import HalfActor
 from .oneshots import Promise
 
@@ -34,6 +35,9 @@ __all__ = ["Export", "answer_type"]
 
 MOST_TASKS: Final = 64
 """Messages of `pull` routers that one copy of a ref may hold: a peer has one for each router. More stay in the channel."""
+
+MOST_ASKED: Final = 2**23
+"""Bytes of the questions of one copy of a ref that are not answered yet; one may exceed it. More stay in the channel."""
 
 logger = logging.getLogger("levada.actors.aqueduct")
 
@@ -55,6 +59,8 @@ class Export(HalfActor):
     """Sends the answers to numbered questions, after the first of them."""
     tasks: int = attrs.field(default=0, init=False)
     """Messages of `pull` routers that the actor has not finished."""
+    _asked: int = attrs.field(default=0, init=False)
+    """Bytes of the questions that are not answered."""
 
     # `levada.actors.aqueduct.halves.Passenger`
 
@@ -126,8 +132,23 @@ class Export(HalfActor):
         """Whether it takes another envelope now."""
         replies = self._replies
         return not (
-            self._waiting or self._pausing or self.tasks >= MOST_TASKS or (replies is not None and replies.crowded)
+            self._waiting
+            or self._pausing
+            or self._asked >= MOST_ASKED
+            or self.tasks >= MOST_TASKS
+            or (replies is not None and replies.crowded)
         )
+
+    def asked(self, octets: int) -> None:
+        """Count the bytes of a question."""
+        self._asked += octets
+
+    def answered(self, octets: int) -> None:
+        """Count the bytes of a question no more: it is answered, or nobody waits for the answer."""
+        before = self._asked
+        self._asked -= octets
+        if self._asked < MOST_ASKED <= before:
+            self.pump()
 
     async def _pause(self, seconds: float) -> None:
         await let_others_run(seconds)
@@ -184,7 +205,7 @@ class Export(HalfActor):
 
     def _ask(self, delivery: Delivery, half: SenderHalf) -> None:
         refs = self.halves.refs
-        question = Question(refs, self.target, half)
+        question = Question(self, len(delivery.payload), half)
         try:
             question.message, _ = open_delivery(
                 refs.halves, delivery, delivery.payload[len(envelopes.ASK) :], Any, first=1
@@ -210,7 +231,7 @@ class Export(HalfActor):
         number = envelopes.read_number(head, delivery.payload)
         if replies is None:
             raise DecodeError("a question before the first")
-        question = NumberedQuestion(refs, self.target, replies, number)
+        question = NumberedQuestion(self, len(delivery.payload), replies, number)
         if not replies.add(number, question):
             raise DecodeError(f"question {number} is open already, or there are too many")
         payload = delivery.payload[len(head) + envelopes.NUMBER_SIZE :]
@@ -239,7 +260,7 @@ class Export(HalfActor):
 
     def _work_ask(self, delivery: Delivery, half: SenderHalf, answer: SenderHalf) -> None:
         refs = self.halves.refs
-        task, question = Task(self, half), Question(refs, self.target, answer)
+        task, question = Task(self, half), Question(self, len(delivery.payload), answer)
         try:
             question.message, handles = open_delivery(
                 refs.halves, delivery, delivery.payload[len(envelopes.WORK_ASK) :], Any, first=2
@@ -371,18 +392,35 @@ class Task:
 class PeersQuestion(RemoteAsk, ABC):
     """A question from the peer."""
 
-    __slots__ = ("_refs",)
+    __slots__ = ("_export", "_octets", "_refs")
 
-    def __init__(self, refs: Referring, cell: LocalRef) -> None:
-        super().__init__(None, cell, refs.halves.remote, refs.halves.context)
-        self._refs = refs
+    def __init__(self, export: Export, octets: int) -> None:
+        halves = export.halves
+        super().__init__(None, export.target, halves.remote, halves.context)
+        self._refs = halves.refs
+        self._export = export
+        self._octets = octets
+        """Size of the question; 0 once it is over."""
+        export.asked(octets)
 
     @abstractmethod
     def reply(self, payload: bytes) -> None:
         """Send the answer or the failure, with the handles in the connection's packing."""
 
+    def withdraw(self) -> None:
+        super().withdraw()
+        self._over()
+
+    def _over(self) -> None:
+        octets, self._octets = self._octets, 0
+        self._export.answered(octets)
+
     def _settle(self, value: Any, error: BaseException | None) -> None:
         super()._settle(value, error)
+        self._reply(value, error)
+        self._over()
+
+    def _reply(self, value: Any, error: BaseException | None) -> None:
         refs = self._refs
         if error is None:
             expected = answer_type(self.message)
@@ -405,8 +443,8 @@ class NumberedQuestion(PeersQuestion):
 
     __slots__ = ("_number", "_replies")
 
-    def __init__(self, refs: Referring, cell: LocalRef, replies: Replies, number: int) -> None:
-        super().__init__(refs, cell)
+    def __init__(self, export: Export, octets: int, replies: Replies, number: int) -> None:
+        super().__init__(export, octets)
         self._replies = replies
         self._number = number
 
@@ -419,10 +457,11 @@ class Question(PeersQuestion):
 
     __slots__ = ("_promise",)
 
-    def __init__(self, refs: Referring, cell: LocalRef, half: SenderHalf) -> None:
-        super().__init__(refs, cell)
-        self._promise = Promise(refs.halves, self.withdraw)
-        refs.halves.start(self._promise.bound(half))
+    def __init__(self, export: Export, octets: int, half: SenderHalf) -> None:
+        super().__init__(export, octets)
+        halves = export.halves
+        self._promise = Promise(halves, self.withdraw)
+        halves.start(self._promise.bound(half))
 
     def take_back(self) -> None:
         """Do not answer, since no handler has started: the peer gives it to another actor."""

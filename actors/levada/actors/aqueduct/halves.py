@@ -79,6 +79,11 @@ _KINDS: Final = {
 _ORDERED, _ORDERED_HERE = aqueduct.Mode.ORDERED, Mode.ORDERED
 _SENDING: Final = (SenderState.OPEN, SenderState.UNATTACHED)
 
+MOST_WAITING = 2**24
+"""Bytes of the messages of a channel that wait for room in its connection: then the window counts as full. One message may exceed it."""
+_PLACE = MOST_WAITING // WINDOW
+"""A message that waits takes one more place of the window for each of these bytes."""
+
 CODEC: Final = ("levada-codec", b"1")
 """Connection header: the format of this side's messages. It also says that this side understands `Unreadable`. An `Unreadable` from a
 peer without this header is accepted."""
@@ -586,7 +591,23 @@ class Outbound(HalfActor):
             halves.sent += 1
             halves.flush_soon()
             return None
-        return self._letter(entry, payload)
+        letter = self._letter(entry, payload)
+        if len(payload) >= _PLACE:
+            if channel.mode is Mode.UNRELIABLE:
+                self._drop_old(len(payload))
+            else:
+                channel.take_places(len(payload) // _PLACE)
+        return letter
+
+    def _drop_old(self, size: int) -> None:
+        """Drop the oldest messages that wait in an unreliable channel, so that a new one of so many bytes has room."""
+        queue = self.channel.queue
+        sizes = deque(len(entry.payload) if type(entry) is Letter else 0 for entry in queue)
+        most = max(0, MOST_WAITING - size)
+        waiting = sum(sizes)
+        while waiting > most:
+            waiting -= sizes.popleft()
+            self.channel.drop_oldest()
 
     def _context(self, entry: Any, tracing: Tracing) -> object:
         """Return the context that a message takes along: only messages with handles do, since a channel is one piece of work."""
@@ -620,7 +641,11 @@ class Outbound(HalfActor):
             mode = _ORDERED if channel.mode is _ORDERED_HERE else _MODES[channel.mode]
             queue = channel.queue
             while queue and half.state in _SENDING and half.has_room(mode):
-                self._send(channel.take(), mode)
+                entry = channel.take()
+                size = len(entry.payload) if type(entry) is Letter else 0
+                self._send(entry, mode)
+                if size >= _PLACE and mode is not aqueduct.Mode.UNRELIABLE:
+                    channel.take_places(-(size // _PLACE))
             if channel.pending is not None and not channel.queue and channel.sender.state is _OPEN:
                 half.finish()
         finally:

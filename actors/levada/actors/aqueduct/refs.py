@@ -54,7 +54,7 @@ from . import envelopes
 from .answers import FEW, Answers
 from .envelopes import Identity
 from .exports import Export
-from .halves import Halves, Outbound, Packing, Referring
+from .halves import MOST_WAITING, Halves, Outbound, Packing, Referring
 from .lookup import Claim
 from .oneshots import Awaited, Promise
 from .raw import RawMessage
@@ -321,8 +321,8 @@ class RemoteRef(Ref[Any]):
         """The refs of the connection that its channel is on, once there is a channel."""
         self.state = _UNCLAIMED
         self._reason: Reason | None = None
-        self._standing: set[Signal] = set()
-        """The signals that wait for room."""
+        self._standing: dict[Signal, Callable[[], None]] = {}
+        """The signals that wait for room; the function leaves the line."""
         self._ties: dict[LocalRef, list[Tie]] = {}
         self._watchers: dict[Hashable, Callable[[Reason], None]] = {}
         self._watching: Watching | None = None
@@ -435,7 +435,7 @@ class RemoteRef(Ref[Any]):
             return
         window = self._channel.window
         raise MailboxFull(
-            f"{window} messages are on their way to {self.where}; send() waits for room",
+            f"{window} messages are on their way to {self.where}, or {MOST_WAITING >> 20} MiB of them; send() waits for room",
             actor=self.path,
             capacity=window,
             message=message,
@@ -588,7 +588,7 @@ class RemoteRef(Ref[Any]):
         """Remove a watcher; the owner is told when the last one goes."""
         if self._watchers.pop(key, None) is not None and not self._watchers and self._watching is not None:
             watching, self._watching = self._watching, None
-            self._standing.discard(watching)
+            self._step_back(watching)
             watching.withdraw()
 
     def tie(self, cell: LocalRef) -> None:
@@ -662,7 +662,7 @@ class RemoteRef(Ref[Any]):
         self._go(change)
         self._reason = reason
         waiting = self._take_waiting() if self.refs is None else []
-        standing, self._standing = self._standing, set()
+        standing, self._standing = self._standing, {}
         for signal in (*waiting, *standing):
             signal.failed(None)
         watchers, self._watchers = self._watchers, {}
@@ -692,14 +692,22 @@ class RemoteRef(Ref[Any]):
     def _post(self, signal: Signal) -> None:
         """Send a signal, or let it wait for room; raises the errors of `encode`."""
         channel = self._channel
-        if not channel.accept(signal) and not channel.offer(signal, lambda: self._try_post(signal)):
-            self._standing.add(signal)
+        if not channel.accept(signal):
+            self._standing[signal] = channel.stand(lambda: self._try_post(signal))
+            signal.stand(self._step_back)
         if self.state is _UNCLAIMED:
             self._use()
 
+    def _step_back(self, signal: Signal) -> None:
+        """Take a signal that is no longer wanted out of the line, where it would keep its message."""
+        leave = self._standing.pop(signal, None)
+        if leave is not None:
+            leave()
+            signal.unsent()
+
     def _try_post(self, signal: Signal) -> None:
         """Send a signal like `_post`, and report an error by `Signal.failed`."""
-        self._standing.discard(signal)
+        self._standing.pop(signal, None)
         if self._reason is not None:
             return  # it has been told
         if not signal.wanted:

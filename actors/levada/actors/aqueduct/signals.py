@@ -60,8 +60,11 @@ class Signal:
     def failed(self, error: BaseException | None) -> None:
         """Handle an error of a later send; the error is ``None`` if the ref has ended."""
 
+    def stand(self, step_back: Callable[[Any], None]) -> None:
+        """Wait in line for room; `step_back` takes this signal out of it."""
+
     def unsent(self) -> None:
-        """Clean up: there is room now, but the entry is no longer needed."""
+        """Clean up: the entry has left the line, since it is no longer needed."""
 
 
 class Later(Signal):
@@ -122,6 +125,12 @@ class Asking(Signal):
         self.question.asker_gone = self._answer.close
         packing.take(self._answer, Attach.ONESHOT_SENDER)
         return refs.codec.encode(self.question.message, attachments=packing)
+
+    def stand(self, step_back: Callable[[Any], None]) -> None:
+        self.question.asker_gone = partial(step_back, self)
+
+    def unsent(self) -> None:
+        self.question.pass_over()
 
     def failed(self, error: BaseException | None) -> None:
         self.withdraw()

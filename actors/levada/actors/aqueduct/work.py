@@ -66,6 +66,7 @@ class WorkAsking(Asking):
         if the question was returned, or its answer was given up."""
 
     def unsent(self) -> None:
+        super().unsent()
         self._ended(Outcome.PROCESSED)  # the routee is free for the next message
 
     def encode(self, refs: Referring, packing: Packing) -> bytes:

@@ -32,7 +32,7 @@ from .appends import Appends, Job
 from .columns import Columns, columns_of
 from .config import JournalConfig
 from .delivering import deliver, stage_rows
-from .errors import JournalError, fresh, refused
+from .errors import JournalError, bare, fresh, refused
 from .extent import Extent, partition_of
 from .ledger import Reach
 from .packing import bytes_of
@@ -407,7 +407,7 @@ class Journal(
                 if reply.wanted:
                     reply.send(await trio.to_thread.run_sync(function))
         except (JournalError, OSError) as error:
-            reply.fail(error)
+            reply.fail(bare(error))
 
     @handles
     def extent(self, m: GetExtent) -> Extent:

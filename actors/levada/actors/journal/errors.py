@@ -13,7 +13,7 @@ from levada.framework.errors import ActorError, LevadaError, RemoteFailure
 
 __all__ = [
     "CommandReused", "JournalBehind", "JournalDamaged", "JournalError", "JournalFull", "JournalLocked", "JournalUnwritable",
-    "OffsetGone", "SchemaMismatch", "fresh", "journal_error", "refused",
+    "OffsetGone", "SchemaMismatch", "bare", "fresh", "journal_error", "refused",
 ]  # fmt: skip
 
 E = TypeVar("E", bound=BaseException)
@@ -130,6 +130,18 @@ def journal_error(error: BaseException) -> JournalError | None:
     if cls is None and cause.kind not in _OTHERS:
         return None
     return (cls or JournalError)(cause.detail)
+
+
+def bare(error: E) -> E:
+    """Return an error that becomes an answer, without its tracebacks: their frames hold the question, with its rows, which holds the error.
+
+    Only the garbage collector would find them: a flood of refused appends of 1 MiB took 15 MB more without this.
+    """
+    each: BaseException | None = error
+    while each is not None and each.__traceback__ is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__
+    return error
 
 
 def fresh(error: E) -> E:

@@ -20,7 +20,7 @@ from levada.framework import Reply
 
 from .appends import Answer, Appends, Job
 from .ends import SYNC_EVERY
-from .errors import JournalError, JournalFull, fresh
+from .errors import JournalError, JournalFull, bare, fresh
 from .extent import Appended, Extent
 from .questions import AwaitRows
 from .store import Store
@@ -172,10 +172,10 @@ class Writer:
             job.answer(await self.in_thread(job.run))
         except (JournalError, OSError) as error:
             if job.reply is not None:
-                job.fail(error)
+                self._refuse(job, error)
             else:
                 logger.warning("%s: %s", self._queue.directory, error, extra={"event": "clean"})
-            self.require_store(error)
+                self.require_store(error)
 
     async def _run_first(self) -> None:
         job = self._queue.waiting[0]
@@ -186,9 +186,15 @@ class Writer:
             self._note_full(error)
             return
         except (JournalError, OSError) as error:
-            job.fail(error)
-            self.require_store(error)
+            self._refuse(job, error)
         self._queue.take([job])
+
+    def _refuse(self, job: Job, error: Exception) -> None:
+        """Have a question fail. Raises as `require_store`."""
+        if self._store.broken:
+            job.fail(fresh(error))
+            raise error
+        job.fail(bare(error))
 
     async def _run_group(self) -> None:
         queue = self._queue
@@ -215,7 +221,7 @@ class Writer:
         done = 0
         for job, answer in answers:
             if isinstance(answer, Exception):
-                job.fail(answer)
+                job.fail(answer if answer is error else bare(answer))  # the writer may raise its own
             else:
                 job.answer(answer)
                 done += isinstance(answer, Appended)

@@ -539,6 +539,7 @@ class BoundedCell(Cell):
         if len(line) >= self._sweep_at:
             for gone in [other for other in line if isinstance(other.message, Ask) and other.message.settled]:
                 del line[gone]
+                gone.message.pass_over()
             self._sweep_at = max(64, 2 * len(line))
         line[entry] = None
         if not self._room_due:
@@ -564,6 +565,7 @@ class BoundedCell(Cell):
             entry, _ = line.popitem(last=False)
             message = entry.message
             if isinstance(message, Ask) and message.settled:
+                message.pass_over()
                 continue
             if isinstance(message, RoomCallback):
                 self._granted = True

@@ -367,9 +367,13 @@ class ChannelCore:
         if self.mode is not Mode.UNRELIABLE or self.sender.state is not OPEN:
             return False
         self.check_thread()
-        self._dropped(self.queue.popleft())
+        self.drop_oldest()
         self.put(entry)
         return True
+
+    def drop_oldest(self) -> None:
+        """Drop the oldest message in the queue, to make room in an unreliable channel."""
+        self._dropped(self.queue.popleft())
 
     def put(self, entry: Any) -> None:
         """Give a message to the task that has waited longest, or queue it. There must be room. If `prepare` raises, it was not put."""
@@ -411,9 +415,15 @@ class ChannelCore:
             self.enveloped = True
         if self.accept(entry):
             return True
-        if self.sender.state is OPEN:
-            self.putters[_OfferWaiter(on_room)] = None
+        self.stand(on_room)
         return False
+
+    def stand(self, on_room: Callable[[], None]) -> Callable[[], None]:
+        """Call `on_room` once, in its turn among the waiting senders; the returned function leaves the line. Does nothing after the end."""
+        waiter = _OfferWaiter(on_room)
+        if self.sender.state is OPEN:
+            self.putters[waiter] = None
+        return lambda: self.putters.pop(waiter, None)
 
     def finish_producer(self, handle: object = None) -> None:
         """Finish one sender; after the last one the channel ends when everything was taken.
@@ -503,6 +513,13 @@ class ChannelCore:
                 entry.settle(outcome)
         if self.putters:
             self._admit()
+
+    def take_places(self, places: int) -> None:
+        """Count a message as several, for a consumer whose queue has a bound in bytes; a negative number gives places back."""
+        if self.sender.state is OPEN:
+            self.limit -= places
+            if self.putters and places < 0:
+                self._admit()
 
     def end(
         self, state: TerminalState, *, discard: bool = True, detail: str = "", cause: BaseException | None = None

@@ -1,0 +1,179 @@
+"""Messages that wait for room are bounded in bytes too, however few they are."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from levada.framework import bounded, channel
+from levada.framework.channel import Outcome
+from levada.framework.errors import AskTimeout, ChannelCancelled, MailboxFull
+from levada.framework.router import Routing, group, pull, round_robin
+
+from .conftest import Do, Note, Parcel, Start, settled
+
+MIB = 1 << 20
+MOST = 16
+"""MiB that may wait on a channel."""
+UNDER_WAY = 6
+"""MiB that may be elsewhere: in the window of the protocol, and with the peer."""
+
+
+def text(number: int) -> str:
+    return f"{number:04}" + "x" * (MIB - 4)
+
+
+@pytest.mark.rule("RF-15")
+async def test_rf15_tells_of_large_messages_fill_the_window_by_their_bytes(two: Any, autojump_clock: MockClock) -> None:
+    """`tell` raises, `send` waits; all arrive in order, and then the window takes as many messages as ever."""
+    async with two(mailbox=bounded(1)) as both, trio.open_nursery() as nursery:
+        both.cell.tell(Do("wait"))
+        await settled()
+        sent = 0
+        with pytest.raises(
+            MailboxFull, match=r"256 messages are on their way to /clerk at .*, or 16 MiB of them"
+        ) as full:
+            while sent < 256:
+                both.ref.tell(text(sent))
+                sent += 1
+                await wait_all_tasks_blocked()
+        assert MOST <= sent <= MOST + UNDER_WAY
+        assert full.value.message == text(sent)
+        with pytest.raises(MailboxFull):
+            both.ref.tell("a small one")
+        nursery.start_soon(both.ref.send, "last")
+        await settled()
+        assert both.cell.depth() <= 2
+        both.clerk.gate.set()
+        await settled()
+        assert both.clerk.notes == [*map(text, range(sent)), "last"]
+        for number in range(256):
+            both.ref.tell(str(number))
+        await settled()
+        assert both.clerk.notes[sent + 1 :] == [*map(str, range(256))]
+
+
+async def test_one_message_may_be_larger_than_what_may_wait(two: Any, autojump_clock: MockClock) -> None:
+    """The largest that travels, with others before and behind it."""
+    async with two() as both:
+        size = 15 * MIB
+        for each in ("a", bytes(size), "b", bytes(size), "c"):
+            await both.ref.send(Do("say") if isinstance(each, bytes) else each)
+            assert await both.ref.ask(Do("say", each), timeout=60) == each
+        assert both.clerk.notes == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+async def test_large_messages_of_a_channel_wait_for_room(
+    start: Start, autojump_clock: MockClock, ordered: bool
+) -> None:
+    async with start() as ends:
+        sender, receiver = channel(bytes)
+        sender = sender if ordered else sender.unordered()
+        await ends.peer.send(Parcel(receiver=receiver))
+        got = await ends.got.receive()
+        sent = 0
+        with pytest.raises(trio.WouldBlock):
+            while sent < 256:
+                sender.send_nowait(bytes([sent]) * MIB)
+                sent += 1
+                await wait_all_tasks_blocked()
+        assert MOST <= sent <= MOST + UNDER_WAY
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sender.send, bytes([sent]) * MIB)
+            await settled()
+            found = [await got.receiver.receive() for _ in range(sent + 1)]
+        assert sorted(found) == [bytes([number]) * MIB for number in range(sent + 1)]
+        assert not ordered or found == sorted(found)
+        sender.finish_nowait()
+        assert [rest async for rest in got.receiver] == []
+
+
+async def test_large_messages_of_an_unreliable_channel_displace_older_ones(
+    start: Start, autojump_clock: MockClock
+) -> None:
+    async with start() as ends:
+        sender, receiver = channel(bytes)
+        sender = sender.unreliable()
+        await ends.peer.send(Parcel(receiver=receiver))
+        got = await ends.got.receive()
+        receipts = [await sender.send(bytes([number]) * MIB, receipt=True) for number in range(100)]
+        dropped = [number for number, receipt in enumerate(receipts) if receipt.outcome is Outcome.NOT_PROCESSED]
+        assert 100 - MOST - UNDER_WAY <= len(dropped) <= 101 - MOST  # each has some bytes more than its MiB
+        assert max(dropped) <= 100 - MOST
+        sender.finish_nowait()
+        found = {each[0] async for each in got.receiver}
+        assert found == {*range(100)} - {*dropped}
+
+
+async def test_large_questions_wait_at_the_asker(two: Any, autojump_clock: MockClock) -> None:
+    """The actor's side takes a few, until they are answered or withdrawn."""
+    async with two() as both, trio.open_nursery() as nursery:
+        answers: list[str] = []
+
+        async def ask(number: int) -> None:
+            answers.append((await both.ref.ask(Do("say", text(number)), timeout=None))[:4])
+
+        both.cell.tell(Do("wait"))
+        await settled()
+        async with trio.open_nursery() as impatient:
+            for number in range(40):
+                (impatient if number % 2 else nursery).start_soon(ask, number)
+            await settled()
+            assert 8 <= both.cell.depth() <= 9
+            impatient.cancel_scope.cancel()
+        await settled()
+        assert 8 <= both.cell.depth() <= 18  # those that were withdrawn leave the mailbox in their turn
+        both.clerk.gate.set()
+        await settled()
+        assert sorted(answers) == [f"{number:04}" for number in range(0, 40, 2)]
+
+
+async def test_a_question_that_waits_for_room_leaves_the_line_with_its_asker(
+    two: Any, autojump_clock: MockClock
+) -> None:
+    """After a time-out, and after a cancellation."""
+    async with two(mailbox=bounded(1)) as both:
+        both.cell.tell(Do("wait"))
+        await settled()
+        with pytest.raises(MailboxFull):
+            while True:
+                both.ref.tell("x")
+                await wait_all_tasks_blocked()
+        waiting = both.ref.depth()
+        with pytest.raises(AskTimeout):
+            await both.ref.ask(Do("say", 1), timeout=5)
+        with trio.move_on_after(5):
+            await both.ref.ask(Do("say", 1), timeout=None)
+        with trio.move_on_after(5):
+            await both.ref.terminated()
+        assert both.ref.depth() == waiting
+        both.clerk.gate.set()
+
+
+@pytest.mark.parametrize("routing", [pull, round_robin])
+async def test_a_router_drops_the_handles_of_a_question_whose_asker_has_gone(
+    two: Any, autojump_clock: MockClock, routing: Callable[[], Routing], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The question came from another system, and no routee had room for it."""
+    async with two(mailbox=bounded(1)) as both:
+        there = both.there
+        there.groups.join("g", both.cell)
+        both.cell.tell(Note(refs=[there.spawn(group("g", routing=routing()))]))
+        router = await both.ref.ask(Do("last"))
+        both.cell.tell(Do("wait"))
+        both.ref.tell("in the mailbox")
+        await settled()
+        sender, receiver = channel(int)
+        with pytest.raises(AskTimeout):
+            await router.ask(Do("say", sender), timeout=5)
+        both.clerk.gate.set()
+        with trio.fail_after(60), pytest.raises(ChannelCancelled):
+            await receiver.receive()
+        assert both.clerk.notes[1:] == ["in the mailbox"]
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
