@@ -1,21 +1,26 @@
+# ruff: noqa: F811 - the fixture
 """Messages that wait for room are bounded in bytes too, however few they are."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from levada.framework import bounded, channel
+from levada.actors.aqueduct import RawMessage, envelopes
+from levada.framework import Reply, Sender, bounded, channel, handles, oneshot
 from levada.framework.channel import Outcome
 from levada.framework.errors import AskTimeout, ChannelCancelled, MailboxFull
 from levada.framework.router import Routing, group, pull, round_robin
 
-from .conftest import Do, Note, Parcel, Start, settled
+from .conftest import Clerk, Do, Note, Parcel, Start, settled
+from .test_refs_answers import further, open_answers, withdrawal
+from .test_refs_wire import Begin, Raw, packed, raw, record  # noqa: F401 - a fixture
 
 MIB = 1 << 20
 MOST = 16
@@ -177,3 +182,121 @@ async def test_a_router_drops_the_handles_of_a_question_whose_asker_has_gone(
             await receiver.receive()
         assert both.clerk.notes[1:] == ["in the mailbox"]
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+# ---------------------------------------------------------------- answers that are not taken
+
+
+class Maker(Clerk):
+    """Answers with a MiB: now, late, or when there is room for it."""
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self.made = self.making = 0
+
+    @handles
+    async def do(self, m: Do) -> Any:
+        if m.what == "now":
+            return bytes(MIB)
+        self.start_soon(self._make if m.what == "make" else self._make_late, self.reply_later())
+        return None
+
+    async def _make_late(self, reply: Reply[bytes]) -> None:
+        await self.gate.wait()
+        reply.send(bytes(MIB))
+
+    async def _make(self, reply: Reply[bytes]) -> None:
+        self.making += 1
+        while reply.wanted:
+            await reply.room()
+            if reply.wanted and reply.has_room:
+                self.made += 1
+                reply.send(bytes(MIB))
+        self.making -= 1
+
+
+def question(what: str) -> bytes:
+    return packed(record("tests.aqueduct.Do", what, None, None))
+
+
+Take = Callable[[], Awaitable[bytes]]
+
+
+@asynccontextmanager
+async def asked(ends: Raw, what: str, oneshots: bool = False) -> AsyncIterator[tuple[list[Take], Sender[RawMessage]]]:
+    """Ask 100 questions as a peer that takes no answers; yield functions that take one each, and where withdrawals go."""
+    shared, withdrawals = await open_answers(ends, 0, question(what))
+
+    async def take() -> bytes:
+        return (await shared.receive()).payload.partition(b"\x0f\xce")[2][4:]
+
+    takers: list[Take] = [take] * 100
+    if oneshots:
+        takers[1:] = [await one_more(ends, what) for _ in range(99)]
+    else:
+        for each in range(1, 100):
+            await ends.to.send(RawMessage(further(each) + question(what)))
+    await settled()
+    yield takers, withdrawals
+    withdrawals.cancel()
+    shared.close()
+
+
+async def one_more(ends: Raw, what: str) -> Take:
+    reply, answer = oneshot(RawMessage)
+    await ends.to.send(RawMessage(envelopes.ASK + question(what), (reply,)))
+
+    async def take() -> bytes:
+        return (await answer).payload
+
+    return take
+
+
+def is_failure(payload: bytes) -> bool:
+    return len(payload) < MIB
+
+
+@pytest.mark.parametrize("oneshots", [False, True])
+async def test_answers_that_nobody_takes_are_bounded(raw: Begin, autojump_clock: MockClock, oneshots: bool) -> None:
+    """All come at once: 64 MiB of them wait, and the others are failures that say so."""
+    async with raw(Maker) as ends, asked(ends, "late", oneshots) as (takers, _):
+        ends.clerk._actor.gate.set()
+        await settled()
+        with trio.fail_after(1000):
+            got = [await take() for take in takers]
+        failures = [envelopes.read_failure(each)[:2] for each in got if is_failure(each)]
+        assert 100 - 64 - UNDER_WAY <= len(failures) <= 100 - 64
+        assert {kind for kind, _ in failures} == {"ActorError"}
+        assert "answers wait for this system to take them; ask fewer questions at a time" in failures[0][1]
+        assert len(await ends.ask(question("now"))) > MIB
+
+
+async def test_an_actor_makes_large_answers_as_they_are_taken(raw: Begin, autojump_clock: MockClock) -> None:
+    async with raw(Maker) as ends, asked(ends, "make") as (takers, _):
+        maker = ends.clerk._actor
+        assert 8 <= maker.made <= 8 + UNDER_WAY
+        with trio.fail_after(10_000):
+            for number, take in enumerate(takers):
+                assert not is_failure(await take())
+                await settled()
+                assert maker.made <= number + 1 + 8 + UNDER_WAY
+        assert (maker.made, maker.making) == (100, 0)
+
+
+@pytest.mark.parametrize("how", ["withdrawn", "aborted"])
+async def test_who_waits_to_make_an_answer_learns_that_its_asker_has_gone(
+    raw: Begin, autojump_clock: MockClock, how: str
+) -> None:
+    """Its questions are withdrawn, or its connection has ended. An asker in the same system has room at any time."""
+    async with raw(Maker) as ends, asked(ends, "make") as (_, withdrawals):
+        maker = ends.clerk._actor
+        made = maker.made
+        assert maker.making == 100 - made > 0
+        assert await ends.clerk.ask(Do("make"), timeout=60) == bytes(MIB)
+        if how == "aborted":
+            ends.peer.abort()
+        else:
+            for each in range(100):
+                await withdrawals.send(RawMessage(withdrawal(each)))
+        await settled()
+        assert (maker.made, maker.making) == (made + 1, 0)

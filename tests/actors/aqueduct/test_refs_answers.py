@@ -43,11 +43,13 @@ def withdrawal(value: int) -> bytes:
     return b"\x92\x10" + number(value)
 
 
-async def open_answers(ends: Raw, value: int = 7) -> tuple[Receiver[RawMessage], Sender[RawMessage]]:
+async def open_answers(
+    ends: Raw, value: int = 7, question: bytes = SAY
+) -> tuple[Receiver[RawMessage], Sender[RawMessage]]:
     """Ask the first numbered question; return where answers come, and where withdrawals go."""
     there, answers = channel(RawMessage)
     withdrawals, taken = channel(RawMessage)
-    await ends.to.send(RawMessage(first(value) + SAY, (there, taken)))
+    await ends.to.send(RawMessage(first(value) + question, (there, taken)))
     return answers, withdrawals
 
 

@@ -68,6 +68,7 @@ class Line:
             return
         attached = [(passenger, kind) for _, passenger, kind in taken]
         taken.clear()
+        halves.answers += len(payload)
         self.waiting.append(Letter(halves, payload, None, attached))
         if half is not None:
             self.pump()
@@ -116,7 +117,10 @@ class Line:
         assert half is not None
         begun = bool(waiting)
         while waiting and half.state in SENDING and half.has_room():
-            dispatch(self._halves, half, waiting.popleft())
+            letter = waiting.popleft()
+            octets = len(letter.payload)
+            dispatch(self._halves, half, letter)
+            self._halves.answer_left(octets)
         if self._finishing and not waiting and half.state in SENDING:
             half.finish()
         self._halves.flush_soon()
@@ -137,7 +141,9 @@ class Line:
 
     def _over(self) -> None:
         while self.waiting:
-            self.waiting.popleft().settle(Outcome.NOT_PROCESSED)
+            letter = self.waiting.popleft()
+            self._halves.answer_left(len(letter.payload))
+            letter.settle(Outcome.NOT_PROCESSED)
         ended, self._ended, self._room = self._ended, _nothing, _nothing  # the owner of both holds this object
         ended()
 

@@ -27,7 +27,7 @@ from levada.transports.text import printable
 
 from . import envelopes
 from .answers import Replies
-from .halves import give_up, open_delivery, read_unreadable
+from .halves import ANSWERS_ROOM, give_up, open_delivery, read_unreadable
 from .links import HalfActor
 from .oneshots import Promise
 
@@ -38,6 +38,9 @@ MOST_TASKS: Final = 64
 
 MOST_ASKED: Final = 2**23
 """Bytes of the questions of one copy of a ref that are not answered yet; one may exceed it. More stay in the channel."""
+
+MOST_ANSWERS: Final = 2**26
+"""Bytes of a connection's answers that wait, or are under way on oneshots, from which a large answer is a failure instead."""
 
 logger = logging.getLogger("levada.actors.aqueduct")
 
@@ -392,7 +395,7 @@ class Task:
 class PeersQuestion(RemoteAsk, ABC):
     """A question from the peer."""
 
-    __slots__ = ("_export", "_octets", "_refs")
+    __slots__ = ("_export", "_maker", "_octets", "_refs")
 
     def __init__(self, export: Export, octets: int) -> None:
         halves = export.halves
@@ -401,6 +404,8 @@ class PeersQuestion(RemoteAsk, ABC):
         self._export = export
         self._octets = octets
         """Size of the question; 0 once it is over."""
+        self._maker: trio.Event | None = None
+        """Set when there is room for its answer, while an actor waits for that."""
         export.asked(octets)
 
     @abstractmethod
@@ -413,7 +418,24 @@ class PeersQuestion(RemoteAsk, ABC):
 
     def _over(self) -> None:
         octets, self._octets = self._octets, 0
-        self._export.answered(octets)
+        export, maker = self._export, self._maker
+        export.answered(octets)
+        if maker is not None:
+            export.halves.makers.pop(maker, None)
+            maker.set()
+            export.halves.let_make()
+
+    @property
+    def has_room(self) -> bool:
+        return self._export.halves.answers < ANSWERS_ROOM
+
+    async def room(self) -> None:
+        await trio.lowlevel.checkpoint()
+        while not (self.settled or self.has_room):
+            if self._maker is None or self._maker.is_set():
+                self._maker = trio.Event()
+                self._export.halves.makers[self._maker] = None
+            await self._maker.wait()
 
     def _settle(self, value: Any, error: BaseException | None) -> None:
         super()._settle(value, error)
@@ -422,20 +444,26 @@ class PeersQuestion(RemoteAsk, ABC):
 
     def _reply(self, value: Any, error: BaseException | None) -> None:
         refs = self._refs
+        payload = b""
         if error is None:
             expected = answer_type(self.message)
+            kind = type(self.message).__name__
             refs.halves.packing.channel = refs.answers
             try:
                 payload = envelopes.ANSWER + refs.codec.encode(value, expected, attachments=refs.halves.packing)
                 if refs.halves.packing.taken:
                     refs.halves.require_room(self.target.path)
-                self.reply(payload)
             except Exception as broken:
                 logger.exception("%s: an answer cannot travel", self.target.path)
-                kind = type(self.message).__name__
                 error = ActorError(f"the answer to {kind} cannot travel: {broken}", actor=self.target.path)
-        if error is not None:
-            self.reply(envelopes.encode_failure(error))
+            if len(payload) > LARGE and refs.halves.answers >= MOST_ANSWERS:
+                refs.halves.packing.rollback()
+                what = (
+                    f"the answer to {kind}, {len(payload)} bytes, was given up: more than {MOST_ANSWERS >> 20} MiB of answers wait for "
+                    "this system to take them; ask fewer questions at a time"
+                )
+                error = ActorError(what, actor=self.target.path)
+        self.reply(payload if error is None else envelopes.encode_failure(error))
 
 
 class NumberedQuestion(PeersQuestion):

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any, Final, Protocol
 
 import attrs
+import trio
 
 from levada.framework import (
     OneshotReceiver,
@@ -81,6 +82,8 @@ _SENDING: Final = (SenderState.OPEN, SenderState.UNATTACHED)
 
 MOST_WAITING = 2**24
 """Bytes of the messages of a channel that wait for room in its connection: then the window counts as full. One message may exceed it."""
+ANSWERS_ROOM = 2**23
+"""Bytes of a connection's answers that wait, or are under way on oneshots, from which an actor should not make more of them."""
 _PLACE = MOST_WAITING // WINDOW
 """A message that waits takes one more place of the window for each of these bytes."""
 
@@ -213,6 +216,10 @@ class Halves:
         self.sent = self.received = self.undelivered = 0
         self.questions = 0
         """Open questions of the peer whose answers share a channel."""
+        self.answers = 0
+        """Bytes of answers that wait for room, or are under way on oneshots."""
+        self.makers: OrderedDict[trio.Event, None] = OrderedDict()
+        """Those that wait to make an answer until fewer wait."""
         itself: Halves = weakref.proxy(self)
         self.packing = Packing(itself)
         self.tracing: Tracing | None = None
@@ -277,6 +284,16 @@ class Halves:
             channel.end(state, discard=discard, detail=self.detail, cause=self.cause)
         else:
             channel.end(state, discard=discard)
+
+    def answer_left(self, octets: int) -> None:
+        """Count an answer no more that has waited for room, or was under way."""
+        self.answers -= octets
+        self.let_make()
+
+    def let_make(self) -> None:
+        """Let the next answer be made, if there is room: one at a time, since there may be a thousand."""
+        if self.makers and self.answers < ANSWERS_ROOM:
+            self.makers.popitem(last=False)[0].set()
 
     def forget(self, channel: ChannelCore | Passenger) -> None:
         """End a channel whose other half was in a message that never left."""

@@ -143,7 +143,7 @@ class Promise:
         idle: as for `Awaited`.
     """
 
-    __slots__ = ("_due", "_gone", "_half", "_halves", "_idle")
+    __slots__ = ("_due", "_gone", "_half", "_halves", "_idle", "_octets")
 
     attachment_kind: ClassVar[str] = "oneshot_receiver"
     """The handle that the peer gets."""
@@ -156,6 +156,8 @@ class Promise:
         self._half: SenderHalf | None = None
         self._due: Letter | None = None
         """The value, until the message with the other half has left."""
+        self._octets = 0
+        """Size of the value, while it is under way."""
 
     def send(self, payload: bytes) -> None:
         """Send the value, with the handles in the connection's packing; does nothing if it is settled."""
@@ -167,6 +169,8 @@ class Promise:
         packing.taken.clear()
         self._gone = None
         self._due = Letter(self._halves, payload, None, attached)
+        self._octets = len(payload)
+        self._halves.answers += self._octets
         self._go()
 
     def finish(self) -> None:
@@ -221,6 +225,11 @@ class Promise:
         """Report the outcome of the value."""
         for letter in letters:
             letter.settle(outcome)
+        self._arrived()
+
+    def _arrived(self) -> None:
+        octets, self._octets = self._octets, 0
+        self._halves.answer_left(octets)
 
     def ended(self) -> None:
         """End with the half, which is gone."""
@@ -234,6 +243,7 @@ class Promise:
         letter, self._due = self._due, None
         if letter is not None:
             letter.settle(Outcome.NOT_PROCESSED)
+        self._arrived()
         gone, self._gone = self._gone, None
         if gone is not None:
             gone()

@@ -403,9 +403,12 @@ class Journal(
 
     async def _read(self, function: Callable[[], Any], reply: Reply[Any]) -> None:
         try:
-            async with self._reading:
-                if reply.wanted:
-                    reply.send(await trio.to_thread.run_sync(function))
+            while reply.wanted:
+                if not reply.has_room:
+                    await reply.room()  # without a place among the readers: this peer takes its answers slowly
+                async with self._reading:
+                    if reply.wanted and reply.has_room:
+                        reply.send(await trio.to_thread.run_sync(function))
         except (JournalError, OSError) as error:
             reply.fail(bare(error))
 

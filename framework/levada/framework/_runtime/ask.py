@@ -177,6 +177,15 @@ class Ask(Wrapped):
     def pass_over(self) -> None:
         """Note that no handler starts on the question, since it was settled before. The asker still has its message."""
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the way to the asker has room for an answer of any size."""
+        return True
+
+    async def room(self) -> None:
+        """Wait until it has, or nobody waits for the answer."""
+        await trio.lowlevel.checkpoint()
+
     def _expire(self) -> None:
         assert self.timer is not None
         self.fail(self.timed_out(self.timer.delay))
@@ -283,6 +292,28 @@ class Reply(Generic[R]):
     def wanted(self) -> bool:
         """Whether the asker still waits: false after an answer, a timeout, or a cancellation of the asker."""
         return not self._ask.settled
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the way to the asker has room for a large answer: over a connection, few bytes of earlier answers still wait."""
+        return self._ask.has_room
+
+    async def room(self) -> None:
+        """Wait until the way to the asker has room (`has_room`), or the asker no longer waits: before a large answer is made.
+
+        For an asker in this system there always is. Over a connection, answers of more than 64 MiB that wait make a large one fail.
+
+        Example:
+            ::
+
+                async def _read(self, question: ReadFile, reply: Reply[bytes]) -> None:  # a task of the actor
+                    while reply.wanted:
+                        await reply.room()
+                        async with self._few:  # readers at a time
+                            if reply.wanted and reply.has_room:
+                                reply.send(await trio.Path(question.name).read_bytes())
+        """
+        await self._ask.room()
 
     def send(self, value: R) -> None:
         """Answer. If the asker no longer waits, the answer is ignored and counted as late."""
