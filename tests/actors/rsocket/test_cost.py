@@ -401,6 +401,51 @@ async def test_websocket_frames_of_one_octet_cost_little() -> None:
     assert (within(waited, 1.0), within(spent, 5.0)) == (True, True), (waited, spent)
 
 
+def thousand(core: ReactiveStreamsCore) -> None:
+    for _ in range(1_000):
+        core.send_request_response(Payload(b"x"), 0.0)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+async def test_answers_that_are_never_read_hold_little(gated: bool) -> None:
+    """Of 1,000 answers of 1 MB: handlers begin as answers are read; of handlers that end together, 4 MB wait, and the others are errors."""
+    octets = written("rsocket", thousand)
+    gate, begun, ended = trio.Event(), 0, 0
+
+    async def large(request: Request) -> bytes:
+        nonlocal begun, ended
+        if request.data == b"honest":
+            return b""
+        begun += 1
+        if gated:
+            await gate.wait()
+        ended += 1
+        return bytes(MB)
+
+    config = ServerConfig(max_answer_bytes=4 * MB)
+    async with (
+        ActorSystem() as system,
+        serve(system, "rsocket+memory://desk", large, config=config) as listener,
+        connect(system, listener.url) as honest,
+        dial("memory://desk") as stream,
+    ):
+        assert isinstance(stream, ByteStream)
+        await honest.request_response(b"honest")
+        tracemalloc.start()
+        try:
+            await stream.send_all(octets)
+            await wait_all_tasks_blocked(0.01)
+            assert begun == 1_000 if gated else begun < 10
+            gate.set()
+            await wait_all_tasks_blocked(0.01)
+            await honest.request_response(b"honest")
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert ended == begun
+        assert peak < 30 * MB
+
+
 async def test_payloads_of_channels_have_a_bound_in_bytes() -> None:
     """20 channels want 62 MB more than 1 MiB: they end, and the one that was there goes on."""
     go_on = trio.Event()

@@ -14,6 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.authentication import Authentication, Credentials, PeerRefused, Refused
 from levada.actors.rsocket import (
+    ApplicationError,
     ClientConfig,
     ConnectedPeer,
     CoreConfig,
@@ -501,6 +502,42 @@ async def test_fire_and_forget_requests_have_a_bound(limits: dict[str, Any], siz
         await peer.fire_and_forget(b"again")
         await wait_all_tasks_blocked()
         assert taken[-1] == 5
+
+
+async def test_the_octets_of_answers_that_wait_have_a_bound() -> None:
+    """Further large ones are errors that name the setting; small ones, and those that were there, arrive when they are read again."""
+    gate = trio.Event()
+
+    async def handler(request: Request) -> bytes:
+        await gate.wait()
+        return bytes(int(request.data))
+
+    config = ServerConfig(max_answer_bytes=100_000, high_watermark=10_000)
+    async with pair(handler, server=config) as (peer, _, _system), trio.open_nursery() as nursery:
+        answers: list[int] = []
+        errors: list[str] = []
+
+        async def ask(size: int) -> None:
+            try:
+                answers.append(len((await peer.request_response(b"%d" % size)).data))
+            except ApplicationError as error:
+                errors.append(str(error))
+
+        for size in [20_000] * 20 + [4_000] * 20:
+            nursery.start_soon(ask, size)
+        await wait_all_tasks_blocked()
+        link: Any = below(peer).carrier
+        link.stream.link.hold()
+        gate.set()
+        await wait_all_tasks_blocked()
+        assert answers == []
+        link.stream.link.release()
+        await wait_all_tasks_blocked()
+        assert answers.count(4_000) == 20
+        assert 5 <= answers.count(20_000) <= 10  # the carrier takes some
+        assert len(errors) == 20 - answers.count(20_000)
+        assert all("wait until they are read, at most 100000 (max_answer_bytes)" in error for error in errors)
+        assert len((await peer.request_response(b"200000")).data) == 200_000
 
 
 async def test_the_octets_of_requests_in_handlers_have_a_bound() -> None:

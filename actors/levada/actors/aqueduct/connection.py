@@ -97,7 +97,8 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
         self.core = AqueductCore(
             client=self.client, headers=self.headers(), config=self.config.core, early=self.early, delivery=Arrival
         )
-        self.halves = Halves(self, attrs.evolve(codec, max_bytes=min(codec.max_bytes, limit)))
+        codec = attrs.evolve(codec, max_bytes=min(codec.max_bytes, limit))
+        self.halves = Halves(self, codec, self.config.max_answer_bytes)
         self.entry = ChannelCore(self.item_type, WINDOW, "entrypoint")
         """The client's sends, the server's receives."""
         self.entry.receiver.away = int(self.client)

@@ -39,9 +39,6 @@ MOST_TASKS: Final = 64
 MOST_ASKED: Final = 2**23
 """Bytes of the questions of one copy of a ref that are not answered yet; one may exceed it. More stay in the channel."""
 
-MOST_ANSWERS: Final = 2**26
-"""Bytes of a connection's answers that wait, or are under way on oneshots, from which a large answer is a failure instead."""
-
 logger = logging.getLogger("levada.actors.aqueduct")
 
 
@@ -456,11 +453,12 @@ class PeersQuestion(RemoteAsk, ABC):
             except Exception as broken:
                 logger.exception("%s: an answer cannot travel", self.target.path)
                 error = ActorError(f"the answer to {kind} cannot travel: {broken}", actor=self.target.path)
-            if len(payload) > LARGE and refs.halves.answers >= MOST_ANSWERS:
+            waiting, most = refs.halves.answers, refs.halves.max_answer_bytes
+            if waiting and len(payload) > LARGE and waiting + len(payload) > most:
                 refs.halves.packing.rollback()
                 what = (
-                    f"the answer to {kind}, {len(payload)} bytes, was given up: more than {MOST_ANSWERS >> 20} MiB of answers wait for "
-                    "this system to take them; ask fewer questions at a time"
+                    f"the answer to {kind}, {len(payload)} bytes, was given up: {waiting} bytes of answers wait for this system to take them, "
+                    f"at most {most} (max_answer_bytes); ask fewer questions at a time"
                 )
                 error = ActorError(what, actor=self.target.path)
         self.reply(payload if error is None else envelopes.encode_failure(error))

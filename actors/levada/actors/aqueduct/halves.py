@@ -189,9 +189,10 @@ class Halves:
     Args:
         connection: its actor is the parent of all their actors.
         codec: writes and reads messages.
+        max_answer_bytes: see `PeerConfig.max_answer_bytes`.
     """
 
-    def __init__(self, connection: Connecting, codec: Codec) -> None:
+    def __init__(self, connection: Connecting, codec: Codec, max_answer_bytes: int) -> None:
         self.connection = connection
         self.core = connection.core
         self.flush_soon: Callable[[], None] = connection.flush_soon
@@ -216,6 +217,7 @@ class Halves:
         self.sent = self.received = self.undelivered = 0
         self.questions = 0
         """Open questions of the peer whose answers share a channel."""
+        self.max_answer_bytes = max_answer_bytes
         self.answers = 0
         """Bytes of answers that wait for room, or are under way on oneshots."""
         self.makers: OrderedDict[trio.Event, None] = OrderedDict()

@@ -75,6 +75,9 @@ class _SideConfig:
     """Bytes of data and metadata in requests of the peer whose handlers have not ended, and in payloads of channels that wait for their
     handlers. Beyond that, a further request is answered with REJECTED and a channel with a further payload with CANCELED, except when it is
     alone. Up to 4 KiB does not count, since `CoreConfig.max_streams` and `window` bound it, nor do requests without an answer."""
+    max_answer_bytes: int = attrs.field(default=64 * 1024 * 1024, validator=_COUNT)
+    """Bytes of answers that wait until the carrier has room (`high_watermark`), since the peer takes them slowly. Meanwhile no further handlers
+    begin; the answers of those that run already are errors beyond this limit, except one that is alone. Up to 4 KiB does not count."""
     lease: Lease | None = None
     """Makes requests of either side need a lease from the other; this is the lease that this side gives (section 10 of the rules)."""
     metadata_pushed: Callable[[ConnectedPeer, bytes], Awaitable[None]] | None = None

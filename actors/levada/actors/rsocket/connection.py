@@ -57,7 +57,7 @@ from levada.transports.rsocket.reactive_streams import ReactiveStreamsCore
 from .config import ClientConfig, ServerConfig
 from .dialects import CoreFactory
 from .encoding import Encoding
-from .errors import connection_lost
+from .errors import ApplicationError, connection_lost
 from .fired import Fired
 from .peers import ConnectedPeer
 from .requests import Request
@@ -123,6 +123,8 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         """Bytes of data and metadata in them."""
         self.request_bytes = 0
         """Bytes of data and metadata in requests that their handlers hold; small requests do not count."""
+        self.answer_bytes = 0
+        """Bytes of answers that wait for room."""
         self.fired: deque[Request] = deque()
         """Fire-and-forget requests of the peer that have not begun."""
         self.firing = False
@@ -253,6 +255,26 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
     def unhold(self, size: int) -> None:
         """Note that handlers have released this many bytes."""
         self.request_bytes -= size
+
+    async def let_out(self, answer: Payload) -> None:
+        """Wait until the carrier has room for an answer.
+
+        Raises:
+            ApplicationError: too many bytes of answers wait already.
+        """
+        octets, most = answer.size, self.config.max_answer_bytes
+        if octets <= SMALL:
+            octets = 0
+        elif self.answer_bytes and self.answer_bytes + octets > most:
+            raise ApplicationError(
+                f"the answer of {octets} bytes was given up: {self.answer_bytes} bytes of answers wait until they are read, at most {most} "
+                "(max_answer_bytes)"
+            )
+        self.answer_bytes += octets
+        try:
+            await self.turn()
+        finally:
+            self.answer_bytes -= octets
 
     def fire_on(self) -> bool:
         """Have an actor take up the queued fire-and-forget requests; return false if no actor is available any more."""

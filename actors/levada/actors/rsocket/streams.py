@@ -121,6 +121,7 @@ class _Carrying(Protocol):
     async def check(self, request: Request) -> None: ...
     def fire_on(self) -> bool: ...
     def has_room(self, size: int) -> bool: ...
+    async def let_out(self, answer: Payload) -> None: ...
     def unhold(self, size: int) -> None: ...
     def flush(self) -> bool: ...
     def flush_soon(self) -> None: ...
@@ -593,6 +594,8 @@ class Answer(_Producing):
     async def _answer(self, request: Request) -> None:
         connection, stream_id = self.connection, self.stream_id
         try:
+            if connection.crowded:
+                await connection.turn()  # a peer that does not read its answers gets no more of them
             if connection.checks_requests:
                 await connection.check(request)
             if self.inbound is not None:
@@ -605,8 +608,8 @@ class Answer(_Producing):
                     await self._send_stream(request, cast("AsyncIterable[Any]", result))
                 elif result is not None or request.holds_message:
                     result = connection.encoding.reply(result, messages=request.holds_message)
-            if not self.answered and connection.crowded:
-                await connection.room()
+            if not self.answered and connection.crowded and result is not None:
+                await connection.let_out(result)
             if request.kind is not RESPONSE and result is not None and not self.answered:
                 # ReactiveSocket's streams may begin without credit (RX-63).
                 while self.stream_id == stream_id and connection.core.credit(stream_id) < 1:
@@ -617,10 +620,12 @@ class Answer(_Producing):
                 else:
                     connection.core.send_payload(stream_id, result, complete=True)
                 self.answered = True
-                if connection.unbegun:
+                if connection.unbegun and (result is None or len(result.data) <= SMALL):
                     connection.flush_soon()
                 else:
-                    connection.flush()  # no other handler is about to run; a turn for the flush would cost 2 us
+                    # No other handler is about to run, and a turn for the flush would cost 2 us; or those that are about to run shall see
+                    # whether the carrier is crowded.
+                    connection.flush()
         except RequestFailed as error:
             # An error from another peer says nothing about this request: REJECTED would promise that it was not processed.
             self._fail(ErrorCode.APPLICATION_ERROR if error.channel else error.code, error.data)

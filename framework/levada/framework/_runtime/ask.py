@@ -301,7 +301,8 @@ class Reply(Generic[R]):
     async def room(self) -> None:
         """Wait until the way to the asker has room (`has_room`), or the asker no longer waits: before a large answer is made.
 
-        For an asker in this system there always is. Over a connection, answers of more than 64 MiB that wait make a large one fail.
+        For an asker in this system there always is. Over a connection, too many bytes of answers that wait make a large one fail
+        (`levada.actors.aqueduct.PeerConfig.max_answer_bytes`).
 
         Example:
             ::
