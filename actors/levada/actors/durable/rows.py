@@ -213,7 +213,9 @@ class EventKind:
             _filled(batch.column(field.name), field) if field.name in batch.schema.names else None for field in wanted
         ]
         there = [array for array in arrays if array is not None]
-        return self.columns.messages(pa.RecordBatch.from_arrays(there, schema=pa.schema(list(wanted)[: len(there)])))
+        # With all columns the schema is the class's own, so `messages` need not fit them.
+        schema = wanted if len(there) == len(wanted) else pa.schema(list(wanted)[: len(there)])
+        return self.columns.messages(pa.RecordBatch.from_arrays(there, schema=schema))
 
 
 def _filled(column: pa.Array, field: pa.Field) -> pa.Array:

@@ -188,6 +188,18 @@ class Keys:
             if batch.num_rows:
                 yield batch
 
+    def newest_value(self, entity: str | bytes, column: str, schema: pa.Schema) -> Any:
+        """Return the value that a column has in the newest row of an entity; None if there is no row, or it is null."""
+        # Without `newest_of`, which takes three times as long.
+        for place in self._places(entity, 0):
+            block = next(self._partition.read_at([place]))
+            if block.erased:
+                continue
+            row = block.batch().slice(place - block.first, 1)
+            if row.column(self._config.entity or "")[0].as_py() == entity:
+                return (row if column in row.schema.names else fit(row, schema)).column(column)[0].as_py()
+        return None
+
     def _places(self, entity: str | bytes, start: int) -> Iterator[int]:
         """Yield the offsets of the rows that may be of an entity, newest first; the same hash may be another entity's."""
         key = _hash(entity)

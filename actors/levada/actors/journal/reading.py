@@ -70,9 +70,7 @@ def _offset_in(store: Store, entity: str | bytes, partition: int, column: str) -
     field = store.schema.field(column) if column in store.schema.names else None
     if field is None or not pa.types.is_integer(field.type):
         raise JournalError(f"since is {column!r:.100}, wanted a column of whole numbers", path=str(store.directory))
-    for batch in store.newest_of(entity, 1, partition=partition):
-        return batch.column(column)[0].as_py() or 0
-    return 0
+    return store.newest_value(entity, column, partition=partition) or 0
 
 
 def command_of(store: Store, m: FindCommand) -> Found:

@@ -536,6 +536,15 @@ class Store:
         keys = self._keys_of("entity", partition_of(entity, len(self._partitions)) if partition is None else partition)
         return keys.newest_of(entity, start, newest, self.schema)
 
+    def newest_value(self, entity: str | bytes, column: str, *, partition: int) -> Any:
+        """Return the value that a column has in the newest row of an entity; None if there is no row, or it is null.
+
+        Raises:
+            JournalError: the journal has no `Keyed.entity`.
+            JournalDamaged: as `read`.
+        """
+        return self._keys_of("entity", partition).newest_value(entity, column, self.schema)
+
     def erase(self, entity: str | bytes, *, partition: int | None = None, before: int | None = None) -> Iterator[int]:
         """Erase the rows of an entity, even from disk. Belongs to the thread that writes.
 
