@@ -16,6 +16,7 @@ It has things that applications do not need:
 * **Routers whose routees are in another process**: a `Work` in an actor's mailbox brings one message of a `pull` router, and reports when
   it is finished.
 * **Errors that are kept**: `drop_frames` leaves the lines of their tracebacks, but not the frames, which hold messages and refer to each other.
+* **Lines that peers cause**: a `RateLimitedLog` logs ten a second.
 * **Traces**: `TracedTell` and `TracedAsk` carry the context of a sender to a ref of another system; `make_core` makes the channels that a
   message brings. `levada.framework.tracing` describes contexts.
 
@@ -81,6 +82,7 @@ from ._runtime.traced_channel import make_core
 from ._runtime.tracing import TracedAsk, TracedTell
 from .actor import Actor
 from .errors import ActorError, ConfigurationError
+from .events import RateLimitedLog
 from .identity import RemotePeer
 from .links import NORMAL, Failed, Reason
 from .observe import FlowWindow
@@ -100,6 +102,7 @@ __all__ = [
     "LocalRef",
     "Mode",
     "Outcome",
+    "RateLimitedLog",
     "Receipt",
     "RemoteAsk",
     "RemoteTell",

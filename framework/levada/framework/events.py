@@ -184,26 +184,37 @@ class DeadLetters:
 
 
 class RateLimitedLog:
-    """Logs messages that no handler took: at most ten a second, then how many more there were."""
+    """Logs lines that others may cause as often as they like: at most ten a second, then how many more there were.
 
-    def __init__(self, what: str) -> None:
+    Args:
+        what: the matter of a line, in the singular; with underscores it is the line's ``event``.
+        log: where the lines go.
+        level: of the lines.
+    """
+
+    def __init__(self, what: str, log: logging.Logger = logger, level: int = logging.WARNING) -> None:
         self._what = what
+        self._event = what.replace(" ", "_")
+        self._log = log
+        self._level = level
         self._second = -1.0
         self._logged = 0
         self._unlogged = 0
 
-    def note(self, message: Any, to: Ref[Any], why: str) -> None:
-        """Log one, or count it."""
-        event = self._what.replace(" ", "_")
+    def line(self, text: str, *arguments: object, **extra: object) -> None:
+        """Log one, or count it; for the arguments see `logging.Logger.log`, `extra` are fields of the record."""
         second = trio.current_time() // 1.0
         if second != self._second:
             if self._unlogged:
-                logger.warning("%d more %ss were not logged", self._unlogged, self._what, extra={"event": f"{event}s"})
+                more = f"%d more {self._what}s were not logged"
+                self._log.log(self._level, more, self._unlogged, extra={"event": f"{self._event}s"})
             self._second, self._logged, self._unlogged = second, 0, 0
         if self._logged < _LINES_A_SECOND:
             self._logged += 1
-            kind = type(message).__name__
-            extra = {"actor": to.path, "event": event}
-            logger.warning("%s: %s to %s (%s)", self._what, kind, to.path, why, extra=extra)
+            self._log.log(self._level, text, *arguments, extra={"event": self._event, **extra})
         else:
             self._unlogged += 1
+
+    def note(self, message: Any, to: Ref[Any], why: str) -> None:
+        """Log that an actor has not got a message."""
+        self.line("%s: %s to %s (%s)", self._what, type(message).__name__, to.path, why, actor=to.path)

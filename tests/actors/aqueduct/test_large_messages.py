@@ -184,6 +184,22 @@ async def test_a_router_drops_the_handles_of_a_question_whose_asker_has_gone(
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
+async def test_messages_that_cannot_be_decoded_are_few_lines(
+    raw: Begin, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with raw(Clerk) as ends:
+        for _ in range(300):
+            await ends.to.send(RawMessage(envelopes.TELL + b"\xc1"))
+        await trio.sleep(2)
+        await ends.to.send(RawMessage(envelopes.TELL + b"\xc1"))
+        await settled()
+        said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+        assert [text for text in said if "a message for /clerk cannot be decoded" not in text] == [
+            "290 more unreadable messages were not logged"
+        ]
+        assert len(said) == 12
+
+
 # ---------------------------------------------------------------- answers that are not taken
 
 

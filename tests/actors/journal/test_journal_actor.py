@@ -133,6 +133,22 @@ async def test_refused_appends_leave_nothing_to_the_collector(tmp_path: Path, ca
         gc.enable()
 
 
+async def test_refusals_of_told_appends_are_few_lines(
+    system: ActorSystem, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A flood of them fills no disk with lines: ten a second, then how many more there were."""
+    journal = system.spawn(partial(Journal, tmp_path, Line))
+    began = trio.current_time()
+    for _ in range(2000):
+        journal.tell(Append(b"no rows"))
+    assert await journal.ask(Append(lines(1)), timeout=None) == Appended(0, 0, 1)
+    seconds = int(trio.current_time()) - int(began) + 1
+    said = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    lost = [text for text in said if text.startswith("rows were told, not asked, and are lost: ")]
+    assert 10 <= len(lost) <= 10 * seconds
+    assert len(said) - len(lost) < seconds
+
+
 async def test_the_record_of_ends_is_synced_soon_after_the_last_append(
     system: ActorSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -199,7 +199,7 @@ class Export(HalfActor):
             else:
                 message = refs.halves.codec.decode(payload, detach=refs.unattached)
         except LevadaError as error:
-            logger.warning("%s: a message for %s cannot be decoded: %s", refs.peer, self.target.path, error)
+            refs.halves.complain("%s: a message for %s cannot be decoded: %s", refs.peer, self.target.path, error)
         else:
             self._put(RemoteTell(message, refs.halves.remote, refs.halves.context))
 
@@ -253,7 +253,7 @@ class Export(HalfActor):
                 refs.halves, delivery, delivery.payload[len(envelopes.WORK) :], Any, first=1
             )
         except LevadaError as error:
-            logger.warning("%s: a message for %s cannot be decoded: %s", refs.peer, self.target.path, error)
+            refs.halves.complain("%s: a message for %s cannot be decoded: %s", refs.peer, self.target.path, error)
             task.over(True)
         else:
             task.begin(RemoteTell(message, refs.halves.remote, refs.halves.context), handles)

@@ -34,7 +34,17 @@ from levada.framework import (
 )
 from levada.framework.channel import WINDOW
 from levada.framework.codec import AttachmentKind, Codec, Detach
-from levada.framework.embedding import LARGE, ChannelCore, Envelope, Mode, Outcome, TerminalState, Tracked, make_core
+from levada.framework.embedding import (
+    LARGE,
+    ChannelCore,
+    Envelope,
+    Mode,
+    Outcome,
+    RateLimitedLog,
+    TerminalState,
+    Tracked,
+    make_core,
+)
 from levada.framework.errors import ChannelCancelled, ChannelError, DecodeError, HandleMoved, LocalProtocolError
 from levada.framework.tracing import Tracing
 from levada.transports import aqueduct
@@ -230,6 +240,8 @@ class Halves:
         """Of the message that was opened last, with tracing."""
         self.plain = Letter(itself, b"", None, [])
         """The shared letter of all messages whose outcome is not tracked."""
+        self.complain = RateLimitedLog("unreadable message", logger).line
+        """Logs what is wrong with a message of the peer."""
         self._starting: deque[Record] = deque()
         self.going_on: list[Record] = []
         """Records that have left some of what has arrived, until the connection writes."""
@@ -522,7 +534,7 @@ def open_delivery(
         raise
     unused = [half for number, half in enumerate(attachments) if number >= first and number not in used]
     if unused:
-        logger.warning("%s: %d attachments that no field names", halves.peer, len(unused))
+        halves.complain("%s: %d attachments that no field names", halves.peer, len(unused))
         _give_up_halves(unused)
     halves.flush_soon()
     return message, tuple(used.values())

@@ -93,7 +93,7 @@ class Calls:
                 else:
                     message = arrival.open()
             except LevadaError as error:
-                logger.warning("%s: a message from %s cannot be read: %s", path, halves.peer, printable(str(error)))
+                halves.complain("%s: a message from %s cannot be read: %s", path, halves.peer, printable(str(error)))
                 return
             if halves.tracing is None or isinstance(message, UntracedMessage):
                 await self._function(message)

@@ -11,6 +11,7 @@ import trio
 from levada.actors.journal import JournalError
 from levada.actors.journal.errors import fresh
 from levada.framework import Ref
+from levada.framework.embedding import RateLimitedLog
 from levada.framework.errors import LevadaError
 
 from .commits import Commits
@@ -38,6 +39,7 @@ class UnderWay:
         self._remind_again = remind_again
         self._room = trio.Event()
         self._held = False
+        self._told = RateLimitedLog("failed command", logger)
 
     def __len__(self) -> int:
         return len(self.turns)
@@ -76,13 +78,13 @@ class UnderWay:
         if turn.reminder is not None:
             self._remind_again(turn.reminder, error)
         elif turn.question is None:
-            logger.warning(
+            self._told.line(
                 "%s: %s to %r was told and failed: %s",
                 turn.target.path,
                 type(turn.message).__name__,
                 turn.entity,
                 error,
-                extra={"event": "told"},
+                event="told",
             )
         else:
             turn.question.fail(error)

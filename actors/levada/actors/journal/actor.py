@@ -28,7 +28,7 @@ from levada.framework.embedding import DescribedActor
 from levada.framework.errors import ActorError
 from levada.transports.text import printable
 
-from .appends import Appends, Job
+from .appends import Appends, Job, Told
 from .columns import Columns, columns_of
 from .config import JournalConfig
 from .delivering import deliver, stage_rows
@@ -166,6 +166,7 @@ class Journal(
         self._writing = trio.CapacityLimiter(1)
         self._reading = trio.CapacityLimiter(READERS)
         self._erasing = trio.Lock()
+        self._told = Told()
 
     @property
     def about(self) -> str:
@@ -242,11 +243,7 @@ class Journal(
     def refuse(self) -> None:
         """Have the question that is being handled fail, because the journal is not open."""
         assert self._refusal is not None
-        reply = self._reply()
-        if reply is not None:
-            reply.fail(fresh(self._refusal))
-        else:
-            logger.error("rows were told, not asked, and are lost: %s", self._refusal, extra={"event": "rows_lost"})
+        (self._reply() or self._told).fail(fresh(self._refusal))
 
     async def _open(self) -> None:
         columns: Columns[Any] | None = columns_of(self.columns) if isinstance(self.columns, type) else None
@@ -270,19 +267,19 @@ class Journal(
         # Not a coroutine function: an ask of an idle journal calls this at once, without a turn of the mailbox.
         if self._queue.waiting_bytes >= self.max_pending_bytes and not self._queue.full:
             return self._append_later(m)
-        self._queue.put(Job(None, self._reply(), m, _bytes_of(m.rows)))
+        self._queue.put(Job(None, self._reply() or self._told, m, _bytes_of(m.rows)))
         return None
 
     async def _append_later(self, m: Append) -> None:
         # Not while it is full: the questions that make room come by the same mailbox.
         while self._queue.waiting_bytes >= self.max_pending_bytes and not self._queue.full:
             await self._queue.progress()
-        self._queue.put(Job(None, self._reply(), m, _bytes_of(m.rows)))
+        self._queue.put(Job(None, self._reply() or self._told, m, _bytes_of(m.rows)))
 
     @handles
     def deliver(self, m: Deliver) -> None:
         """Queue a batch behind the appends that wait."""
-        self._queue.put(Job(functools.partial(deliver, self._store, m), self._reply()))
+        self._queue.put(Job(functools.partial(deliver, self._store, m), self._reply() or self._told))
 
     def _reply(self) -> Reply[Any] | None:
         try:

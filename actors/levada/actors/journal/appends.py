@@ -15,6 +15,7 @@ import attrs
 import pyarrow as pa
 
 from levada.framework import Reply
+from levada.framework.embedding import RateLimitedLog
 from levada.framework.errors import ConfigurationError
 
 from .columns import Columns, columns_of
@@ -26,12 +27,30 @@ from .keys import Taken
 from .questions import Append
 from .store import Store
 
-__all__ = ["Appends", "Job"]
+__all__ = ["Appends", "Job", "Told"]
 
 logger = logging.getLogger("levada.actors.journal")
 
 Answer = Appended | Fenced | Exception
 _COLUMNS = pa.RecordBatch, bytes  # a tuple: to make the union each time costs as much as the rest of an append's part
+
+
+class Told:
+    """Takes the answers to rows that were told, not asked."""
+
+    wanted = True
+
+    def __init__(self) -> None:
+        self._log = RateLimitedLog("lost append", logger, logging.ERROR)
+
+    def send(self, value: Any) -> None:
+        """Log that the rows were not written, if that is the answer."""
+        if isinstance(value, Fenced):
+            self.fail(value)
+
+    def fail(self, why: object) -> None:
+        """Log why the rows were not written."""
+        self._log.line("rows were told, not asked, and are lost: %s", why, event="rows_lost")
 
 
 @attrs.define(eq=False)  # not frozen: that costs 0.5 µs for each append
@@ -40,7 +59,7 @@ class Job:
 
     run: Callable[[], Any] | None
     """None for an append; appends are written in groups."""
-    reply: Reply[Any] | None
+    reply: Reply[Any] | Told | None
     append: Append | None = None
     size: int = 0
 
@@ -53,18 +72,11 @@ class Job:
         """Answer the asker."""
         if self.reply is not None:
             self.reply.send(value)
-        elif isinstance(value, Fenced):
-            self._lose(value)
 
     def fail(self, error: Exception) -> None:
         """Have the asker's question fail."""
         if self.reply is not None:
             self.reply.fail(error)
-        else:
-            self._lose(error)
-
-    def _lose(self, why: object) -> None:
-        logger.error("rows were told, not asked, and are lost: %s", why, extra={"event": "rows_lost"})
 
 
 @attrs.define(eq=False)
