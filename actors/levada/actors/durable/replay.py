@@ -10,7 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
-from itertools import repeat
+from itertools import chain, repeat
 from operator import length_hint
 from typing import Any, TypeAlias
 
@@ -22,7 +22,7 @@ from levada.actors.journal.schema import offsets
 from .access import Access
 from .entity import Durable, bind
 from .errors import EntityErased, ReplayFailed
-from .rows import BOOKKEEPING, ERASED, SNAPSHOT
+from .rows import BOOKKEEPING, ERASED, SNAPSHOT, EventKind
 from .snapshots import Snapshots
 from .turns import Live, Writer
 
@@ -31,6 +31,8 @@ __all__ = ["load"]
 logger = logging.getLogger("levada.actors.durable")
 pc: Any = pyarrow.compute
 
+PIECE = 1024
+"""Events that are made from columns at a time."""
 
 _Apply: TypeAlias = Callable[[Durable[Any], Any], None]
 
@@ -117,6 +119,8 @@ class _Replay:
         left = repeat(self._actor, len(rows))
         try:
             deque(map(apply, left, events), maxlen=0)
+        except ReplayFailed:
+            raise
         except Exception as error:
             place = len(rows) - length_hint(left) - 1
             raise self._failed(batch, rows[place], error) from error
@@ -162,11 +166,18 @@ class _Replay:
             if len(places) < batch.num_rows:
                 rows = rows.take(pa.array(places, pa.int64()))
             if pc.all(pc.equal(rows.column("_version"), kind.version)).as_py():
-                try:
-                    return kind.events(rows)
-                except Exception:  # noqa: BLE001 - `_each` finds the first bad row
-                    pass
+                return chain.from_iterable(self._pieces(batch, kind, rows, places))
         return None
+
+    def _pieces(
+        self, batch: pa.RecordBatch, kind: EventKind, rows: pa.RecordBatch, places: Sequence[int]
+    ) -> Iterator[Iterator[Any]]:
+        """Turn rows of one kind into events, some at a time: the values of 10,000 would be fresh memory, a seventh of the time."""
+        for at in range(0, len(places), PIECE):
+            try:
+                yield kind.events(rows.slice(at, PIECE))
+            except Exception:  # noqa: BLE001 - `_each` finds the first bad row
+                yield self._each(batch, kind.tag, places[at : at + PIECE])
 
     def _each(self, batch: pa.RecordBatch, tag: str, places: Sequence[int]) -> Iterator[Any]:
         """Turn rows of one kind into events, one by one."""

@@ -212,10 +212,15 @@ class EventKind:
         arrays = [
             _filled(batch.column(field.name), field) if field.name in batch.schema.names else None for field in wanted
         ]
+        if all(map(_fits, arrays, wanted)):
+            return self.columns.messages(pa.RecordBatch.from_arrays(arrays, schema=wanted))
         there = [array for array in arrays if array is not None]
-        # With all columns the schema is the class's own, so `messages` need not fit them.
-        schema = wanted if len(there) == len(wanted) else pa.schema(list(wanted)[: len(there)])
-        return self.columns.messages(pa.RecordBatch.from_arrays(there, schema=schema))
+        return self.columns.messages(pa.RecordBatch.from_arrays(there, schema=pa.schema(list(wanted)[: len(there)])))
+
+
+def _fits(array: pa.Array | None, field: pa.Field) -> bool:
+    """Whether a column is as its class has it, as nearly all are; the others are fitted, which takes 30 µs."""
+    return array is not None and array.type == field.type and (field.nullable or not array.null_count)
 
 
 def _filled(column: pa.Array, field: pa.Field) -> pa.Array:

@@ -72,7 +72,8 @@ class Block:
         """Return the rows in the columns they were written with, without copying them; no rows if they were erased."""
         if self.erased:
             return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in self.schema], schema=self.schema)
-        return pa.ipc.read_record_batch(self.data, self.schema).slice(self.skip, self.rows)
+        batch = pa.ipc.read_record_batch(self.data, self.schema)
+        return batch if batch.num_rows == self.rows else batch.slice(self.skip, self.rows)
 
 
 @attrs.frozen

@@ -197,7 +197,8 @@ def fit(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     Raises:
         SchemaMismatch: neither schema grew out of the other.
     """
-    if batch.schema.equals(schema, check_metadata=True):
+    own = batch.schema
+    if own is schema or own.equals(schema, check_metadata=True):
         return batch
     columns = []
     for place, field in enumerate(schema):
