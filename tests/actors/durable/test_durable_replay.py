@@ -14,7 +14,7 @@ pytest.importorskip("pyarrow")
 
 import pyarrow as pa
 
-from levada.actors.durable import Durable, ReplayFailed, applies, shards, snapshots, upcasts
+from levada.actors.durable import Durable, ReplayFailed, applies, replay, shards, snapshots, upcasts
 from levada.actors.durable.rows import log_config
 from levada.actors.journal import SchemaMismatch, Store
 from levada.framework import ActorSystem, Asks, handles, message
@@ -198,6 +198,25 @@ async def test_a_new_field_without_default_names_the_event(tmp_path: Path) -> No
     newer = added(note=("str", ...))
     with pytest.raises(ReplayFailed, match=r"event 1, 'test.durable.added', at row 1 of shard 0: .*note: has nulls"):
         await run(tmp_path, adder(newer), newer)
+
+
+async def test_the_event_that_does_not_fit_is_named_among_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events are made some at a time; those before it are, and the error names its own row."""
+    monkeypatch.setattr(replay, "PIECE", 3)
+    noted = added(note=("str | None", None))
+
+    def add(self: Any, m: Add) -> list[int]:
+        if m.number >= 0:
+            self.record(noted(m.number, None if m.number == 4 else "x"))
+        return list(self.numbers)
+
+    members = {"add": handles(Add)(add)}
+    assert await run(tmp_path, adder(noted, **members), noted, *range(8)) == [*range(8)]
+    assert await run(tmp_path, adder(noted, **members), noted) == [*range(8)]
+    strict = added(note=("str", ...))
+    with pytest.raises(ReplayFailed, match=r"event 5, 'test.durable.added', at row 5 of shard 0: .*note: has nulls"):
+        await run(tmp_path, adder(strict), strict)
+    assert [event.number for event in CALLS] == [0, 1, 2]
 
 
 async def test_old_versions_are_upcast(tmp_path: Path) -> None:

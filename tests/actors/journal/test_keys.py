@@ -39,6 +39,7 @@ from levada.actors.journal import (  # noqa: E402
     partition_of,
 )
 from levada.actors.journal import keys as keys_module  # noqa: E402
+from levada.actors.journal.reading import entity_of  # noqa: E402
 from levada.actors.journal.segments import Segment  # noqa: E402
 from levada.framework import ActorSystem, Ref, bounded, message  # noqa: E402
 from levada.framework.errors import ConfigurationError  # noqa: E402
@@ -413,6 +414,17 @@ async def test_the_same_command_twice_in_a_group(system: ActorSystem, tmp_path: 
     await journal.terminated()
     with open_store(tmp_path) as store:
         assert len(everything(store)) == 10
+
+
+def test_reading_since_a_column_that_older_rows_do_not_have(tmp_path: Path) -> None:
+    with open_store(tmp_path) as store:
+        store.append([(0, batch(Event("anna", None, 1), Event("ben", None, 2)))])
+    grown = COLUMNS.schema.append(pa.field("extra", pa.int64()))
+    with Store.open(tmp_path, grown, SMALL) as store:
+        assert store.newest_value("anna", "extra", partition=0) is None
+        assert store.newest_value("anna", "amount", partition=0) == 1
+        assert store.newest_value("nobody", "amount", partition=0) is None
+        assert entity_of(store, ReadEntity("anna", partition=0, since="extra")).count == 1
 
 
 async def test_asked_as_messages(system: ActorSystem, tmp_path: Path) -> None:
