@@ -139,14 +139,14 @@ class Export(HalfActor):
             or (replies is not None and replies.crowded)
         )
 
-    def asked(self, octets: int) -> None:
+    def asked(self, size: int) -> None:
         """Count the bytes of a question."""
-        self._asked += octets
+        self._asked += size
 
-    def answered(self, octets: int) -> None:
+    def answered(self, size: int) -> None:
         """Count the bytes of a question no more: it is answered, or nobody waits for the answer."""
         before = self._asked
-        self._asked -= octets
+        self._asked -= size
         if self._asked < MOST_ASKED <= before:
             self.pump()
 
@@ -392,18 +392,18 @@ class Task:
 class PeersQuestion(RemoteAsk, ABC):
     """A question from the peer."""
 
-    __slots__ = ("_export", "_maker", "_octets", "_refs")
+    __slots__ = ("_export", "_maker", "_size", "_refs")
 
-    def __init__(self, export: Export, octets: int) -> None:
+    def __init__(self, export: Export, size: int) -> None:
         halves = export.halves
         super().__init__(None, export.target, halves.remote, halves.context)
         self._refs = halves.refs
         self._export = export
-        self._octets = octets
+        self._size = size
         """Size of the question; 0 once it is over."""
         self._maker: trio.Event | None = None
         """Set when there is room for its answer, while an actor waits for that."""
-        export.asked(octets)
+        export.asked(size)
 
     @abstractmethod
     def reply(self, payload: bytes) -> None:
@@ -414,9 +414,9 @@ class PeersQuestion(RemoteAsk, ABC):
         self._over()
 
     def _over(self) -> None:
-        octets, self._octets = self._octets, 0
+        size, self._size = self._size, 0
         export, maker = self._export, self._maker
-        export.answered(octets)
+        export.answered(size)
         if maker is not None:
             export.halves.makers.pop(maker, None)
             maker.set()
@@ -469,8 +469,8 @@ class NumberedQuestion(PeersQuestion):
 
     __slots__ = ("_number", "_replies")
 
-    def __init__(self, export: Export, octets: int, replies: Replies, number: int) -> None:
-        super().__init__(export, octets)
+    def __init__(self, export: Export, size: int, replies: Replies, number: int) -> None:
+        super().__init__(export, size)
         self._replies = replies
         self._number = number
 
@@ -483,8 +483,8 @@ class Question(PeersQuestion):
 
     __slots__ = ("_promise",)
 
-    def __init__(self, export: Export, octets: int, half: SenderHalf) -> None:
-        super().__init__(export, octets)
+    def __init__(self, export: Export, size: int, half: SenderHalf) -> None:
+        super().__init__(export, size)
         halves = export.halves
         self._promise = Promise(halves, self.withdraw)
         halves.start(self._promise.bound(half))

@@ -299,9 +299,9 @@ class Halves:
         else:
             channel.end(state, discard=discard)
 
-    def answer_left(self, octets: int) -> None:
+    def answer_left(self, size: int) -> None:
         """Count an answer no more that has waited for room, or was under way."""
-        self.answers -= octets
+        self.answers -= size
         self.let_make()
 
     def let_make(self) -> None:

@@ -109,6 +109,7 @@ class _Carrying(Protocol):
     responder: Responder
     checks_requests: bool
     request_bytes: int
+    answer_bytes: int
     unbegun: int
     fired: deque[Request]
     firing: bool
@@ -594,7 +595,7 @@ class Answer(_Producing):
     async def _answer(self, request: Request) -> None:
         connection, stream_id = self.connection, self.stream_id
         try:
-            if connection.crowded:
+            if connection.answer_bytes:
                 await connection.turn()  # a peer that does not read its answers gets no more of them
             if connection.checks_requests:
                 await connection.check(request)
