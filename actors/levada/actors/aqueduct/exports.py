@@ -392,7 +392,7 @@ class Task:
 class PeersQuestion(RemoteAsk, ABC):
     """A question from the peer."""
 
-    __slots__ = ("_export", "_maker", "_size", "_refs")
+    __slots__ = ("_export", "_maker", "_refs", "_size")
 
     def __init__(self, export: Export, size: int) -> None:
         halves = export.halves
@@ -436,8 +436,10 @@ class PeersQuestion(RemoteAsk, ABC):
 
     def _settle(self, value: Any, error: BaseException | None) -> None:
         super()._settle(value, error)
-        self._reply(value, error)
-        self._over()
+        try:
+            self._reply(value, error)
+        finally:
+            self._over()
 
     def _reply(self, value: Any, error: BaseException | None) -> None:
         refs = self._refs
