@@ -31,7 +31,7 @@ __all__ = ["load"]
 logger = logging.getLogger("levada.actors.durable")
 pc: Any = pyarrow.compute
 
-PIECE = 1024
+PIECE = 2048
 """Events that are made from columns at a time."""
 
 _Apply: TypeAlias = Callable[[Durable[Any], Any], None]
