@@ -209,13 +209,24 @@ class Maker(Clerk):
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         self.made = self.making = 0
+        self.scopes: list[trio.CancelScope] = []
+        self.kept: list[Reply[bytes]] = []
 
     @handles
     async def do(self, m: Do) -> Any:
         if m.what == "now":
             return bytes(MIB)
-        self.start_soon(self._make if m.what == "make" else self._make_late, self.reply_later())
+        makers = {"make": self._make, "try": self._try, "late": self._make_late}
+        self.start_soon(makers[m.what], self.reply_later())
         return None
+
+    async def _try(self, reply: Reply[bytes]) -> None:
+        """Make an answer, or keep the reply when this is cancelled."""
+        with trio.CancelScope() as scope:
+            self.scopes.append(scope)
+            await self._make(reply)
+        if scope.cancelled_caught:
+            self.kept.append(reply)
 
     async def _make_late(self, reply: Reply[bytes]) -> None:
         await self.gate.wait()
@@ -223,12 +234,14 @@ class Maker(Clerk):
 
     async def _make(self, reply: Reply[bytes]) -> None:
         self.making += 1
-        while reply.wanted:
-            await reply.room()
-            if reply.wanted and reply.has_room:
-                self.made += 1
-                reply.send(bytes(MIB))
-        self.making -= 1
+        try:
+            while reply.wanted:
+                await reply.room()
+                if reply.wanted and reply.has_room:
+                    self.made += 1
+                    reply.send(bytes(MIB))
+        finally:
+            self.making -= 1
 
 
 def question(what: str) -> bytes:
@@ -297,6 +310,21 @@ async def test_an_actor_makes_large_answers_as_they_are_taken(raw: Begin, autoju
                 await settled()
                 assert maker.made <= number + 1 + 8 + UNDER_WAY
         assert (maker.made, maker.making) == (100, 0)
+
+
+async def test_the_turn_of_one_who_is_cancelled_goes_to_the_next(raw: Begin, autojump_clock: MockClock) -> None:
+    """Those before it keep their replies, so nothing else gives their turns back."""
+    async with raw(Maker) as ends, asked(ends, "try") as (takers, _):
+        maker = ends.clerk._actor
+        for scope in maker.scopes[:-20]:
+            scope.cancel()
+        await settled()
+        left = 100 - len(maker.kept)
+        assert maker.made < left < 40
+        with trio.fail_after(10_000):
+            for _ in range(left):
+                assert not is_failure(await takers[0]())
+        assert (maker.made, maker.making) == (left, 0)
 
 
 @pytest.mark.parametrize("how", ["withdrawn", "aborted"])

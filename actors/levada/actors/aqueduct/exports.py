@@ -392,7 +392,7 @@ class Task:
 class PeersQuestion(RemoteAsk, ABC):
     """A question from the peer."""
 
-    __slots__ = ("_export", "_maker", "_refs", "_size")
+    __slots__ = ("_export", "_makers", "_refs", "_size")
 
     def __init__(self, export: Export, size: int) -> None:
         halves = export.halves
@@ -401,8 +401,8 @@ class PeersQuestion(RemoteAsk, ABC):
         self._export = export
         self._size = size
         """Size of the question; 0 once it is over."""
-        self._maker: trio.Event | None = None
-        """Set when there is room for its answer, while an actor waits for that."""
+        self._makers: tuple[trio.Event, ...] = ()
+        """Set when there is room for its answer: one for each task that has waited for that since the last turn."""
         export.asked(size)
 
     @abstractmethod
@@ -415,11 +415,13 @@ class PeersQuestion(RemoteAsk, ABC):
 
     def _over(self) -> None:
         size, self._size = self._size, 0
-        export, maker = self._export, self._maker
+        export, makers = self._export, self._makers
         export.answered(size)
-        if maker is not None:
-            export.halves.makers.pop(maker, None)
-            maker.set()
+        if makers:
+            self._makers = ()
+            for maker in makers:
+                export.halves.makers.pop(maker, None)
+                maker.set()
             export.halves.let_make()
 
     @property
@@ -428,11 +430,18 @@ class PeersQuestion(RemoteAsk, ABC):
 
     async def room(self) -> None:
         await trio.lowlevel.checkpoint()
+        halves = self._export.halves
         while not (self.settled or self.has_room):
-            if self._maker is None or self._maker.is_set():
-                self._maker = trio.Event()
-                self._export.halves.makers[self._maker] = None
-            await self._maker.wait()
+            maker = trio.Event()
+            halves.makers[maker] = None
+            self._makers = (*(each for each in self._makers if not each.is_set()), maker)
+            try:
+                await maker.wait()
+            except BaseException:  # cancelled: the turn is the next one's
+                halves.makers.pop(maker, None)
+                self._makers = tuple(each for each in self._makers if each is not maker)
+                halves.let_make()
+                raise
 
     def _settle(self, value: Any, error: BaseException | None) -> None:
         super()._settle(value, error)

@@ -301,8 +301,12 @@ class Reply(Generic[R]):
     async def room(self) -> None:
         """Wait until the way to the asker has room (`has_room`), or the asker no longer waits: before a large answer is made.
 
-        For an asker in this system there always is. Over a connection, too many bytes of answers that wait make a large one fail
+        Those that wait for the same connection have their turns one after the other, as answers leave, or are given up: answer soon after it.
+        For an asker in this system there always is room. Over a connection, too many bytes of answers that wait make a large one fail
         (`levada.actors.aqueduct.PeerConfig.max_answer_bytes`).
+
+        Cancellation:
+            the turn is the next one's.
 
         Example:
             ::
