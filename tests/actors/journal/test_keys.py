@@ -178,9 +178,9 @@ def test_the_newest_row_is_found_without_reading_the_others(tmp_path: Path, monk
         real = Segment.read_at
 
         def noted(self: Segment, *rest: Any) -> Any:
-            for block in real(self, *rest):
+            for block, places in real(self, *rest):
                 read.append((block.first, block.rows))
-                yield block
+                yield block, places
 
         monkeypatch.setattr(Segment, "read_at", noted)
         [rows] = store.newest_of("e3", 1, partition=0)

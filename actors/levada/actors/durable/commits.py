@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Protocol
 
 import attrs
@@ -77,10 +78,11 @@ class Commits:
 
     def put(self, commit: Commit) -> int:
         """Queue rows; return their place. They are on disk when `written` has reached it."""
+        if not self._queue:
+            self._wake.set()
         self._queue.append(commit)
         self.size += commit.size
         self.queued += len(commit.rows)
-        self._wake.set()
         return self.queued
 
     async def reach(self, place: int) -> None:
@@ -106,13 +108,14 @@ class Commits:
                 self._wake = trio.Event()
                 await self._wake.wait()
             await self._let_askers_come(expected)
-            group, rows = self._group()
+            group, rows, octets = self._group()
             if rows:
                 await self._append(rows)
-            for commit in group:
+            for _ in group:
                 self._queue.popleft()
-                self.written += len(commit.rows)
-                self.size -= commit.size
+            self.written += len(rows)
+            self.size -= octets
+            for commit in group:
                 commit.done()
             expected = len(self._queue) + len(group)
             self._progress.set()
@@ -126,17 +129,19 @@ class Commits:
             for _ in range(3):  # one for the askers, one for the shard, one for the entities
                 await trio.lowlevel.checkpoint()
 
-    def _group(self) -> tuple[list[Commit], list[Row]]:
-        group: list[Commit] = []
-        rows: list[Row] = []
-        octets = 0
+    def _group(self) -> tuple[list[Commit], list[Row], int]:
+        """Return the first commits of the queue, their rows, and about the size of these."""
+        if self.size <= MOST_BYTES and self.queued - self.written <= MOST_ROWS:  # nearly always
+            group = list(self._queue)
+            return group, list(chain.from_iterable([commit.rows for commit in group])), self.size
+        group, rows, octets = [], list[Row](), 0
         for commit in self._queue:
-            octets += commit.size
-            if group and (len(rows) + len(commit.rows) > MOST_ROWS or octets > MOST_BYTES):
+            if group and (len(rows) + len(commit.rows) > MOST_ROWS or octets + commit.size > MOST_BYTES):
                 break
             group.append(commit)
             rows += commit.rows
-        return group, rows
+            octets += commit.size
+        return group, rows, octets
 
     async def _append(self, rows: list[Row]) -> None:
         shard = self._access.shard

@@ -88,8 +88,8 @@ class Durable(Actor[M]):
     def _take_turn(self, turn: Turn) -> Awaitable[None] | None:
         turn.running = True
         try:
-            kind = type(turn.message)
-            result = (self.command_table.get(kind) or find_handler(kind, self.command_table))(self, turn.message)
+            handler = turn.handler
+            result = handler(self, turn.message)
             if hasattr(result, "__await__"):
                 return self._finish_turn(turn, result)
             turn.shard.finished(turn, result)
@@ -130,7 +130,7 @@ class Durable(Actor[M]):
         """
         live, turn = self._here_turn("record()")
         writer = live.writer
-        kinds = writer.log.kinds
+        kinds, appliers = writer.log.kinds, live.appliers
         if turn.waiter is not None:
             BEFORE_ASKS[turn.waiter] = self.commit
         for event in events:
@@ -139,11 +139,12 @@ class Durable(Actor[M]):
                 raise ConfigurationError(
                     f"{type(self).__name__} records {type(event).__name__}, which shards(events=…) does not name"
                 )
-            values = kind.values(event)
+            values_of = kind.values
+            values, size = values_of(event)
             # As in a replay, which has no command: an `applies` method that records fails now, not there.
             turn.running = False
             try:
-                self.appliers[kind.cls](self, event)
+                appliers[kind.cls](self, event)
             except BaseException as error:
                 live.failed = error
                 raise
@@ -151,7 +152,7 @@ class Durable(Actor[M]):
                 turn.running = True
             live.sequence += 1
             live.since += 1
-            row = Row(live, kind.tag, writer.now(), turn.command, kind, values)
+            row = Row(live, kind.tag, writer.now(), turn.command, kind, values, size)
             live.recorded.append(row)
             live.size += row.size
         if live.size > MOST_BYTES:
@@ -302,7 +303,7 @@ def _refuse_size(live: Live) -> NoReturn:
 def bind(actor: Durable[Any], live: Live) -> None:
     """Connect an entity's record with its actor."""
     actor._live = live
-    live.actor = actor
+    live.actor, live.appliers = actor, actor.appliers
 
 
 def handler_of(cls: type[Durable[Any]], kind: type) -> Callable[[Any, Any], Any] | None:

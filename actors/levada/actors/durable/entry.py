@@ -7,7 +7,7 @@ import os
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -58,7 +58,9 @@ class Entity(Generic[M]):
     shard: ToShard = attrs.field(repr=False)
     """The shard that owns it."""
 
-    async def ask(self, message: Asks[R], *, command: str | None = None, timeout: float | None = DEFAULT_TIMEOUT) -> R:
+    def ask(
+        self, message: Asks[R], *, command: str | None = None, timeout: float | None = DEFAULT_TIMEOUT
+    ) -> Coroutine[Any, Any, R]:
         """Send a question and return the answer, once everything that the answer depends on is on disk.
 
         Args:
@@ -80,8 +82,8 @@ class Entity(Generic[M]):
         Cancellation:
             a command that has not begun is withdrawn. Otherwise it continues, and its answer is dropped.
         """
-        answer: R = await self.shard.ask(self._command(message, command), timeout=timeout)
-        return answer
+        # Not a coroutine function: a coroutine around the one of the ref costs 0.2 µs.
+        return self.shard.ask(self._command(message, command), timeout=timeout)
 
     def tell(self, message: M, *, command: str | None = None) -> None:
         """Send a message without waiting; errors are as for `Ref.tell`. It is lost if the process ends before its events are on disk."""

@@ -93,13 +93,13 @@ class Reminding:
         shard, settings = self._shard, self._shard.settings
         try:
             command = Command(reminder.entity, settings.codec.decode(reminder.message), reminder.id)
-            if handler_of(settings.cls, type(command.message)) is None:
+            handler = handler_of(settings.cls, type(command.message))
+            if handler is None:
                 raise ActorError(f"{settings.cls.__name__} has no handler for {type(command.message).__name__}")
         except LevadaError as error:
             self.again(reminder, error)
             return
-        turn = Turn(shard.place, shard, command, None)
+        turn = Turn(shard.place, shard, command, handler, None, reminder)
         turn.body = hashlib.blake2b(reminder.message, digest_size=16).digest()
-        turn.reminder = reminder
         turn.message_bytes = len(reminder.message)
         shard.begin_turn(turn)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
 
 import trio
@@ -59,7 +59,7 @@ class ToShard(Protocol):
         """Send a message, waiting for room."""
         ...
 
-    async def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Any:
+    def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Coroutine[Any, Any, Any]:
         """Send a question and return the answer."""
         ...
 

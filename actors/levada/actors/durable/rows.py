@@ -75,7 +75,6 @@ OWNED = "$owned"
 REMIND, FIRED, FORGOT = "$remind", "$fired", "$forgot"
 """A reminder was set, has been handled, or was taken back. These rows are the shard's own; the reminder is in ``_data``."""
 
-_SIZED = frozenset({str, bytes, list, tuple, dict})
 SEGMENT_BYTES = 64 << 20
 _FOR_EVER = 1 << 60
 
@@ -124,6 +123,8 @@ class Row:
         command: str | None = None,
         event: EventKind | None = None,
         values: Sequence[Any] = (),
+        size: int = 0,
+        *,
         data: bytes | None = None,
     ) -> None:
         self.live = live
@@ -141,38 +142,22 @@ class Row:
         self.body: bytes | None = None
         self.state: Mapping[str, bytes] | None = None
         """The fields of the entity, if the row is a snapshot."""
-        octets = 128
-        for value in values:  # a generator expression with isinstance() took a tenth of a whole command
-            if type(value) in _SIZED:
-                octets += _bytes_in(value)
-        if data is not None:
-            octets += len(data)
-        self.size = octets
+        self.size = 128 + size if data is None else 128 + len(data)
         """About the size of the row."""
 
 
-def _bytes_in(value: Any) -> int:
-    """Return about the size of a value of a column in bytes."""
-    if isinstance(value, str):
-        return len(value) if value.isascii() else len(value.encode())
-    if isinstance(value, bytes):
-        return len(value)
-    items = [*value, *value.values()] if isinstance(value, dict) else value
-    return 8 * len(items) + sum(_bytes_in(item) for item in items if type(item) in _SIZED)
+def _no_values(_: Any) -> tuple[tuple[Any, ...], int]:
+    return (), 0
 
 
-def _no_values(_: Any) -> Sequence[Any]:
-    return ()
-
-
-def _values_of(kind: EventKind) -> Callable[[Any], Sequence[Any]]:
+def _values_of(kind: EventKind) -> Callable[[Any], tuple[tuple[Any, ...], int]]:
     return kind.columns.row if kind.columns is not None else _no_values
 
 
-def _spread(columns: Columns[Any] | None, names: list[str]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+def _spread(columns: Columns[Any] | None, names: list[str]) -> Callable[[Sequence[Any]], Sequence[Any]] | None:
     own = list(columns.schema.names) if columns is not None else []
     if own == names:
-        return lambda values: values
+        return None
     places = [own.index(name) if name in own else len(own) for name in names]
     return lambda values: [(*values, None)[place] for place in places]
 
@@ -186,10 +171,12 @@ class EventKind:
     version: int
     columns: Columns[Any] | None
     """The columns of its fields; None if it has no fields."""
-    spread: Callable[[Sequence[Any]], Sequence[Any]]
-    """Puts the values of an event into the columns of all events."""
-    values: Callable[[Any], Sequence[Any]] = attrs.field(init=False, default=attrs.Factory(_values_of, takes_self=True))
-    """Returns the values of an event for its columns; `SchemaMismatch` if one does not fit."""
+    spread: Callable[[Sequence[Any]], Sequence[Any]] | None
+    """Puts the values of an event into the columns of all events; None if these are its own."""
+    values: Callable[[Any], tuple[tuple[Any, ...], int]] = attrs.field(
+        init=False, default=attrs.Factory(_values_of, takes_self=True)
+    )
+    """Returns the values of an event for its columns, and about their size in bytes; `SchemaMismatch` if one does not fit."""
 
     @property
     def names(self) -> list[str]:
@@ -282,7 +269,12 @@ class Log:
             live, event = row.live, row.event
             if event is None or row.body is not None:
                 live.writer.placed(row, offset)
-            version, values = (event.version, event.spread(row.values)) if event is not None else (None, self._nulls)
+            if event is None:
+                version, values = None, self._nulls
+            else:
+                version, values = event.version, row.values
+                if event.spread is not None:
+                    values = event.spread(values)
             found.append(
                 (
                     live.entity, row.sequence, row.command, row.time, row.kind, version, row.reply, row.body,

@@ -50,6 +50,8 @@ __all__ = ["Leave", "Shard"]
 
 logger = logging.getLogger("levada.actors.durable")
 
+_STOPPED = ActorPhase.STOPPED  # a member of an enumeration takes 0.05 µs to look up
+
 FIRST_DELAY, LAST_DELAY = 0.05, 5.0
 """Seconds between attempts to reach the journal."""
 MOST_BYTES = 14 << 20
@@ -91,6 +93,8 @@ class Shard(DescribedActor[Any]):
         self.log = self.settings.log
         self._handlers = self.settings.cls.command_table
         self._sync_handlers = self._handlers[None]
+        self._time = self.settings.clock
+        self._snapshot_every = self.settings.snapshot_every
         self._reminding = Reminding(self)
         self._refusal: JournalError | None = JournalError("it is being opened")
         """Why it takes no commands; None: it owns its partition."""
@@ -209,27 +213,27 @@ class Shard(DescribedActor[Any]):
     def command(self, m: Command) -> Coroutine[Any, Any, None] | None:
         """Take a command, when there is room."""
         # Not a coroutine function: an ask of an idle shard calls this at once, without a turn of the mailbox.
-        if self._under_way.is_full:
+        if self._under_way.is_full():
             return self._command_later(m)
         self._take_command(m)
         return None
 
     async def _command_later(self, m: Command) -> None:
-        while self._under_way.is_full:
+        while self._under_way.is_full():
             await self._under_way.until_one_is_settled()
         self._take_command(m)
 
     def _take_command(self, m: Command) -> None:
         # Not `reply_later`: `_give_up` fails every question of the turns.
-        turn = Turn(self.place, self, m, self.place.take_question())
+        kind = type(m.message)
+        handler: Any = self._handlers.get(kind) or handler_of(self.settings.cls, kind)
+        turn = Turn(self.place, self, m, handler, self.place.take_question())
         if self._refusal is not None:
             self._under_way.refuse(turn, fresh(self._refusal))
             return
-        if type(m.message) not in self._handlers and handler_of(self.settings.cls, type(m.message)) is None:
+        if handler is None:
             name = self.settings.cls.__name__
-            self._under_way.refuse(
-                turn, ActorError(f"{name} has no handler for {type(m.message).__name__}", actor=self.ref.path)
-            )
+            self._under_way.refuse(turn, ActorError(f"{name} has no handler for {kind.__name__}", actor=self.ref.path))
             return
         if m.command is not None:
             try:
@@ -257,8 +261,15 @@ class Shard(DescribedActor[Any]):
         entities = self._entities
         live = entities.live.get(turn.entity)
         if live is not None:
-            if live.cell.phase is not ActorPhase.STOPPED:
-                self._offer(live, turn)
+            if live.cell.phase is not _STOPPED:
+                if turn.command is None or self._is_new(live, turn, turn.command):
+                    turn.live = live
+                    if live.turn is None:
+                        self._begin(live, turn)
+                    else:
+                        if live.waiting is None:
+                            live.waiting = deque()
+                        live.waiting.append(turn)
                 return
             entities.drop(live)
         waiting = entities.loading.get(turn.entity)
@@ -270,19 +281,6 @@ class Shard(DescribedActor[Any]):
             entities.loading[turn.entity] = [turn]
             self.start_task(self._load, turn.entity)
 
-    def _offer(self, live: Live, turn: Turn) -> None:
-        """Give a command to an entity in memory, unless it has been given before."""
-        command = turn.command
-        if command is not None and not self._is_new(live, turn, command):
-            return
-        turn.live = live
-        if live.turn is not None:
-            if live.waiting is None:
-                live.waiting = deque()
-            live.waiting.append(turn)
-        else:
-            self._begin(live, turn)
-
     def _begin(self, live: Live, turn: Turn) -> None:
         live.turn = turn
         live.begun += 1
@@ -293,6 +291,7 @@ class Shard(DescribedActor[Any]):
             live.cell.enqueue(turn)
 
     def _is_new(self, live: Live, turn: Turn, command: str) -> bool:
+        """Return whether a command with an id was not given before; if it was, see to its answer."""
         first = live.underway.get(command) if live.underway is not None else None
         known = live.commands.get(command) if live.commands is not None else None
         if first is None and known is None:
@@ -350,7 +349,8 @@ class Shard(DescribedActor[Any]):
 
     def now(self) -> int:
         """Return the time in microseconds since 1970."""
-        return int(self.settings.clock() * 1e6)
+        clock = self._time
+        return int(clock() * 1e6)
 
     def finished(self, turn: Turn, value: Any) -> None:
         """Queue the rows of a handler that has returned, and its answer behind them. Raises if the answer cannot be kept."""
@@ -374,7 +374,8 @@ class Shard(DescribedActor[Any]):
         if rows or live.own:
             turn.rows, turn.size = self._take_rows(live)
             live.ticket = self._commits.put(turn)
-            self._write_snapshots(live)
+            if live.since >= self._snapshot_every or self.own.since > self._snapshot_every:
+                self._write_snapshots(live)
         else:
             turn.rows, turn.size = (), 0
             if live.ticket > self._commits.written:
@@ -413,7 +414,7 @@ class Shard(DescribedActor[Any]):
 
     def _write_snapshots(self, live: Live) -> None:
         """Queue the state of an entity, and the shard's reminders, if enough rows have come: each alone, because it may be large."""
-        every, own, reminders = self.settings.snapshot_every, self.own, self.reminders
+        every, own, reminders = self._snapshot_every, self.own, self.reminders
         if own.since > every and own.since > 2 * len(reminders.pending) and reminders.size <= SNAPSHOT_BYTES:
             own.since = 0
             self.write([Row(own, SNAPSHOT, self.now())], trio.Event())

@@ -44,9 +44,8 @@ class UnderWay:
     def __len__(self) -> int:
         return len(self.turns)
 
-    @property
     def is_full(self) -> bool:
-        """Whether the next command has to wait."""
+        """Return whether the next command has to wait."""
         return len(self.turns) >= MOST_UNDER_WAY or self._octets + self._commits.size >= MOST_BYTES
 
     @property
@@ -69,8 +68,9 @@ class UnderWay:
         self._settle(turn)
         if turn.question is not None:
             turn.question.answer(value)
-        for each in turn.also or ():
-            self.send(each, value)
+        if turn.also is not None:
+            for each in turn.also:
+                self.send(each, value)
 
     def refuse(self, turn: Turn, error: BaseException) -> None:
         """Have a command fail, and its repetitions."""
@@ -92,10 +92,13 @@ class UnderWay:
             self.refuse(each, error)
 
     def _settle(self, turn: Turn) -> None:
-        if turn in self.turns:
+        try:
             self.turns.remove(turn)
+        except KeyError:  # it was not taken, or given up
+            pass
+        else:
             self._octets -= turn.message_bytes
-        if self._held and not (self.turns and self.is_full):
+        if self._held and not (self.turns and self.is_full()):
             self._wake_waiting()
 
     def _wake_waiting(self) -> None:

@@ -27,6 +27,7 @@ import zlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -163,19 +164,16 @@ class Keys:
     def _blocks_of(self, key: int, start: int) -> Iterator[tuple[Block, Sequence[int]]]:
         """Yield the blocks with rows of a hash from `start` on, and the offsets of the rows."""
         for origin, index in self._indexes(start, newest_first=False):
-            places = index.rows_from(key, start, origin)
-            at = 0
-            for block in self._partition.read_at(places):
-                first, at = at, bisect_left(places, block.end, at)
+            for block, places in self._partition.read_at(index.rows_from(key, start, origin)):
                 if not block.erased:  # meanwhile, or the index is from before
-                    yield block, places[first:at]
+                    yield block, places
 
     def newest_of(self, entity: str | bytes, start: int, newest: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the newest rows of an entity, not before `start`, with their offsets: as many as there are, the newest block first."""
         places = self._places(entity, start)
         place = next(places, None)
         while place is not None and newest > 0:
-            block = next(self._partition.read_at([place]))
+            block, _ = next(self._partition.read_at([place]))
             if block.erased:
                 place = next(places, None)
                 continue
@@ -192,7 +190,7 @@ class Keys:
         """Return the value that a column has in the newest row of an entity; None if there is no row, or it is null."""
         # Without `newest_of`, which takes three times as long.
         for place in self._places(entity, 0):
-            block = next(self._partition.read_at([place]))
+            block, _ = next(self._partition.read_at([place]))
             if block.erased:
                 continue
             row = block.batch().slice(place - block.first, 1)
@@ -510,6 +508,7 @@ def _rows_at(block: Block, places: Sequence[int], schema: pa.Schema) -> _Rows:
     return _Rows(batch, places, batch.nbytes)
 
 
+@lru_cache(1024)  # 0.03 µs instead of 0.45 µs, of the 15 µs of a command, for a key that was there just before
 def _hash(key: str | bytes) -> int:
     octets = key.encode() if isinstance(key, str) else key
     return int.from_bytes(hashlib.blake2b(octets, digest_size=8).digest(), "little")

@@ -380,8 +380,8 @@ class Partition:
             if start < stop:
                 return
 
-    def read_at(self, places: Sequence[int]) -> Iterator[Block]:
-        """Yield the whole blocks that hold some rows, whose offsets are in order; raises as `read`."""
+    def read_at(self, places: Sequence[int]) -> Iterator[tuple[Block, Sequence[int]]]:
+        """Yield the whole blocks that hold some rows, whose offsets are in order, each with the offsets of its own; raises as `read`."""
         place = 0
         while place < len(places):
             segment, following = self._segment_of(places[place])
@@ -389,9 +389,9 @@ class Partition:
             end = len(places) if following is None else bisect_left(places, following, place)
             try:
                 self._index(segment, places[place], following)
-                for block in segment.read_at(places[place:end]):
-                    yield block
-                    place = bisect_left(places, block.end, place)
+                for block, here in segment.read_at(places[place:end]):
+                    yield block, here
+                    place += len(here)
             except (FileNotFoundError, JournalDamaged, ValueError) as error:
                 self._require_merged(segment, path, places[place], error)
 

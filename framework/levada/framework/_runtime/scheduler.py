@@ -166,6 +166,8 @@ class RunQueue:
         self._base = contextvars.copy_context()
         self._base.run(SOURCE.set, self)
         self._scratch = self._base.copy()
+        self._inner_scratch = self._base.copy()
+        """For the inner one of two nested calls: a context cannot be entered twice."""
         self._active: Worker | None = None
         self._spares: list[Worker] = []
         self.end = self.now + SLICE
@@ -239,15 +241,13 @@ class RunQueue:
         outer = self._outer = self.inline
         self.inline = cell
         cell._idle = False
-        if outer is None:
-            self._nested = 0.0
-        if cell.context is not None:
-            context = cell.context
-            if cell._extras is not None:
-                cell._extras.touched = trio.current_time()
-        else:
-            context = self._scratch if outer is None else self._base.copy()
-        began = self.clock()
+        context = cell.context
+        if context is None:
+            context = self._scratch if outer is None else self._inner_scratch
+        elif cell._extras is not None:
+            cell._extras.touched = trio.current_time()
+        clock = self.clock
+        began = clock()
         try:
             result = context.run(handler, cell._actor, message)
         except BaseException as error:
@@ -258,17 +258,21 @@ class RunQueue:
             return
         finally:
             self.inline, self._outer = outer, None
-            self.now = self.clock()
-            seconds = self.now - began
+            self.now = now = clock()
+            seconds = now - began
             if outer is not None:
                 self._nested += seconds
             else:
                 seconds -= self._nested
+                self._nested = 0.0
             if seconds > SLICE:
                 self.system.observe.took_long(cell, message, seconds, 1)
             if cell.context is None and context != self._base:
                 cell.context = context
-                self._scratch = self._base.copy()
+                if outer is None:
+                    self._scratch = self._base.copy()
+                else:
+                    self._inner_scratch = self._base.copy()
         cell._handled += 1
         coroutine = result
         if result is not None and type(result) is not CoroutineType:
