@@ -259,3 +259,27 @@ async def test_told_commands_wait_for_a_shard_that_moves_up_to_a_bound(monkeypat
         with pytest.raises(MailboxFull, match="shard 0 is not open now, and 10 messages wait for it"):
             routes.tell(0, 10)
         await news.finish()
+
+
+@message("test.bounds.local")
+class Local(Asks[int]):
+    number: int
+    other: Unknown  # type: ignore[name-defined]  # noqa: F821
+
+
+class Counter(Durable[Local]):
+    @handles
+    def take(self, m: Local) -> int:
+        return m.number + len(m.other)
+
+    @applies
+    def deposited(self, e: Deposited) -> None: ...
+
+
+async def test_a_command_that_could_not_travel_is_counted_all_the_same() -> None:
+    """Its annotations cannot be resolved, so the values of all fields are looked at."""
+    async with ActorSystem() as system:
+        rows: list[list[Row]] = [[]]
+        journal = system.spawn(MemoryJournal, log_columns(Deposited), rows)
+        counters = await shards(system, Counter, events=Deposited, journal=journal, shards=1)
+        assert await counters["a"].ask(Local(1, "xy")) == 3

@@ -267,6 +267,62 @@ def test_validators_of_the_class_are_named() -> None:
         columns.decode(pa.record_batch([pa.array([0])], schema=columns.schema))
 
 
+@message("columns.Plain")
+class Plain:
+    number: int
+    flag: bool
+    ratio: float
+    text: str
+    data: bytes
+    maybe: int | None = None
+    name: str | None = None
+
+
+EDGES = st.sampled_from([-(1 << 63) - 1, -(1 << 63), 1 - (1 << 63), (1 << 63) - 1, 1 << 63])
+ODD = (
+    st.none()
+    | st.booleans()
+    | EDGES
+    | st.floats(allow_nan=False)
+    | st.binary(max_size=3)
+    | st.text("aé\ud800")
+    | st.just(Level.HIGH)
+)
+
+
+@pytest.mark.ci
+@given(
+    st.builds(
+        Plain,
+        number=st.integers() | ODD,
+        flag=st.booleans() | ODD,
+        ratio=st.floats(allow_nan=False) | ODD,
+        text=st.text() | ODD,
+        data=st.binary() | ODD,
+        maybe=st.none() | SMALL | ODD,
+        name=st.none() | st.text() | ODD,
+    )
+    | EVERYTHING
+)
+def test_the_values_of_one_message_are_those_of_its_columns(one: Plain | Everything) -> None:
+    """They come another way, by straight code if all fields are plain, and are refused if the columns refuse them."""
+    columns: Any = columns_of(type(one))
+    try:
+        batch = columns.encode([one])
+    except SchemaMismatch as error:
+        with pytest.raises(SchemaMismatch) as caught:
+            columns.row(one)
+        assert str(error).partition(", row 0")[0] == str(caught.value).partition(": ")[0]
+    else:
+        values, size = columns.row(one)
+        assert pa.RecordBatch.from_struct_array(pa.array([values], pa.struct(list(columns.schema)))).equals(batch)
+        assert isinstance(one, Everything) or size == sum(
+            len(each.encode() if isinstance(each, str) else each)
+            for each in (one.text, one.data, one.name)
+            if each is not None
+        )
+
+
 def test_keyword_only_fields_and_private_names() -> None:
     @message("columns.Keywords")
     class Keywords:
@@ -277,6 +333,7 @@ def test_keyword_only_fields_and_private_names() -> None:
     make: Any = Keywords
     messages = [make(hidden=5), make("y", hidden=6)]
     assert columns.decode(columns.encode(messages)) == messages
+    assert [columns.row(each) for each in messages] == [((5, "x"), 1), ((6, "y"), 1)]
 
 
 # ---------------------------------------------------------------- schemas

@@ -152,7 +152,7 @@ class Durable(Actor[M]):
                 turn.running = True
             live.sequence += 1
             live.since += 1
-            row = Row(live, kind.tag, writer.now(), turn.command, kind, values, size)
+            row = Row(live, kind.tag, writer.now(), turn.command, kind.version, values, size)
             live.recorded.append(row)
             live.size += row.size
         if live.size > MOST_BYTES:

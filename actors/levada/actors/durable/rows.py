@@ -112,7 +112,7 @@ class Row:
     """A row that is not on disk yet. The offset of the entity's snapshot is added when it is written."""
 
     __slots__ = (
-        "body", "command", "data", "event", "kind", "live", "reply", "sequence", "size", "state", "time", "values",
+        "body", "command", "data", "kind", "live", "reply", "sequence", "size", "state", "time", "values", "version",
     )  # fmt: skip
 
     def __init__(
@@ -121,8 +121,8 @@ class Row:
         kind: str,
         time: int,
         command: str | None = None,
-        event: EventKind | None = None,
-        values: Sequence[Any] = (),
+        version: int | None = None,
+        values: Sequence[Any] | None = None,
         size: int = 0,
         *,
         data: bytes | None = None,
@@ -133,10 +133,10 @@ class Row:
         self.time = time
         """Microseconds since 1970."""
         self.command = command
-        self.event = event
-        """The class of its event; None if the row is not an event."""
+        self.version = version
+        """Of the class of its event; None if the row is not an event."""
         self.values = values
-        """The values of the event's columns."""
+        """The values of the columns of all events."""
         self.data = data
         self.reply: bytes | None = None
         self.body: bytes | None = None
@@ -146,20 +146,22 @@ class Row:
         """About the size of the row."""
 
 
-def _no_values(_: Any) -> tuple[tuple[Any, ...], int]:
-    return (), 0
-
-
-def _values_of(kind: EventKind) -> Callable[[Any], tuple[tuple[Any, ...], int]]:
-    return kind.columns.row if kind.columns is not None else _no_values
-
-
-def _spread(columns: Columns[Any] | None, names: list[str]) -> Callable[[Sequence[Any]], Sequence[Any]] | None:
-    own = list(columns.schema.names) if columns is not None else []
+def _values_of(columns: Columns[Any] | None, names: list[str]) -> Callable[[Any], tuple[Sequence[Any], int]]:
+    """Return a function that gives an event's values for the columns with these names, and about their size."""
+    if columns is None:
+        nulls = (None,) * len(names)
+        return lambda event: (nulls, 0)
+    row, own = columns.row, list(columns.schema.names)
     if own == names:
-        return None
+        return row
     places = [own.index(name) if name in own else len(own) for name in names]
-    return lambda values: [(*values, None)[place] for place in places]
+
+    def spread(event: Any) -> tuple[Sequence[Any], int]:
+        values, size = row(event)
+        values = (*values, None)
+        return [values[place] for place in places], size
+
+    return spread
 
 
 @attrs.frozen(eq=False)
@@ -171,12 +173,8 @@ class EventKind:
     version: int
     columns: Columns[Any] | None
     """The columns of its fields; None if it has no fields."""
-    spread: Callable[[Sequence[Any]], Sequence[Any]] | None
-    """Puts the values of an event into the columns of all events; None if these are its own."""
-    values: Callable[[Any], tuple[tuple[Any, ...], int]] = attrs.field(
-        init=False, default=attrs.Factory(_values_of, takes_self=True)
-    )
-    """Returns the values of an event for its columns, and about their size in bytes; `SchemaMismatch` if one does not fit."""
+    values: Callable[[Any], tuple[Sequence[Any], int]]
+    """Returns the values of an event for the columns of all events, and about their size in bytes; `SchemaMismatch` if one does not fit."""
 
     @property
     def names(self) -> list[str]:
@@ -255,7 +253,7 @@ class Log:
         self._struct = pa.struct(list(self.schema))
         self._nulls = (None,) * len(fields)
         self.kinds: dict[type, EventKind] = {
-            cls: EventKind(cls, tag, _version_of(cls), columns, _spread(columns, list(fields)))
+            cls: EventKind(cls, tag, _version_of(cls), columns, _values_of(columns, list(fields)))
             for cls, tag, columns in kinds
         }
         """The kinds, by class."""
@@ -266,19 +264,13 @@ class Log:
         """Return rows as a batch; `first` is the offset of the first row."""
         found: list[tuple[Any, ...]] = []
         for offset, row in enumerate(rows, first):
-            live, event = row.live, row.event
-            if event is None or row.body is not None:
+            live, version = row.live, row.version
+            if version is None or row.body is not None:
                 live.writer.placed(row, offset)
-            if event is None:
-                version, values = None, self._nulls
-            else:
-                version, values = event.version, row.values
-                if event.spread is not None:
-                    values = event.spread(values)
             found.append(
                 (
                     live.entity, row.sequence, row.command, row.time, row.kind, version, row.reply, row.body,
-                    live.snapshot, row.data, *values,
+                    live.snapshot, row.data, *(row.values or self._nulls),
                 )
             )  # fmt: skip
         # One array of structs takes a third of the time of an array for each column, for one row or for hundreds.

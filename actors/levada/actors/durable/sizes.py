@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from functools import cache
-from operator import attrgetter
 from types import NoneType
 from typing import Any
 
@@ -21,24 +19,20 @@ _PLAIN = frozenset({*_NUMBERS, NoneType})
 
 
 @cache
-def _sized_of(cls: type) -> Callable[[Any], Iterable[Any]]:
-    """Return a function that gives the values of a message's fields, except of those that are numbers by their annotation."""
+def _sized_of(cls: type) -> tuple[str, ...]:
+    """Return the names of a message's fields, except of those that are numbers by their annotation."""
     try:
-        names = [name for name, annotation in field_types(cls).items() if annotation not in _NUMBERS]
+        return tuple(name for name, annotation in field_types(cls).items() if annotation not in _NUMBERS)
     except ConfigurationError:  # the class cannot travel, and may be handled here all the same
-        names = [field.name for field in attrs.fields(cls)]
-    if len(names) > 1:
-        return attrgetter(*names)  # a tuple
-    if not names:
-        return lambda message: ()
-    only = attrgetter(names[0])
-    return lambda message: (only(message),)
+        return tuple(field.name for field in attrs.fields(cls))
 
 
 def bytes_of(message: Any, codec: Codec) -> int:
     """Return the approximate size of a message in bytes: the length of its texts and bytes, and the encoded size of other fields."""
     octets = 0
-    for value in _sized_of(type(message))(message):
+    cls: type = type(message)
+    for name in _sized_of(cls):
+        value = getattr(message, name)
         kind = type(value)
         if kind is str or kind is bytes:
             octets += len(value)

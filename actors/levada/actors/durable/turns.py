@@ -81,8 +81,8 @@ class Live:
     """An entity in memory."""
 
     __slots__ = (
-        "actor", "appliers", "begun", "cell", "commands", "entity", "failed", "own", "recorded", "sequence", "since", "size", "snapshot", "tells", "ticket",
-        "turn", "underway", "used", "waiting", "writer",
+        "actor", "appliers", "begun", "cell", "commands", "entity", "failed", "own", "recorded", "sequence", "since", "size", "snapshot", "tells",
+        "ticket", "turn", "underway", "used", "waiting", "writer",
     )  # fmt: skip
 
     actor: Durable[Any]

@@ -165,7 +165,9 @@ class Appends:
         if (keyed is not None and keyed.command is not None) or any(part.conditional for part in parts):
             self._judge(parts, keyed)
         answers: list[tuple[Job, Answer]] = []
-        written = iter(self._store.append([(part.number, part.batch) for part in parts if part.batch is not None]))
+        written = iter(
+            self._store.append_prepared([(part.number, part.batch) for part in parts if part.batch is not None])
+        )
         for part in parts:
             done = next(written, None) if part.batch is not None else Appended(part.number, 0, 0)
             if done is None:

@@ -107,9 +107,7 @@ class Columns(Generic[M]):
             [field.column for field in self._fields], metadata={"levada.message": tag_of(cls)}
         )
         """One column for each field, in the order of definition."""
-        self.row: Callable[[M], tuple[tuple[Any, ...], int]] = _row_function(
-            self._fields, self._lowered_row
-        )
+        self.row: Callable[[M], tuple[tuple[Any, ...], int]] = _row_function(self._fields, self._lowered_row)
         """Returns the values of one message for `pyarrow.array`, in the order of `schema`, and about their size in bytes; they fit.
 
         Raises `SchemaMismatch` if a value does not fit its column; names class and field.

@@ -372,12 +372,15 @@ class _Growing:
         """Index rows."""
         place = self.end - self.first
         config, entities, commands = self._config, self._entities, self._commands
-        for key in _keys(batch, config.entity):
-            number = 0 if key is None else _hash(key)
+        keys, previous = _keys(batch, config.entity), self._previous
+        numbers = [0 if key is None else _hash(key) for key in keys]
+        self._hashes.extend(numbers)
+        for key, number in zip(keys, numbers, strict=True):
             place += 1
-            self._hashes.append(number)
-            self._previous.append(entities.get(number, 0) if key is not None else place)
-            if key is not None:
+            if key is None:
+                previous.append(place)
+            else:
+                previous.append(entities.get(number, 0))
                 entities[number] = place
         place, last = self.end - self.first, None
         for key in _keys(batch, config.command):

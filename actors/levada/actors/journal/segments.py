@@ -449,7 +449,9 @@ class Segment:
                 stamp = header.time / 1e6
                 block = Block(self.partition, header.first, header.rows, 0, pa.py_buffer(octets), self.schema, stamp)
                 following = min(place + header.rows, count)
-                if places[following - 1] >= last:  # rarely in a log of one entity: to search takes a third of the time of this
+                if (
+                    places[following - 1] >= last
+                ):  # rarely in a log of one entity: to search takes a third of the time of this
                     following = bisect_left(places, last, place, following)
                 yield block, places[place:following]
                 place = following

@@ -188,8 +188,11 @@ class Store:
             SchemaMismatch, JournalError: as `prepare`.
             JournalUnwritable: the disk refuses.
         """
+        return self.append_prepared([self.prepare(number, batch) for number, batch in parts])
+
+    def append_prepared(self, conformed: list[tuple[int, pa.RecordBatch]]) -> list[Appended]:
+        """Append what `prepare` has returned, as `append`."""
         self._guard.require_usable()
-        conformed = [self.prepare(number, batch) for number, batch in parts]
         packed = {number: list(self.pack(batches)) for number, batches in _by_partition(conformed).items()}
         if not self._room.takes(packed.values()):
             self.retain()
