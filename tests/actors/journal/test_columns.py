@@ -310,9 +310,9 @@ def test_the_values_of_one_message_are_those_of_its_columns(one: Plain | Everyth
     try:
         batch = columns.encode([one])
     except SchemaMismatch as error:
-        with pytest.raises(SchemaMismatch) as caught:
+        refused = str(error).partition(", row 0")[0]
+        with pytest.raises(SchemaMismatch, match=f"^{refused}: "):
             columns.row(one)
-        assert str(error).partition(", row 0")[0] == str(caught.value).partition(": ")[0]
     else:
         values, size = columns.row(one)
         assert pa.RecordBatch.from_struct_array(pa.array([values], pa.struct(list(columns.schema)))).equals(batch)
