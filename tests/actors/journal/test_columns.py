@@ -19,7 +19,7 @@ pytest.importorskip("levada.actors.journal", exc_type=ImportError)
 
 from levada.actors.journal import Envelope, SchemaMismatch, check_growth, columns_of, differences, fit  # noqa: E402
 from levada.actors.journal.columns import CODEC  # noqa: E402
-from levada.actors.journal.schema import check_schema, conform, fingerprint, offsets  # noqa: E402
+from levada.actors.journal.schema import all_same, check_schema, conform, fingerprint, offsets  # noqa: E402
 from levada.framework import Receiver, message  # noqa: E402
 from levada.framework.errors import ConfigurationError  # noqa: E402
 
@@ -526,6 +526,22 @@ def test_the_envelope_takes_messages_of_any_kind() -> None:
         Envelope(dt.datetime(2024, 5, 6, tzinfo=dt.timezone(dt.timedelta(hours=2)))),
     ]
     assert columns.decode(columns.encode(rows)) == rows
+
+
+@pytest.mark.parametrize(
+    ("values", "same"),
+    [
+        ([], True),
+        (["a"], True),
+        (["a"] * 5, True),
+        (["a", "a", "b"], False),
+        ([None, None], True),
+        (["a", None], False),
+    ],
+)
+def test_columns_of_one_value(values: list[str | None], same: bool) -> None:
+    column = pa.array(["x", *values], pa.string()).slice(1)
+    assert all_same(column) is same
 
 
 def test_offsets_are_dense() -> None:

@@ -42,7 +42,7 @@ from .blocks import Block, padded
 from .config import Keyed
 from .errors import JournalDamaged
 from .partitions import Partition
-from .schema import fit, offsets
+from .schema import all_same, fit, offsets
 from .segments import Segment
 
 __all__ = ["Keys", "Taken", "check_index", "check_keyed"]
@@ -217,9 +217,11 @@ class Keys:
             places = offsets(first, batch.num_rows)
         else:
             places = pa.array(list(chain.from_iterable(rows.places for rows in found)), pa.int64())
-        same = pc.equal(batch.column(self._config.entity or ""), pa.scalar(entity))
+        column = batch.column(self._config.entity or "")
         batch = batch.add_column(0, _OFFSET, places)
-        return batch if pc.all(same).as_py() else batch.filter(same)
+        if all_same(column) and column[0].as_py() == entity:
+            return batch
+        return batch.filter(pc.equal(column, pa.scalar(entity)))
 
     def taken(self, command: str | bytes, schema: pa.Schema) -> Taken | None:
         """Look a command up; None if it is not among the newest `Keyed.remember` rows."""
