@@ -223,10 +223,27 @@ async def test_inline_is_not_re_entrant(system: ActorSystem) -> None:
     assert system.scheduler.may_inline()
 
 
-async def test_inline_is_bounded_by_the_slice() -> None:
+class Answers(Actor[Get]):
+    """Answers without a turn."""
+
+    def started(self) -> None:
+        local_ref(self).take_at_once(self.take)
+
+    def take(self, question: Ask) -> bool:
+        question.answer(1)
+        return True
+
+    @handles
+    def get(self, m: Get) -> int:
+        raise AssertionError("the question was taken")
+
+
+@pytest.mark.parametrize("kind", [Runner, Answers])
+async def test_inline_is_bounded_by_the_slice(kind: type[Actor[Any]]) -> None:
     """A loop of asks that never need to wait still lets other tasks run, about once each slice."""
     async with ActorSystem(_clock=Clock()) as system:
-        ref = system.spawn(Runner)
+        ref = system.spawn(kind)
+        await wait_all_tasks_blocked()
         others: list[int] = []
 
         async def count() -> None:
@@ -414,6 +431,8 @@ class Child(Actor[Any]):
 
 
 class Parent(Actor[Set]):
+    """Hands each word of a question on to its child, at once unless there is an exclamation mark."""
+
     seen: list[object]
     offspring: list[Ref[Any]]
 
@@ -421,22 +440,34 @@ class Parent(Actor[Set]):
         self.child = Child(self.seen)
         adopt(self, self.child)
         self.offspring.append(self.child.ref)
+        local_ref(self).take_at_once(self.take)
 
-    @handles
-    def hand(self, m: Set) -> Any:
-        for each in m.value.split():
+    def take(self, question: Ask) -> bool:
+        if "!" in question.message.value:
+            return False
+        for each in question.message.value.split():
             entry = Entry(each, local_ref(self.child))
             local_ref(self.child).handle_or_enqueue(entry)
             self.seen.append(("handed", each, entry.settled, VAR.get()))
-        return "handed"
+        question.answer("handed")
+        return True
+
+    @handles
+    def put(self, m: Set) -> str:
+        if m.value == "!fail":
+            raise ValueError("on purpose")
+        for each in m.value.strip("!").split():
+            local_ref(self.child).enqueue(Entry(each, local_ref(self.child)))
+            self.seen.append(("put", each, None, VAR.get()))
+        return "put"
 
 
-async def test_an_idle_actor_handles_an_entry_in_the_turn_of_its_sender(system: ActorSystem) -> None:
+async def test_a_question_is_handed_on_to_an_idle_actor_in_its_askers_task(system: ActorSystem) -> None:
     seen: list[Any] = []
     ref = system.spawn(Parent, seen, [])
     await wait_all_tasks_blocked()
-    here = trio.lowlevel.current_task()
-    await ref.ask(Set("one set two"))
+    VAR.set("of the asker")
+    assert await ref.ask(Set("one set two")) == "handed"
     assert [each[:3] for each in seen] == [
         ("child", "one", "unset"),
         ("handed", "one", True),
@@ -445,21 +476,49 @@ async def test_an_idle_actor_handles_an_entry_in_the_turn_of_its_sender(system: 
         ("child", "two", "of the child"),
         ("handed", "two", True),
     ]
-    # The handler of the parent ran in the task of its asker, and what the child has set is its own.
-    assert {each[3] for each in seen[::2]} == {here}
-    assert {each[3] for each in seen[1::2]} == {"unset"}
-    assert VAR.get() == "unset"
+    # What the child has set is its own.
+    assert {each[3] for each in seen[::2]} == {trio.lowlevel.current_task()}
+    assert {each[3] for each in seen[1::2]} == {"of the asker"}
+    assert VAR.get() == "of the asker"
+    [parent] = [each for each in system.observe.tree().children if each.path == ref.path]
+    assert (parent.handled, [each.handled for each in parent.children]) == (1, [3])
 
 
-async def test_an_actor_in_a_workers_turn_hands_entries_on_by_the_mailbox(system: ActorSystem) -> None:
-    """A turn has many messages, and other actors wait until it is over."""
+async def test_a_question_that_is_not_taken_goes_to_the_handler(system: ActorSystem) -> None:
+    seen: list[Any] = []
+    ref = system.spawn(Parent, seen, [])
+    await wait_all_tasks_blocked()
+    assert await ref.ask(Set("one!")) == "put"
+    await wait_all_tasks_blocked()
+    assert [each[:2] for each in seen] == [("put", "one"), ("child", "one")]
+
+
+async def test_a_question_to_a_busy_actor_goes_by_the_mailbox(system: ActorSystem) -> None:
+    """It comes behind what was told before."""
     seen: list[Any] = []
     ref = system.spawn(Parent, seen, [])
     await wait_all_tasks_blocked()
     ref.tell(Set("one"))
-    ref.tell(Set("two"))
+    assert await ref.ask(Set("two")) == "put"
     await wait_all_tasks_blocked()
-    assert [each[:2] for each in seen] == [("handed", "one"), ("handed", "two"), ("child", "one"), ("child", "two")]
+    assert [each[:2] for each in seen] == [("put", "one"), ("put", "two"), ("child", "one"), ("child", "two")]
+
+
+async def test_a_restarted_actor_takes_with_its_new_object(system: ActorSystem) -> None:
+    seen: list[Any] = []
+    offspring: list[Ref[Any]] = []
+    ref = system.spawn(Parent, seen, offspring, supervise=restart(max=1))
+    await wait_all_tasks_blocked()
+    ref.tell(Set("!fail"))
+    assert await ref.ask(Set("one")) in ("handed", "put")
+    await wait_all_tasks_blocked()
+    assert await ref.ask(Set("two")) == "handed"
+    assert [each[1] for each in seen if each[0] == "child"] == ["one", "two"]
+    assert [each.is_alive for each in offspring] == [False, True]
+    ref.stop()
+    await ref.terminated()
+    with pytest.raises(ActorStopped):
+        await ref.ask(Set("three"))
 
 
 @pytest.mark.slow_handler

@@ -12,6 +12,8 @@ It has things that applications do not need:
   `act_for`.
 * **Channels whose other half is in another process**: `ChannelCore` is the core of a channel, and its module documentation says how a
   network takes the place of either half. An `Envelope` is a channel entry for a message that is decoded only when it is received.
+* **Questions that an actor hands on**: a parent whose `LocalRef.take_at_once` has a function takes questions without a turn of its own, and has
+  a child handle them with `handle_or_enqueue`, in the asker's task. A shard of durable actors does.
 * **Work before an ask**: a task in `BEFORE_ASKS` awaits a function before each of its asks. A ref of another process calls `prepare_to_ask`.
 * **Routers whose routees are in another process**: a `Work` in an actor's mailbox brings one message of a `pull` router, and reports when
   it is finished.
@@ -242,8 +244,8 @@ def local_ref(actor: Actor[Any]) -> LocalRef:
     """Return the runtime's record of an actor.
 
     Besides the interface of `Ref` a driver may use: ``phase``, ``context`` (None unless the actor has set a ContextVar), ``reason``
-    (why it ended), ``system``, ``accepts_links``; ``try_tell``, ``on_room`` and ``on_stopped``; and, as the proxy of an actor in
-    another system, ``add_watcher``, ``forget_watcher``, ``tie``, ``untie`` and ``exited``.
+    (why it ended), ``system``, ``accepts_links``; ``take_at_once`` and ``handle_or_enqueue``; ``try_tell``, ``on_room`` and ``on_stopped``; and,
+    as the proxy of an actor in another system, ``add_watcher``, ``forget_watcher``, ``tie``, ``untie`` and ``exited``.
 
     Raises:
         ActorError: the actor was not spawned.

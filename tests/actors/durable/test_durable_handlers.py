@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 from pathlib import Path
 from typing import Any
@@ -279,6 +280,37 @@ async def test_an_ask_inside_a_handler_waits_for_what_was_recorded(tmp_path: Pat
             assert not answers
             gate.open.set()
         assert answers == [0]  # no append waited any more when the sum was asked
+
+
+VAR: contextvars.ContextVar[str] = contextvars.ContextVar("VAR", default="unset")
+SEEN: list[tuple[trio.lowlevel.Task, str]] = []
+
+
+class Watched(Account):
+    @handles
+    def look(self, _: Balance) -> int:
+        SEEN.append((trio.lowlevel.current_task(), VAR.get()))
+        VAR.set(f"of {self.entity}")
+        return self.balance
+
+
+async def test_an_entity_in_memory_answers_in_its_askers_task_with_a_context_of_its_own(tmp_path: Path) -> None:
+    SEEN.clear()
+    async with ActorSystem(**TIMES) as system:
+        accounts = await shards(system, Watched, events=EVENTS, journal=tmp_path, shards=1)
+        for name in "ab":
+            await accounts[name].ask(Deposit(1))
+        VAR.set("of the asker")
+        await accounts["a"].ask(Balance())
+        await accounts["a"].ask(Balance(), command="look-1")
+        await accounts["b"].ask(Balance())
+        assert [own for _, own in SEEN] == ["unset", "of a", "unset"]
+        assert {task for task, _ in SEEN} == {trio.lowlevel.current_task()}
+        # What was told before comes first, so an ask behind it takes the way of all messages.
+        accounts["a"].tell(Deposit(4))
+        assert await accounts["a"].ask(Balance()) == 5
+        assert SEEN[3][0] is not trio.lowlevel.current_task()
+        assert VAR.get() == "of the asker"
 
 
 async def test_messages_after_a_commit_come_behind_it(tmp_path: Path) -> None:

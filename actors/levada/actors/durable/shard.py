@@ -21,12 +21,13 @@ from urllib.parse import quote
 
 import attrs
 import trio
+from trio.lowlevel import enable_ki_protection
 
 from levada.actors.journal import Appended, CommandReused, JournalError
 from levada.actors.journal.errors import fresh
 from levada.actors.metrics.journal import shard_samples
 from levada.framework import Failed, Killed, Reason, Ref, Sample, handles
-from levada.framework.embedding import ActorPhase, DescribedActor, adopt, local_ref, release
+from levada.framework.embedding import ActorPhase, Ask, DescribedActor, adopt, local_ref, release
 from levada.framework.errors import ActorError, ActorStopped, LevadaError
 from levada.framework.message import Asks, reply_type
 
@@ -106,6 +107,7 @@ class Shard(DescribedActor[Any]):
         """Take the partition, and start the task that writes."""
         self._clock = trio.lowlevel.current_clock()  # `trio.current_time` takes two calls more
         self.place = local_ref(self)
+        self.place.take_at_once(self._take_at_once)
         await self._open()
 
     async def _open(self) -> None:
@@ -209,6 +211,21 @@ class Shard(DescribedActor[Any]):
 
     # Commands, on their way in.
 
+    @enable_ki_protection
+    def _take_at_once(self, question: Ask) -> bool:
+        """Take a command to an entity in memory in the asker's task, unless it needs more than the entity."""
+        m = question.message
+        if type(m) is not Command or self._refusal is not None or self._erasing.replies or self._under_way.is_full():
+            return False
+        live = self._entities.live.get(m.entity)
+        if live is None or live.cell.phase is _STOPPED or (m.command is not None and live.knows(m.command)):
+            return False
+        turn = self._turn_of(m, question)
+        if turn is not None:
+            self._under_way.add(turn)
+            self._offer(live, turn, at_once=True)
+        return True
+
     @handles
     def command(self, m: Command) -> Coroutine[Any, Any, None] | None:
         """Take a command, when there is room."""
@@ -224,28 +241,34 @@ class Shard(DescribedActor[Any]):
         self._take_command(m)
 
     def _take_command(self, m: Command) -> None:
-        # Not `reply_later`: `_give_up` fails every question of the turns.
+        # Not `reply_later`: `_give_up` fails the questions of all turns.
+        turn = self._turn_of(m, self.place.take_question())
+        if turn is not None:
+            self.begin_turn(turn)
+
+    def _turn_of(self, m: Command, question: Ask | None) -> Turn | None:
+        """Return the turn of a command; None if the command was refused."""
         kind = type(m.message)
         handler: Any = self._handlers.get(kind) or handler_of(self.settings.cls, kind)
-        turn = Turn(self.place, self, m, handler, self.place.take_question())
+        turn = Turn(self.place, self, m, handler, question)
+        error: Exception
         if self._refusal is not None:
-            self._under_way.refuse(turn, fresh(self._refusal))
-            return
-        if handler is None:
-            name = self.settings.cls.__name__
-            self._under_way.refuse(turn, ActorError(f"{name} has no handler for {kind.__name__}", actor=self.ref.path))
-            return
-        if m.command is not None:
+            error = fresh(self._refusal)
+        elif handler is None:
+            error = ActorError(f"{self.settings.cls.__name__} has no handler for {kind.__name__}", actor=self.ref.path)
+        elif m.command is None:
+            turn.message_bytes = bytes_of(m.message, self.settings.codec)
+            return turn
+        else:
             try:
                 octets = self.settings.codec.encode(m.message)
-            except (TypeError, ValueError, LevadaError) as error:
-                self._under_way.refuse(turn, error)
-                return
-            turn.body = hashlib.blake2b(octets, digest_size=16).digest()
-            turn.message_bytes = len(octets)
-        else:
-            turn.message_bytes = bytes_of(m.message, self.settings.codec)
-        self.begin_turn(turn)
+                turn.body = hashlib.blake2b(octets, digest_size=16).digest()
+                turn.message_bytes = len(octets)
+                return turn
+            except (TypeError, ValueError, LevadaError) as refused:
+                error = refused
+        self._under_way.refuse(turn, error)
+        return None
 
     def begin_turn(self, turn: Turn) -> None:
         """Take a command."""
@@ -262,14 +285,7 @@ class Shard(DescribedActor[Any]):
         live = entities.live.get(turn.entity)
         if live is not None:
             if live.cell.phase is not _STOPPED:
-                if turn.command is None or self._is_new(live, turn, turn.command):
-                    turn.live = live
-                    if live.turn is None:
-                        self._begin(live, turn)
-                    else:
-                        if live.waiting is None:
-                            live.waiting = deque()
-                        live.waiting.append(turn)
+                self._offer(live, turn)
                 return
             entities.drop(live)
         waiting = entities.loading.get(turn.entity)
@@ -281,13 +297,25 @@ class Shard(DescribedActor[Any]):
             entities.loading[turn.entity] = [turn]
             self.start_task(self._load, turn.entity)
 
-    def _begin(self, live: Live, turn: Turn) -> None:
+    def _offer(self, live: Live, turn: Turn, *, at_once: bool = False) -> None:
+        """Give a command to an entity in memory, unless it has been given before."""
+        if turn.command is not None and not self._is_new(live, turn, turn.command):
+            return
+        turn.live = live
+        if live.turn is None:
+            self._begin(live, turn, at_once=at_once)
+        else:
+            if live.waiting is None:
+                live.waiting = deque()
+            live.waiting.append(turn)
+
+    def _begin(self, live: Live, turn: Turn, *, at_once: bool = False) -> None:
         live.turn = turn
         live.begun += 1
         self._entities.use(live, self._clock.current_time())
-        if type(turn.message) in self._sync_handlers:
+        if at_once and type(turn.message) in self._sync_handlers:
             live.cell.handle_or_enqueue(turn)
-        else:  # a kill before its coroutine begins would leave that unawaited
+        else:  # an async one too: a kill before its coroutine begins would leave that unawaited
             live.cell.enqueue(turn)
 
     def _is_new(self, live: Live, turn: Turn, command: str) -> bool:

@@ -123,6 +123,12 @@ class Live:
         self.failed: BaseException | None = None
         """Why the state cannot be used: an `applies` failed while this command recorded."""
 
+    def knows(self, command: str) -> bool:
+        """Whether a command with this id was given to it."""
+        return (self.underway is not None and command in self.underway) or (
+            self.commands is not None and command in self.commands
+        )
+
 
 class Turn(Ask):
     """A command on its way through an entity. First it is an entry of the entity's mailbox, and fails if the entity ends.

@@ -25,6 +25,7 @@ from .extent import Appended, Fenced
 from .ipc import rows_of_stream
 from .keys import Taken
 from .questions import Append
+from .schema import joined
 from .store import Store
 
 __all__ = ["Appends", "Job", "Told"]
@@ -318,7 +319,4 @@ def _together(placed: Sequence[tuple[Job, Append, int]]) -> list[_Part]:
 def _slices(batch: pa.RecordBatch, keep: Sequence[tuple[int, int]]) -> pa.RecordBatch | None:
     """Return some ranges of rows, each a place and a count, as one batch; None if they have no rows."""
     wanted = [batch.slice(at, count) for at, count in keep if count]
-    if len(wanted) > 1:
-        [joined] = pa.Table.from_batches(wanted).combine_chunks().to_batches()
-        return joined
-    return wanted[0] if wanted else None
+    return joined(wanted) if wanted else None

@@ -42,7 +42,7 @@ from .blocks import Block, padded
 from .config import Keyed
 from .errors import JournalDamaged
 from .partitions import Partition
-from .schema import all_same, fit, offsets
+from .schema import all_same, fit, joined, offsets
 from .segments import Segment
 
 __all__ = ["Keys", "Taken", "check_index", "check_keyed"]
@@ -209,9 +209,7 @@ class Keys:
 
     def _joined(self, found: list[_Rows], entity: str | bytes) -> pa.RecordBatch:
         """Put rows together, with their offsets; leave out rows of other entities."""
-        batch = found[0].batch
-        if len(found) > 1:
-            [batch] = pa.Table.from_batches([rows.batch for rows in found]).combine_chunks().to_batches()
+        batch = joined([rows.batch for rows in found])
         first, last = found[0].places[0], found[-1].places[-1]
         if last - first + 1 == batch.num_rows:  # an array of a list takes ten times as long
             places = offsets(first, batch.num_rows)
@@ -248,8 +246,7 @@ class Keys:
             found.append(batch.slice(0, batch.num_rows if other < 0 else other))
             if other >= 0:
                 break
-        table = pa.Table.from_batches(found, schema)
-        return table.combine_chunks().to_batches()[0] if table.num_rows else None
+        return joined(found) if any(batch.num_rows for batch in found) else None
 
     def segments_of(self, entity: str | bytes) -> list[int]:
         """Return the first offsets of the segments that may have rows of an entity."""

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from .blocks import Message
 from .config import JournalConfig
+from .schema import joined
 
 __all__ = ["bytes_of", "pack"]
 
@@ -48,7 +49,5 @@ def _pieces(batch: pa.RecordBatch, config: JournalConfig) -> Iterator[pa.RecordB
 
 
 def _message(run: list[pa.RecordBatch]) -> Message:
-    batch = run[0]
-    if len(run) > 1:
-        [batch] = pa.Table.from_batches(run).combine_chunks().to_batches()
+    batch = joined(run)
     return Message(batch.serialize(), batch.num_rows)

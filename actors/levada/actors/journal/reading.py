@@ -11,7 +11,7 @@ from .errors import JournalError
 from .extent import partition_of
 from .ipc import stream_of
 from .questions import MAX_BLOCK, FindCommand, Found, ReadEntity, ReadRows, Rows
-from .schema import fit, offsets
+from .schema import fit, joined, offsets
 from .store import Store
 
 __all__ = ["command_of", "entity_of", "rows_of"]
@@ -27,9 +27,7 @@ def rows_of(store: Store, m: ReadRows) -> Rows:
             path=str(store.directory),
         )
     batches = [fit(block.batch(), store.schema) for block in blocks]
-    if len(batches) > 1:
-        batches = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    octets = stream_of(batches[0]) if batches else b""
+    octets = stream_of(joined(batches)) if batches else b""
     first = blocks[0].first if blocks else m.start
     return Rows(m.partition, first, sum(block.rows for block in blocks), octets)
 
@@ -83,9 +81,7 @@ def command_of(store: Store, m: FindCommand) -> Found:
 
 
 def _found(partition: int, batches: list[pa.RecordBatch], following: int | None, stream: bool = True) -> Found:
-    if len(batches) > 1:
-        batches = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    rows = sum(batch.num_rows for batch in batches)
     if not batches:
         return Found(partition, 0, following, b"")
-    return Found(partition, rows, following, stream_of(batches[0]) if stream else batches[0])
+    batch = joined(batches)
+    return Found(partition, batch.num_rows, following, stream_of(batch) if stream else batch)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ from .errors import SchemaMismatch
 
 __all__ = [
     "DEFAULT", "all_same", "check_for_spark", "check_growth", "check_schema", "conform", "default_of", "differences", "fingerprint", "fit",
-    "offsets", "with_default",
+    "joined", "offsets", "with_default",
 ]  # fmt: skip
 
 DEFAULT = b"levada.default"
@@ -263,6 +263,17 @@ def default_of(field: pa.Field) -> pa.Array | None:
         return None
     plain = pa.schema([pa.field("default", field.type)])
     return pa.ipc.read_record_batch(pa.py_buffer(base64.b64decode(octets)), plain).column(0)
+
+
+def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Put the rows of one or more batches of the same columns together."""
+    if len(batches) == 1:
+        return batches[0]
+    concat = getattr(pa, "concat_batches", None)  # pyarrow 19 and later: a seventh less time for 40 blocks
+    if concat is not None:
+        return concat(batches)
+    [batch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return batch
 
 
 def all_same(column: pa.Array) -> bool:

@@ -22,7 +22,7 @@ from urllib.parse import quote, unquote_to_bytes, urlsplit
 import attrs
 import pyarrow as pa
 
-from levada.actors.journal.schema import fit
+from levada.actors.journal.schema import fit, joined
 from levada.actors.rsocket import COMPOSITE, ClientConfig, CoreConfig, RequestFailed, RequestRejected, SetupRejected
 from levada.actors.rsocket.blocking import BlockingPeer, PendingAnswer, RequestTimeout, connect
 from levada.framework import Asks, Codec
@@ -505,7 +505,7 @@ class _Held:
 
     def _events(self) -> Iterator[pa.RecordBatch]:
         if self._blocks:
-            [rows] = pa.Table.from_batches(self._blocks).combine_chunks().to_batches()
+            rows = joined(self._blocks)
             self._blocks, self._rows, self._octets = [], 0, 0
             events = events_of(rows)
             if events.num_rows:

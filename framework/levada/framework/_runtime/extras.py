@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from .ask import OpenAsks, RemoteAsk, RemoteTell, Wrapped
+from .ask import Ask, OpenAsks, RemoteAsk, RemoteTell, Wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -28,8 +28,8 @@ class Extras:
 
     __slots__ = (
         "brought", "children", "ending", "failure", "host", "inbox", "links", "names", "open_asks", "queued", "receive_timer",
-        "group", "regroups", "restarts", "signals", "stash", "stop_timer", "supervised", "timers", "touched", "waiters",
-        "traced", "watched", "watchers",
+        "group", "regroups", "restarts", "signals", "stash", "stop_timer", "supervised", "take", "timers", "touched",
+        "waiters", "traced", "watched", "watchers",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -54,6 +54,8 @@ class Extras:
         self.stash: list[Any] | None = None
         self.stop_timer: Timer | None = None
         self.supervised: Supervised | None = None
+        self.take: Callable[[Ask], bool] | None = None
+        """Takes questions of the idle actor in their askers' tasks; see `Cell.take_at_once`."""
         self.timers: Timers | None = None
         self.touched = 0.0
         self.traced: Wrapped | None = None

@@ -150,10 +150,6 @@ class RunQueue:
         self.now = clock()
         self.inline: Cell | None = None
         """The actor whose handler runs in its asker's task."""
-        self._outer: Cell | None = None
-        """The actor whose handler called that one, also in the asker's task."""
-        self._nested = 0.0
-        """Seconds of such calls within the call that runs."""
         self.workers: dict[Task, Worker] = {}
         self.waiting = 0
         self.slice = SLICE
@@ -166,8 +162,6 @@ class RunQueue:
         self._base = contextvars.copy_context()
         self._base.run(SOURCE.set, self)
         self._scratch = self._base.copy()
-        self._inner_scratch = self._base.copy()
-        """For the inner one of two nested calls: a context cannot be entered twice."""
         self._active: Worker | None = None
         self._spares: list[Worker] = []
         self.end = self.now + SLICE
@@ -231,19 +225,14 @@ class RunQueue:
         """Whether a call in the asker's task keeps the order: no such call is running and no signal waits."""
         return self._signals._idle and self.inline is None
 
-    def may_nest(self) -> bool:
-        """Whether a call within such a call keeps the order. Not in a worker's turn: that has many messages, and its slice is checked after it."""
-        return self.inline is not None and self._outer is None and self._signals._idle
-
     @enable_ki_protection
     def call_inline(self, cell: Cell, handler: Callable[[Any, Any], Any], message: Any, question: Ask) -> None:
         """Let an idle cell handle a message in the task that sends it; `handler` is sync. A worker handles a failure, so no hook runs here."""
-        outer = self._outer = self.inline
         self.inline = cell
         cell._idle = False
         context = cell.context
         if context is None:
-            context = self._scratch if outer is None else self._inner_scratch
+            context = self._scratch
         elif cell._extras is not None:
             cell._extras.touched = trio.current_time()
         clock = self.clock
@@ -257,22 +246,14 @@ class RunQueue:
             self.system.lifecycle.fail_question(cell, error)
             return
         finally:
-            self.inline, self._outer = outer, None
+            self.inline = None
             self.now = now = clock()
             seconds = now - began
-            if outer is not None:
-                self._nested += seconds
-            else:
-                seconds -= self._nested
-                self._nested = 0.0
             if seconds > SLICE:
                 self.system.observe.took_long(cell, message, seconds, 1)
             if cell.context is None and context != self._base:
                 cell.context = context
-                if outer is None:
-                    self._scratch = self._base.copy()
-                else:
-                    self._inner_scratch = self._base.copy()
+                self._scratch = self._base.copy()
         cell._handled += 1
         coroutine = result
         if result is not None and type(result) is not CoroutineType:
