@@ -217,10 +217,10 @@ class _Replay:
         return event
 
     def _note_commands(self, batch: pa.RecordBatch) -> None:
-        known = pc.is_valid(batch.column("_body"))
-        if not pc.any(known).as_py():
+        bodies = batch.column("_body")
+        if bodies.null_count == len(bodies):
             return
-        rows = batch.select(["command", "_offset", "_body"]).filter(known)
+        rows = batch.select(["command", "_offset", "_body"]).filter(pc.is_valid(bodies))
         newest = rows.slice(max(0, rows.num_rows - self._remember))
         found = self._live.commands = self._live.commands or {}
         for command, offset, body in zip(*(column.to_pylist() for column in newest.columns), strict=True):
