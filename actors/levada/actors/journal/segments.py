@@ -403,7 +403,7 @@ class Segment:
             JournalDamaged: the checksum of a block is wrong.
             FileNotFoundError: retention has deleted the file.
         """
-        at = self._positions[bisect_right(self._offsets, start) - 1]
+        at = self._before(start)
         window = max_bytes + STRIDE
         while start < end:
             view = map_file(self.path, at, min(self.visible, at + window))
@@ -435,12 +435,16 @@ class Segment:
         Args:
             places: offsets of rows of this segment, in order.
         """
-        view, at, place, count = map_file(self.path, 0, self.visible), 0, 0, len(places)
+        place, count = 0, len(places)
+        start = at = self._before(places[0])
+        behind = bisect_right(self._offsets, places[-1])
+        stop = min([*self._positions[behind : behind + 1], self.visible])
+        view = map_file(self.path, start, stop, whole=places[-1] - places[0] + 1 == count)
         while place < count:
-            at = max(at, self._positions[bisect_right(self._offsets, places[place]) - 1])
-            at, length, rows, first, stamp = self._find(view, at, places[place])
-            octets = view[at + BLOCK.size : at + BLOCK.size + length]
-            if not self._has_checked(at) and (header := header_at(view, at, first)) is not None:
+            at = max(at, self._before(places[place]))
+            at, length, rows, first, stamp = self._find(view, start, at, places[place])
+            octets = view[at - start + BLOCK.size : at - start + BLOCK.size + length]
+            if not self._has_checked(at) and (header := header_at(view, at - start, first)) is not None:
                 self.check(header, at, octets)
             following = min(place + rows, count)
             if (
@@ -452,14 +456,25 @@ class Segment:
             place = following
             at += padded(BLOCK.size + length)
 
-    def _find(self, view: memoryview, at: int, offset: int) -> tuple[int, int, int, int, int]:
-        """Walk from a position to the block that holds an offset; return its position, length, rows, first offset, and stamp."""
+    def _before(self, offset: int) -> int:
+        """Return the position of the last indexed block that does not begin behind an offset."""
+        return self._positions[bisect_right(self._offsets, offset) - 1]
+
+    def _find(self, view: memoryview, start: int, at: int, offset: int) -> tuple[int, int, int, int, int]:
+        """Walk to the block that holds an offset; return its position, length, rows, first offset, and stamp.
+
+        Args:
+            view: bytes of the file.
+            start: the position of the first of them.
+            at: the position of a block before.
+            offset: of a row.
+        """
         # Without `header_at`: small blocks are walked over by the hundred, and that takes four times as long.
-        unpack, size, end = BLOCK.unpack_from, BLOCK.size, len(view)
-        while at + size <= end:
-            magic, length, _, rows, first, _, stamp, _ = unpack(view, at)
+        unpack, size, stop = BLOCK.unpack_from, BLOCK.size, start + len(view)
+        while at + size <= stop:
+            magic, length, _, rows, first, _, stamp, _ = unpack(view, at - start)
             following = at + ((size + length + 7) & ~7)
-            if magic != BLOCK_MAGIC or not rows or first > offset or following > end:
+            if magic != BLOCK_MAGIC or not rows or first > offset or following > stop:
                 break
             if first + rows > offset:
                 return at, length, rows, first, stamp
@@ -492,7 +507,7 @@ class Segment:
 
     def offset_within(self, start: int, end: int, max_bytes: int, used: int) -> tuple[int, int]:
         """Find the offset at which `read` would end; return it, and the bytes used by then."""
-        at = self._positions[bisect_right(self._offsets, start) - 1]
+        at = self._before(start)
         view = map_file(self.path, at, self.visible)
         here = 0
         while start < end:
