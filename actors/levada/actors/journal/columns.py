@@ -281,7 +281,7 @@ _SURE = {
 def _row_function(fields: Sequence[_Field], slow: Callable[[Any], Any]) -> Callable[[Any], tuple[tuple[Any, ...], int]]:
     """Return what `Columns.row` is: straight code if all fields are plain, which asks `slow` if a value is not.
 
-    Three fields: 0.25 µs, against 0.9 µs with `attrgetter` and a loop, which was a sixth of what a command costs.
+    Three fields: 0.14 µs, against 0.5 µs with `attrgetter` and loops for fit and size.
     """
     reads, fits, sizes = "", [], []
     for number, field in enumerate(fields):

@@ -510,7 +510,7 @@ def _rows_at(block: Block, places: Sequence[int], schema: pa.Schema) -> _Rows:
     return _Rows(batch, places, batch.nbytes)
 
 
-@lru_cache(1024)  # 0.03 µs instead of 0.45 µs, of the 15 µs of a command, for a key that was there just before
+@lru_cache(1024)  # 0.03 µs instead of 0.45 µs, of the 12 µs of a command, for a key that was there just before
 def _hash(key: str | bytes) -> int:
     octets = key.encode() if isinstance(key, str) else key
     return int.from_bytes(hashlib.blake2b(octets, digest_size=8).digest(), "little")
