@@ -188,19 +188,23 @@ class EventKind:
             [{field.name: columns.get(field.name) for field in fields}], pa.schema(fields)
         )
 
+    def fitted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows of this kind in the columns of its class. A field that is younger than a row gets its default."""
+        if self.columns is None:
+            return batch
+        wanted, there = self.columns.schema, set(batch.schema.names)
+        arrays = [_filled(batch.column(field.name), field) if field.name in there else None for field in wanted]
+        if all(map(_fits, arrays, wanted)):
+            return pa.RecordBatch.from_arrays(arrays, schema=wanted)
+        known = [array for array in arrays if array is not None]
+        return pa.RecordBatch.from_arrays(known, schema=pa.schema(list(wanted)[: len(known)]))
+
     def events(self, batch: pa.RecordBatch) -> Iterator[Any]:
-        """Turn rows of this kind into events; each is made when it is taken. A field that is younger than a row gets its default."""
+        """Turn rows that `fitted` has returned into events; each is made when it is taken."""
         if self.columns is None:
             cls: Any = self.cls
             return (cls() for _ in range(batch.num_rows))
-        wanted = self.columns.schema
-        arrays = [
-            _filled(batch.column(field.name), field) if field.name in batch.schema.names else None for field in wanted
-        ]
-        if all(map(_fits, arrays, wanted)):
-            return self.columns.messages(pa.RecordBatch.from_arrays(arrays, schema=wanted))
-        there = [array for array in arrays if array is not None]
-        return self.columns.messages(pa.RecordBatch.from_arrays(there, schema=pa.schema(list(wanted)[: len(there)])))
+        return self.columns.messages(batch)
 
 
 def _fits(array: pa.Array | None, field: pa.Field) -> bool:
