@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -90,14 +90,16 @@ class InProcess:
     async def start(self, run: Run) -> AsyncIterator[Task]:
         """Start a task; see `levada.actors.nodes.Launcher`."""
         ours, theirs = socket.socketpair()
-        with ours, theirs:
+        with ours, theirs, ExitStack() as after:
             async with trio.open_nursery() as nursery:
                 task = Task(run, theirs, self.body)
                 self.tasks.append(task)
                 nursery.start_soon(task.live)
                 try:
                     await trio.sleep(self.busy)
-                    await self.handed.hand(unix.over(ours, run.id))
+                    stream = unix.over(ours, run.id)
+                    after.callback(stream.abort)
+                    await self.handed.hand(stream)
                     yield task
                 finally:
                     task.kill()

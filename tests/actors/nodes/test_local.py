@@ -6,20 +6,25 @@ import errno
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
-from levada.actors.nodes import NodeDown, NodeLost, NodeSettings, NodeUp, local_nodes, nodes_of
+from levada.actors.nodes import NodeDown, NodeLost, NodeSettings, NodeUp, Run, local_nodes, nodes_of
+from levada.actors.nodes.heart import Pulse
+from levada.actors.nodes.local import ChildProcesses
 from levada.framework import ActorSystem, Failed, Lost, restart
-from levada.framework.errors import ConfigurationError, HandleNotForwardable
+from levada.framework.errors import ConfigurationError, ConnectionClosed, HandleNotForwardable
+from levada.transports.carriers import unix
 
 from .apps import Add, Ask, Counter, Facts, Friend, Quit, Quitter, Reporter, app, forks, not_async, talks
 from .processes import ROOT, START, driver, gone, is_alive, processes_of
@@ -373,6 +378,22 @@ async def test_a_start_may_be_cancelled_at_any_moment() -> None:
                 async with local_nodes(system, 2, app, settings=settings):
                     pass
             assert processes_of(f"LEVADA_TEST={marker}") == []
+
+
+async def test_a_start_that_ends_closes_its_connection_for_the_task_that_serves_it(tmp_path: Path) -> None:
+    """The kernel gives the number of a closed socket to the next file, which must get nothing that was meant for the node."""
+    handed = unix.HandedListener(1)
+    with Pulse(1.0) as pulse, ExitStack() as later:
+        launcher = ChildProcesses(handed, pulse, str(tmp_path), NodeSettings())
+        async with launcher.start(Run("n0", 0, 0)):
+            stream = await handed.accept()
+        others = [later.enter_context(each) for _ in range(50) for each in socket.socketpair()]
+        with pytest.raises(ConnectionClosed):
+            stream.send_nowait(b"for the node")
+        for each in others:
+            each.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                each.recv(100)
 
 
 async def test_a_lost_node_is_lost_though_a_process_of_its_own_keeps_the_connection_open() -> None:

@@ -181,11 +181,16 @@ class ChildProcesses:
                 except RuntimeError as error:  # no thread for `subprocess.Popen`, which may block
                     raise BlockingIOError(errno.EAGAIN, str(error)) from error
             child = Child(process, run.name, self._pulse.listen(heart[0]))
+            ours.callback(child.close)
+            # Another task serves the stream. It would go on with the number of a socket that is closed behind its back, as the kernel gives the
+            # number to the next file.
+            stream = unix.over(link[0], run.id)
+            ours.callback(stream.abort)
             async with trio.open_nursery() as nursery:
                 try:
                     nursery.start_soon(child.read, output[0], logging.INFO)
                     nursery.start_soon(child.read, errors[0], logging.WARNING)
-                    await self._handed.hand(unix.over(link[0], run.id))
+                    await self._handed.hand(stream)
                     yield child
                 finally:
                     child.kill()
@@ -193,7 +198,6 @@ class ChildProcesses:
                         await child.ended()
                     if scope.cancelled_caught:
                         logger.error("%s: process %d was killed and does not end", run.name, process.pid)
-                    child.close()
                     nursery.cancel_scope.cancel()
 
 

@@ -203,10 +203,11 @@ class _Process:
         try:
             with trio.fail_after(ANSWERED):
                 stream = await trio.open_tcp_stream(host, port)
-                await stream.send_all(token)
+                with stream.socket:
+                    await stream.send_all(token)
+                    return socket.socket(fileno=stream.socket.detach())
         except (OSError, trio.BrokenResourceError, trio.TooSlowError) as error:
             raise ConnectionLost(f"no connection for heartbeats to the driver at {host}:{port}: {error}") from error
-        return socket.socket(fileno=stream.socket.detach())
 
     def _settle(self, welcome: Welcome) -> None:
         assert self._heart is not None
