@@ -445,6 +445,10 @@ class Parent(Actor[Set]):
     def take(self, question: Ask) -> bool:
         if "!" in question.message.value:
             return False
+        if question.message.value == "busy fault":
+            self.ref.tell(Set("!one"))
+        if question.message.value.endswith("fault"):
+            raise LookupError("in take")
         for each in question.message.value.split():
             entry = Entry(each, local_ref(self.child))
             local_ref(self.child).handle_or_enqueue(entry)
@@ -597,3 +601,25 @@ async def test_a_failure_is_the_childs_and_comes_after_the_turn(system: ActorSys
     assert isinstance(reason, Failed)
     assert repr(reason.error) == "ValueError('on purpose')"
     assert len(seen) == 3
+
+
+@pytest.mark.parametrize("word", ["fault", "busy fault"])
+async def test_what_takes_questions_fails_as_a_handler_does(system: ActorSystem, word: str) -> None:
+    """The asker gets the answer of a handler that failed, not the error itself; the supervisor restarts the actor."""
+    seen: list[Any] = []
+    offspring: list[Ref[Any]] = []
+    ref = system.spawn(Parent, seen, offspring, supervise=restart(max=1))
+    await wait_all_tasks_blocked()
+    with pytest.raises(ActorStopped, match="LookupError"):
+        await ref.ask(Set(word))
+    await wait_all_tasks_blocked()
+    assert [each.is_alive for each in offspring] == [False, True]
+    assert [each[:2] for each in seen] == [("put", "one"), ("child", "one")] * (word == "busy fault")
+    assert await ref.ask(Set("two")) == "handed"
+    alone = system.spawn(Parent, [], [])
+    await wait_all_tasks_blocked()
+    with pytest.raises(ActorStopped, match="LookupError"):
+        await alone.ask(Set(word))
+    reason = await alone.terminated()
+    assert isinstance(reason, Failed)
+    assert repr(reason.error) == "LookupError('in take')"

@@ -19,7 +19,7 @@ from levada.actors.durable.rows import Log, log_config
 from levada.actors.journal import Append, Journal
 from levada.framework import Actor, ActorSystem, Asks, Ref, handles, message
 from levada.framework.errors import ActorError, ActorStopped
-from levada.framework.testing import Probe
+from levada.framework.testing import Probe, StrictViolation, strict
 
 TIMES: dict[str, Any] = {"ask_timeout": 60.0, "shutdown_timeout": 20.0}
 
@@ -418,3 +418,18 @@ async def test_misuse_in_a_handler_fails_its_command_alone(tmp_path: Path, caplo
 def test_a_durable_actor_without_shards_says_so() -> None:
     with pytest.raises(ActorError, match=r"record\(\): this Walker belongs to no shards\(\)"):
         Walker().record(Stepped("x"))
+
+
+async def test_durable_actors_run_in_strict_systems_which_check_what_is_the_apps(tmp_path: Path) -> None:
+    """Rows and the shards' own messages do not leave the process; commands do."""
+    async with strict(codec=True)(**TIMES) as system:
+        accounts = await shards(system, Account, events=EVENTS, journal=tmp_path, shards=1)
+        assert await accounts["anna"].ask(Deposit(5)) == 5
+        assert await accounts["anna"].ask(Withdraw(2), command="once") == 3
+        accounts["anna"].tell(Deposit(1))
+        await accounts.erase("bert")
+        assert await accounts["anna"].ask(Balance()) == 4
+    with pytest.raises(StrictViolation, match=r"Deposit for /Account/0 cannot travel: Deposit\.amount: expected int"):
+        async with strict(codec=True)(**TIMES) as system:
+            accounts = await shards(system, Account, events=EVENTS, journal=tmp_path, shards=1)
+            await accounts["anna"].ask(Deposit("five"))  # type: ignore[arg-type]

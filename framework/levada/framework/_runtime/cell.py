@@ -162,8 +162,7 @@ class Cell(Ref[Any]):
             # An idle cell has handled everything told before, so calling the handler here keeps the order. A sync handler
             # cannot wait, so the asker's cancellation cannot hit it. This saves two task steps, 8 µs.
             extras = self._extras
-            if extras is not None and extras.take is not None and extras.take(question):
-                self._handled += 1
+            if extras is not None and extras.take is not None and self._has_taken(extras.take, question):
                 if question.settled:
                     scheduler.now = scheduler.clock()  # perhaps nobody was called, who would have done it
             else:
@@ -184,6 +183,17 @@ class Cell(Ref[Any]):
             return await question.wait()
         finally:
             waits.end(edge)
+
+    def _has_taken(self, take: Callable[[Ask], bool], question: Ask) -> bool:
+        """Give a question to the function of `take_at_once`; its error is this actor's, as that of a handler."""
+        try:
+            taken = take(question)
+        except BaseException as error:
+            self._scheduler.fail_inline(self, question, error)
+            return True
+        if taken:
+            self._handled += 1
+        return taken
 
     def stop(self, *, now: bool = False) -> None:
         if now:
@@ -301,7 +311,8 @@ class Cell(Ref[Any]):
         """Have questions with sync handlers given to a function while this actor is idle; it returns whether it has taken the question.
 
         It is called in the asker's task and context, and starts no task and calls no code of others, except by `handle_or_enqueue` of the
-        actor that shall answer. So a question that is only passed on costs one call in place of two, and no round of the event loop.
+        actor that shall answer. Its errors are this actor's failures. So a question that is only passed on costs one call in place of two,
+        and no round of the event loop.
         A new object after a restart says so again.
         """
         self.make_extras().take = take

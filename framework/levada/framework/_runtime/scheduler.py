@@ -274,6 +274,11 @@ class RunQueue:
             cell._batch = NO_MESSAGES
             cell._idle = True
 
+    def fail_inline(self, cell: Cell, question: Ask, error: BaseException) -> None:
+        """Let a worker handle an error as that of the handler of a question."""
+        cell._asking = question
+        cell.put_back([InlineCoroutine(_raise(error), question)])
+
     async def shielded_checkpoint(self) -> None:
         """Yield to others after inline calls. It is shielded, since these calls are done."""
         # Of many tasks that were woken together, one yields for all. Otherwise 256 askers whose answers came at once took a third longer.
@@ -623,6 +628,10 @@ class InlineCoroutine:
 
     coroutine: Any
     question: Ask
+
+
+async def _raise(error: BaseException) -> None:
+    raise error
 
 
 _SAMPLE: Final[Iterable[None]] = (None,) * 63

@@ -2,8 +2,9 @@
 
 A strict system encodes every message when it is sent and when it is handled, to check that it did not change in between.  Handles inside
 (refs, senders, receivers) are counted, not moved.  Messages that the codec cannot encode are not checked, or, with ``codec=True``,
-refused at once.  It also checks that each handler closes its cancel scopes and nurseries: successive handlers of one actor may run in
-different tasks, and the task of this one goes on with other actors.
+refused at once.  Of levada's own messages only what they carry for the app is checked.  A strict system also checks that each handler
+closes its cancel scopes and nurseries: successive handlers of one actor may run in different tasks, and the task of this one goes on with
+other actors.
 
 A violation ends the system and comes out of its block, so no supervisor can hide it.  The cells of a strict system replace the handler
 table of their class by a `_StrictTable`, which wraps each handler.
@@ -81,6 +82,27 @@ class _Seal:
     pending: int
     """The number of deliveries that have not been handled."""
 
+    def opened(self, seals: dict[int, _Seal]) -> None:
+        """Count one copy less in the mailboxes."""
+        self.pending -= 1
+        if not self.pending:
+            del seals[id(self.message)]
+
+
+def _of_app(entry: Any) -> list[Any]:
+    """Return the app's messages in a mailbox entry. Entries and messages of levada itself carry them in their fields."""
+    message = content_of(entry)
+    kind = type(message)
+    if not _is_own(kind):
+        return [message]
+    fields = attrs.fields(kind) if attrs.has(kind) else ()
+    values = [getattr(message, field.name, None) for field in fields]
+    return [each for each in values if hasattr(type(each), "__message_tag__") and not _is_own(type(each))]
+
+
+def _is_own(kind: type) -> bool:
+    return kind.__module__.startswith("levada.")
+
 
 class _StrictSystem(ActorSystem):
     """An `ActorSystem` with the checks of `strict`."""
@@ -100,11 +122,8 @@ class _StrictSystem(ActorSystem):
 
     def strict_check(self, cell: Cell, message: Any) -> None:
         super().strict_check(cell, message)
-        message = content_of(message)
-        kind = type(message)
-        if hasattr(kind, "__message_tag__") or not kind.__module__.startswith("levada.framework."):
-            # Entries and events of the runtime are neither changed nor sent anywhere.
-            self._seal(cell, message)
+        for each in _of_app(message):
+            self._seal(cell, each)
 
     def _seal(self, cell: Cell, message: Any) -> None:
         handles = _Handles()
@@ -135,24 +154,24 @@ class _StrictSystem(ActorSystem):
 
     def unseal(self, cell: Cell, message: Any) -> None:
         """Compare a message that is about to be handled with its encoding when it was sent."""
-        seal = self._seals.get(id(message))
-        if seal is None:
-            return
-        self.forget(message)
-        try:
-            octets = Codec().encode(message, attachments=_Handles())
-        except (TypeError, ValueError, LevadaError):
-            octets = b""
-        if octets != seal.data:
-            raise self.violation(f"{message!r} was changed between tell and its handling by {cell.path}: {_WHY}")
+        for each in _of_app(message):
+            seal = self._seals.get(id(each))
+            if seal is None:
+                continue
+            seal.opened(self._seals)
+            try:
+                octets = Codec().encode(each, attachments=_Handles())
+            except (TypeError, ValueError, LevadaError):
+                octets = b""
+            if octets != seal.data:
+                raise self.violation(f"{each!r} was changed between tell and its handling by {cell.path}: {_WHY}")
 
     def forget(self, message: Any) -> None:
         """Stop tracking a message that will not be handled: its sender may change it again."""
-        seal = self._seals.get(id(content_of(message)))
-        if seal is not None:
-            seal.pending -= 1
-            if not seal.pending:
-                del self._seals[id(seal.message)]
+        for each in _of_app(message):
+            seal = self._seals.get(id(each))
+            if seal is not None:
+                seal.opened(self._seals)
 
     def violation(self, text: str) -> StrictViolation:
         """Make the error, and let the system end with it."""
