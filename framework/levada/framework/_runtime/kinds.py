@@ -13,7 +13,8 @@ from levada.framework.mailbox import Conflate, MailboxPolicy
 from levada.framework.ref import DEFAULT_TIMEOUT, FromThread, check_timeout
 
 from .ask import BEFORE_ASKS, RemoteAsk, RemoteTell, Wrapped, prepare_to_ask, stopped_error
-from .cell import BoundedCell, Cell, CellFromThread, StoreCell
+from .bounded import BoundedCell, StoreCell
+from .cell import Cell, CellFromThread
 from .phase import STOPPED
 from .tracing import TracedAsk, TracedTell, TracedThreadAsk
 

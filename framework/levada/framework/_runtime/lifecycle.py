@@ -55,7 +55,8 @@ from levada.framework.supervision import RestartPolicy, Strategy, delay, record,
 from levada.framework.timers import Tick
 
 from .ask import Ask, content_of, stopped_error
-from .cell import Cell, RoomCallback
+from .bounded import RoomCallback
+from .cell import Cell
 from .host import Host, split_cancelled
 from .phase import PAUSED, RUNNING, STOPPED
 from .remains import drop_frames, end_handles, open_handles

@@ -22,7 +22,7 @@ from levada.framework.observe import ActorDetail, ActorInfo, ChannelInfo, ClassF
 from levada.framework.supervision import RestartPolicy
 
 from .ask import content_of
-from .cell import BoundedCell
+from .bounded import BoundedCell
 from .phase import PAUSED, RUNNING
 from .remains import open_handles
 
