@@ -209,6 +209,7 @@ class Maker(Clerk):
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         self.made = self.making = 0
+        self.size = MIB
         self.scopes: list[trio.CancelScope] = []
         self.kept: list[Reply[bytes]] = []
 
@@ -230,7 +231,7 @@ class Maker(Clerk):
 
     async def _make_late(self, reply: Reply[bytes]) -> None:
         await self.gate.wait()
-        reply.send(bytes(MIB))
+        reply.send(bytes(self.size))
 
     async def _make(self, reply: Reply[bytes]) -> None:
         self.making += 1
@@ -298,6 +299,18 @@ async def test_answers_that_nobody_takes_are_bounded(raw: Begin, autojump_clock:
         assert {kind for kind, _ in failures} == {"ActorError"}
         assert "wait for this system to take them, at most 67108864 (max_answer_bytes); ask fewer" in failures[0][1]
         assert len(await ends.ask(question("now"))) > MIB
+
+
+@pytest.mark.parametrize(("size", "failed"), [(8192, 101 - 16), (4000, 0)])
+async def test_answers_of_middle_size_count_too(raw: Begin, autojump_clock: MockClock, size: int, failed: int) -> None:
+    """Answers of 4 KiB are sent in any case: 10,000 of them, the most questions, are as much as the limit."""
+    async with raw(Maker, max_answer_bytes=16 * 8192) as ends, asked(ends, "late", oneshots=True) as (takers, _):
+        ends.clerk._actor.size = size
+        ends.clerk._actor.gate.set()
+        await settled()
+        with trio.fail_after(1000):
+            got = [await take() for take in takers]
+        assert sum(len(each) < size for each in got) == failed
 
 
 async def test_an_actor_makes_large_answers_as_they_are_taken(raw: Begin, autojump_clock: MockClock) -> None:

@@ -66,7 +66,7 @@ class PeerConfig:
     max_connections: int = attrs.field(default=MAX_CONNECTIONS, validator=_COUNT)
     """Clients connected to a server at the same time; any more wait."""
     max_answer_bytes: int = attrs.field(default=64 * 1024 * 1024, validator=_COUNT)
-    """Bytes of the answers to one peer's questions that wait for room, or are under way on oneshots. Beyond that a large answer, above 32 KiB,
+    """Bytes of the answers to one peer's questions that wait for room, or are under way on oneshots. Beyond that an answer above 4 KiB
     is an error instead; an actor that waits for room first (`Reply.room`) does not get that far."""
     max_handlers: int = attrs.field(default=100, validator=_COUNT)
     """Messages of one client that an async function handles at the same time; later ones wait in the window."""

@@ -39,6 +39,9 @@ MOST_TASKS: Final = 64
 MOST_ASKED: Final = 2**23
 """Bytes of the questions of one copy of a ref that are not answered yet; one may exceed it. More stay in the channel."""
 
+SMALL_ANSWER: Final = 2**12
+"""Bytes up to which an answer is sent however many wait: a failure in its place has about a tenth of them, and as many places."""
+
 logger = logging.getLogger("levada.actors.aqueduct")
 
 
@@ -465,7 +468,7 @@ class PeersQuestion(RemoteAsk, ABC):
                 logger.exception("%s: an answer cannot travel", self.target.path)
                 error = ActorError(f"the answer to {kind} cannot travel: {broken}", actor=self.target.path)
             waiting, most = refs.halves.answers, refs.halves.max_answer_bytes
-            if waiting and len(payload) > LARGE and waiting + len(payload) > most:
+            if waiting and len(payload) > SMALL_ANSWER and waiting + len(payload) > most:
                 refs.halves.packing.rollback()
                 what = (
                     f"the answer to {kind}, {len(payload)} bytes, was given up: {waiting} bytes of answers wait for this system to take them, "
