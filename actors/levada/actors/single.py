@@ -233,7 +233,7 @@ class SingleDriver(Driver[C]):
     """
 
     reflex: ClassVar[int] = 1 << 20
-    """Bytes above the high watermark that the core's own answers may fill before the reader waits."""
+    """Bytes that the core may queue by itself (`own_bytes`) while the carrier is crowded, before the reader waits."""
     most_unbegun: ClassVar[int] = 64
     """The most children that have been given work and have not begun; beyond it, the reader waits until they have."""
 
@@ -258,6 +258,8 @@ class SingleDriver(Driver[C]):
         self._flush_due = False
         self._all_begun: trio.Event | None = None
         self._room: trio.Event | None = None
+        self._own_before = 0
+        """`own_bytes` when the carrier last had room."""
 
     def attach(self, carrier: SingleCarrier[Any]) -> None:
         """Use a carrier from now on; the core knows whether it is framed.
@@ -307,19 +309,23 @@ class SingleDriver(Driver[C]):
         with scope:
             try:
                 while data := await carrier.receive():
+                    user: SingleDriver[Any] | None = self
                     if type(data) is bytes and len(data) <= _PIECE and self.carrier is carrier and self.end is None:
                         # As `_feed`, which costs 1 us; a request and its response pay for it at each end.
-                        produced = self.feed(data)
+                        self.feed(data)
                         if self.unbegun > self.most_unbegun:
                             await self.all_begun()
-                        if not produced:
-                            continue
                     else:
                         for part in data if isinstance(data, list) else (data,):
                             await self._feed(carrier, part)
                         # Held while this waits, it would double the cost of a peer that stops in a frame.
                         data = part = b""
-                    if carrier.unsent > self.high_watermark + self.reflex and (user := self.user(carrier)) is not None:
+                        user = self.user(carrier)
+                    if user is None:
+                        continue
+                    if carrier.unsent <= user.high_watermark:
+                        user._own_before = user.own_bytes
+                    elif user.own_bytes - user._own_before > self.reflex and self.user(carrier) is user:
                         await user.room()
                         user.read_again()
             except CarrierError as error:
@@ -341,6 +347,16 @@ class SingleDriver(Driver[C]):
             if at >= len(data):
                 return
 
+    @property
+    def own_bytes(self) -> int:
+        """Bytes so far that the core has queued by itself, because of what the peer sends and however much waits.
+
+        By default these are all bytes. A protocol whose sides both send much at the same time must count without the payloads of the
+        program: two readers that each wait until the other reads would wait for ever.
+        """
+        statistics = self.all_statistics()
+        return 0 if statistics is None else statistics.bytes_sent + statistics.unsent
+
     def missing(self) -> int:
         """Return how many bytes the core needs before it can do anything; it gets them in one piece."""
         return 0
@@ -348,18 +364,14 @@ class SingleDriver(Driver[C]):
     def read_again(self) -> None:
         """Note that the reader continues after it has waited for room."""
 
-    def feed(self, data: bytes) -> bool:
-        """Feed the core and apply its events; return whether there was output."""
+    def feed(self, data: bytes) -> None:
+        """Feed the core, apply its events, and hand its output to the carrier."""
         now = self._now()
         table = self.events
         for event in self._receive(data, now):
             table[type(event)](self, event)
-        if self._flush_due:
-            return True
-        pieces = self.core.data_to_send(now)
-        if pieces:
+        if not self._flush_due and (pieces := self.core.data_to_send(now)):
             self._send(pieces)
-        return bool(pieces)
 
     def flush(self) -> bool:
         """Hand the core's output to the carrier; return whether there was any."""
@@ -411,6 +423,7 @@ class SingleDriver(Driver[C]):
         except CarrierError:
             pass  # the reader finds out
         finally:
+            self._own_before = self.own_bytes
             self._room = None
             room.set()
 

@@ -159,6 +159,33 @@ async def test_all_interactions(scheme: str, dialect: str, settings: Callable[[s
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("scheme", ["tcp", "tls", "unix", "ws", "quic"])
+async def test_large_requests_and_large_answers_do_not_wait_for_each_other(
+    scheme: str, dialect: str, settings: Callable[[str], CarrierSettings]
+) -> None:
+    """Both sides ask, so each has more to send than the other's buffers hold, requests and answers."""
+
+    async def turn_round(request: Request) -> bytes:
+        return request.data[::-1]
+
+    async def ask(peer: Any, number: int) -> None:
+        data = bytes([number]) + bytes(3_000_000)
+        assert (await peer.request_response(data)).data == data[::-1]
+
+    carrier = settings(scheme)
+    async with (
+        ActorSystem() as system,
+        serve(system, f"{dialect}+{carrier.url}", turn_round, config=ServerConfig(carrier=carrier.serving)) as listener,
+        connect(system, listener.url, turn_round, config=ClientConfig(carrier=carrier.dialling)) as peer,
+    ):
+        assert (await peer.request_response(b"ab")).data == b"ba"
+        with trio.fail_after(100):
+            async with trio.open_nursery() as nursery:
+                for number in range(8):
+                    nursery.start_soon(ask, (peer, listener.peers[0])[number % 2], number)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
 async def test_requests_of_the_server(dialect: str) -> None:
     async def shout(request: Request) -> bytes:
         return request.data.upper()

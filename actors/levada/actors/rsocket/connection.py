@@ -168,6 +168,11 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
             *rsocket_samples(self.side, resumed=self.resumptions, dropped=self.dropped),
         )
 
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of errors, grants, cancellations and the like, without payloads."""
+        return self.core.own_bytes
+
     def missing(self) -> int:
         """Return how many bytes are missing from a frame that has begun: before its end there is nothing to act on."""
         return self.core.missing

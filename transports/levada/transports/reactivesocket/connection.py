@@ -258,6 +258,7 @@ class ConnectionCore(ReactiveStreamsCore):
             return  # RX-109
         data = parsed[2]
         if flags & f.RESPOND:
+            self.own_bytes += len(data)
             self._control.append(f.encode(f.KEEPALIVE, 0, data=data))  # RX-81
         else:
             events.append(KeepaliveReceived(data))
@@ -470,7 +471,12 @@ class ConnectionCore(ReactiveStreamsCore):
     def _send_error(self, stream_id: int, code: int, data: bytes, metadata: bytes | None = None) -> None:
         if code == ErrorCode.REJECTED and metadata is None:
             metadata = data  # RX-23: the text has the reason in the metadata, others look at the data
-        self._out.append(f.encode(f.ERROR, stream_id, 0, f.WORD.pack(code), metadata, data))
+        self._put_own(f.encode(f.ERROR, stream_id, 0, f.WORD.pack(code), metadata, data))
+
+    def _put_own(self, frame: bytes) -> None:
+        """Queue a frame of a stream that carries no payload of the owner."""
+        self.own_bytes += len(frame)
+        self._out.append(frame)
 
     def _tell_end(self, code: int, text: str) -> None:
         # Behind what is queued, so that nothing of it comes too late.

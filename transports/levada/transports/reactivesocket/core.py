@@ -265,7 +265,7 @@ class ReactiveSocketCore(ConnectionCore):
     def _give_up(self, stream: Stream, stream_id: int, reason: bytes, events: list[Event]) -> None:
         """End a stream because the peer broke a rule: a requester cancels, a responder sends INVALID (RX-62, RX-74)."""
         if stream.requester:
-            self._out.append(f.encode(f.CANCEL, stream_id))
+            self._put_own(f.encode(f.CANCEL, stream_id))
         else:
             self._send_error(stream_id, ErrorCode.INVALID, reason)
         if stream.heard_of:
@@ -415,7 +415,7 @@ class ReactiveSocketCore(ConnectionCore):
         # RX-55: none if the channel's requester has completed.
         elif stream.state is not _SENDING and stream.kind is not _ANSWER:
             stream.demand = add_credit(stream.demand, n)
-            self._out.append(f.encode(f.REQUEST_N, stream_id, 0, f.WORD.pack(n)))
+            self._put_own(f.encode(f.REQUEST_N, stream_id, 0, f.WORD.pack(n)))
 
     def send_payload(self, stream_id: int, payload: Payload, *, complete: bool = False) -> None:
         """Send an item, or the response of a request-response, which completes the stream; `complete`: it is the last of this direction.
@@ -471,7 +471,7 @@ class ReactiveSocketCore(ConnectionCore):
         if stream.kind is _SUBSCRIPTION:
             self._send_error(stream_id, ErrorCode.CANCELED, b"the source has ended")  # RX-53
         elif not told:
-            self._out.append(f.encode(kind, stream_id, f.COMPLETE))
+            self._put_own(f.encode(kind, stream_id, f.COMPLETE))
         stream.credit = 0
         self._move(stream, stream_id, by)
 
@@ -522,7 +522,7 @@ class ReactiveSocketCore(ConnectionCore):
         if stream is None:
             self._waiting.pop(stream_id, None)  # the peer never heard of it
         elif stream.requester:
-            self._out.append(f.encode(f.CANCEL, stream_id, metadata=metadata))
+            self._put_own(f.encode(f.CANCEL, stream_id, metadata=metadata))
             self._move(stream, stream_id, StreamInput.CANCEL)
         elif stream.kind is not _CHANNEL:
             raise LocalProtocolError(

@@ -3,8 +3,8 @@
 `core.py` adds the streams.  Rules of this file:
 
 * `_state` changes only in `_move`, by the table in `state.py`.
-* Bytes leave through `_put` (streams) and `_put_control` (stream 0, which goes first).  With resumption, `_put` also keeps the frame, and
-  without a carrier it does only that, so no other code needs to know whether there is a carrier.
+* Bytes leave through `_put` (streams; `_put_own` if the owner gave none of them) and `_put_control` (stream 0, which goes first).  With
+  resumption, `_put` also keeps the frame, and without a carrier it does only that, so no other code needs to know whether there is a carrier.
 * Only `_end` ends a connection: it gives each stream its last event, then the connection its own.
 """
 
@@ -145,6 +145,11 @@ class RSocketConnection(ReactiveStreamsCore):
         if not self._framed:
             self._out.append(len(frame).to_bytes(3))  # RS-2
         self._out.append(frame)
+
+    def _put_own(self, frame: bytes) -> None:
+        """Queue a frame of a stream that carries no payload of the owner."""
+        self.own_bytes += len(frame)
+        self._put(frame)
 
     def _put_control(self, frame: Frame, *, behind: bool = False) -> None:
         """Queue a frame of stream 0. ERROR goes `behind` the queued frames, since the peer ignores frames after it."""
@@ -506,6 +511,7 @@ class RSocketConnection(ReactiveStreamsCore):
                 return
         if frame.respond:
             # RS-106: the same data back.
+            self.own_bytes += len(frame.data)
             self._put_control(KeepaliveFrame(respond=False, position=self._position(), data=frame.data))
         else:
             events.append(KeepaliveReceived(frame.data))

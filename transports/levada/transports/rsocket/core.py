@@ -367,7 +367,7 @@ class RSocketCore(RSocketConnection):
         else:
             return False
         if kind is not _FNF:
-            self._put(ErrorFrame(stream_id, code, text).encode())
+            self._put_own(ErrorFrame(stream_id, code, text).encode())
         return True
 
     def _add_responder(self, stream_id: int, kind: Interaction, n: int, *, complete: bool) -> Stream:
@@ -450,11 +450,11 @@ class RSocketCore(RSocketConnection):
         """End a stream because the peer passed a limit: a requester sends CANCEL, a responder ERROR[INVALID] (RS-77, RS-85)."""
         heard_of = stream.heard_of
         if stream.requester:
-            self._put(CancelFrame(stream_id).encode())
+            self._put_own(CancelFrame(stream_id).encode())
             self._advance(stream_id, stream, StreamInput.SEND_CANCEL)
         else:
             if stream.kind is not _FNF:
-                self._put(ErrorFrame(stream_id, ErrorCode.INVALID, text.encode()).encode())
+                self._put_own(ErrorFrame(stream_id, ErrorCode.INVALID, text.encode()).encode())
             self._advance(stream_id, stream, StreamInput.SEND_ERROR)
         if heard_of:
             events.append(StreamFailed(stream_id, ErrorCode.INVALID, text.encode(), FailedBy.LOCAL))
@@ -639,7 +639,7 @@ class RSocketCore(RSocketConnection):
             return
         if stream.demand < UNBOUNDED // 2:  # RS-75: unbounded credit needs no more
             stream.demand = add_credit(stream.demand, n)
-            self._put(RequestNFrame(stream_id, n).encode())
+            self._put_own(RequestNFrame(stream_id, n).encode())
 
     def send_payload(self, stream_id: int, payload: Payload, *, complete: bool = False) -> None:
         """Send an item, or the response of a request-response, which completes the stream; `complete`: it is the last of this direction.
@@ -680,7 +680,7 @@ class RSocketCore(RSocketConnection):
         stream = self._streams.get(stream_id)
         if stream is None or stream.state is _RECEIVING:
             raise self._why_not(stream_id, stream)
-        self._put(HEADER.pack(stream_id, _PAYLOAD | COMPLETE))
+        self._put_own(HEADER.pack(stream_id, _PAYLOAD | COMPLETE))
         self._advance(stream_id, stream, _SEND_COMPLETE)
 
     def send_error(self, stream_id: int, code: int = ErrorCode.APPLICATION_ERROR, data: bytes = b"") -> None:
@@ -704,7 +704,7 @@ class RSocketCore(RSocketConnection):
         if stream is None:
             del self._waiting[stream_id]  # the peer has not heard of it
             return
-        self._put(ErrorFrame(stream_id, code, data.rstrip(b"\0")).encode())
+        self._put_own(ErrorFrame(stream_id, code, data.rstrip(b"\0")).encode())
         self._advance(stream_id, stream, StreamInput.SEND_ERROR)
 
     def send_cancel(self, stream_id: int) -> None:
@@ -719,12 +719,12 @@ class RSocketCore(RSocketConnection):
         if stream is None:
             return
         if stream.requester:
-            self._put(CancelFrame(stream_id).encode())
+            self._put_own(CancelFrame(stream_id).encode())
             self._advance(stream_id, stream, StreamInput.SEND_CANCEL)
         elif stream.kind is not _CHANNEL:
             raise LocalProtocolError("a responder cancels channels only; use send_error", rule="RS-69")
         elif stream.state is not _SENDING:
-            self._put(CancelFrame(stream_id).encode())
+            self._put_own(CancelFrame(stream_id).encode())
             self._advance(stream_id, stream, StreamInput.SEND_STOP)
 
     def _put_payload(self, stream_id: int, word: int, fixed: bytes, payload: Payload) -> None:

@@ -63,6 +63,8 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
         self._waiting: OrderedDict[int, PendingRequest] = OrderedDict()  # for a lease
         self._peer_streams = 0
         self._gathered = 0  # bytes of all unfinished payloads
+        self.own_bytes = 0
+        """Bytes that this core has queued by itself, such as errors, grants and answers to KEEPALIVE: because of the peer, however much waits."""
 
     @property
     def state(self) -> ConnectionState:
