@@ -754,6 +754,27 @@ async def test_decimals_that_spark_has_not_are_refused_where_the_mailbox_is_made
         await bridge.mailbox("prices", pa.schema([("price", pa.decimal128(38, 2))]))
 
 
+async def test_nanoseconds_are_refused_when_the_mailbox_is_made(tmp_path: Path) -> None:
+    nanoseconds = pa.timestamp("ns")
+    async with ActorSystem() as system, serve_bridge(system, tmp_path / "b") as bridge:
+        for kind, inner, instead in (
+            (nanoseconds, "timestamp[ns]", "timestamp[us]"),
+            (pa.timestamp("ns", "UTC"), "timestamp[ns, tz=UTC]", "timestamp[us, tz=UTC]"),
+            (pa.duration("ns"), "duration[ns]", "duration[us]"),
+            (pa.list_(nanoseconds), "timestamp[ns]", "timestamp[us]"),
+            (pa.map_(pa.string(), nanoseconds), "timestamp[ns]", "timestamp[us]"),
+            (pa.struct([("begun", nanoseconds)]), "timestamp[ns]", "timestamp[us]"),
+        ):
+            with pytest.raises(ConfigurationError) as refused:
+                await bridge.mailbox("events", pa.schema([("at", kind)]))
+            assert str(refused.value) == (
+                f"at: Spark's timestamps and durations have microseconds, declare {inner} as {instead} and cast the rows "
+                "(pandas makes nanoseconds)"
+            )
+        exact = [pa.timestamp("s"), pa.timestamp("ms"), pa.timestamp("us"), pa.duration("ms"), pa.time64("ns")]
+        await bridge.mailbox("events", pa.schema([(f"at{place}", kind) for place, kind in enumerate(exact)]))
+
+
 async def test_a_mailbox_that_is_cancelled_while_it_opens_can_be_opened_again(tmp_path: Path) -> None:
     async with ActorSystem() as system, serve_bridge(system, tmp_path / "b") as bridge:
         with trio.move_on_after(0):

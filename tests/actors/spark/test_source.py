@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import signal
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from levada.actors.journal import (  # noqa: E402
     OffsetGone,
     SchemaMismatch,
 )
+from levada.actors.journal.store import Store  # noqa: E402
 from levada.actors.spark import EpochChanged, UnknownName  # noqa: E402
 from levada.actors.spark.datasource import MailboxSource  # noqa: E402
 from levada.actors.spark.source import BatchSource, Options, StreamSource, columns_for, shares  # noqa: E402
@@ -165,6 +167,37 @@ def test_columns_that_differ_are_named(actors: Actors) -> None:
         MailboxSource({"address": actors.bridge.address, "mailbox": "odd"}).schema()
     with pytest.raises(UnknownName):
         MailboxSource(options(actors, mailbox="none")).schema()
+
+
+def test_nanoseconds_of_an_older_mailbox_are_read_if_they_fit(actors: Actors) -> None:
+    columns = pa.schema(
+        [("at", pa.timestamp("ns", "UTC")), ("took", pa.list_(pa.duration("ns"))), ("number", pa.int64())]
+    )
+    # Today `Bridge.mailbox` refuses these columns.
+    Store.open(Path(actors.bridge.directory, "mailboxes", "events"), columns, JournalConfig()).close()
+    made = actors.mailbox("events")
+
+    def append(at: int, took: int, number: int) -> None:
+        arrays = [pa.array([value], kind) for value, kind in zip((at, [took], number), columns.types, strict=True)]
+        actors.do(made.append, pa.record_batch(arrays, schema=columns))
+
+    def read(wanted: StructType) -> list[dict[str, Any]]:
+        reader = BatchSource(Options.read(options(actors, mailbox="events")), wanted)
+        return [row for task in reader.partitions() for batch in reader.read(task) for row in batch.to_pylist()]
+
+    wanted = columns_for(columns)
+    append(1000, 2000, 1)
+    moment, second = dt.datetime(1970, 1, 1, microsecond=1, tzinfo=dt.UTC), dt.timedelta(microseconds=2)
+    assert read(wanted) == [{"at": moment, "took": [second], "number": 1}]
+    append(1001, 2001, 2)
+    with pytest.raises(SchemaMismatch) as refused:
+        read(wanted)
+    assert str(refused.value).startswith("mailbox events has values that Spark cannot hold, name other columns")
+    assert refused.value.differences == (
+        "at: Casting from timestamp[ns, tz=UTC] to timestamp[us, tz=UTC] would lose data: 1001",
+        "took: Casting from duration[ns] to duration[us] would lose data: 2001",
+    )
+    assert read(StructType().add("number", "long")) == [{"number": 1}, {"number": 2}]
 
 
 # ---------------------------------------------------------------- offsets

@@ -20,7 +20,7 @@ from .errors import SchemaMismatch
 
 __all__ = [
     "DEFAULT", "all_same", "check_for_spark", "check_growth", "check_schema", "conform", "default_of", "differences", "fingerprint", "fit",
-    "joined", "offsets", "with_default",
+    "joined", "offsets", "types_in", "with_default",
 ]  # fmt: skip
 
 DEFAULT = b"levada.default"
@@ -49,28 +49,35 @@ def check_schema(schema: pa.Schema) -> None:
     if len(set(schema.names)) < len(schema):
         raise ConfigurationError(f"each column has a name of its own: {', '.join(schema.names)}")
     for field in schema:
-        if any(map(pa.types.is_dictionary, _types(field.type))):
+        if any(map(pa.types.is_dictionary, types_in(field.type))):
             raise ConfigurationError(
                 f"{field.name}: dictionaries are not kept, cast it to {field.type.value_type} first"
             )
 
 
 def check_for_spark(schema: pa.Schema) -> None:
-    """Require that Spark has decimals as large as these columns; Spark itself finds out only when it plans a query.
+    """Require that Spark can hold the values of these columns; Spark itself finds out only when it plans a query, or reads such a value.
 
     The `ConfigurationError` names the column and a type to use instead.
     """
     for field in schema:
-        if any(map(pa.types.is_decimal256, _types(field.type))):
-            raise ConfigurationError(
-                f"{field.name}: Spark's decimals have 38 digits at most, cast {field.type} to decimal128 or to a string"
-            )
+        for kind in types_in(field.type):
+            if pa.types.is_decimal256(kind):
+                raise ConfigurationError(
+                    f"{field.name}: Spark's decimals have 38 digits at most, cast {field.type} to decimal128 or to a string"
+                )
+            if (pa.types.is_timestamp(kind) or pa.types.is_duration(kind)) and kind.unit == "ns":
+                raise ConfigurationError(
+                    f"{field.name}: Spark's timestamps and durations have microseconds, declare {kind} as "
+                    f"{str(kind).replace('[ns', '[us')} and cast the rows (pandas makes nanoseconds)"
+                )
 
 
-def _types(kind: pa.DataType) -> Iterator[pa.DataType]:
+def types_in(kind: pa.DataType) -> Iterator[pa.DataType]:
+    """Yield a type and the types nested in it."""
     yield kind
     for place in range(kind.num_fields):
-        yield from _types(kind.field(place).type)
+        yield from types_in(kind.field(place).type)
 
 
 def differences(wanted: pa.Schema, got: pa.Schema) -> list[str]:

@@ -33,7 +33,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructField, StructType
 
 from levada.actors.journal.errors import JournalBehind, OffsetGone, SchemaMismatch
-from levada.actors.journal.schema import check_for_spark
+from levada.actors.journal.schema import types_in
 from levada.framework.errors import ConfigurationError
 from levada.framework.tracing import TraceHeaders
 
@@ -153,10 +153,13 @@ def columns_for(columns: pa.Schema) -> StructType:
     fields, problems = [], []
     for column in columns:
         try:
-            check_for_spark(pa.schema([column]))
-            fields.append(StructField(column.name, from_arrow_type(column.type), column.nullable))
-        except (PySparkTypeError, ConfigurationError):
+            kind = from_arrow_type(column.type)
+        except PySparkTypeError:
+            kind = None
+        if kind is None or any(map(pa.types.is_decimal256, types_in(column.type))):
             problems.append(f"{column.name}: Spark has no type for {column.type}")
+        else:
+            fields.append(StructField(column.name, kind, column.nullable))
     if problems:
         raise _mismatch("not all columns of the mailbox can be read, name others in option schema", problems)
     return StructType(fields)
@@ -214,13 +217,29 @@ def rows_of(options: Options, wanted: StructType, partition: InputPartition) -> 
                 opening=partition.opening,
                 schema=columns,
             ):
-                yield batch.select(target.names).cast(target) if batch.schema != target else batch
+                yield _cast(batch, target, options.remote.name) if batch.schema != target else batch
             return
         except OffsetGone as gone:
             if options.fail_on_data_loss:
                 raise
             logger.warning("rows are lost to this query: %s", gone, extra={"event": "rows_lost"})
             start = gone.first
+
+
+def _cast(batch: pa.RecordBatch, target: pa.Schema, mailbox: str) -> pa.RecordBatch:
+    """Cast rows to Spark's types; `SchemaMismatch` names the columns with a value that does not fit, such as nanoseconds."""
+    columns, problems = [], []
+    for field in target:
+        try:
+            columns.append(batch.column(field.name).cast(field.type))
+        except pa.ArrowInvalid as error:
+            problems.append(f"{field.name}: {error}")
+    if problems:
+        raise _mismatch(
+            f"mailbox {mailbox} has values that Spark cannot hold, name other columns in option schema, or cast the rows into a new mailbox",
+            problems,
+        )
+    return pa.RecordBatch.from_arrays(columns, schema=target)
 
 
 def begin(options: Options, found: Description) -> dict[int, int]:
