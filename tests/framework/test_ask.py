@@ -252,6 +252,46 @@ async def test_a_failing_handler_fails_its_ask_with_the_cause(system: ActorSyste
     assert reason.error is error.__cause__
 
 
+async def test_only_the_ask_that_failed_has_the_exception_as_its_cause(system: ActorSystem) -> None:
+    gate = trio.Event()
+    ref = system.spawn(Gate, gate, name="gate", mailbox=bounded(2))
+    handled, failed, queued, patient = outcomes = [Outcome() for _ in range(4)]
+    async with trio.open_nursery() as nursery:
+        for outcome, question in zip(outcomes, (Wait(), Fail(), Get(), Get()), strict=True):
+            nursery.start_soon(outcome.of, partial(ref.ask, question))
+            await wait_all_tasks_blocked()
+        gate.set()
+    late = Outcome()
+    await late.of(lambda: ref.ask(Get()))
+    assert handled.value == "through"
+    assert isinstance(failed.error, ActorStopped)
+    assert isinstance(failed.error.__cause__, KeyError)
+    for outcome in (queued, patient, late):
+        assert isinstance(outcome.error, ActorStopped)
+        assert str(outcome.error) == "/gate failed: KeyError('on purpose')"
+        assert outcome.error.reason == failed.error.reason
+        assert outcome.error.__cause__ is None
+
+
+async def test_an_ask_to_be_answered_later_has_the_exception_as_its_cause(system: ActorSystem) -> None:
+    class Later(Actor[Get | Fail]):
+        @handles
+        def get(self, m: Get) -> None:
+            self._reply = self.reply_later()
+
+        @handles
+        def fail(self, m: Fail) -> None:
+            raise KeyError("on purpose")
+
+    ref, outcome = system.spawn(Later), Outcome()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(outcome.of, lambda: ref.ask(Get()))
+        await wait_all_tasks_blocked()
+        ref.tell(Fail())
+    assert isinstance(outcome.error, ActorStopped)
+    assert isinstance(outcome.error.__cause__, KeyError)
+
+
 @pytest.mark.parametrize("busy", [False, True], ids=["inline", "queued"])
 async def test_a_question_that_restarts_its_actor_fails_all_the_same(system: ActorSystem, busy: bool) -> None:
     ref = system.spawn(Gate, supervise=restart())

@@ -217,7 +217,7 @@ class ActorError(LevadaError):
 
 @attrs.define(eq=False, slots=False, str=False)
 class ActorStopped(ActorError):
-    """The actor has stopped, or failed on this message; a handler's exception is also the ``__cause__``."""
+    """The actor has stopped, or failed on this message; only if it failed on this message, the exception is also the ``__cause__``."""
 
     reason: Any = None
     """Why it stopped: a `levada.framework.Reason`."""

@@ -23,7 +23,7 @@ from levada.actors.spark.asks import AskRows, EachRow, RemoteActor, ask, ask_bat
 from levada.actors.spark.desk import BridgeConfig
 from levada.actors.spark.protocol import ActorFailed, UnknownName
 from levada.framework import Actor, Asks, Ref, handles, message, restart
-from levada.framework.errors import ActorStopped, AskTimeout, ConfigurationError, ConnectionLost
+from levada.framework.errors import ActorError, ActorStopped, AskTimeout, ConfigurationError, ConnectionLost
 
 if TYPE_CHECKING:
     from .conftest import VirtualTime
@@ -249,6 +249,55 @@ def test_a_failing_handler_is_named_with_its_error(actors: Any) -> None:
     assert next(answers).column("result").to_pylist() == [0, 2]
     with pytest.raises(ActorFailed, match="no 3 here"):
         next(answers)
+
+
+def test_an_actor_that_has_failed_did_not_fail_on_later_questions(actors: Any) -> None:
+    there, target = expose(actors, "desk", partial(Desk, seen=[], requests=[], refused=3))
+    rows, _ = expose(actors, "rows", partial(EachRow, target, Double))
+    with pytest.raises(ActorFailed, match="failed on this question"):
+        ask(there, Double(3))
+    for attempt in (
+        lambda: ask(there, Double(1)),
+        lambda: list(ask_many(there, [Double(1)])),
+        lambda: list(ask_batches(there, numbers(2))),
+        lambda: list(ask_batches(rows, numbers(2))),
+    ):
+        with pytest.raises(ActorStopped, match=r"^/desk failed: ValueError\('no 3 here'\)$"):
+            attempt()
+
+
+def test_questions_behind_the_failing_one_did_not_fail_themselves(actors: Any) -> None:
+    class Late(Slow):
+        @handles
+        async def double(self, m: Double) -> Doubled:
+            await super().double(m)
+            raise ValueError(f"no {m.n} here")
+
+    gate, seen, errors = trio.Event(), list[int](), dict[int, str]()
+    ref: Any
+    there, ref = expose(actors, "late", partial(Late, gate=gate, seen=seen))
+
+    def asked(n: int) -> None:
+        with pytest.raises(ActorError) as caught:
+            ask(there, Double(n))
+        errors[n] = f"{type(caught.value).__name__}: {caught.value}"
+
+    async def until(met: Callable[[], bool]) -> None:
+        while not met():
+            await trio.lowlevel.checkpoint()
+
+    threads = [threading.Thread(target=asked, args=(n,)) for n in (1, 2)]
+    threads[0].start()
+    actors.do(until, lambda: seen == [1])
+    threads[1].start()
+    actors.do(until, lambda: ref.depth() == 1)
+    actors.do(gate.set)
+    for thread in threads:
+        thread.join()
+    assert errors == {
+        1: "ActorFailed: late (/late) failed on this question: ValueError('no 1 here')",
+        2: "ActorStopped: /late failed: ValueError('no 1 here')",
+    }
 
 
 class Short(Actor[AskRows]):

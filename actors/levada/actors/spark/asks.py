@@ -117,8 +117,8 @@ def ask(actor: RemoteActor, value: Asks[R], *, timeout: float = TIMEOUT, idempot
         idempotent: whether the question may be repeated after a lost connection.
 
     Raises:
-        ActorStopped: the actor has ended.
-        ActorFailed: the actor failed on this question.
+        ActorStopped: the actor has ended, before or while the question waited in its mailbox.
+        ActorFailed: the actor failed on this question, or before it answered it later (`Actor.reply_later`).
         AskTimeout: no answer in time.
         ConnectionLost: the bridge cannot be reached; or, without `idempotent`, it was lost and the question may have been handled.
         UnknownName: the bridge has no actor of this name.

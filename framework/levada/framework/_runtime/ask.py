@@ -78,13 +78,14 @@ def content_of(entry: Any) -> Any:
     return entry.message if isinstance(entry, Wrapped) else entry
 
 
-def stopped_error(cell: Cell, reason: Reason, message: Any) -> ActorStopped:
-    """Build the error for a message that `cell` did not handle; a handler's exception becomes its cause."""
+def stopped_error(cell: Cell, reason: Reason, message: Any, *, begun: bool = False) -> ActorStopped:
+    """Build the error for a message that `cell` did not handle; if it had `begun` to, its exception becomes the cause."""
     message = content_of(message)
     error = getattr(reason, "error", None)
     why = f"failed: {error!r}" if error is not None else f"has stopped ({type(reason).__name__.lower()})"
     stopped = ActorStopped(f"{cell.where} {why}", actor=cell.path, reason=reason, message=message)
-    stopped.__cause__ = error
+    if begun:
+        stopped.__cause__ = error
     return stopped
 
 

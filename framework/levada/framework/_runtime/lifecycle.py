@@ -338,7 +338,7 @@ class Lifecycle:
     def _fail_question_stopped(self, cell: Cell, reason: Reason) -> None:
         question = cell.take_question()
         if question is not None:
-            question.fail(stopped_error(cell, reason, question.message))
+            question.fail(stopped_error(cell, reason, question.message, begun=True))
 
     def _begin(self, cell: Cell, ending: Ending, *, queued: bool = False) -> None:
         """Handle no further message; `queued`: the cell is in the run queue now."""
@@ -700,7 +700,7 @@ class Lifecycle:
                 entry.fail(stopped_error(cell, reason, entry.message))
             elif isinstance(entry, InlineCoroutine):
                 entry.coroutine.close()
-                entry.question.fail(stopped_error(cell, reason, entry.question.message))
+                entry.question.fail(stopped_error(cell, reason, entry.question.message, begun=True))
             elif not isinstance(entry, _ENTRIES):
                 left.append(content_of(entry))
         line = cell.line
@@ -735,7 +735,7 @@ class Lifecycle:
         for other in extras.links or ():
             other.exited(cell, reason)
         for ask in extras.open_asks or ():
-            ask.fail(stopped_error(cell, reason, ask.message))
+            ask.fail(stopped_error(cell, reason, ask.message, begun=True))
         if extras.timers is not None:
             extras.timers.cancel_all()
         for timer in (extras.stop_timer, extras.receive_timer):
