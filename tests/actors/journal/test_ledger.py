@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import shutil
@@ -27,12 +28,15 @@ pa = pytest.importorskip("pyarrow")
 pytest.importorskip("levada.actors.journal", exc_type=ImportError)
 
 from levada.actors.journal import (  # noqa: E402
+    Appended,
     Delivered,
     JournalConfig,
     JournalDamaged,
     JournalError,
     JournalFull,
     JournalUnwritable,
+    Keyed,
+    SchemaMismatch,
     Store,
 )
 from levada.actors.journal.ledger import KEPT, Ledger  # noqa: E402
@@ -287,7 +291,7 @@ class Disk:
         self.write = os.pwrite
         for name in self.CALLS:
             monkeypatch.setattr(os, name, self._wrap(name, getattr(os, name)))
-        for name in ("rename", "unlink"):
+        for name in ("mkdir", "rename", "unlink"):
             monkeypatch.setattr(Path, name, self._wrap(name, getattr(Path, name)))
         real = Ledger.deliver
 
@@ -360,6 +364,55 @@ class Disk:
             elif kind == "noise" and tail:
                 tail[chance.randrange(len(tail))] ^= 0x10
             (target / path.relative_to(source)).write_bytes(now[:same] + tail)
+
+
+def cut_short(base: Path, disk: Disk, schema: Any, config: JournalConfig) -> Iterator[Path]:
+    """Yield new journals, each as a process leaves it that is killed at another step of making it; the last one is whole."""
+    for made in ("lock", "ledger.sqlite"):
+        directory = base / made
+        directory.mkdir()
+        (directory / made).touch()
+        yield directory
+    stores: list[Store] = []
+    for step in itertools.count(0, every(3)):
+        directory = base / str(step)
+        with disk.crash_at(step):
+            stores.append(Store.open(directory, schema, config))
+        for store in stores:
+            store.close()
+        yield directory
+        if stores:
+            return
+
+
+def test_a_journal_that_was_cut_short_while_it_was_made_is_made_by_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = 0
+    for directory in cut_short(tmp_path, Disk(monkeypatch), SCHEMA, CONFIG):
+        states += 1
+        for number in (1, 2):
+            with Store.open(directory, SCHEMA, CONFIG) as store:
+                store.append([(0, rows(number)), (1, rows(number))])
+        with Store.open(directory, None, CONFIG) as store:
+            assert store.schema == SCHEMA
+            assert (numbers(store, 0), numbers(store, 1)) == ([1, 2], [1, 2])
+    assert states > 8
+
+
+def test_a_new_journal_that_is_refused_may_get_other_columns(tmp_path: Path) -> None:
+    """Its segments have the first columns already, and nobody has seen them."""
+    wrong = attrs.evolve(CONFIG, keyed=Keyed(entity="n"))
+    for schema in (None, SCHEMA):
+        with pytest.raises(ConfigurationError, match="Keyed: column n is"):
+            Store.open(tmp_path, schema, wrong)
+    other = pa.schema([pa.field("n", pa.string())])
+    with Store.open(tmp_path, other, wrong) as store:
+        assert store.append([(0, pa.record_batch([["a"]], schema=other))]) == [Appended(0, 0, 1)]
+    with Store.open(tmp_path, None, wrong) as store:
+        assert [each.to_pylist() for _, each in store.rows_of("a", partition=0)] == [[{"offset": 0, "n": "a"}]]
+    with pytest.raises(SchemaMismatch, match="n: int64, in the journal string"):
+        Store.open(tmp_path, SCHEMA, CONFIG)
 
 
 ACTIONS = 4

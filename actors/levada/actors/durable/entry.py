@@ -18,7 +18,7 @@ import pyarrow as pa
 import trio
 
 from levada.actors.apps import importable
-from levada.actors.journal import GetExtent, Journal, JournalConfig, Store, check_growth, partition_of
+from levada.actors.journal import GetExtent, Journal, JournalConfig, SchemaMismatch, Store, check_growth, partition_of
 from levada.actors.journal.config import REOPEN_EVERY
 from levada.framework import Actor, ActorSystem, Asks, Codec, Receiver, Ref, Sender, bounded, channel, handles, restart
 from levada.framework.errors import ConfigurationError, LevadaError
@@ -431,20 +431,18 @@ async def shards(
 def _prepare(folder: Path, events: tuple[type, ...], shards: int) -> Log:
     """Return the columns of the log, the existing ones first. If the folder cannot be opened, this raises before an actor fails."""
     config = log_config(shards)
-    there = None
-    if (folder / "ledger.sqlite").exists():
-        try:
-            with Store.open(folder, None, config) as store:
-                there = store.schema
-        except ConfigurationError as error:
-            raise ConfigurationError(
-                f"{error}: the number of shards was fixed when the log was made, give it as shards="
-            ) from error
-    log = Log(events, there)
-    if there is not None:
-        check_growth(there, log.schema, where=str(folder))
-    else:  # a new log; an old log without its ledger is refused
+    log = Log(events)
+    try:
         Store.open(folder, log.schema, config).close()
+    except SchemaMismatch:  # the log has columns of earlier events, or in another order
+        with Store.open(folder, None, config) as store:
+            there = store.schema
+        log = Log(events, there)
+        check_growth(there, log.schema, where=str(folder))
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"{error}: the number of shards was fixed when the log was made, give it as shards="
+        ) from error
     return log
 
 

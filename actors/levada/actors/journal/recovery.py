@@ -16,6 +16,7 @@ from .config import JournalConfig
 from .ends import Ends, Promise
 from .errors import JournalDamaged
 from .headers import VERSION
+from .keys import check_keyed
 from .ledger import Ledger, ledger_errors
 from .partitions import Loss, Partition
 from .schema import check_growth, fingerprint
@@ -78,12 +79,16 @@ def recover(directory: Path, schema: pa.Schema | None, config: JournalConfig, re
     for problem in problems:
         logger.error("rows are lost, which is accepted: %s", problem, extra={"event": "rows_lost"})
     lost = sum(end - first for found in losses.values() for first, end in found)
-    schemas = [found for partition in partitions if (found := partition.newest_schema) is not None]
+    schemas: list[pa.Schema] = []
+    if ledger.ready:  # until then nothing was answered, so the columns of a start that was cut short do not count
+        schemas = [found for partition in partitions if (found := partition.newest_schema) is not None]
     if schema is None:
         # Partitions may differ if the last attempt to add columns was cut short: the one with most columns is the truth.
         columns = max(schemas, key=len, default=columns)
     for each in schemas:
         check_growth(each, columns, where=str(directory))
+    if config.keyed is not None:
+        check_keyed(config.keyed, columns)
     if any(losses.values()):
         with ledger_errors(directory):
             ledger.add_losses(losses)

@@ -39,7 +39,7 @@ from .erasures import Erasures
 from .errors import JournalError, JournalLocked, JournalUnwritable, refused
 from .extent import Appended, Extent, StoreStatistics, partition_of
 from .guard import Guard, Undone
-from .keys import Keys, Taken, check_keyed
+from .keys import Keys, Taken
 from .ledger import Delivered, Erasure, Reach, ledger_errors
 from .packing import bytes_of, pack
 from .partitions import Partition
@@ -76,8 +76,6 @@ class Store:
         self._retention = Retention(config, found.partitions, found.ledger, clock)
         self._resources = ExitStack()
         keyed = config.keyed
-        if keyed is not None:
-            check_keyed(keyed, found.schema)
         self._keys = [Keys(each, keyed, found.ledger.journal) for each in found.partitions] if keyed is not None else []
         """An index for each partition, or none."""
         self._erasures = Erasures(
@@ -104,7 +102,8 @@ class Store:
 
         Args:
             directory: made if it is not there.
-            schema: columns; it may have grown since the last time. None: the journal's own, or `Envelope`'s for a new journal.
+            schema: columns; it may have grown since the last time. None: the journal's own, or `Envelope`'s for a new journal. A journal is
+                new until it has been opened once without an error.
             config: None: the defaults.
             clock: seconds since 1970.
 
