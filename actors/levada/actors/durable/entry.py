@@ -32,7 +32,7 @@ from .hosting import MAILBOX, Owner, Subscribe, Terms
 from .routing import Follower, Route, Routes, ToShard
 from .rows import Log, load_arrow, log_config
 from .settings import GetShardStatistics, Settings, ShardStatistics
-from .shard import Shard
+from .shard import Finisher, Shard
 from .snapshots import Snapshots
 from .turns import Command, Erase, Turn
 
@@ -187,13 +187,15 @@ class _Root(Actor[_Start]):
             return None
         streams = self.keeper or self.folder is None
         if self.nodes is None or self.terms is None:
-            return journal, [
+            found = [
                 self.spawn(
                     Shard, self.settings, Access(journal, number, streams=streams),
                     name=str(number), mailbox=bounded(MAILBOX), supervise=_AGAIN,
                 )
                 for number in range(self.count)
             ]  # fmt: skip
+            self.spawn(Finisher, found, name="finisher")
+            return journal, found
         from .placement import Placement, PrepareHosts  # a program without nodes needs none of it
 
         placement = self.spawn(Placement, self.nodes, self.terms, journal, name="placement", supervise="escalate")

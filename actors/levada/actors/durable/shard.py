@@ -3,6 +3,8 @@
 A command comes to the shard. If the entity is in memory, the shard puts the command into the entity's mailbox, one at a time; else it loads the
 entity first, with a task of its own. When the handler has returned, `finished` queues its rows, and the answer with them (`commits.py`).
 
+At a normal end the shard finishes the commands that it has (`Finisher`, `Leave`); commands that it cannot finish are counted in the log.
+
 The shard ends if its partition takes no more of its rows: another process has written there, or the journal failed. Then all commands under way
 fail with `OutcomeUnknown`, the entities end, and the supervisor starts the shard again, which reads everything anew. A shard whose own rows cannot
 be read or written refuses all commands with the journal's error, and tries again later; if the journal refuses rows, the commands under way get its
@@ -26,7 +28,7 @@ from trio.lowlevel import enable_ki_protection
 from levada.actors.journal import Appended, CommandReused, JournalError
 from levada.actors.journal.errors import fresh
 from levada.actors.metrics.journal import shard_samples
-from levada.framework import Failed, Killed, Reason, Ref, Sample, handles
+from levada.framework import Actor, Failed, Killed, Normal, Reason, Ref, Reply, Sample, Shutdown, handles
 from levada.framework.embedding import ActorPhase, Ask, DescribedActor, adopt, local_ref, release
 from levada.framework.errors import ActorError, ActorStopped, LevadaError
 from levada.framework.message import Asks, reply_type
@@ -47,7 +49,7 @@ from .snapshots import MOST_BYTES as SNAPSHOT_BYTES
 from .turns import Command, Erase, Live, Turn
 from .underway import UnderWay, tell_all
 
-__all__ = ["Leave", "Shard"]
+__all__ = ["Finisher", "Leave", "Shard"]
 
 logger = logging.getLogger("levada.actors.durable")
 
@@ -60,8 +62,13 @@ MOST_BYTES = 14 << 20
 
 
 @attrs.frozen
+class Finish(Asks[None]):
+    """Ask for an answer when no command is under way."""
+
+
+@attrs.frozen
 class Leave:
-    """Finish the commands that were taken, then end. Those that come later fail at once: they were not begun."""
+    """End when no command is under way. A command that comes later fails at once: it was not begun."""
 
 
 @attrs.frozen
@@ -77,6 +84,35 @@ class _Again:
 @attrs.frozen
 class _Due:
     """Time to look at the reminders."""
+
+
+class Finisher(Actor[Any]):
+    """Has the shards of a process finish their commands before they end. It is started after them, so it is stopped first."""
+
+    shards: Sequence[Ref[Any]]
+
+    async def stopping(self, reason: Reason) -> None:
+        """Wait for all shards before the first one ends: a handler may ask an entity of another shard."""
+        if isinstance(reason, Normal | Shutdown):
+            for step in (_finish, _leave):
+                async with trio.open_nursery() as nursery:
+                    for shard in self.shards:
+                        nursery.start_soon(step, shard)
+
+
+async def _finish(shard: Ref[Any]) -> None:
+    try:
+        await shard.ask(Finish(), timeout=None)
+    except ActorError:
+        pass  # it has ended
+
+
+async def _leave(shard: Ref[Any]) -> None:
+    try:
+        await shard.send(Leave())
+    except ActorError:
+        pass  # it has ended
+    await shard.terminated()
 
 
 class Shard(DescribedActor[Any]):
@@ -561,11 +597,27 @@ class Shard(DescribedActor[Any]):
         return self._under_way.has_place
 
     @handles
-    async def leave(self, _: Leave) -> None:
-        """End when the commands under way are answered."""
+    def finish(self, _: Finish) -> None:
+        """Answer when no command is under way."""
+        self.start_soon(self._finish, self.reply_later())
+
+    async def _finish(self, reply: Reply[None]) -> None:
+        await self._until_finished()
+        reply.send(None)
+
+    @handles
+    def leave(self, _: Leave) -> None:
+        """End when no command is under way."""
+        self.start_soon(self._leave)
+
+    async def _leave(self) -> None:
+        await self._until_finished()
+        release(self)
+
+    async def _until_finished(self) -> None:
+        # Not in a handler: meanwhile the shard takes the commands that commands under way ask.
         while self._under_way:
             await self._under_way.until_one_is_settled()
-        self.stop()
 
     # Passivation.
 

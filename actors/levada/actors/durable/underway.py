@@ -110,6 +110,10 @@ class UnderWay:
         """Have all commands fail; if the journal refused rows, with its error."""
         refused = refusal if isinstance(refusal, JournalError) else None  # of what this refuses nothing is on the disk
         begun = self.turns if refused is None else self._begun()
+        told = [turn for turn in self.turns if turn.question is None and turn.reminder is None]
+        if told:
+            what = "%s ends: %d told commands are not done, or not known to be"
+            logger.error(what, told[0].target.path, len(told), extra={"event": "told_lost"})
         for turn in self.turns:
             if turn.question is None:
                 continue
