@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import wait
+from concurrent.futures import CancelledError, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from levada.framework.errors import (
     SenderFinished,
 )
 from levada.transports.carriers import TcpConfig
+from levada.transports.rsocket.events import PayloadReceived
 from levada.transports.rsocket.frames import KeepaliveFrame
 
 from .conftest import CarrierSettings, serve
@@ -303,6 +304,69 @@ def test_errors_and_time_outs(server: Server, peer: BlockingPeer) -> None:
     with pytest.raises(ApplicationError, match="no handler"):
         peer.request_response(b"", route="ask")
     assert peer.request_response(b"still").data == b"still"
+
+
+@pytest.mark.parametrize("how", ["cancel", "the future", "timeout"])
+def test_a_cancelled_request_ends_for_every_thread_that_waits(how: str, server: Server, peer: BlockingPeer) -> None:
+    pending = peer.start_request(b"", route="slow")
+    until(lambda: server.slow == 1)
+    got: list[object] = []
+
+    def take() -> None:
+        try:
+            pending.result()
+        except CancelledError:
+            got.append("cancelled")
+
+    threads = [
+        threading.Thread(target=take, daemon=True),
+        threading.Thread(target=lambda: got.append(wait([pending.future]).done), daemon=True),
+    ]
+    for thread in threads:
+        thread.start()
+    match how:
+        case "cancel":
+            pending.cancel()
+        case "the future":
+            assert pending.future.cancel()
+        case "timeout":
+            with pytest.raises(RequestTimeout):
+                pending.result(0.05)
+    for thread in threads:
+        thread.join(50)
+    assert "cancelled" in got
+    assert {pending.future} in got
+    with pytest.raises(CancelledError):
+        pending.result(50)
+    until(lambda: server.slow == 0)
+    assert peer._calls == {}
+    assert peer.request_response(b"still").data == b"still"
+
+
+def test_an_answer_that_meets_its_cancellation(peer: BlockingPeer) -> None:
+    """The future is cancelled and the peer does not know yet: the answer is dropped, and the connection stays."""
+    pending = peer.start_request(b"", route="slow")
+    with peer._lock:
+        (stream_id,) = peer._calls
+        withdrawing = threading.Thread(target=pending.cancel)
+        withdrawing.start()
+        until(pending.future.cancelled)
+        peer._apply([PayloadReceived(stream_id, Payload(b"late"), True)])
+    withdrawing.join(50)
+    assert wait([pending.future], 50).done == {pending.future}
+    assert peer.request_response(b"still").data == b"still"
+
+
+@pytest.mark.parametrize("kind", ["request_stream", "request_channel"])
+def test_closing_a_stream_ends_the_iteration_of_another_thread(kind: str, server: Server, peer: BlockingPeer) -> None:
+    items = getattr(peer, kind)(b"", route="slow")
+    until(lambda: server.slow == 1)
+    got: list[list[Payload]] = []
+    iterating = threading.Thread(target=lambda: got.append(list(items)), daemon=True)
+    iterating.start()
+    items.close()
+    iterating.join(50)
+    assert got == [[]]
 
 
 def test_the_end(server: Server) -> None:

@@ -32,6 +32,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, overload
 from urllib.parse import unquote_to_bytes, urlsplit
@@ -208,10 +209,10 @@ class BlockingPeer:
             self._ready(_until(timeout))
             stream_id = self._core.send_request_response(payload, time.monotonic())
             future: Future[Payload] = Future()
-            future.set_running_or_notify_cancel()  # only `PendingAnswer.cancel` may cancel it
+            future.add_done_callback(partial(self._answered, stream_id))
             self._calls[stream_id] = future
             self._write()
-        return PendingAnswer(self, stream_id, future, x)
+        return PendingAnswer(self, future, x)
 
     def fire_and_forget(
         self, x: object, *, route: str | None = None, metadata: Metadata = None, timeout: float | None = None
@@ -426,9 +427,21 @@ class BlockingPeer:
             self._core.send_request_n(stream_id, n)
             self._write()
 
+    def _answered(self, stream_id: int, future: Future[Payload]) -> None:
+        """Cancel the request at the peer if its future was cancelled. That happens in a caller's thread, which does not hold the lock."""
+        if future.cancelled() and self._pid == os.getpid():
+            with self._lock:
+                self._cancel(stream_id)
+
+    def _take_call(self, stream_id: int) -> Future[Payload] | None:
+        """Remove a call; return its future if it can still get a result. Tell `concurrent.futures.wait` if it was cancelled."""
+        call = self._calls.pop(stream_id, None)
+        return call if call is not None and call.set_running_or_notify_cancel() else None
+
     def _cancel(self, stream_id: int) -> None:
-        known = self._streams.pop(stream_id, None) is not None
-        known = self._calls.pop(stream_id, None) is not None or known
+        known = stream_id in self._streams or stream_id in self._calls
+        self._streams.pop(stream_id, None)
+        self._take_call(stream_id)
         if known and self._end is None:
             self._core.send_cancel(stream_id)
             self._write()
@@ -438,7 +451,7 @@ class BlockingPeer:
         for event in events:
             match event:
                 case PayloadReceived(stream_id, payload, complete):
-                    call = self._calls.pop(stream_id, None)
+                    call = self._take_call(stream_id)
                     if call is not None:
                         call.set_result(payload)
                     elif stream_id in self._streams:
@@ -448,12 +461,12 @@ class BlockingPeer:
                         else:
                             self._streams[stream_id]._changed.notify_all()
                 case StreamCompleted(stream_id):
-                    call = self._calls.pop(stream_id, None)
+                    call = self._take_call(stream_id)
                     if call is not None:
                         call.set_result(Payload())
                     self._finish(stream_id, None)
                 case StreamFailed(stream_id):
-                    call = self._calls.pop(stream_id, None)
+                    call = self._take_call(stream_id)
                     if call is not None:
                         call.set_exception(stream_failed(event))
                     self._finish(stream_id, stream_failed(event))
@@ -556,19 +569,19 @@ class BlockingPeer:
 class PendingAnswer:
     """A request-response under way; made by `BlockingPeer.start_request`."""
 
-    def __init__(self, peer: BlockingPeer, stream_id: int, future: Future[Payload], question: object) -> None:
+    def __init__(self, peer: BlockingPeer, future: Future[Payload], question: object) -> None:
         self._peer = peer
-        self._stream_id = stream_id
         self._question = question
         self.future = future
         """The future of the answer's payload, for `concurrent.futures.wait` and callbacks. Callbacks run in the client's thread: they must be quick
-        and must not use this client."""
+        and must not use this client. Cancelling the future cancels the request."""
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait for the answer.
 
         Raises:
             RequestTimeout: no answer came in `timeout` seconds; the request has been cancelled.
+            concurrent.futures.CancelledError: the request was cancelled before, by `cancel` or after a timeout.
         """
         return self._result(_until(timeout), timeout)
 
@@ -588,9 +601,9 @@ class PendingAnswer:
         return self._peer._encoding.decode(answer, expected_reply(question)) if is_message(question) else answer
 
     def cancel(self) -> None:
-        """Cancel the request; does nothing if it was answered."""
-        with self._peer._own():
-            self._peer._cancel(self._stream_id)
+        """Cancel the request, and wake the threads that wait for its answer; does nothing if it was answered."""
+        self._peer._own()
+        self.future.cancel()
 
 
 class BlockingStream(Generic[T]):
