@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import attrs
 import pytest
 import trio
 
@@ -41,11 +42,12 @@ from levada.framework.errors import (
     ReceiverClosed,
     SenderFinished,
 )
-from levada.transports.carriers import TcpConfig
+from levada.transports.carriers import TcpConfig, UnixConfig
 from levada.transports.rsocket.events import PayloadReceived
 from levada.transports.rsocket.frames import KeepaliveFrame
 
 from .conftest import CarrierSettings, serve
+from .conftest import connect as connect_async
 
 pytestmark = pytest.mark.loopback
 
@@ -539,16 +541,97 @@ def test_a_forked_child_cannot_use_it_and_closes_it_without_harm(server: Server,
     assert not waiting.future.done()
 
 
+@pytest.mark.parametrize(
+    ("url", "carrier"),
+    [
+        ("rsocket+tcp://127.0.0.1", None),
+        ("rsocket+tcp://127.0.0.1:99999", None),
+        ("rsocket+tcp://127.0.0.1:seven", None),
+        ("rsocket+tcp://[::1:7000", None),
+        ("rsocket+tcp://me:secret@127.0.0.1:7000", None),
+        ("rsocket+tcp://127.0.0.1:7000/desk", None),
+        ("rsocket+tls://127.0.0.1:7000?token=secret", None),
+        (f"rsocket+tcp://{70 * 'a'}:7000", None),
+        ("rsocket+unix://desk/run/desk.socket", None),
+        ("rsocket+unix:///run/desk.socket?x=1", None),
+        (f"rsocket+unix:///{108 * 'a'}", None),
+        ("rsocket+tls://127.0.0.1:7000", TcpConfig()),
+        ("http://desk", None),
+    ],
+)
+def test_both_clients_refuse_the_same_urls(url: str, carrier: object) -> None:
+    config = ClientConfig(carrier=carrier)
+
+    async def other() -> None:
+        async with ActorSystem() as system, connect_async(system, url, config=config):
+            pass
+
+    with pytest.raises(ConfigurationError) as refused:
+        trio.run(other)
+    with pytest.raises(ConfigurationError) as caught:
+        connect(url, config=config)
+    assert str(caught.value) == str(refused.value)
+
+
 def test_what_cannot_work(tmp_path: Path) -> None:
-    for url in ("rsocket+quic://127.0.0.1:1", "rsocket+tcp://127.0.0.1", "http://desk"):
-        with pytest.raises(ConfigurationError):
-            connect(url)
-    with pytest.raises(ConfigurationError, match="TlsConfig"):
-        connect("rsocket+tls://127.0.0.1:1", config=ClientConfig(carrier=TcpConfig()))
+    with pytest.raises(ConfigurationError, match="a blocking client has no carrier quic://") as caught:
+        connect("rsocket+quic://me:secret@127.0.0.1:1")
+    assert "secret" not in str(caught.value)
     with pytest.raises(ConfigurationError, match="neither"):
         connect("rsocket+tcp://127.0.0.1:1", config=ClientConfig(lease=LeaseGrant()))
     with pytest.raises(ConnectionLost):
         connect(f"rsocket+unix://{tmp_path}/nobody")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system does not identify peers")
+def test_a_server_of_a_user_that_is_not_allowed(tmp_path: Path) -> None:
+    refused = rf"the process at the other end of {tmp_path}/desk runs as user {os.getuid()}, which is not allowed"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(f"{tmp_path}/desk")
+        listening.listen()
+        url = f"rsocket+unix://{tmp_path}/desk"
+        with pytest.raises(ConnectionLost, match=f"^{refused}$"):
+            connect(url, config=ClientConfig(carrier=UnixConfig(allowed_uids={os.getuid() + 1})))
+        with listening.accept()[0] as server:
+            assert server.recv(1) == b"", "SETUP is not for this user"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is not an address here")
+@pytest.mark.parametrize("scheme", ["tcp", "tls"])
+def test_the_settings_of_the_socket(scheme: str, settings: Callable[[str], CarrierSettings]) -> None:
+    tcp = TcpConfig(no_delay=False, keepalive_idle=7.0, keepalive_count=3, local_address="127.0.0.2")
+    carrier = settings(scheme)
+    dialling = tcp if carrier.dialling is None else attrs.evolve(carrier.dialling, tcp=tcp)
+    server = Server(f"rsocket+{carrier.url}", ServerConfig(carrier=carrier.serving))
+    try:
+        with connect(server.url, config=ClientConfig(carrier=dialling)) as peer:
+            options = (socket.TCP_NODELAY, socket.TCP_KEEPIDLE, socket.TCP_KEEPCNT)
+            assert [peer._socket.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [0, 7, 3]
+            assert peer._socket.getsockname()[0] == "127.0.0.2"
+    finally:
+        server.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a full queue refuses here")
+def test_a_full_queue_of_a_unix_socket_is_waited_for(tmp_path: Path) -> None:
+    url = f"rsocket+unix://{tmp_path}/desk"
+    config = ClientConfig(carrier=UnixConfig(connect_timeout=0.05))
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as first,
+    ):
+        listening.bind(f"{tmp_path}/desk")
+        listening.listen(0)
+        first.connect(f"{tmp_path}/desk")
+        with pytest.raises(ConnectionLost, match="the listener's queue is full"):
+            connect(url, config=config)
+        peers: list[BlockingPeer] = []
+        connecting = threading.Thread(target=lambda: peers.append(connect(url, timeout=50.0)))
+        connecting.start()
+        with listening.accept()[0], listening.accept()[0] as server:
+            connecting.join(50)
+            assert server.recv(7)[3:] == bytes(4), "SETUP is on stream 0"
+        peers[0].close()
 
 
 def test_a_rejected_request_says_that_it_may_be_sent_again() -> None:

@@ -35,7 +35,6 @@ from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, overload
-from urllib.parse import unquote_to_bytes, urlsplit
 
 import attrs
 
@@ -49,7 +48,10 @@ from levada.framework.errors import (
     SenderFinished,
 )
 from levada.transports.carriers import TcpConfig, TlsConfig, UnixConfig
+from levada.transports.carriers.streams import host_and_port
+from levada.transports.carriers.tcp import set_options
 from levada.transports.carriers.tls import make_context
+from levada.transports.carriers.unix import check_peer, path_of
 from levada.transports.rsocket import ErrorCode, Payload
 from levada.transports.rsocket.events import (
     ConnectionDraining,
@@ -79,7 +81,11 @@ S = TypeVar("S", bound="BlockingStream[Any]")
 T = TypeVar("T")
 
 READ = 256 * 1024  # bytes read from the socket at once
-CONNECT_TIMEOUT = 10.0  # seconds
+_CARRIERS: dict[str, type[TcpConfig | TlsConfig | UnixConfig]] = {
+    "tcp": TcpConfig,
+    "tls": TlsConfig,
+    "unix": UnixConfig,
+}
 CLOSING = 1.0  # seconds in which the peer must take some of the remaining bytes at the end
 
 
@@ -88,63 +94,115 @@ class RequestTimeout(LevadaError, TimeoutError):
     """No answer came in time. The request has been cancelled at the peer, and may have been processed."""
 
 
-def connect(url: str, *, config: ClientConfig | None = None, timeout: float = CONNECT_TIMEOUT) -> BlockingPeer:
+def connect(url: str, *, config: ClientConfig | None = None, timeout: float | None = None) -> BlockingPeer:
     """Connect to a server and send SETUP.
 
     Args:
         url: ``rsocket+tcp://host:port``, with ``tls`` or ``unix`` instead of ``tcp``; also with ``reactivesocket`` instead of ``rsocket``.
-        config: as for `levada.actors.rsocket.connect`; a `TlsConfig` as its ``carrier`` is used. Resumption and leases of this side are not
-            supported here.
-        timeout: seconds for the connection and the handshake.
+        config: as for `levada.actors.rsocket.connect`. Resumption and leases of this side are not supported here. The carrier's
+            ``happy_eyeballs_delay``, ``receive_size`` and ``high_watermark`` have no meaning here: addresses are tried one after the other,
+            and `ClientConfig.high_watermark` limits what waits to be sent.
+        timeout: seconds to connect to an address of the host, and as many for a TLS handshake; ``None``: the carrier's ``connect_timeout``
+            and ``handshake_timeout``.
 
     Raises:
-        ConnectionLost: no server answers at the URL, or its certificate is wrong.
+        ConnectionLost: no server answers at the URL, its certificate is wrong, or its user is not allowed (`UnixConfig.allowed_uids`).
         ConfigurationError: the URL or the settings cannot work.
     """
     dialect, carrier = carrier_url(url)
     settings = config or ClientConfig()
     if settings.core.resume or settings.lease is not None:
         raise ConfigurationError("a blocking client has neither resumption nor leases")
-    opened = _open(carrier, settings, timeout)
+    carrier_settings = _carrier_settings(carrier, settings.carrier)
+    opened = _open(carrier, carrier_settings, timeout)
     try:
-        return BlockingPeer(opened, dialect, settings)
+        return BlockingPeer(opened, dialect, attrs.evolve(settings, carrier=carrier_settings))
     except BaseException:
         opened.close()
         raise
 
 
-def _open(url: str, config: ClientConfig, timeout: float) -> socket.socket:
-    parts = urlsplit(url)
-    unix, tls = parts.scheme == "unix", parts.scheme == "tls"
-    if not unix and (parts.scheme not in ("tcp", "tls") or not parts.hostname or not parts.port):
+def _carrier_settings(url: str, given: object) -> TcpConfig | TlsConfig | UnixConfig:
+    scheme = url.partition("://")[0].lower()
+    kind = _CARRIERS.get(scheme)
+    if kind is None:
         raise ConfigurationError(
-            f"the URL of a blocking client is {url!r}, wanted tcp://host:port, tls://host:port or unix:///path"
+            f"a blocking client has no carrier {scheme}://, wanted tcp://host:port, tls://host:port or unix:///path"
         )
-    kind = UnixConfig if unix else TlsConfig if tls else TcpConfig
-    settings = config.carrier or kind()
+    settings = kind() if given is None else given
     if not isinstance(settings, kind):
-        raise ConfigurationError(
-            f"the carrier of {parts.scheme}:// is a {type(settings).__name__}, wanted a {kind.__name__}"
-        )
-    context = make_context(settings, ssl.Purpose.SERVER_AUTH) if isinstance(settings, TlsConfig) else None
-    opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) if unix else None
+        raise ConfigurationError(f"the config of {scheme}:// is a {type(settings).__name__}, wanted a {kind.__name__}")
+    return settings
+
+
+def _open(url: str, config: TcpConfig | TlsConfig | UnixConfig, timeout: float | None) -> socket.socket:
+    match config:
+        case UnixConfig():
+            return _open_unix(path_of(url), config, timeout)
+        case TlsConfig():
+            return _open_tls(*host_and_port(url, "tls"), config, timeout)
+        case TcpConfig():
+            return _open_tcp(*host_and_port(url, "tcp"), config, timeout)
+
+
+def _open_unix(path: str, config: UnixConfig, timeout: float | None) -> socket.socket:
+    until = time.monotonic() + (config.connect_timeout if timeout is None else timeout)
+    pause = 0.001
+    opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    opened.setblocking(False)
     try:
-        if opened is not None:
-            opened.settimeout(timeout)
-            opened.connect(unquote_to_bytes(os.fsencode(parts.path)))
-            return opened
-        opened = socket.create_connection((parts.hostname, parts.port), timeout)
-        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if context is None:
-            return opened
-        assert isinstance(settings, TlsConfig)
-        return context.wrap_socket(opened, server_hostname=settings.server_name or parts.hostname)
-    except BaseException as error:
-        if opened is not None:
-            opened.close()
-        if isinstance(error, OSError):  # ssl.SSLError and timeouts are OSErrors
-            raise ConnectionLost(f"cannot connect to {url}: {error}") from error
+        while not _connected(opened, path):
+            if time.monotonic() >= until:
+                raise ConnectionLost(f"no connection to {path} in time: the listener's queue is full")
+            time.sleep(pause)
+            pause = min(2 * pause, 0.1)
+        check_peer(opened, path, config)
+    except BaseException:
+        opened.close()
         raise
+    return opened
+
+
+def _connected(opened: socket.socket, path: str) -> bool:
+    """Connect, if there is room in the listener's queue."""
+    try:
+        opened.connect(os.fsencode(path))
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise ConnectionLost(f"cannot connect to {path}: {error}") from error
+    return True
+
+
+def _open_tcp(host: str, port: int, config: TcpConfig, timeout: float | None) -> socket.socket:
+    source = None if config.local_address is None else (config.local_address, 0)
+    try:
+        opened = socket.create_connection((host, port), config.connect_timeout if timeout is None else timeout, source)
+    except OSError as error:
+        raise ConnectionLost(f"cannot connect to {host}:{port}: {error}") from error
+    except UnicodeError as error:
+        raise ConfigurationError(f"{host!r} cannot be the name of a host: {error}") from error
+    try:
+        set_options(opened, config)
+    except OSError as error:
+        opened.close()
+        raise ConnectionLost(f"the peer left as soon as it was connected: {error}") from error
+    return opened
+
+
+def _open_tls(host: str, port: int, config: TlsConfig, timeout: float | None) -> socket.socket:
+    context = make_context(config, ssl.Purpose.SERVER_AUTH)
+    name = config.server_name or host
+    opened = _open_tcp(host, port, config.tcp, timeout)
+    try:
+        opened.settimeout(config.handshake_timeout if timeout is None else timeout)
+        return context.wrap_socket(opened, server_hostname=name)
+    except OSError as error:  # ssl.SSLError is an OSError
+        raise ConnectionLost(f"the TLS handshake with {host}:{port} failed: {error}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"{name!r} cannot be the name of a server: {error}") from error
+    finally:
+        opened.close()  # a TLS socket has taken it over
 
 
 class BlockingPeer:

@@ -67,7 +67,7 @@ class TcpConfig(StreamConfig):
     closed at once. ``None``: no limit."""
 
 
-def set_options(socket: trio.socket.SocketType, config: TcpConfig) -> None:
+def set_options(socket: trio.socket.SocketType | stdlib_socket.socket, config: TcpConfig) -> None:
     """Apply the settings to a connected socket, except options that the system lacks."""
     options: list[tuple[int, str, int]] = [(stdlib_socket.IPPROTO_TCP, "TCP_NODELAY", int(config.no_delay))]
     if config.keepalive_idle is not None:
@@ -83,7 +83,7 @@ def set_options(socket: trio.socket.SocketType, config: TcpConfig) -> None:
     set_buffers(socket, config)
 
 
-def set_buffers(socket: trio.socket.SocketType, config: TcpConfig) -> None:
+def set_buffers(socket: trio.socket.SocketType | stdlib_socket.socket, config: TcpConfig) -> None:
     """Set the sizes of the kernel's buffers. This is best done before the connection begins, since the two ends then agree on a fitting window."""
     if config.send_buffer is not None:
         socket.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_SNDBUF, config.send_buffer)

@@ -34,7 +34,7 @@ from levada.transports.carriers.streams import (
     split_url,
 )
 
-__all__ = ["HandedListener", "UnixConfig", "UnixListener", "dial", "listen", "over"]
+__all__ = ["HandedListener", "UnixConfig", "UnixListener", "check_peer", "dial", "listen", "over", "path_of"]
 
 _UCRED = struct.Struct("3i")  # struct ucred of Linux: pid, uid, gid
 
@@ -59,7 +59,12 @@ class UnixConfig(StreamConfig):
     """Peers that may wait to be accepted in the kernel, and as many again here."""
 
 
-def _path(url: str) -> str:
+def path_of(url: str) -> str:
+    """Return the path of a URL.
+
+    Raises:
+        ConfigurationError: it is no ``unix:///path``, or no socket can have this path.
+    """
     parts = split_url(url, "unix")
     try:
         path = os.fsdecode(unquote_to_bytes(os.fsencode(parts.path)))  # arguments of commands may be no UTF-8
@@ -77,12 +82,22 @@ def _path(url: str) -> str:
     return path
 
 
-def _credentials(socket: trio.socket.SocketType) -> tuple[int, int, int] | None:
-    """Return the (pid, uid, gid) that the process at the other end had when it connected or listened; ``None`` if the system does not tell."""
-    if sys.platform != "linux":
-        return None
-    pid, uid, gid = _UCRED.unpack(socket.getsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_PEERCRED, _UCRED.size))
-    return pid, uid, gid
+def check_peer(
+    socket: trio.socket.SocketType | stdlib_socket.socket, path: str, config: UnixConfig
+) -> tuple[int, int, int] | None:
+    """Return the (pid, uid, gid) that the process at the other end had when it connected or listened; ``None`` if the system does not tell.
+
+    Raises:
+        ConnectionLost: the process runs as a user that is not allowed; the socket was closed.
+    """
+    credentials: tuple[int, int, int] | None = None
+    if sys.platform == "linux":
+        credentials = _UCRED.unpack(socket.getsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_PEERCRED, _UCRED.size))
+    user = None if credentials is None else credentials[1]
+    if config.allowed_uids is not None and user not in config.allowed_uids:
+        socket.close()
+        raise ConnectionLost(f"the process at the other end of {path} runs as user {user}, which is not allowed")
+    return credentials
 
 
 class _UnixStream(JoinedStream):
@@ -102,14 +117,9 @@ def _stream(raw: trio.SocketStream, path: str, config: UnixConfig) -> JoinedStre
     """Make a stream of a connected socket.
 
     Raises:
-        ConnectionLost: the peer's user is not allowed.
+        ConnectionLost: as `check_peer`.
     """
-    credentials = _credentials(raw.socket)
-    if config.allowed_uids is not None and (credentials is None or credentials[1] not in config.allowed_uids):
-        raw.socket.close()
-        raise ConnectionLost(
-            f"the process at the other end of {path} runs as user {credentials and credentials[1]}, which is not allowed"
-        )
+    credentials = check_peer(raw.socket, path, config)
     other = path if credentials is None else "pid={} uid={} gid={}".format(*credentials)
     info = CarrierInfo(scheme="unix", local=path, peer=other, peer_credentials=credentials)
     return _UnixStream(raw, raw.socket, info, config)
@@ -206,7 +216,7 @@ async def dial(url: str, config: UnixConfig | None = None) -> AsyncIterator[Join
         ConfigurationError: the URL is malformed.
     """
     config = config or UnixConfig()
-    path = _path(url)
+    path = path_of(url)
     raw: trio.SocketStream | None = None
     try:
         with trio.move_on_after(config.connect_timeout):
@@ -297,7 +307,7 @@ async def listen(url: str, config: UnixConfig | None = None) -> AsyncIterator[Un
         ConfigurationError: the URL is malformed, another process listens at the path, or the file cannot be made.
     """
     config = config or UnixConfig()
-    path = _path(url)
+    path = path_of(url)
     socket, file = await _bind(path, config)
     async with plain_nursery() as nursery:
         listener = UnixListener(socket, path, file, config)
