@@ -16,10 +16,12 @@ from levada.framework import (
     Actor,
     ActorSystem,
     Asks,
+    Killed,
     Receiver,
     Ref,
     Reply,
     Sender,
+    Shutdown,
     blocking,
     bounded,
     channel,
@@ -406,3 +408,81 @@ async def test_a_router_of_a_group_is_told_in_its_thread_only(system: ActorSyste
     router.tell(Item(2))
     await wait_all_tasks_blocked()
     assert await ref.ask(Total()) == 2
+
+
+# ---------------------------------------------------------------- a system in another thread
+
+
+async def use_a_foreign_ref(use: Callable[[Any], None], ref: Ref[Any]) -> list[int]:
+    """Use `ref` in a system of this thread; how many actors end there, and that the system goes on."""
+    async with ActorSystem("other") as other:
+        got: list[Any] = []
+        other.spawn(Holds, got)
+        await wait_all_tasks_blocked()
+        with pytest.raises(WrongThread, match=f"{ref.path} from a foreign thread or trio run; use "):
+            use(got[0])
+        sink = other.spawn(Sink)
+        sink.tell(Item(3))
+        return [await sink.ask(Total()), other.statistics().actors]
+
+
+FOREIGN_USES: dict[str, Callable[[Any, Ref[Any]], object]] = {
+    "watch": lambda holder, ref: holder.watch(ref, "tag"),
+    "link": lambda holder, ref: holder.link(ref),
+    "registry.register": lambda holder, ref: holder.system.registry.register("name", ref),
+    "groups.join": lambda holder, ref: holder.system.groups.join("topic", ref),
+    "groups.subscribe": lambda holder, ref: holder.system.groups.subscribe("topic", ref),
+    "events.subscribe": lambda holder, ref: holder.system.events.subscribe(Item, ref),
+}
+
+
+@pytest.mark.parametrize("use", FOREIGN_USES)
+async def test_an_actor_of_another_thread_is_refused_and_nothing_has_changed(system: ActorSystem, use: str) -> None:
+    ref = system.spawn(Sink, name="sink")
+    await wait_all_tasks_blocked()
+    after: list[object] = []
+
+    def changed(holder: Any) -> None:
+        try:
+            FOREIGN_USES[use](holder, ref)
+        finally:
+            other = holder.system
+            after.extend([len(other.registry), other.groups.topics(), other.events.wants(Item)])
+            other.groups.publish("topic", Item(10))
+            holder.unwatch(ref, "tag")
+            holder.unlink(ref)
+
+    assert await trio.to_thread.run_sync(lambda: trio.run(use_a_foreign_ref, changed, ref)) == [3, 2]
+    assert after == [0, [], False]
+    assert await ref.ask(Total()) == 0
+    ref.stop()
+    assert await ref.terminated() == Shutdown()
+
+
+async def test_an_actor_of_another_thread_feeds_no_mailbox_and_the_receiver_is_kept(system: ActorSystem) -> None:
+    ref = system.spawn(Sink)
+    await wait_all_tasks_blocked()
+
+    async def main() -> int:
+        sender, receiver = channel(Item)
+        with pytest.raises(WrongThread):
+            receiver.to_mailbox(ref)
+        sender.send_nowait(Item(4))
+        sender.finish_nowait()
+        return (await receiver.receive()).n
+
+    assert await trio.to_thread.run_sync(lambda: trio.run(main)) == 4
+
+
+async def test_an_actor_may_watch_and_link_to_an_actor_of_another_system_in_its_thread(system: ActorSystem) -> None:
+    got: list[Any] = []
+    async with ActorSystem("other") as other:
+        ref = system.spawn(Sink)
+        other_ref = other.spawn(Holds, got)
+        await wait_all_tasks_blocked()
+        got[0].watch(ref)
+        got[0].link(ref)
+        other.registry.register("sink", ref)
+        ref.kill()
+        assert await other_ref.terminated() == Killed()
+        assert "sink" not in other.registry

@@ -279,6 +279,7 @@ class Actor(Generic[M]):
 
         Raises:
             HandleMoved: the handle was sent away before.
+            WrongThread: `target` lives in another thread.
         """
         cell = self._here()
         key = (target, tag)
@@ -296,15 +297,15 @@ class Actor(Generic[M]):
 
         watched[key] = lambda: None  # a placeholder: the target may call `ended` before we know how to undo the watch
         forget: Callable[[], None]
-        if isinstance(target, Ref):
-            target.add_watcher((cell, tag), ended)  # type: ignore[attr-defined]
-            forget = functools.partial(target.forget_watcher, (cell, tag))  # type: ignore[attr-defined]
-        else:
-            try:
+        try:
+            if isinstance(target, Ref):
+                target.add_watcher((cell, tag), ended)  # type: ignore[attr-defined]
+                forget = functools.partial(target.forget_watcher, (cell, tag))  # type: ignore[attr-defined]
+            else:
                 forget = target.on_terminated(lambda _, error: ended(error))
-            except BaseException:
-                del watched[key]
-                raise
+        except BaseException:
+            del watched[key]
+            raise
         if key in watched:
             watched[key] = forget
 
@@ -326,6 +327,7 @@ class Actor(Generic[M]):
 
         Raises:
             HandleMoved: the handle was sent away before.
+            WrongThread: `target` lives in another thread.
         """
         cell = self._here()
         if isinstance(target, Ref):

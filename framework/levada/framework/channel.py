@@ -605,8 +605,9 @@ class _ReceivingHalf(_Handle, Generic[T_co]):
         if not self._live:
             raise self._refusal()
         self._core.bind_thread()
+        feed = MailboxFeed(self._core, ref, wrap)
         self._live, self._bound = False, True
-        MailboxFeed(self._core, ref, wrap).start()
+        feed.start()
 
     def __enter__(self) -> Self:
         return self

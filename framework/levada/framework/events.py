@@ -123,7 +123,14 @@ class EventStream:
         self._subscribers: dict[type, dict[Subscriber, None]] = {}
 
     def subscribe(self, event: type, ref: Subscriber) -> None:
-        """Tell `ref` every event of this class, subclasses included, from now on."""
+        """Tell `ref` every event of this class, subclasses included, from now on.
+
+        Raises:
+            WrongThread: `ref` is an actor that lives in another thread.
+        """
+        check_thread = getattr(ref, "check_thread", None)  # only a local actor has one
+        if check_thread is not None:
+            check_thread("subscription of")
         self._subscribers.setdefault(event, {})[ref] = None
 
     def unsubscribe(self, event: type, ref: Subscriber) -> None:

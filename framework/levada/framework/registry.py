@@ -57,6 +57,7 @@ class Registry:
             NameTaken: another living actor has it; registering the same actor again changes nothing.
             ActorStopped: `ref` has ended.
             TypeError: the name is not a str.
+            WrongThread: `ref` lives in another thread.
         """
         self._system.check_thread("registry.register()")
         if not isinstance(name, str):
@@ -68,10 +69,10 @@ class Registry:
             raise NameTaken(f"the name {name!r} belongs to {holder.where}", actor=holder.path, name=name)
         if not ref.is_alive:
             raise ActorStopped(f"{ref.path} has ended and takes no name", actor=ref.path, reason=SHUTDOWN)
+        ref.add_watcher((self, name), lambda _: self._free(name))  # type: ignore[attr-defined]
         self._refs[name] = ref
         if self._sharer is not None:
             self._sharer.named(name, ref)
-        ref.add_watcher((self, name), lambda _: self._free(name))  # type: ignore[attr-defined]
 
     def unregister(self, name: str) -> None:
         """Free a name; does nothing if no actor has it."""
@@ -186,6 +187,7 @@ class Groups:
         Raises:
             ConfigurationError: a router of the topic uses `pull`, and the system of `ref` does not report finished work; or the system is in
                 a fleet, and the topic is not made of str, int, bytes and tuples, or the actor is in no member of the fleet.
+            WrongThread: `ref` lives in another thread.
         """
         self._system.check_thread("groups.join()")
         if self._sharer is not None and not self._sharer.takes(topic, ref, member=True):
@@ -194,10 +196,10 @@ class Groups:
             for subscriber in self._subscribers.get(topic, ()):
                 if not isinstance(subscriber, Ref):  # a router's own
                     subscriber.check(ref)
+            ref.add_watcher((self, "member", topic), lambda _: self._leave(topic, ref))  # type: ignore[attr-defined]
             self.admit(topic, ref)
             if self._sharer is not None:
                 self._sharer.joined(topic, ref)
-            ref.add_watcher((self, "member", topic), lambda _: self._leave(topic, ref))  # type: ignore[attr-defined]
 
     def leave(self, topic: Hashable, ref: Ref[Any]) -> None:
         """Remove a member; does nothing if `ref` is not one. In a fleet, the same holds as for `join`."""
@@ -256,13 +258,16 @@ class Groups:
         return taken
 
     def subscribe(self, topic: Hashable, ref: Ref[Any]) -> None:
-        """Tell `ref` a `Joined` for each member, present and future, and a `Left` for each that leaves."""
+        """Tell `ref` a `Joined` for each member, present and future, and a `Left` for each that leaves.
+
+        Raises:
+            WrongThread: `ref` lives in another thread.
+        """
         self._system.check_thread("groups.subscribe()")
-        subscribers = self._subscribers.setdefault(topic, {})
-        if ref in subscribers or not ref.is_alive:
+        if ref in self._subscribers.get(topic, ()) or not ref.is_alive:
             return
-        subscribers[ref] = None
         ref.add_watcher((self, "subscriber", topic), lambda _: self.unsubscribe(topic, ref))  # type: ignore[attr-defined]
+        self._subscribers.setdefault(topic, {})[ref] = None
         for member in self.members(topic):
             ref.tell(Joined(topic, member))
 

@@ -376,6 +376,7 @@ class Cell(Ref[Any]):
         if self.phase is STOPPED:
             ended(self.reason)
             return
+        self.check_thread("watch of")
         extras = self.make_extras()
         if extras.watchers is None:
             extras.watchers = {}
@@ -405,6 +406,7 @@ class Cell(Ref[Any]):
     # Each of the next three is one side of a link; proxies of actors in other systems have their own.
     def tie(self, other: Any) -> None:
         """Tell `other` when this actor ends."""
+        self.check_thread("link to")
         extras = self.make_extras()
         if extras.links is None:
             extras.links = {}

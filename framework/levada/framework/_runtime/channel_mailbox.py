@@ -63,11 +63,11 @@ class MailboxFeed:
         """Whether the mailbox will call when it has room."""
         self._leave_line: Callable[[], None]
         self._busy = False
+        self._forget = ref.on_stopped(self._stopped)
 
     def start(self) -> None:
         """Take the receiver's place and move the messages that are queued."""
-        forget = self._ref.on_stopped(self._stopped)
-        self._core.receiver.on_terminated(forget)
+        self._core.receiver.on_terminated(self._forget)
         self._core.receiver.on_terminated(self._drop_held)
         self._core.consume(self._pump)
 
