@@ -20,6 +20,8 @@ from tests.output import heard
 
 from levada.actors import cli
 from levada.actors.interop.certificates import make_certificates
+from levada.actors.lumberjack import connect
+from levada.framework import ActorSystem
 
 pytestmark = pytest.mark.loopback
 
@@ -93,6 +95,14 @@ async def test_lines_arrive_as_they_are_and_a_terminal_shows_progress(tmp_path: 
         other.write_text("four\n")
         await progress_on_a_terminal(other, receiver.url)
         assert await receiver.end() == (0, "one\nt\udce9o\nlast\nfour\n", "4 events\n")
+
+
+@pytest.mark.ci
+async def test_halves_of_surrogate_pairs_are_printed_as_escapes() -> None:
+    async with receiving() as receiver, ActorSystem() as system, connect(system, receiver.url) as writer:
+        with trio.fail_after(20):
+            await writer.deliver([{"line": "before"}, {"line": "t\udce9o \ud83d"}, {"message": "after"}])
+        assert await receiver.end() == (0, "before\nt\udce9o \\ud83d\nafter\n", "3 events\n")
 
 
 async def progress_on_a_terminal(log: Path, url: str) -> None:

@@ -65,10 +65,10 @@ def test_a_field_that_only_looks_like_a_number_numbers_no_line(stamp: str) -> No
 
 
 def test_what_a_shipper_sends_never_ends_the_way() -> None:
-    """Bytes that were not UTF-8, offsets that are none, fields of other programs."""
+    """Bytes that were not UTF-8, halves of surrogate pairs, offsets that are none, fields of other programs."""
     latin = b"caf\xe9".decode("utf-8", "surrogateescape")
-    [lines] = lines_of(unit(event(latin, offset="9" * 19), event("x", offset="-1"), event("y", offset="seven")))
-    assert [(row["text"], row["offset"]) for row in rows(lines)] == [("caf\ufffd", 0), ("x", 0), ("y", 0)]
+    [lines] = lines_of(unit(event(latin, offset="9" * 19), event("\ud83d", offset="-1"), event("y", offset="seven")))
+    assert [(row["text"], row["offset"]) for row in rows(lines)] == [("caf\ufffd", 0), (r"\ud83d", 0), ("y", 0)]
     [lines] = lines_of(unit({"message": "from a Beat", "host": {"name": "h"}, "offset": 3}))
     assert (lines.host, lines.file) == ("192.0.2.7:5044", "")
     assert rows(lines) == [{"source": "other", "offset": 0, "text": "from a Beat"}]

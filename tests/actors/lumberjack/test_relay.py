@@ -52,6 +52,7 @@ async def test_octets_that_are_not_text_pass_through(autojump_clock: MockClock) 
     async def far(unit: Unit) -> None:
         arrived.extend(unit.events)
 
+    half = encode_json(1, 2, {"line": "\ud83d"})
     raw = b"caf\xe9".decode("utf-8", "surrogateescape")
     for version in (1, 2):
         async with ActorSystem() as system, serve(system, "lumberjack+memory://far", far) as end:
@@ -62,6 +63,6 @@ async def test_octets_that_are_not_text_pass_through(autojump_clock: MockClock) 
                 dial("memory://near") as dialled,
             ):
                 stream = cast("ByteStream", dialled)
-                await stream.send_all(encode_window(1, 1) + encode_data(1, 1, {"line": raw}))
-                assert await stream.receive_some() == b"1A\0\0\0\1"
-    assert json.loads(json.dumps(arrived)) == [{"line": raw}, {"line": raw}]
+                await stream.send_all(encode_window(1, 2) + encode_data(1, 1, {"line": raw}) + half)
+                assert await stream.receive_some() == b"1A\0\0\0\2"
+    assert json.loads(json.dumps(arrived)) == [{"line": raw}, {"line": r"\ud83d"}, {"line": raw}, {"line": "\ud83d"}]

@@ -101,6 +101,16 @@ def test_lj9_values_that_are_not_text() -> None:
             encode_event(bad, WriterConfig(version=1))  # type: ignore[arg-type]  # one has a key that is no text
 
 
+@pytest.mark.rule("LJ-7")
+def test_lj7_halves_of_surrogate_pairs_are_escaped() -> None:
+    """LJ-7: escaped bytes leave as bytes; a half of a surrogate pair, which JSON can hold, leaves as its escape and is not refused."""
+    event = {"\udbff": "caf\udce9 \ud83d\udc80\udc7f\udd00", "l": ["\ud83d"]}
+    pairs = {rb"\udbff": b"caf" + b"\xe9" + rb" \ud83d" + b"\x80" + rb"\udc7f\udd00", b"l": rb'["\ud83d"]'}
+    texts = [text for pair in pairs.items() for text in pair]
+    body = struct.pack(">I", 2) + b"".join(struct.pack(">I", len(text)) + text for text in texts)
+    assert encode_event(event, WriterConfig(version=1)) == body
+
+
 @pytest.mark.rule("LJ-10")
 def test_lj10_version_1_sends_d_unless_asked() -> None:
     """LJ-10: most readers of version 1 refuse J; version 2 has no D."""

@@ -19,6 +19,7 @@ from levada.actors.lumberjack import Reader, SpoolSink, Unit, serve
 from levada.framework import ActorSystem, restart
 from levada.framework.errors import ConfigurationError
 from levada.transports.carriers import TlsConfig
+from levada.transports.lumberjack import encode_text
 from levada.transports.private_files import make_private_folder
 
 from . import Subparsers
@@ -121,7 +122,7 @@ class _Printer(_Output):
         self._turn = trio.Lock()
 
     async def put(self, unit: Unit) -> None:
-        data = "".join(map(self._line, unit.events)).encode("utf-8", "surrogateescape")
+        data = encode_text("".join(map(self._line, unit.events)))
         async with self._turn:
             try:
                 # In a thread, because the output may be slow. A cancellation abandons it, so it cannot delay the end.

@@ -11,6 +11,7 @@ import trio
 from levada.actors.journal.ipc import stream_of
 from levada.actors.lumberjack import Unit
 from levada.framework import Actor, Ref, handles
+from levada.transports.lumberjack import encode_text
 
 from .rows import Lines
 
@@ -87,8 +88,8 @@ def _strings(texts: Sequence[str]) -> pa.Array:
 
 
 def _readable(text: str) -> str:
-    """Replace bytes that are not UTF-8, which Spark's strings cannot hold."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    """Replace bytes that are not UTF-8, and escape halves of surrogate pairs, because Spark's strings cannot hold them."""
+    return encode_text(text).decode("utf-8", "replace")
 
 
 def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:

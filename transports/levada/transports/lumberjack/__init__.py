@@ -27,6 +27,7 @@ from levada.transports.lumberjack.frames import (
     encode_envelope,
     encode_event,
     encode_json,
+    encode_text,
     encode_window,
     flatten,
 )
@@ -36,5 +37,6 @@ from levada.transports.lumberjack.writer import SendQueue, WriterCore
 __all__ = [
     "AckTimedOut", "Batch", "BatchDone", "EventRejected", "EventsAcked", "Finished", "KeepaliveReceived", "PeerClosed", "ReaderConfig",
     "ReaderCore", "ReaderEvent", "ReaderState", "Refused", "SendQueue", "UnitReady", "WriterConfig", "WriterCore", "WriterEvent",
-    "WriterState", "encode_ack", "encode_data", "encode_envelope", "encode_event", "encode_json", "encode_window", "flatten",
+    "WriterState", "encode_ack", "encode_data", "encode_envelope", "encode_event", "encode_json", "encode_text", "encode_window",
+    "flatten",
 ]  # fmt: skip

@@ -6,6 +6,7 @@ A frame is a version byte, a type byte and a payload; all integers are unsigned 
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,10 +14,13 @@ from typing import Any
 from levada.transports.lumberjack.config import WriterConfig
 from levada.transports.lumberjack.errors import EventRejected
 
-__all__ = ["encode_ack", "encode_data", "encode_envelope", "encode_event", "encode_json", "encode_window", "flatten"]
+__all__ = [
+    "encode_ack", "encode_data", "encode_envelope", "encode_event", "encode_json", "encode_text", "encode_window", "flatten",
+]  # fmt: skip
 
 _HEAD = struct.Struct(">2sI")
 _U32 = struct.Struct(">I")
+_HALVES = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # the surrogates that are no escaped bytes
 
 _encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
@@ -50,7 +54,7 @@ def encode_envelope(version: int, packed: bytes) -> bytes:
 
 
 def encode_data(version: int, sequence: int, pairs: Mapping[str, str]) -> bytes:
-    """Return a D frame, an event that maps text to text (LJ-7). Surrogate escapes become the bytes that they stand for."""
+    """Return a D frame, an event that maps text to text, encoded by `encode_text`."""
     return _HEAD.pack(b"%dD" % version, sequence) + _data_body(pairs)
 
 
@@ -86,6 +90,22 @@ def encode_event(event: Mapping[str, Any], config: WriterConfig) -> bytes:
             limit=config.max_frame,
         )
     return body
+
+
+def encode_text(text: str) -> bytes:
+    r"""Return the bytes of a text of an event. Never raises.
+
+    Surrogate escapes become the bytes that they stand for (LJ-7). Other halves of surrogate pairs, which JSON can hold and UTF-8 cannot, are
+    escaped as in a Python literal.
+
+    Example:
+        >>> encode_text("caf\udce9 \ud83d")
+        b'caf\xe9 \\ud83d'
+    """
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return _HALVES.sub(lambda half: f"\\u{ord(half[0]):x}", text).encode("utf-8", "surrogateescape")
 
 
 def flatten(event: Mapping[str, Any]) -> dict[str, str]:
@@ -135,10 +155,9 @@ def _data_body(pairs: Mapping[str, str]) -> bytes:
     u32 = _U32.pack
     parts = [u32(len(pairs))]
     for key, value in pairs.items():
-        # LJ-7: text that came with escaped bytes leaves with the same bytes.
-        octets = key.encode("utf-8", "surrogateescape")
+        octets = encode_text(key)
         parts += (u32(len(octets)), octets)
-        octets = value.encode("utf-8", "surrogateescape")
+        octets = encode_text(value)
         parts += (u32(len(octets)), octets)
     return b"".join(parts)
 
