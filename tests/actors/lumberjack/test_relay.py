@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from typing import Any, cast
 
 import pytest
@@ -44,6 +45,27 @@ async def test_lj25_upstream_is_acked_after_downstream(autojump_clock: MockClock
         assert trio.current_time() == pytest.approx(began + 10.0, abs=0.5)
         assert arrived == [{"n": 1}, {"n": 2}, {"n": 3}]
         assert near.statistics().acks == end.statistics().acks == 1
+
+
+async def test_numbers_beyond_a_float_pass_through(autojump_clock: MockClock) -> None:
+    arrived: list[dict[str, Any]] = []
+
+    async def far(unit: Unit) -> None:
+        arrived.extend(unit.events)
+
+    async with (
+        ActorSystem() as system,
+        serve(system, "lumberjack+memory://far", far) as end,
+        connect(system, end.url) as writer,
+        serve(system, "lumberjack+memory://near", relay(writer)),
+        dial("memory://near") as dialled,
+    ):
+        stream = cast("ByteStream", dialled)
+        body = b'{"n":1e400}'
+        frame = b"2J" + struct.pack(">II", 2, len(body)) + body
+        await stream.send_all(encode_window(2, 3) + encode_json(2, 1, {"n": 1}) + frame + encode_json(2, 3, {"n": 3}))
+        assert await stream.receive_some() == b"2A\0\0\0\3"
+    assert arrived == [{"n": 1}, {"n": "1e400"}, {"n": 3}]
 
 
 async def test_octets_that_are_not_text_pass_through(autojump_clock: MockClock) -> None:

@@ -171,6 +171,17 @@ def test_lj12_what_is_still_json(desk: Any) -> None:
     assert one(desk, json_frame(2, 1, b'{"a":"\\ud800"}')).delivered == [{"a": "\ud800"}]
 
 
+@pytest.mark.rule("LJ-12")
+def test_lj12_numbers_beyond_a_float_are_delivered_as_their_text(desk: Any) -> None:
+    """LJ-12: they are JSON, so they are not refused; all other numbers stay numbers."""
+    digits = "9" * 400
+    text = f'{{"a":[1e400,-1E+309,{digits}.0],"b":{{"c":1e308,"d":-1.5,"e":1e-400}},"f":{digits}}}'.encode()
+    values = {"a": ["1e400", "-1E+309", f"{digits}.0"], "b": {"c": 1e308, "d": -1.5, "e": 0.0}, "f": int(digits)}
+    assert one(desk, json_frame(2, 1, text)).delivered == [values]
+    assert one(desk, json_frame(2, 1, b" " * 20_000 + text)).delivered == [values]
+    assert one(desk, json_frame(2, 1, b"1e400")).delivered == [{"value": "1e400"}]
+
+
 @pytest.mark.rule("LJ-13")
 def test_lj13_numbers_are_not_judged(desk: Any) -> None:
     """LJ-13: repeated, skipped, falling and wrapping numbers are delivered; the last one is acked."""

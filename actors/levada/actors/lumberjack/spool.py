@@ -34,7 +34,7 @@ class SpoolSink(Actor[Unit]):
     """Writes units into a folder; `functools.partial(SpoolSink, folder)` is a sink for `serve`.
 
     A file ``<connection>-<number>.jsonl`` has one event on each line, in ASCII.  Other characters, and surrogate escapes for bytes
-    that were not UTF-8, become JSON escapes.  A number that JSON cannot hold, such as ``1e999`` from a writer, becomes text.
+    that were not UTF-8, become JSON escapes.  NaN and the infinities, which no reader delivers but a program may add, become text.
     The folder ``.writing`` holds unfinished files.  Those that a crash has left are removed at a start at least an hour later.
 
     Args:

@@ -62,7 +62,7 @@ class UnitReady:
     """Counts the units of this connection from 1."""
     events: list[dict[str, Any]]
     """The events as the writer sent them: D frames map text to text, J frames hold any JSON. Text that was not UTF-8 holds surrogate
-    escapes: encoding it with ``errors="surrogateescape"`` gives the bytes back (LJ-7)."""
+    escapes: `encode_text` gives the bytes back (LJ-7). A number beyond a float's range, such as ``1e400``, is text (LJ-12)."""
     count: int
     """Events as windows count them; an array in a J frame of version 1 is one event and several items (LJ-11)."""
     sequence: int
