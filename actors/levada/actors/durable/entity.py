@@ -110,7 +110,7 @@ class Durable(Actor[M]):
 
     def _fail_turn(self, turn: Turn, error: BaseException) -> None:
         reason = Failed(error) if isinstance(error, Exception) else CANCELLED
-        turn.fail(stopped_error(local_ref(self), reason, turn.message))
+        turn.fail(stopped_error(local_ref(self), reason, turn.message, begun=True))
 
     @property
     def entity(self) -> str:
