@@ -395,6 +395,53 @@ def test_the_end(server: Server) -> None:
         connect(server.url, timeout=5.0)
 
 
+@pytest.mark.parametrize("scheme", ["tcp", "tls", "unix"])
+def test_closing_loses_nothing_while_answers_arrive(scheme: str, settings: Callable[[str], CarrierSettings]) -> None:
+    carrier = settings(scheme)
+    server = Server(f"rsocket+{carrier.url}", ServerConfig(carrier=carrier.serving))
+    try:
+        with connect(server.url, config=ClientConfig(carrier=carrier.dialling)) as peer:
+            items = peer.request_stream(b"1000000", route="numbers", window=1_000_000)
+            assert next(items).data == b"0"
+            for _ in range(500):
+                peer.fire_and_forget(bytes(1000), route="note")
+        until(lambda: server.noted == 500)
+    finally:
+        server.close()
+
+
+def test_closing_waits_until_the_server_closes() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"rsocket+tcp://127.0.0.1:{listening.getsockname()[1]}"
+        peer = connect(url, config=ClientConfig(carrier=TcpConfig(close_timeout=250.0)))
+        with listening.accept()[0] as server:
+            server.settimeout(50.0)
+            for _ in range(500):
+                peer.fire_and_forget(1000 * b"y")
+            closing = threading.Thread(target=peer.close, daemon=True)
+            closing.start()
+            until(lambda: peer.closed)
+            server.sendall(bytes(2_000_000))
+            got = bytearray()
+            while data := server.recv(65_536):
+                got += data
+            assert got.count(1000 * b"y") == 500
+            assert closing.is_alive()
+        closing.join(50)
+        assert not closing.is_alive()
+
+
+def test_closing_waits_no_longer_than_it_may() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"rsocket+tcp://127.0.0.1:{listening.getsockname()[1]}"
+        peer = connect(url, config=ClientConfig(carrier=TcpConfig(close_timeout=0.05)))
+        with listening.accept()[0]:
+            closing = threading.Thread(target=peer.close, daemon=True)
+            closing.start()
+            closing.join(50)
+            assert not closing.is_alive()
+
+
 def test_refused_setup() -> None:
     async def refuse(_: Credentials) -> Identity | Refused:
         return Refused("not you")
@@ -416,7 +463,7 @@ def test_a_server_that_does_not_read_holds_requests_back() -> None:
                 while True:
                     peer.fire_and_forget(bytes(100_000), timeout=0.05)
             assert len(peer._unsent) <= 300_000
-            peer._config = ClientConfig()
+            peer._config = ClientConfig(carrier=TcpConfig(close_timeout=0.05))
     finally:
         listening.close()
 

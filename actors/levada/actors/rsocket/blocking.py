@@ -86,7 +86,6 @@ _CARRIERS: dict[str, type[TcpConfig | TlsConfig | UnixConfig]] = {
     "tls": TlsConfig,
     "unix": UnixConfig,
 }
-CLOSING = 1.0  # seconds in which the peer must take some of the remaining bytes at the end
 
 
 @attrs.define(eq=False, slots=False, str=False)
@@ -100,8 +99,8 @@ def connect(url: str, *, config: ClientConfig | None = None, timeout: float | No
     Args:
         url: ``rsocket+tcp://host:port``, with ``tls`` or ``unix`` instead of ``tcp``; also with ``reactivesocket`` instead of ``rsocket``.
         config: as for `levada.actors.rsocket.connect`. Resumption and leases of this side are not supported here. The carrier's
-            ``happy_eyeballs_delay``, ``receive_size`` and ``high_watermark`` have no meaning here: addresses are tried one after the other,
-            and `ClientConfig.high_watermark` limits what waits to be sent.
+            ``happy_eyeballs_delay``, ``receive_size``, ``high_watermark`` and ``linger`` have no meaning here: addresses are tried one after
+            the other, `ClientConfig.high_watermark` limits what waits to be sent, and `BlockingPeer.close` always waits for the peer.
         timeout: seconds to connect to an address of the host, and as many for a TLS handshake; ``None``: the carrier's ``connect_timeout``
             and ``handshake_timeout``.
 
@@ -395,7 +394,10 @@ class BlockingPeer:
         return stream
 
     def close(self) -> None:
-        """Close the connection; requests under way fail with `ConnectionClosed`. A second call does no harm, nor does one in a forked child."""
+        """Close the connection; requests under way fail with `ConnectionClosed`. A second call does no harm, nor does one in a forked child.
+
+        What was sent before still reaches the peer: this waits until the peer closes, too, for up to the carrier's ``close_timeout``.
+        """
         if self._pid != os.getpid():
             # In a forked child a lock may be held by a thread that does not exist here. Nothing is sent: the connection is the parent's.
             for part in (self._socket, self._awake, self._waker):
@@ -573,6 +575,7 @@ class BlockingPeer:
                 selector.register(self._awake, selectors.EVENT_READ)
                 selector.register(self._socket, selectors.EVENT_READ)
                 self._serve(selector)
+                self._linger(selector)
         finally:
             with self._lock:
                 if self._end is None:
@@ -582,20 +585,48 @@ class BlockingPeer:
                 self._waker.close()
 
     def _serve(self, selector: selectors.BaseSelector) -> None:
-        while self._end is None or self._unsent:
+        while True:
             with self._lock:
-                wait = _left(self._core.next_deadline()) if self._end is None else CLOSING
+                if self._end is not None:
+                    return
+                wait = _left(self._core.next_deadline())
                 events = selectors.EVENT_READ if self._reading() else 0
                 events |= selectors.EVENT_WRITE if self._unsent else 0
-            if not events:
-                break
             if selector.get_key(self._socket).events != events:
                 selector.modify(self._socket, events)
             ready = selector.select(wait)
-            if self._end is not None and not ready:
-                break  # the peer takes no more
             with self._lock:
                 self._turn(any(key.fileobj is self._awake for key, _ in ready))
+
+    def _linger(self, selector: selectors.BaseSelector) -> None:
+        """Send the rest, and discard what arrives until the peer ends too.
+
+        A socket that closes with unread bytes sends a reset, which destroys the last bytes on their way to the peer.
+        """
+        until = _until(self._config.carrier.close_timeout)
+        selector.unregister(self._awake)
+        open_for = selectors.EVENT_READ | selectors.EVENT_WRITE
+        try:
+            while open_for and (wait := _left(until)):
+                selector.modify(self._socket, open_for)
+                selector.select(wait)
+                if open_for & selectors.EVENT_WRITE:
+                    with self._lock:
+                        self._push()
+                    if not self._unsent:
+                        self._socket.shutdown(socket.SHUT_WR)
+                        open_for &= ~selectors.EVENT_WRITE
+                if open_for & selectors.EVENT_READ and self._peer_ended():
+                    open_for &= ~selectors.EVENT_READ
+        except OSError:
+            pass  # the peer has gone
+
+    def _peer_ended(self) -> bool:
+        """Discard bytes that have arrived; return whether they were the last."""
+        try:
+            return not self._socket.recv(READ)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return False
 
     def _reading(self) -> bool:
         return self._end is None and self._answers <= self._config.high_watermark
