@@ -17,7 +17,7 @@ from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Dep
 from levada.actors.durable import Durable, applies, shards
 from levada.actors.durable.rows import Log, log_config
 from levada.actors.journal import Append, Journal
-from levada.framework import Actor, ActorSystem, Asks, Ref, handles, message
+from levada.framework import Actor, ActorSystem, Asks, Ref, bounded, conflate, handles, message
 from levada.framework.errors import ActorError, ActorStopped
 from levada.framework.testing import Probe, StrictViolation, strict
 
@@ -324,6 +324,60 @@ async def test_messages_after_a_commit_come_behind_it(tmp_path: Path) -> None:
         assert [await probe.expect(), await probe.expect()] == ["at once", "after"]
 
 
+class Notes(Actor[Step]):
+    """Its mailbox cannot tell the key of an empty name."""
+
+    told: list[str]
+
+    @handles
+    def note(self, m: Step) -> None:
+        self.told.append(m.name)
+
+
+class Notifier(Durable[Step]):
+    steps: int = 0
+
+    @handles
+    async def step(self, m: Step) -> int:
+        self.record(Stepped(m.name))
+        for name in ("", f"{self.entity} {m.name}"):
+            self.after_commit(TARGETS["notes"], Step(name))
+        if m.name == "commit":
+            await self.commit()
+        return self.steps
+
+    @applies
+    def stepped(self, e: Stepped) -> None:
+        self.steps += 1
+
+
+async def test_a_message_that_cannot_be_told_after_a_commit_is_lost_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "levada")
+    told: list[str] = []
+    async with ActorSystem("test", **TIMES) as system:
+        mailbox = bounded(100, overflow=conflate(lambda m: m.name[0] + m.name))
+        TARGETS["notes"] = system.spawn(lambda: Notes(told), name="notes", mailbox=mailbox)
+        found = await shards(system, Notifier, events=Stepped, journal=tmp_path, shards=1)
+        answers: list[int] = []
+
+        async def ask(entity: str, name: str) -> None:
+            answers.append(await found[entity].ask(Step(name)))
+
+        async with trio.open_nursery() as nursery:
+            for entity in "ab":
+                nursery.start_soon(ask, entity, "return")
+        for entity in "ab":
+            await ask(entity, "commit")
+        await trio.testing.wait_all_tasks_blocked()
+        assert answers == [1, 1, 2, 2]
+        assert sorted(told) == ["a commit", "a return", "b commit", "b return"]
+    why = f"Step to {TARGETS['notes']!r} after a commit of 'a' is lost: IndexError('string index out of range')"
+    assert [text for text in caplog.messages if "'a'" in text] == [f"/Notifier/0: {why}"] * 2
+    assert len(caplog.messages) == 4
+
+
 class Stubborn(Durable[Step]):
     """Does everything that a durable actor may not do."""
 
@@ -350,6 +404,8 @@ class Stubborn(Durable[Step]):
                 return self.remind(2e9, Step("x" * (9 << 20)))
             case "unkept":
                 return object()
+            case "no ref":
+                return self.after_commit(None, m)  # type: ignore[arg-type]
             case "caught":
                 try:
                     self.record(Stepped("bad"))
@@ -386,6 +442,7 @@ async def test_misuse_in_a_handler_fails_its_command_alone(tmp_path: Path, caplo
             "huge in UTF-8",
             "huge reminder",
             "unkept",
+            "no ref",
             "caught",
             "nested",
         ):
@@ -409,6 +466,7 @@ async def test_misuse_in_a_handler_fails_its_command_alone(tmp_path: Path, caplo
         "huge in UTF-8": "one command recorded more than 8388608 bytes",
         "huge reminder": "one command recorded more than 8388608 bytes",
         "unkept": "expected int, got object",
+        "no ref": "after_commit() got None, wanted the ref of an actor",
         "caught": "bad",
         "nested": "record() in an @applies method, or outside a command of entity 's'",
         "outside": "record() in an @applies method, or outside a command of entity 's'",

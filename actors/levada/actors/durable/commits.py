@@ -50,11 +50,13 @@ class Part:
     size: int
     written: trio.Event
     """Set when the rows are on disk."""
+    entity: str = ""
+    """The id of the handler's entity."""
     tells: Sequence[tuple[Ref[Any], Any]] = ()
 
     def done(self) -> None:
         """Send the messages that waited, and let the handler continue."""
-        self.writer.part_done(self.tells)
+        self.writer.part_done(self.entity, self.tells)
         self.written.set()
 
 

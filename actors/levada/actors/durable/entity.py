@@ -178,12 +178,15 @@ class Durable(Actor[M]):
     def after_commit(self, ref: Ref[Any], message: Any) -> None:
         """Tell an actor a message once the events of this command are on disk. A plain `Ref.tell` is sent at once.
 
-        Delivery is at most once: the message is lost if the process ends in between.
+        Delivery is at most once: the message is lost if the process ends in between, or if `Ref.tell` raises, which is a line in the log.
 
         Raises:
             ActorError: no command is being handled.
+            TypeError: `ref` is not a ref.
         """
         live, _ = self._here_turn("after_commit()")
+        if not hasattr(ref, "tell"):  # an `Entity` has it too
+            raise TypeError(f"after_commit() got {ref!r:.60}, wanted the ref of an actor")
         live.tells = live.tells or []
         live.tells.append((ref, message))
 

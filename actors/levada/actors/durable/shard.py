@@ -47,7 +47,7 @@ from .settings import GetShardStatistics, Settings, ShardStatistics
 from .sizes import bytes_of
 from .snapshots import MOST_BYTES as SNAPSHOT_BYTES
 from .turns import Command, Erase, Live, Turn
-from .underway import UnderWay, tell_all
+from .underway import UnderWay
 
 __all__ = ["Finisher", "Leave", "Shard"]
 
@@ -458,7 +458,7 @@ class Shard(DescribedActor[Any]):
             return None
         event = trio.Event()
         rows, octets = self._take_rows(live)
-        live.ticket = self._commits.put(Part(self, rows, octets, event, live.tells or ()))
+        live.ticket = self._commits.put(Part(self, rows, octets, event, live.entity, live.tells or ()))
         live.tells = None
         if live.turn is not None and live.turn.part is None:
             live.turn.part = live.ticket
@@ -515,16 +515,16 @@ class Shard(DescribedActor[Any]):
     def done(self, turn: Turn) -> None:
         """Answer: everything up to the command's last row is on the disk."""
         if turn.tells:
-            tell_all(self.ref.path, turn.tells)
+            self._under_way.tell_all(self.ref.path, turn.entity, turn.tells)
         if turn.command is not None and turn.live is not None and turn.live.underway is not None:
             del turn.live.underway[turn.command]
         if self.reminders.pending or turn.reminder is not None:
             self._reminding.done(turn.command)
         self._under_way.send(turn, turn.value)
 
-    def part_done(self, tells: Sequence[tuple[Ref[Any], Any]]) -> None:
-        """Send the messages that waited for rows in the middle of a handler."""
-        tell_all(self.ref.path, tells)
+    def part_done(self, entity: str, tells: Sequence[tuple[Ref[Any], Any]]) -> None:
+        """Send the messages of an entity that waited for rows in the middle of a handler."""
+        self._under_way.tell_all(self.ref.path, entity, tells)
         self._reminding.arm()
 
     def failed(self, turn: Turn, error: BaseException) -> None:

@@ -68,8 +68,8 @@ class Writer(Protocol):
         """Answer a command whose rows are on disk."""
         ...
 
-    def part_done(self, tells: Sequence[tuple[Ref[Any], Any]]) -> None:
-        """Send the messages that waited for the rows of a commit within a handler."""
+    def part_done(self, entity: str, tells: Sequence[tuple[Ref[Any], Any]]) -> None:
+        """Send the messages of an entity that waited for the rows of a commit within a handler."""
         ...
 
     def failed(self, turn: Turn, error: BaseException) -> None:

@@ -12,14 +12,13 @@ from levada.actors.journal import JournalError
 from levada.actors.journal.errors import fresh
 from levada.framework import Ref
 from levada.framework.embedding import RateLimitedLog
-from levada.framework.errors import LevadaError
 
 from .commits import Commits
 from .errors import OutcomeUnknown
 from .reminders import Reminder
 from .turns import Turn
 
-__all__ = ["UnderWay", "tell_all"]
+__all__ = ["UnderWay"]
 
 logger = logging.getLogger("levada.actors.durable")
 
@@ -40,6 +39,7 @@ class UnderWay:
         self._room = trio.Event()
         self._held = False
         self._told = RateLimitedLog("failed command", logger)
+        self._lost = RateLimitedLog("lost message after a commit", logger)
 
     def __len__(self) -> int:
         return len(self.turns)
@@ -71,6 +71,22 @@ class UnderWay:
         if turn.also is not None:
             for each in turn.also:
                 self.send(each, value)
+
+    def tell_all(self, path: str, entity: str, tells: Sequence[tuple[Ref[Any], Any]]) -> None:
+        """Send the messages of an entity that waited for its rows. `path` is the shard's."""
+        for ref, each in tells:
+            try:
+                ref.tell(each)
+            except Exception as error:  # noqa: BLE001 - the message may be wrong for its ref, and the next one is not
+                self._lost.line(
+                    "%s: %s to %r after a commit of %r is lost: %r",
+                    path,
+                    type(each).__name__,
+                    ref,
+                    entity,
+                    error,
+                    event="tell_lost",
+                )
 
     def refuse(self, turn: Turn, error: BaseException) -> None:
         """Have a command fail, and its repetitions."""
@@ -133,12 +149,3 @@ class UnderWay:
         written = self._commits.written
         begun = (turn for turn in self.turns if turn.part is not None and turn.part <= written)
         return {each for turn in begun for each in (turn, *(turn.also or ()))}
-
-
-def tell_all(path: str, tells: Sequence[tuple[Ref[Any], Any]]) -> None:
-    """Tell actors what waited for rows of a shard at a path."""
-    for ref, each in tells:
-        try:
-            ref.tell(each)
-        except LevadaError as error:
-            logger.warning("%s: a message after a commit is lost: %s", path, error, extra={"event": "tell_lost"})
