@@ -36,7 +36,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from levada.framework import Ref, RemotePeer
-from levada.framework.text import printable
+from levada.framework.text import printable, text_of
 from levada.framework.tracing import Span, TraceHeaders, Tracing
 
 __all__ = ["OpenTelemetry"]
@@ -93,7 +93,7 @@ class _Span(Span):
 
     @staticmethod
     def _fail(span: trace.Span, error: BaseException) -> None:
-        kind, text = type(error), printable(str(error), _MAX_TEXT)
+        kind, text = type(error), printable(text_of(error), _MAX_TEXT)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         span.set_attribute("error.type", name)
         span.add_event("exception", {"exception.type": name, "exception.message": text})

@@ -7,9 +7,12 @@ A **link** works both ways: when one actor stops for any reason but `Normal`, th
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import attrs
+
+from .text import text_of
 
 __all__ = ["Cancelled", "Down", "Exit", "Failed", "Killed", "Lost", "Normal", "Reason", "Shutdown"]
 
@@ -38,7 +41,7 @@ class Cancelled:
 class Failed:
     """A handler, a hook or a background task of the actor raised."""
 
-    error: BaseException
+    error: BaseException = attrs.field(repr=functools.partial(text_of, write=repr))
     """The exception; a group stays a group."""
 
 

@@ -252,7 +252,7 @@ class Groups:
             except MailboxFull:
                 self._system.dead_letter(message, ref, "mailbox full")
             except Exception as error:  # noqa: BLE001 - raised below
-                refused = refused or error
+                refused = error if refused is None else refused
         if refused is not None:
             raise refused
         return taken

@@ -23,6 +23,7 @@ from .links import SHUTDOWN
 from .message import Asks
 from .ref import Ref
 from .supervision import ChildSpec, Strategy, one_for_one
+from .text import exc_info
 
 __all__ = ["Children", "StartChild", "StopChild", "Supervisor"]
 
@@ -161,6 +162,8 @@ class Supervisor(Actor[StartChild | StopChild | Children]):
         try:
             reply = self.reply_later()
         except ActorError:
-            logger.error("%s could not start a child", self.ref.path, exc_info=error, extra={"actor": self.ref.path})
+            logger.error(
+                "%s could not start a child", self.ref.path, exc_info=exc_info(error), extra={"actor": self.ref.path}
+            )
         else:
             reply.fail(error)

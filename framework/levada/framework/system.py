@@ -42,6 +42,7 @@ from .mailbox import MailboxPolicy, unbounded
 from .message import Asks, fits, reply_type
 from .registry import Groups, Registry
 from .supervision import RestartPolicy, Supervised, Supervision
+from .text import exc_info
 from .timers import TimerHeap
 
 if TYPE_CHECKING:
@@ -265,7 +266,8 @@ class ActorSystem:
         try:
             await self._around.__aexit__(None, None, None)
         except BaseException as late:
-            second = second or late  # all tasks have ended in any case
+            if second is None:
+                second = late  # all tasks have ended in any case
         failed, letters = self.counters.unsupervised, self._dead_letters.count
         if failed or letters:
             what = "%s ended with %d unsupervised failures and %d dead letters"
@@ -277,7 +279,7 @@ class ActorSystem:
         errors: list[BaseException] = []
         for one in (error, second, self.fatal):
             counts = not isinstance(one, trio.Cancelled) or not (self.fatal or errors)
-            if one is not None and one not in errors and counts:
+            if one is not None and counts and not any(one is other for other in errors):
                 errors.append(one)
         if not errors:
             return True
@@ -306,7 +308,7 @@ class ActorSystem:
         try:
             await function()
         except Exception as error:
-            logger.error("%s: a call in phase %s failed", self.name, phase, exc_info=error)
+            logger.error("%s: a call in phase %s failed", self.name, phase, exc_info=exc_info(error))
             if self.fatal is None:
                 self.fatal = error
 
@@ -505,7 +507,7 @@ class ActorSystem:
         if self.fatal is None:
             self.fatal = error
         elif self.fatal is not error:
-            logger.error("%s: one more error while it ends", self.name, exc_info=error)
+            logger.error("%s: one more error while it ends", self.name, exc_info=exc_info(error))
         self._body.cancel()
         if self._phase in PHASES and not isinstance(error, Exception):
             self._patience.cancel()  # a second Ctrl-C

@@ -1,12 +1,13 @@
-"""Making untrusted text safe for logs, error texts and terminals, and values for JSON; and telling one text from several."""
+"""Making untrusted text safe for logs, error texts and terminals, and values for JSON; texts of objects; telling one text from several."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from types import TracebackType
 from typing import Any
 
-__all__ = ["finite", "printable", "texts"]
+__all__ = ["exc_info", "finite", "printable", "text_of", "texts"]
 
 
 def printable(text: str | bytes, limit: int = 512) -> str:
@@ -33,6 +34,29 @@ def printable(text: str | bytes, limit: int = 512) -> str:
     if not shown.isprintable():
         shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def text_of(value: object, write: Callable[[object], str] = str) -> str:
+    """Return the text of an object of the user's, whose ``__str__`` or ``__repr__`` may fail.
+
+    Example:
+        >>> text_of(KeyError("tea"), repr)
+        "KeyError('tea')"
+        >>> class Odd(Exception):
+        ...     def __str__(self) -> str:
+        ...         return self.missing
+        >>> text_of(Odd())
+        '<Odd without text: AttributeError>'
+    """
+    try:
+        return write(value)
+    except Exception as broken:  # noqa: BLE001 - an error must not hide the one that it describes
+        return f"<{type(value).__name__} without text: {type(broken).__name__}>"
+
+
+def exc_info(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
+    """Return an exception as `logging` takes it. Given the exception itself, it would call its ``__bool__`` or ``__len__``."""
+    return type(error), error, error.__traceback__
 
 
 def finite(value: Any) -> Any:

@@ -192,7 +192,7 @@ async def test_an_exception_without_a_text(two: Any, autojump_clock: MockClock) 
             self.reply_later().fail(Mute())
 
     async with two(Broken) as both:
-        with pytest.raises(ActorError, match=r"/clerk refused: Mute: \(no text: ValueError\)"):
+        with pytest.raises(ActorError, match=r"/clerk refused: Mute: <Mute without text: ValueError>"):
             await both.ref.ask(Do())
 
 

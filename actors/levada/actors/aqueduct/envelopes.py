@@ -21,6 +21,7 @@ from levada.framework.errors import (
     NoValue,
     RemoteFailure,
 )
+from levada.framework.text import text_of
 
 __all__ = [
     "ANSWER", "ANSWERS_GREETING", "ASK", "ASK_FIRST", "ASK_NEXT", "DONE", "DOWN", "EXIT", "FAILURE", "LINK", "LOAD", "LOADED",
@@ -284,11 +285,7 @@ def _describe(error: BaseException) -> tuple[str, str]:
     """Return the class name and the text of an exception; never fails, and returns at most `MAX_TEXT` characters of text."""
     if isinstance(error, RemoteFailure):
         return error.kind, error.detail
-    try:
-        text = str(error)
-    except Exception as broken:  # noqa: BLE001 - a `__str__` that fails must not hide the failure
-        text = f"(no text: {type(broken).__name__})"
-    return type(error).__name__, text[:MAX_TEXT].encode("utf-8", "replace").decode()
+    return type(error).__name__, text_of(error)[:MAX_TEXT].encode("utf-8", "replace").decode()
 
 
 def encode_failure(error: BaseException) -> bytes:

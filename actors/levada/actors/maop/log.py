@@ -8,6 +8,7 @@ from typing import Literal
 
 import trio
 
+from levada.framework.text import exc_info
 from levada.transports.maop import (
     Begun,
     Completed,
@@ -154,7 +155,7 @@ class Log:
             what,
             operation.msg_id,
             audit,
-            exc_info=error,
+            exc_info=exc_info(error),
             extra=self._extra("handler_failed", operation.stream_id),
         )
         return audit

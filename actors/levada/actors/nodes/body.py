@@ -54,6 +54,7 @@ from levada.framework.errors import (
     RemoteFailure,
 )
 from levada.framework.supervisor import StartChild
+from levada.framework.text import text_of
 from levada.framework.tracing import Tracing
 
 from .messages import (
@@ -169,7 +170,7 @@ def _text(error: BaseException) -> str:
     """Return the name and the text of an error; those of its parts for a group, which says only how many they are."""
     if isinstance(error, BaseExceptionGroup):
         return "; ".join(map(_text, error.exceptions))
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {text_of(error)}"
 
 
 class _Body:

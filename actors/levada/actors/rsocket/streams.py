@@ -36,6 +36,7 @@ from levada.actors.pool import Pool, Pooled
 from levada.framework import Reason, Receiver, TerminalState, handles
 from levada.framework.embedding import ChannelCore
 from levada.framework.errors import ActorStopped, ChannelError, DecodeError, LevadaError, LocalProtocolError
+from levada.framework.text import text_of
 from levada.transports.rsocket import ErrorCode, Payload
 from levada.transports.rsocket.events import FailedBy, Interaction, RequestReceived, StreamFailed
 from levada.transports.rsocket.reactive_streams import ReactiveStreamsCore
@@ -670,7 +671,7 @@ class Answer(_Producing):
 
 def _text_of(error: Exception) -> bytes:
     """Return the text of an error for the peer. An ERROR frame has room for it, whatever the text quotes."""
-    return (str(error) or type(error).__name__).encode("utf-8", "backslashreplace")[:MAX_TEXT]
+    return (text_of(error) or type(error).__name__).encode("utf-8", "backslashreplace")[:MAX_TEXT]
 
 
 async def close_source(source: Any) -> None:

@@ -52,6 +52,7 @@ from levada.framework.errors import (
     LevadaError,
 )
 from levada.framework.message import reply_type
+from levada.framework.text import text_of
 from levada.framework.tracing import TraceHeaders
 from levada.transports.rsocket import Payload
 from levada.transports.rsocket.extensions import Entry, ZipkinTracing
@@ -414,7 +415,9 @@ class EachRow(Actor[AskRows]):
         except ActorStopped as error:
             failure: LevadaError = error
             if error.__cause__ is not None:
-                failure = ActorFailed(f"row {row}: {self.target.path} failed: {error.__cause__!r}", self.target.path)
+                failure = ActorFailed(
+                    f"row {row}: {self.target.path} failed: {text_of(error.__cause__, repr)}", self.target.path
+                )
             reply.fail(failure)
         except LevadaError as error:
             reply.fail(error)

@@ -40,6 +40,7 @@ from levada.actors.rsocket import (
 )
 from levada.framework import ActorSystem, Codec, Identity, Ref
 from levada.framework.errors import ActorStopped, ConfigurationError, DecodeError, LevadaError
+from levada.framework.text import text_of
 from levada.transports.carriers import TlsConfig, UnixConfig
 from levada.transports.core import MAX_CONNECTIONS
 from levada.transports.rsocket import Payload
@@ -193,7 +194,7 @@ class Desk:
         except ActorStopped as error:
             if error.__cause__ is None:
                 raise
-            text = f"{name} ({ref.path}) failed on this question: {error.__cause__!r}"
+            text = f"{name} ({ref.path}) failed on this question: {text_of(error.__cause__, repr)}"
             raise ActorFailed(text, ref.path) from error
 
     async def _ask_rows(self, name: str, request: Request) -> Payload:

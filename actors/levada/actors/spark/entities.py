@@ -21,6 +21,7 @@ from levada.actors.journal.errors import SchemaMismatch
 from levada.framework import Actor, Asks, handles
 from levada.framework.errors import ConfigurationError, LevadaError
 from levada.framework.message import field_types, reply_type
+from levada.framework.text import text_of
 
 from .asks import AskRows
 from .protocol import ActorFailed
@@ -129,7 +130,9 @@ class _Batch:
                     )
                 except LevadaError as error:
                     why = error if error.__cause__ is None else error.__cause__
-                    self.failure = ActorFailed(f"row {row}: entity {entity!r:.100}: {why!r}", self._entities.ref.path)
+                    self.failure = ActorFailed(
+                        f"row {row}: entity {entity!r:.100}: {text_of(why, repr)}", self._entities.ref.path
+                    )
                     scope.cancel()
                     return
                 self.answers[row] = answer

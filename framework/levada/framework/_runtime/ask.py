@@ -26,6 +26,7 @@ from trio.lowlevel import (
 
 from levada.framework.errors import ActorStopped, AskCycle, AskTimeout, NoValue
 from levada.framework.ref import DEFAULT_TIMEOUT
+from levada.framework.text import text_of
 
 from .channel_core import handles_in
 
@@ -82,7 +83,7 @@ def stopped_error(cell: Cell, reason: Reason, message: Any, *, begun: bool = Fal
     """Build the error for a message that `cell` did not handle; if it had `begun` to, its exception becomes the cause."""
     message = content_of(message)
     error = getattr(reason, "error", None)
-    why = f"failed: {error!r}" if error is not None else f"has stopped ({type(reason).__name__.lower()})"
+    why = f"failed: {text_of(error, repr)}" if error is not None else f"has stopped ({type(reason).__name__.lower()})"
     stopped = ActorStopped(f"{cell.where} {why}", actor=cell.path, reason=reason, message=message)
     if begun:
         stopped.__cause__ = error

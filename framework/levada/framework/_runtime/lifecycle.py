@@ -52,6 +52,7 @@ from levada.framework.links import (
     more_severe,
 )
 from levada.framework.supervision import RestartPolicy, Strategy, delay, record, resumes, wants_restart
+from levada.framework.text import exc_info, text_of
 from levada.framework.timers import Tick
 
 from .ask import Ask, content_of, stopped_error
@@ -125,8 +126,10 @@ class Lifecycle:
     def raised(self, cell: Cell, message: Any, error: BaseException) -> None:
         """Handle the error of a handler within a turn of `cell`."""
         if cell._actor is None:
-            # The signal cell failed: a bug in the runtime, or an error in a hook that must not fail. Nothing can be trusted now.
+            # The signal cell failed: a bug in the runtime, or an error in a hook that must not fail. Nothing can be trusted now:
+            # the actor whose signal it was may never end, so the block does not wait for it.
             self._system.crash(error)
+            self._system.root_ended()
             return
         if cell.phase is RUNNING:
             self.fail_question(cell, error)
@@ -134,8 +137,10 @@ class Lifecycle:
 
     def raised_inline(self, cell: Cell, message: Any, error: BaseException) -> None:
         """Handle the error of a handler that ran inside its asker's task; the cell was held since then."""
-        self.raised(cell, message, error)
-        self._system.scheduler.requeue(cell)
+        try:
+            self.raised(cell, message, error)
+        finally:
+            self._system.scheduler.requeue(cell)
 
     def waited(self, cell: Cell, message: Any, error: BaseException | None) -> BaseException | None:
         """Handle the end of a handler that waited; return the cancellation that must reach its scope, if any."""
@@ -309,9 +314,9 @@ class Lifecycle:
         extra = {"actor": cell.path, "event": "failed"}
         if _ends_system(error):
             # The system's block raises it with the traceback; once is enough.
-            logger.info("%s was interrupted%s: %r", cell.path, what, error, extra=extra)
+            logger.info("%s was interrupted%s: %s", cell.path, what, text_of(error, repr), extra=extra)
         else:
-            logger.error("%s failed%s", cell.path, what, exc_info=error, extra=extra)
+            logger.error("%s failed%s", cell.path, what, exc_info=exc_info(error), extra=extra)
         self._system.counters.failures += 1
         self._system.observe.count_failure(cell)
         self._system.events.publish(ActorFailed(cell, error, message))
@@ -679,7 +684,9 @@ class Lifecycle:
             cell._extras = None
             self._tell_of_end(cell, extras, reason)
             if extras.ending is not None and extras.ending.escalate and parent is not None:
-                error = getattr(reason, "error", None) or ActorError(f"{cell.path} ended too often", actor=cell.path)
+                error = getattr(reason, "error", None)
+                if error is None:
+                    error = ActorError(f"{cell.path} ended too often", actor=cell.path)
                 self._signal(self._escalated, parent, error)
             elif extras.failure is not None:
                 self._forget(extras.failure)

@@ -20,6 +20,7 @@ from traceback import walk_tb
 from typing import Any
 
 from levada.framework.links import Failed, Normal, Reason, Shutdown
+from levada.framework.text import text_of
 
 from .channel_core import handles_in, may_hold
 
@@ -46,7 +47,7 @@ def open_handles(actor: Any) -> list[Any]:
 def describe_end(reason: Reason) -> str:
     """Describe an actor's end, for the error at the other side."""
     if isinstance(reason, Failed):
-        return f"failed: {reason.error!r}"
+        return f"failed: {text_of(reason.error, repr)}"
     if isinstance(reason, Normal | Shutdown):
         return "has stopped"
     return f"has stopped ({type(reason).__name__.lower()})"
@@ -69,7 +70,8 @@ def drop_frames(error: BaseException) -> None:
         if isinstance(one, BaseExceptionGroup):
             todo += one.exceptions
         if one.__traceback__ is not None and one.__traceback__.tb_frame.f_globals is not _NOWHERE:
-            old, one.__traceback__ = one.__traceback__, _without_frames(one.__traceback__)
+            old = one.__traceback__
+            BaseException.with_traceback(one, _without_frames(old))  # an assignment fails on a frozen dataclass
             for frame, _ in walk_tb(old):
                 _clear(frame)
 

@@ -26,6 +26,7 @@ import trio
 from levada.framework._runtime.ask import Ask, content_of
 from levada.framework._runtime.cell import Cell
 from levada.framework.system import ActorSystem
+from levada.framework.text import text_of
 
 from .clock import CountingClock, autojump, deterministic
 
@@ -57,7 +58,7 @@ class ScheduleFailure(AssertionError):
         """All turns up to the end."""
         last = "\n  ".join(map(str, trace[-_SHOWN:]))
         super().__init__(
-            f"failed under schedule seed {seed} (repeat it: explore(…, seeds=[{seed}])): {error!r}\nlast turns:\n  {last}"
+            f"failed under schedule seed {seed} (repeat it: explore(…, seeds=[{seed}])): {text_of(error, repr)}\nlast turns:\n  {last}"
         )
 
     def __reduce__(self) -> Any:
