@@ -621,6 +621,47 @@ def test_a_file_that_may_not_grow_leaves_a_consistent_journal(tmp_path: Path) ->
         assert store.statistics().bytes_cut == 0
 
 
+FULL = textwrap.dedent(
+    """
+    import resource, sys
+    from levada.actors.journal import JournalError, Store
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+    try:
+        Store.open(sys.argv[1])
+    except JournalError as error:
+        print(type(error).__name__, error.path, error.detail)
+    """
+)
+
+
+@pytest.mark.parametrize("limit", [0, 4096])
+def test_a_disk_without_room_is_no_damage_of_the_ledger(tmp_path: Path, limit: int) -> None:
+    """SQLite needs room to open a ledger. If it had none, an older copy must not be restored."""
+    with Store.open(tmp_path, SCHEMA) as store:
+        store.append([(0, rows(1))])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-c", FULL, str(tmp_path), str(limit)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    said = "the ledger cannot be read or written (disk I/O error): see whether the disk has room"
+    assert done.stdout.startswith(f"JournalUnwritable {tmp_path}/ledger.sqlite {said}")
+    with Store.open(tmp_path, SCHEMA) as store:
+        assert numbers(store) == [1]
+
+
+def test_a_ledger_whose_log_cannot_be_opened_is_not_damaged(tmp_path: Path) -> None:
+    with Store.open(tmp_path, SCHEMA) as store:
+        store.append([(0, rows(1))])
+    log = tmp_path / "ledger.sqlite-wal"
+    log.mkdir()
+    with pytest.raises(JournalUnwritable, match="unable to open database file") as caught:
+        Store.open(tmp_path, SCHEMA)
+    assert caught.value.path == str(tmp_path / "ledger.sqlite")
+    log.rmdir()
+    with Store.open(tmp_path, SCHEMA) as store:
+        assert numbers(store) == [1]
+
+
 @pytest.mark.parametrize("call", ["pwritev", "fdatasync", "fsync", "rename"])
 @pytest.mark.parametrize(
     ("code", "kind"), [(errno.ENOSPC, JournalFull), (errno.EDQUOT, JournalFull), (errno.EIO, JournalUnwritable)]

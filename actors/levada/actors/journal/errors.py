@@ -68,7 +68,7 @@ class JournalFull(JournalError):
 
 @attrs.define(eq=False, slots=False, str=False)
 class JournalUnwritable(JournalError):
-    """The operating system refused to write; the cause is the `OSError`. Readers never see any of these rows."""
+    """The operating system refused to write; the cause is the `OSError`, or the error of SQLite. Readers never see any of these rows."""
 
 
 @attrs.define(eq=False, slots=False, str=False)

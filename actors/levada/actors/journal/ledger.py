@@ -59,6 +59,12 @@ _TABLES_2 = (
     "CREATE TABLE checks (name TEXT PRIMARY KEY, rows INTEGER NOT NULL, sum INTEGER NOT NULL) WITHOUT ROWID",
 )
 
+_REFUSALS = {
+    sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_READONLY,
+}  # fmt: skip
+"""Errors of the disk, of permissions and of locks: they say nothing about the content of a ledger."""
+
 
 def _triggers() -> Iterator[str]:
     for table, columns in _COLUMNS.items():
@@ -169,6 +175,7 @@ class Ledger:
 
         Raises:
             JournalDamaged: this is no ledger, it is damaged, or has had fewer commits than `commits`; nothing was changed.
+            JournalUnwritable: it cannot be read or written; it may be whole.
             JournalError: written by a later version of this format.
         """
         try:
@@ -190,6 +197,8 @@ class Ledger:
                 connection.close()
                 raise
         except (sqlite3.DatabaseError, KeyError, ValueError, TypeError) as error:
+            if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode & 0xFF in _REFUSALS:
+                raise _unwritable(error, path) from error
             raise JournalDamaged(f"this is no ledger of a journal: {error}", path=str(path)) from error
 
     def close(self) -> None:
@@ -431,10 +440,18 @@ def _number(opening: str) -> int:
     return int(text) if text.isascii() and text.isdigit() else 0
 
 
+def _unwritable(error: Exception, path: Path) -> JournalUnwritable:
+    return JournalUnwritable(
+        f"the ledger cannot be read or written ({error}): see whether the disk has room and works, whether this user may write there, and "
+        "whether another program has the file open",
+        path=str(path),
+    )
+
+
 @contextmanager
 def ledger_errors(directory: Path) -> Iterator[None]:
     """Turn errors of SQLite and of the disk into `JournalUnwritable`."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:
-        raise JournalUnwritable(f"the ledger cannot be written: {error}", path=str(directory)) from error
+        raise _unwritable(error, directory) from error

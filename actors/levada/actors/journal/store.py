@@ -110,6 +110,7 @@ class Store:
         Raises:
             JournalLocked: another process, or another store in this one, has it open.
             JournalDamaged: rows that were promised are not there, or the ledger is damaged; nothing was changed.
+            JournalUnwritable: the ledger cannot be read or written: the disk is full or fails, or this user may not write there.
             JournalError: written by a later version of this format.
             SchemaMismatch: the columns are others, or fewer; says which.
             ConfigurationError: it has another number of partitions, or these columns cannot be kept.
