@@ -414,3 +414,11 @@ async def test_the_end_of_the_shards_fails_what_waits(tmp_path: Path) -> None:
             await accounts["anna"].ask(Deposit(1))
         with pytest.raises(ActorStopped, match="the shards have ended"):
             accounts["anna"].tell(Deposit(1))
+
+
+async def test_a_clock_for_shards_on_nodes_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "log"
+    async with ActorSystem("driver") as system, nodes_here(system, 1, APP) as (nodes, _):
+        with pytest.raises(ConfigurationError, match="a function cannot travel to nodes: leave out clock= or nodes="):
+            await shards(system, Placed, events=Deposited, journal=folder, nodes=nodes, clock=lambda: 1000.0)
+    assert not folder.exists()

@@ -351,7 +351,7 @@ async def shards(
         keeper: whether the journal of a folder runs in a child process, as with `levada.actors.journal.keeper`, so that it does not hold up
             this one. While that process restarts, commands wait.
         name: the name of the actor above the shards; by default the name of the class.
-        clock: returns seconds since 1970.
+        clock: returns seconds since 1970. Not with `nodes`: a function cannot travel, and each node has its own clock.
 
     Raises:
         ConfigurationError: an argument is invalid, or does not fit the class or the log; the text says what to do.
@@ -373,6 +373,10 @@ async def shards(
             raise ConfigurationError(f"{setting} is {value!r}, wanted a whole number of 1 or more")
     if not callable(clock):
         raise ConfigurationError(f"clock is {clock!r}, wanted a function that returns seconds since 1970")
+    if nodes is not None and clock is not time.time:
+        raise ConfigurationError(
+            "clock= is for shards in this process, because a function cannot travel to nodes: leave out clock= or nodes="
+        )
     if keeper and isinstance(journal, Ref):
         raise ConfigurationError("keeper=True needs a folder as journal=, and got a ref: leave out one of the two")
     await load_arrow()
