@@ -449,6 +449,11 @@ async def test_misuse_in_a_handler_fails_its_command_alone(tmp_path: Path, caplo
             with pytest.raises(ActorStopped) as caught:
                 await found["s"].ask(Step(name), command=name)
             causes[name] = str(caught.value.__cause__)
+        unfinished = Step("x")
+        del unfinished.name
+        for command in (None, "unfinished"):
+            with pytest.raises(AttributeError, match="name"):
+                await found["s"].ask(unfinished, command=command)
         assert await found["s"].ask(Step("fine")) == 1
         ref = system.lookup("/Stubborn/0/s")
         assert ref is not None

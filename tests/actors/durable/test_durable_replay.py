@@ -7,6 +7,7 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
+import attrs
 import pytest
 import trio
 
@@ -158,6 +159,85 @@ async def test_a_snapshot_that_does_not_fit_is_ignored(
     assert await run(tmp_path, adder(**members), Added, 7) == [0, 1, 2, 3, 4, 7]
     assert [event.number for event in CALLS] == [0, 1, 2, 3, 4, 7]
     assert "Adder 'a': its snapshot does not fit the class" in caplog.text
+
+
+async def test_a_snapshot_whose_values_the_class_refuses_is_ignored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The events may lead to a state that fits; if not, the event is named and other entities go on."""
+    caplog.set_level(logging.WARNING, "levada.actors.durable")
+    assert await run(tmp_path, adder(), Added, *range(4), snapshot_every=2) == [0, 1, 2, 3]
+
+    def short(self: Any, attribute: Any, value: list[int]) -> None:
+        if len(value) > 3:
+            raise LookupError(f"{len(value)} numbers")
+
+    def last(self: Any, e: Any) -> None:
+        CALLS.append(e)
+        self.numbers = [*self.numbers[-keep:], e.number]
+
+    last.__annotations__["e"] = Added
+    numbers = attrs.field(factory=list, validator=short)
+    keep = 2
+    assert await run(tmp_path, adder(numbers=numbers, apply=applies(last)), Added) == [1, 2, 3]
+    assert [event.number for event in CALLS] == [0, 1, 2, 3]
+    assert caplog.messages == ["Adder 'a': its snapshot does not fit the class, so it is replayed from its first event"]
+    keep = 3
+    async with ActorSystem("test", **TIMES) as system:
+        cls = adder(numbers=attrs.field(factory=list, validator=short), apply=applies(last))
+        found = await shards(system, cls, events=Added, journal=tmp_path, shards=1)
+        assert await found["b"].ask(Add(7)) == [7]
+        with pytest.raises(ReplayFailed, match=r"Adder 'a' .*: event 4, .*: LookupError\('4 numbers'\)"):
+            await found["a"].ask(Add(-1))
+        assert await found["b"].ask(Add(8)) == [7, 8]
+        assert (await found.statistics()).replayed == 1  # the shard has not started again
+
+
+async def test_an_object_that_cannot_be_made_fails_its_commands_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR, "levada")
+    errors: list[Exception] = []
+
+    def cache() -> dict[str, int]:
+        if errors:
+            raise errors.pop()
+        return {}
+
+    members = {
+        "__annotations__": {"numbers": "list[int]", "cache": "dict[str, int]"},
+        "cache": attrs.field(init=False, factory=cache),
+    }
+    async with ActorSystem("test", **TIMES) as system:
+        found = await shards(system, adder(**members), events=Added, journal=tmp_path, shards=1)
+        assert await found["b"].ask(Add(7)) == [7]
+        cause = OSError("no connection")
+        errors.append(cause)
+        with pytest.raises(ReplayFailed, match=r"Adder 'a' cannot be loaded: OSError\('no connection'\)") as caught:
+            await found["a"].ask(Add(1))
+        assert caught.value.__cause__ is cause
+        assert (caught.value.entity, caught.value.type, caught.value.sequence) == ("a", "Adder", 0)
+        assert await found["a"].ask(Add(1)) == [1]
+        assert await found["b"].ask(Add(8)) == [7, 8]
+        assert (await found.statistics()).replayed == 2
+    assert caplog.messages == ["Adder 'a' cannot be loaded: OSError('no connection')"]
+
+
+async def test_a_state_without_a_field_costs_its_snapshot(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, "levada")
+
+    def drop(self: Any, e: Any) -> None:
+        self.numbers.append(e.number)
+        self.__dict__.pop("last", None)
+
+    drop.__annotations__["e"] = Added
+    members = {"__annotations__": {"numbers": "list[int]", "last": "int"}, "last": attrs.field(default=0)}
+    cls = adder(apply=applies(drop), **members)
+    assert await run(tmp_path, cls, Added, *range(3), snapshot_every=2) == [0, 1, 2]
+    assert [name for name, _ in kinds(tmp_path)] == ["test.durable.added"] * 3
+    assert caplog.messages == [
+        "Adder 'a': no snapshot, its state cannot be kept: 'Adder' object has no attribute 'last'"
+    ]
 
 
 @pytest.mark.parametrize(("bits", "most", "why"), [(70, 1 << 20, "expected an int from"), (0, 2, "bytes, at most 2")])

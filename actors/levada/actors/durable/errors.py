@@ -22,12 +22,13 @@ class ReplayFailed(DurableError):
     """An entity's events cannot be applied, so it takes no commands. Its log is unchanged, and other entities are not affected.
 
     The error of the `applies` method, or of the row, is the ``__cause__``. Repair the class and restart.
+    If the class could not make an object, no event is named, and the next command tries again.
     """
 
     type: str = ""
     """The name of the durable class."""
     sequence: int = 0
-    """The sequence number of the event."""
+    """The sequence number of the event; 0 if no event is at fault."""
     kind: str = ""
     """The wire name of the event."""
     offset: int = 0

@@ -50,9 +50,9 @@ class Population:
             await self._commits.reach(ended.ticket)
 
     def note_unreadable(self, error: ReplayFailed) -> None:
-        """Remember that an entity could not be read."""
+        """Remember that an entity could not be read, if an event was the reason; otherwise the next command tries again."""
         drop_frames(error)  # they have the rows that were read
-        if len(self.unreadable) < MOST_FAILED:
+        if error.sequence and len(self.unreadable) < MOST_FAILED:
             self.unreadable[error.entity] = error
 
     def take_waiting(self, entity: str) -> list[Turn]:

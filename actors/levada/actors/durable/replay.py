@@ -17,11 +17,12 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute
 
+from levada.actors.journal import JournalError
 from levada.actors.journal.schema import all_same, offsets
 
 from .access import Access
 from .entity import Durable, bind
-from .errors import EntityErased, ReplayFailed
+from .errors import DurableError, EntityErased, ReplayFailed
 from .rows import BOOKKEEPING, ERASED, SNAPSHOT, EventKind
 from .snapshots import Snapshots
 from .turns import Live, Writer
@@ -51,11 +52,23 @@ async def load(
     """Read an entity's rows and make its actor.
 
     Raises:
-        ReplayFailed: an event cannot be applied.
+        ReplayFailed: an event cannot be applied, or the class cannot make an object.
         EntityErased: it was erased.
         JournalError: the rows cannot be read.
         ShardLost: the journal is out of reach.
     """
+    try:
+        return await _load(cls, entity, writer, access, snapshots, remember)
+    except (DurableError, JournalError):
+        raise
+    except Exception as error:
+        what = f"{cls.__name__} {entity!r:.100} cannot be loaded: {error!r}"
+        raise ReplayFailed(what, entity=entity, type=cls.__name__) from error
+
+
+async def _load(
+    cls: type[Durable[Any]], entity: str, writer: Writer, access: Access, snapshots: Snapshots, remember: int
+) -> Live:
     live = Live(entity, writer)
     if await _replay(cls, live, access, snapshots, remember, start=None):
         return live

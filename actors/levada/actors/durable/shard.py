@@ -30,7 +30,7 @@ from levada.actors.journal.errors import fresh
 from levada.actors.metrics.journal import shard_samples
 from levada.framework import Actor, Failed, Killed, Normal, Reason, Ref, Reply, Sample, Shutdown, handles
 from levada.framework.embedding import ActorPhase, Ask, DescribedActor, adopt, local_ref, release
-from levada.framework.errors import ActorError, ActorStopped, LevadaError
+from levada.framework.errors import ActorError, ActorStopped
 from levada.framework.message import Asks, reply_type
 
 from .access import Access
@@ -292,16 +292,16 @@ class Shard(DescribedActor[Any]):
             error = fresh(self._refusal)
         elif handler is None:
             error = ActorError(f"{self.settings.cls.__name__} has no handler for {kind.__name__}", actor=self.ref.path)
-        elif m.command is None:
-            turn.message_bytes = bytes_of(m.message, self.settings.codec)
-            return turn
         else:
             try:
-                octets = self.settings.codec.encode(m.message)
-                turn.body = hashlib.blake2b(octets, digest_size=16).digest()
-                turn.message_bytes = len(octets)
+                if m.command is None:
+                    turn.message_bytes = bytes_of(m.message, self.settings.codec)
+                else:
+                    octets = self.settings.codec.encode(m.message)
+                    turn.body = hashlib.blake2b(octets, digest_size=16).digest()
+                    turn.message_bytes = len(octets)
                 return turn
-            except (TypeError, ValueError, LevadaError) as refused:
+            except Exception as refused:  # noqa: BLE001 - the message may be anything, an unfinished object too
                 error = refused
         self._under_way.refuse(turn, error)
         return None
@@ -382,7 +382,7 @@ class Shard(DescribedActor[Any]):
             self._under_way.send(turn, self.settings.codec.decode(octets, _expected(turn.message)))
         except ShardLost:
             raise
-        except LevadaError as error:
+        except Exception as error:  # noqa: BLE001 - it is the command's: its class may have changed
             self._under_way.refuse(turn, error)
 
     async def _load(self, entity: str) -> None:
@@ -488,7 +488,7 @@ class Shard(DescribedActor[Any]):
         row = Row(live, SNAPSHOT, self.now())
         try:
             row.state = self.settings.snapshots.state(live)
-        except (TypeError, ValueError, LevadaError) as error:  # the events have everything, so commands go on
+        except Exception as error:  # noqa: BLE001 - the events have everything, so commands go on
             where = f"{self.settings.cls.__name__} {live.entity!r:.100}"
             logger.error("%s: no snapshot, its state cannot be kept: %s", where, error, extra={"event": "snapshot"})
             return

@@ -1,8 +1,8 @@
 """Snapshots: the state of an entity as bytes.
 
 A snapshot has the fields of the class by name, each encoded by its annotation, and the command ids that the entity remembers. It fits a class
-that has exactly these fields and the same `Durable.snapshot_version`. Any other snapshot is ignored, and the entity is replayed from its first
-row.
+that has exactly these fields, takes their values, and has the same `Durable.snapshot_version`. Any other snapshot is ignored, and the entity is
+replayed from its first row.
 """
 
 from __future__ import annotations
@@ -72,18 +72,18 @@ class Snapshots:
         return self._codec.encode({"version": self._version, "state": dict(state), "commands": commands})
 
     def restore(self, data: bytes, actor: Durable[Any], live: Live) -> bool:
-        """Give an actor the state of a snapshot. Return False, and change nothing, if it does not fit."""
+        """Give a new actor the state of a snapshot. Return False if it does not fit: then the actor may have a part of it."""
         try:
             found = self._codec.decode(data)
             state = found["state"]
             if found["version"] != self._version or state.keys() != self._types.keys():
                 return False
             values = {name: self._codec.decode(state[name], kind) for name, kind in self._types.items()}
+            for name, value in values.items():
+                setattr(actor, name, value)
             commands = {command: (offset, body) for command, offset, body in found["commands"]}
-        except (TypeError, ValueError, KeyError, LevadaError):
+        except Exception:  # noqa: BLE001 - validators and converters of the class may raise anything
             return False
-        for name, value in values.items():
-            setattr(actor, name, value)
         live.commands = commands or None
         return True
 
