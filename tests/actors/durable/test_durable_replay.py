@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -319,6 +320,41 @@ async def test_old_versions_are_upcast(tmp_path: Path) -> None:
     assert [event.note for event in CALLS] == ["up", "up", "up", "x"]
     with pytest.raises(ReplayFailed, match=r"it has version 3, shards\(\) knows version 2"):
         await run(tmp_path, cls, second)
+
+
+@pytest.mark.parametrize(
+    ("result", "why"),
+    [
+        ({"number": 28.99}, "number: 28.99 does not fit int64, it would be 28"),
+        ({"number": "29"}, "Could not convert '29'"),
+        ({"numbr": 29}, "its upcaster returned numbr, and Added2 has no such field"),
+        ({"number": 29, "tags": [[1, 2.5]]}, r"tags: \[\[1, 2.5\]\] does not fit .*, it would be \[\[1, 2\]\]"),
+        (5, "'int' object is not iterable"),
+        (..., r"Added2.number: expected int64, got float|Added2.number: expected int, got float"),
+    ],
+)
+async def test_a_result_of_an_upcaster_that_does_not_fit_fails_its_entity(
+    tmp_path: Path, result: Any, why: str
+) -> None:
+    await run(tmp_path, adder(), Added, 1)
+    second = added(2, tags=("list[list[int]]", attrs.field(factory=list)))
+    up = upcasts("test.durable.added", version=1)(staticmethod(lambda row: second(1.5) if result is ... else result))
+    with pytest.raises(ReplayFailed, match=rf"Adder 'a' cannot be replayed: event 1, .*{why}"):
+        await run(tmp_path, adder(second, up=up), second)
+    assert CALLS == []
+
+
+async def test_what_an_upcaster_leaves_of_a_row_is_ignored_and_nulls_are_defaults(tmp_path: Path) -> None:
+    await run(tmp_path, adder(), Added, 1)
+    second = added(
+        2, weight=("float", 2.0), note=("str", "none"), pairs=("dict[str, float]", attrs.field(factory=dict))
+    )
+    old = {"weight": math.nan, "note": None, "pairs": {"x": 1.0}}
+    up = upcasts("test.durable.added", version=1)(staticmethod(lambda row: {**row, **old}))
+    assert await run(tmp_path, adder(second, up=up), second) == [1]
+    [event] = CALLS
+    assert math.isnan(event.weight)
+    assert (event.note, event.pairs) == ("none", {"x": 1.0})
 
 
 async def test_an_unknown_kind_is_named_and_nothing_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

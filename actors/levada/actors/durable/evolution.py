@@ -22,7 +22,9 @@ def upcasts(kind: str, *, version: int) -> Callable[[F], F]:
     """Mark a static method of a durable class that turns an old row into the next version of its event.
 
     It gets the row's columns by name, with Arrow's values (an enum is its value, a message is a dict); columns of other events are null.
-    It returns a mapping of the columns of version ``version + 1``, or an event.
+    It returns a mapping of the columns of version ``version + 1``, or an event. A missing column is None,
+    or the field's default if the field may not be None.
+    A value that does not fit its column, or a name that is neither a field nor a column of the row, is a `ReplayFailed`.
 
     Args:
         kind: the wire name of the event.

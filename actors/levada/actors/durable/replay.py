@@ -224,10 +224,18 @@ class _Replay:
             if columns is None:
                 columns = {name: value for name, value in row.to_pylist()[0].items() if name not in _HEAD}
             event = upcast(columns)
-            if type(event) in self._log.kinds:
+            known_kind = self._log.kinds.get(type(event))
+            if known_kind is not None:
+                known_kind.values(event)  # raises if a value does not fit
                 return event
-            columns = dict(event)
+            before, columns = columns, dict(event)
             version += 1
+            if kind is not None and version == kind.version:
+                unknown = columns.keys() - before.keys() - set(kind.names)
+                if unknown:
+                    raise _Misfit(
+                        f"its upcaster returned {', '.join(sorted(map(str, unknown)))}, and {kind.cls.__name__} has no such field"
+                    )
         if columns is None:
             [event] = kind.events(kind.fitted(row))
         else:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute
 import trio
 
-from levada.actors.journal import Columns, JournalConfig, Keyed, columns_of
+from levada.actors.journal import Columns, JournalConfig, Keyed, SchemaMismatch, columns_of
 from levada.actors.journal.schema import default_of
 from levada.framework.errors import ConfigurationError
 from levada.framework.handlers import flatten
@@ -182,11 +182,21 @@ class EventKind:
         return list(self.columns.schema.names) if self.columns is not None else []
 
     def batch(self, columns: Mapping[str, Any]) -> pa.RecordBatch:
-        """Return the values of one event as a row; missing values are null."""
+        """Return the values of one event as a row; missing values are null.
+
+        Raises:
+            SchemaMismatch: the column of a value would change it.
+        """
         fields = [field.with_nullable(True) for field in (self.columns.schema if self.columns is not None else ())]
-        return pa.RecordBatch.from_pylist(
-            [{field.name: columns.get(field.name) for field in fields}], pa.schema(fields)
-        )
+        values = {field.name: columns.get(field.name) for field in fields}
+        row = pa.RecordBatch.from_pylist([values], pa.schema(fields))
+        for field, kept in zip(fields, row.columns, strict=True):
+            found = kept[0].as_py()
+            if not _is_kept(values[field.name], found):
+                raise SchemaMismatch(
+                    f"{field.name}: {values[field.name]!r:.60} does not fit {field.type}, it would be {found!r:.60}"
+                )
+        return row
 
     def fitted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return rows of this kind in the columns of its class. A field that is younger than a row gets its default."""
@@ -205,6 +215,17 @@ class EventKind:
             cls: Any = self.cls
             return (cls() for _ in range(batch.num_rows))
         return self.columns.messages(batch)
+
+
+def _is_kept(value: Any, found: Any) -> bool:
+    """Whether a column has a value as it was: Arrow cuts off the fraction of a number for an integer, and drops unknown fields of a struct."""
+    if isinstance(found, dict):
+        known = isinstance(value, Mapping) and value.keys() <= found.keys()
+        return known and all(_is_kept(value.get(name), each) for name, each in found.items())
+    if isinstance(found, list | tuple):
+        items = list(value.items() if isinstance(value, Mapping) else value)
+        return len(items) == len(found) and all(map(_is_kept, items, found))
+    return bool(value == found or (value != value and found != found))  # NaN is kept
 
 
 def _fits(array: pa.Array | None, field: pa.Field) -> bool:
