@@ -17,7 +17,7 @@ from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Dep
 from levada.actors.durable import Durable, applies, shards
 from levada.actors.durable.rows import Log, log_config
 from levada.actors.journal import Append, Journal
-from levada.framework import Actor, ActorSystem, Asks, Ref, bounded, conflate, handles, message
+from levada.framework import Actor, ActorSystem, Asks, Reason, Ref, bounded, conflate, handles, message
 from levada.framework.errors import ActorError, ActorStopped
 from levada.framework.testing import Probe, StrictViolation, strict
 
@@ -193,6 +193,28 @@ async def test_commands_behind_one_that_stops_the_entity_are_for_its_next_life(t
         assert (await leavers.statistics()).under_way == 0
         with pytest.raises(ActorStopped):  # a class that never handles anything is not read again and again
             await leavers["never"].ask(Step("plain"))
+
+
+class Closing(Leaver):
+    async def stopping(self, reason: Reason) -> None:
+        ENDED.append((self.entity, self.steps, type(reason).__name__))
+        if self.entity == "bad":
+            raise ValueError("cannot close")
+
+
+ENDED: list[tuple[str, int, str]] = []
+
+
+async def test_an_entity_that_leaves_memory_runs_its_hook(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, "levada")
+    ENDED.clear()
+    async with ActorSystem("test", **TIMES) as system:
+        found = await shards(system, Closing, events=Stepped, journal=tmp_path, shards=1, max_live=1)
+        for entity in ("bad", "a", "bad", "a"):
+            await found[entity].ask(Step("plain"))
+        assert ENDED == [("bad", 1, "Shutdown"), ("a", 1, "Shutdown"), ("bad", 2, "Shutdown")]
+        assert await found["a"].ask(Step("plain")) == 3
+        assert (await found.statistics()).replayed == 4  # the shard has gone on
 
 
 async def test_a_killed_entity_fails_its_command_and_comes_back(tmp_path: Path) -> None:
