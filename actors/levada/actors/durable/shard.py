@@ -34,6 +34,7 @@ from levada.framework.errors import ActorError, ActorStopped
 from levada.framework.message import Asks, reply_type
 
 from .access import Access
+from .answers import IMMUTABLE, copy_of
 from .commits import Commits, Part
 from .entity import handler_of
 from .erasing import Erasing
@@ -422,6 +423,8 @@ class Shard(DescribedActor[Any]):
         assert live is not None
         if live.failed is not None:
             raise live.failed
+        if type(value) not in IMMUTABLE:
+            value = copy_of(value)
         rows = live.recorded
         if turn.command is not None:
             reply = self.settings.codec.encode(value, _expected(turn.message))
