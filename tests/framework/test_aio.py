@@ -595,6 +595,87 @@ def test_ctrl_c_ends_the_system_in_order(open_portal: Open, runner: str) -> None
     assert (system.phase, ends) == ("over", ["stopped"])
 
 
+@trio.lowlevel.enable_ki_protection
+async def interrupt_in_trio() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_a_second_ctrl_c_skips_the_phases_even_if_it_strikes_in_the_code_of_trio() -> None:
+    ends: list[str] = []
+    seen: list[str] = []
+    system = ActorSystem()
+
+    async def main() -> None:
+        async with aio.open_in_loop(system) as portal:
+            system.spawn(lambda: Counter(ends=ends))
+            waits = system.spawn(lambda: Waits(seen=seen))
+            waits.tell(Total())
+            await portal.run(wait_all_tasks_blocked)
+
+            async def again() -> None:
+                trio.lowlevel.spawn_system_task(interrupt_in_trio)
+
+            system.at_end("accept", again)
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(0)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
+    assert (system.phase, ends, seen) == ("over", ["stopped"], ["asked", "cancelled"])
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+class Spins(Actor[Add]):
+    """Computes until it is interrupted."""
+
+    ends: list[str] = attrs.field(factory=list)
+
+    @handles
+    def spin(self, m: Add) -> None:
+        try:
+            while True:
+                signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            self.ends.append("interrupted")
+            raise
+
+
+def test_a_second_ctrl_c_ends_a_handler_that_never_returns() -> None:
+    ends: list[str] = []
+    system = ActorSystem()
+
+    async def main() -> None:
+        async with aio.open_in_loop(system):
+            system.spawn(lambda: Spins(ends=ends)).tell(Add(1))
+            await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
+    assert (system.phase, ends) == ("over", ["interrupted"])
+
+
+def test_the_handler_of_ctrl_c_is_the_one_of_asyncio_again_after_the_block() -> None:
+    async def main() -> None:
+        before = signal.getsignal(signal.SIGINT)
+        async with aio.open_in_loop(ActorSystem()):
+            assert signal.getsignal(signal.SIGINT) is not before
+        assert signal.getsignal(signal.SIGINT) is before
+
+    run(main)
+
+
+def test_pythons_handler_of_ctrl_c_is_back_if_the_block_was_never_left() -> None:
+    stack = AsyncExitStack()
+    system = ActorSystem()
+
+    async def main() -> None:
+        await stack.enter_async_context(aio.open_in_loop(system))
+
+    run(main)
+    assert system.phase == "over"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_a_second_system_goes_into_the_same_run() -> None:
     async def main() -> None:
         async with aio.open_in_loop(ActorSystem("one")) as portal:

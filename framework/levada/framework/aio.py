@@ -31,7 +31,12 @@ Example:
 
 # How it ends, whatever the reason.  One task of asyncio, the keeper, lives as long as the run of trio.  `asyncio.run` cancels all tasks
 # at its end and waits for them; the keeper then ends the system and waits for trio, so the loop never closes under a run.
-# Ctrl-C under `asyncio.run` cancels the main task, which leaves the block.  A second one cancels the keeper again: the phases are skipped.
+# Ctrl-C under `asyncio.run` cancels the main task, which leaves the block.  A second one raises KeyboardInterrupt out of the loop, and
+# `asyncio.run` cancels all tasks, the keeper too: the phases are skipped.
+#
+# asyncio's handler of SIGINT raises at any bytecode, and a run of trio does not survive that in its own code.  So while trio is a guest in
+# the main thread, the handler runs as a callback of the loop, between two ticks of trio, unless the signal interrupts what trio itself would
+# interrupt: a handler, or other code of a task that is not protected.  There it runs at once, so Ctrl-C ends a handler that never returns.
 #
 # Calls from asyncio run in trio's system nursery and not in the system's: each ends before the first phase of the system's end, so
 # nothing that asyncio holds open outlives the actors it talks to.
@@ -41,17 +46,18 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import enum
+import signal
 import threading
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Generic, Self, TypeVar, TypeVarTuple
 
 import attrs
 import trio
 from outcome import Error, Outcome, Value, capture
-from trio.lowlevel import in_trio_task, spawn_system_task, start_guest_run
+from trio.lowlevel import currently_ki_protected, in_trio_task, spawn_system_task, start_guest_run
 
 from .errors import ActorStopped, ConfigurationError, LevadaError
 from .links import SHUTDOWN
@@ -403,13 +409,55 @@ def _start_in_loop(
     if trio.lowlevel.in_trio_run():
         what = "this thread runs trio already; use Portal.enter(system) for a second system, or open_in_thread(system)"
         raise ConfigurationError(what)
+    interrupts = _Interrupts(loop)
+
+    def end(result: Outcome[None]) -> None:
+        finished(result)
+        interrupts.restore()
+
     start_guest_run(
         main,
         run_sync_soon_threadsafe=loop.call_soon_threadsafe,
         run_sync_soon_not_threadsafe=loop.call_soon,
-        done_callback=finished,
+        done_callback=end,
         host_uses_signal_set_wakeup_fd=True,  # asyncio does, on all its loops
     )
+
+
+class _Interrupts:
+    """Keeps the program's handler of SIGINT out of trio's code until `restore`.
+
+    Python's own handler is left alone, because trio replaces it by one that does the same.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._before = signal.getsignal(signal.SIGINT)
+        self._raised = False
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if in_main_thread and callable(self._before) and self._before is not signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._interrupted)
+
+    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+        if currently_ki_protected() and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._deliver, number, None)
+        else:
+            self._deliver(number, frame)
+
+    def _deliver(self, number: int, frame: FrameType | None) -> None:
+        assert callable(self._before)
+        try:
+            self._before(number, frame)
+        except BaseException:
+            self._raised = True
+            raise
+
+    def restore(self) -> None:
+        """Put the handler back, or Python's for that of an `asyncio.Runner` that has ended: it removes only a handler that it finds."""
+        if signal.getsignal(signal.SIGINT) == self._interrupted:
+            task = self._before.keywords.get("main_task") if isinstance(self._before, partial) else None
+            ended = isinstance(task, asyncio.Task) and (task.done() or self._raised)
+            signal.signal(signal.SIGINT, signal.default_int_handler if ended else self._before)
 
 
 def _start_in_thread(
