@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -99,6 +100,12 @@ async def test_tells_and_asks_of_one_thread_keep_their_order(system: ActorSystem
         return answers
 
     assert await in_thread(mix) == [1, 4, 7, 10, 13, 16, 19]
+
+
+@pytest.mark.parametrize("timeout", [1e10, math.inf])
+async def test_an_ask_may_wait_longer_than_a_thread_can(system: ActorSystem, timeout: float) -> None:
+    ref = system.spawn(Takes)
+    assert await in_thread(lambda: ref.from_thread.ask(Get(), timeout=timeout)) == 0
 
 
 async def test_tells_of_many_threads_all_arrive(system: ActorSystem) -> None:

@@ -225,7 +225,7 @@ class ThreadAsk(Ask):
 
     def block(self, inbox: ThreadInbox, timeout: float | None) -> Any:
         """Wait in the asking thread."""
-        if not self.ready.wait(timeout):
+        if not self.ready.wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
             inbox.call(self.withdraw)
             raise self.timed_out(timeout or 0.0)
         return self.result()
