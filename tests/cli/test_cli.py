@@ -190,15 +190,16 @@ def test_closed_streams_are_empty_ones(
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
 def test_output_in_an_encoding_that_lacks_a_character(
-    install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, errors: str
 ) -> None:
     def work(args: argparse.Namespace) -> int:
         print("5 \u20ac")
         return 0
 
     install(work)
-    with open(tmp_path / "output", "w", encoding="ascii") as output:
+    with open(tmp_path / "output", "w", encoding="ascii", errors=errors) as output:
         monkeypatch.setattr(sys, "stdout", output)
         assert cli.main(["probe"]) == 0
     assert (tmp_path / "output").read_text() == "5 \\u20ac\n"
