@@ -378,9 +378,41 @@ def test_time_is_up(tmp_path: Path) -> None:
             client.communicate(timeout=250)
 
 
+BLOCKED = """
+import threading
+from levada.framework import Actor, blocking, handles
+
+class Blocks(Actor[str]):
+    @handles
+    @blocking
+    def block(self, m: str) -> None:
+        print("blocked", flush=True)
+        threading.Event().wait()
+
+async def app(system):
+    system.spawn(Blocks).tell("go")
+    yield
+"""
+
+
+@pytest.mark.ci
+def test_a_third_signal_ends_a_server_that_waits_for_a_thread(tmp_path: Path) -> None:
+    (tmp_path / "blocked.py").write_text(BLOCKED)
+    with serving(tmp_path, "blocked:app", "--drain-timeout", "100") as server:
+        assert server.line() == "blocked"
+        server.signal(signal.SIGTERM)
+        server.signal(signal.SIGINT)
+        waits = "waits for blocking handlers and for hooks; one more signal ends the process at once"
+        assert server.says() == f"levada: {waits}\n"
+        server.signal(signal.SIGTERM)
+        assert server.ends() == (1, "")
+
+
 APPS = """
 from levada.framework import Actor
 import contextlib
+import os
+import signal
 
 number = 5
 
@@ -392,6 +424,15 @@ async def app(system):
 
 async def odd(system):
     yield "no listener"
+
+async def never(system):
+    if False:
+        yield
+
+async def twice(system):
+    os.kill(os.getpid(), signal.SIGTERM)
+    yield
+    yield
 
 @contextlib.asynccontextmanager
 async def managed(system):
@@ -433,6 +474,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["apps_for_serve:Handler"], "apps_for_serve:Handler is a handler, so it needs --url"),
         (["apps_for_serve:nothing"], "apps_for_serve:nothing gave 5, expected an async context manager"),
         (["apps_for_serve:odd"], "an app yields its listeners, one or several, or nothing; not 'n'"),
+        (["apps_for_serve:never"], "apps_for_serve:never ended without a yield; an app is an async generator function"),
+        (["apps_for_serve:twice"], "apps_for_serve:twice yields more than once; an app is an async generator function"),
         (["apps_for_serve:app", "--cert", "c"], "--cert goes with --url; an app has its own settings"),
         (["apps_for_serve:app", "--url", "x://y"], "apps_for_serve:app is an app, which has its own URLs"),
         (["apps_for_serve:managed", "--url", "x://y"], "apps_for_serve:managed is an app, which has its own URLs"),

@@ -11,8 +11,9 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import TracebackType
 from typing import Any
 
 from levada.actors.protocols import Served
@@ -80,6 +81,30 @@ def freeze_heap() -> None:
     gc.freeze()
 
 
+class _Generated(AbstractAsyncContextManager[Any, "bool | None"]):
+    """Runs an app that is an async generator: as `asynccontextmanager` does, but a wrong number of yields is a mistake of the app."""
+
+    def __init__(self, steps: AsyncGenerator[Any, None], target: str) -> None:
+        self._steps = steps
+        self._target = target
+        self._context = asynccontextmanager(lambda: steps)()
+
+    async def __aenter__(self) -> Any:
+        async for listeners in self._steps:
+            return listeners
+        raise ConfigurationError(f"{self._target} ended without a yield; {_APP}")
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        if kind is not None:
+            return await self._context.__aexit__(kind, error, traceback)
+        async for _ in self._steps:
+            await self._steps.aclose()
+            raise ConfigurationError(f"{self._target} yields more than once; {_APP}")
+        return None
+
+
 def app_of(found: Any, target: str) -> App:
     """Return an app as a function that makes a context manager.
 
@@ -91,7 +116,7 @@ def app_of(found: Any, target: str) -> App:
         ConfigurationError: it is neither; at once, or when it is called.
     """
     if inspect.isasyncgenfunction(found):
-        return asynccontextmanager(found)
+        return lambda system: _Generated(found(system), target)
     other = inspect.iscoroutinefunction(found) or inspect.isgeneratorfunction(found)
     if not callable(found) or other or (inspect.isclass(found) and not hasattr(found, "__aenter__")):
         raise ConfigurationError(f"{target} is no app: {_APP}; got {found!r}")

@@ -37,6 +37,8 @@ from .signals import RELOAD, late_ones_dropped
 __all__ = ["add_parser", "handler", "node_app", "run", "tracing"]
 
 MOST_NODES = 256
+_SOON = 1.0
+"""Seconds after the second signal before a server that has not ended says why."""
 _ARGUMENTS = "LEVADA_SERVE"  # an environment variable of nodes: URLs and paths, no secrets
 
 
@@ -48,7 +50,7 @@ def add_parser(subparsers: Subparsers) -> None:
         description="Import an app and run it in an actor system. An app is an async generator function that takes the system and yields its "
         "listeners, or a function that returns an async context manager. With --url, serve a handler at these URLs instead: an async "
         "function or an actor class. Prints 'SERVING <url>' for each listener when all are ready.",
-        epilog="SIGTERM and Ctrl-C drain: no new clients, and time for open work; a second signal ends the server at once. "
+        epilog="SIGTERM and Ctrl-C drain: no new clients, and time for open work; a second signal cuts it off; a third ends the process at once. "
         "SIGHUP reads the files of certificates and tokens again. With --nodes these signals go to all nodes; 'levada nodes restart' restarts "
         "them one after another. "
         "Exit codes: 0 after SIGTERM; 1 open work was cut off; 2 a mistake; 130 after Ctrl-C.",
@@ -305,15 +307,27 @@ class _Run:
                 self._state = "draining"
 
     async def _obey(self, signals: AsyncIterator[int]) -> None:
-        async for number in signals:
-            if number == RELOAD:
-                self._reload()
-            elif not self._first:
-                self._first = number
-                self._end.set()
-                self._patience.deadline = trio.current_time() + self._args.drain_timeout
-            else:
-                self._patience.cancel()
+        times = 0
+        async with trio.open_nursery() as nursery:
+            async for number in signals:
+                if number == RELOAD:
+                    self._reload()
+                    continue
+                times += 1
+                if times == 1:
+                    self._first = number
+                    self._end.set()
+                    self._patience.deadline = trio.current_time() + self._args.drain_timeout
+                elif times == 2:
+                    self._patience.cancel()
+                    nursery.start_soon(self._say_what_is_left)
+                else:
+                    os._exit(1)  # a thread cannot be cancelled, and Python would wait for it
+
+    async def _say_what_is_left(self) -> None:
+        await trio.sleep(_SOON)
+        what = "waits for blocking handlers and for hooks; one more signal ends the process at once"
+        print(f"levada: {what}", file=sys.stderr, flush=True)
 
     def _reload(self) -> None:
         for line in reloaded(self._listeners):
