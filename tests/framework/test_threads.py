@@ -102,12 +102,6 @@ async def test_tells_and_asks_of_one_thread_keep_their_order(system: ActorSystem
     assert await in_thread(mix) == [1, 4, 7, 10, 13, 16, 19]
 
 
-@pytest.mark.parametrize("timeout", [1e10, math.inf])
-async def test_an_ask_may_wait_longer_than_a_thread_can(system: ActorSystem, timeout: float) -> None:
-    ref = system.spawn(Takes)
-    assert await in_thread(lambda: ref.from_thread.ask(Get(), timeout=timeout)) == 0
-
-
 async def test_tells_of_many_threads_all_arrive(system: ActorSystem) -> None:
     seen: list[tuple[int, int]] = []
     ref = system.spawn(Takes, seen)
@@ -229,13 +223,14 @@ async def test_a_tell_to_the_dead_is_a_dead_letter(system: ActorSystem) -> None:
 # ---------------------------------------------------------------- ask
 
 
-async def test_ask_blocks_the_thread_until_the_answer(system: ActorSystem) -> None:
+@pytest.mark.parametrize("timeout", [None, 1e10, math.inf])
+async def test_ask_blocks_the_thread_until_the_answer(system: ActorSystem, timeout: float | None) -> None:
     gate = trio.Event()
     ref = system.spawn(Takes, [], gate)
     answers: list[Any] = []
 
     async def ask() -> None:
-        answers.append(await in_thread(lambda: ref.from_thread.ask(Hold(), timeout=None)))
+        answers.append(await in_thread(lambda: ref.from_thread.ask(Hold(), timeout=timeout)))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask)
