@@ -11,7 +11,19 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from levada.framework import Actor, ActorSystem, Asks, Metric, Sample, channel, handles, message, restart
+from levada.framework import (
+    Actor,
+    ActorSystem,
+    Asks,
+    Metric,
+    Reason,
+    Sample,
+    Shutdown,
+    channel,
+    handles,
+    message,
+    restart,
+)
 from levada.framework.errors import ConfigurationError
 from levada.framework.metrics import MOST_SERIES, OTHER, Distribution, Tally
 from levada.framework.observe import ClassFigures, Histogram
@@ -230,6 +242,32 @@ async def test_metrics_that_fail_at_the_end_are_a_line_in_the_log(caplog: pytest
         assert clerk.is_alive is False
         [record] = [record for record in caplog.records if record.levelno >= logging.ERROR]
         assert record.getMessage() == "Broken.metrics failed at its end"
+
+
+@pytest.mark.parametrize("end", ["stop", "kill", "restart"])
+async def test_a_system_exit_from_metrics_ends_the_system_in_order(end: str, autojump_clock: MockClock) -> None:
+    ended: list[Reason] = []
+
+    class Other(Actor[Any]):
+        def stopping(self, reason: Reason) -> None:
+            ended.append(reason)
+
+    class Leaves(Clerk):
+        def metrics(self) -> Iterable[Sample]:
+            raise SystemExit(3)
+
+    with pytest.raises(SystemExit) as caught:
+        async with ActorSystem() as system:
+            system.spawn(Other)
+            clerk = system.spawn(Leaves, supervise=restart() if end == "restart" else "stop")
+            if end == "stop":
+                clerk.stop()
+            else:
+                clerk.kill()
+            await trio.sleep_forever()
+    assert caught.value.code == 3
+    assert ended == [Shutdown()]
+    assert trio.current_time() == 0.0
 
 
 def test_metrics_are_not_async() -> None:

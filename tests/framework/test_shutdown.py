@@ -362,6 +362,16 @@ async def test_the_error_of_a_phase_call_comes_out_and_stops_nothing(caplog: pyt
     ]
 
 
+async def test_a_system_exit_of_a_phase_call_comes_out_as_from_a_handler() -> None:
+    async def leave() -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit) as caught:
+        async with ActorSystem() as system:
+            system.at_end("accept", leave)
+    assert caught.value.code == 3
+
+
 async def test_an_error_that_nobody_deals_with_cancels_the_body_and_runs_the_phases() -> None:
     log: Log = []
     with pytest.raises(ValueError, match="crash"):

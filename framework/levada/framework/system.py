@@ -307,10 +307,16 @@ class ActorSystem:
     async def _call_in_phase(self, phase: Phase, function: Callable[[], Awaitable[object]]) -> None:
         try:
             await function()
-        except Exception as error:
-            logger.error("%s: a call in phase %s failed", self.name, phase, exc_info=exc_info(error))
-            if self.fatal is None:
-                self.fatal = error
+        except BaseException as error:
+            cancelled, rest = split_cancelled(error)
+            if isinstance(rest, Exception):
+                logger.error("%s: a call in phase %s failed", self.name, phase, exc_info=exc_info(rest))
+                if self.fatal is None:
+                    self.fatal = rest
+            elif rest is not None:
+                self.crash(rest)  # SystemExit, for example, as from a handler
+            if cancelled is not None:
+                raise cancelled from None
 
     def at_end(self, phase: Phase, function: Callable[[], Awaitable[object]]) -> Callable[[], None]:
         """Call an async function in a phase of the end, concurrently with others; its error comes out of the block.

@@ -70,6 +70,8 @@ class Observer:
             self.ended.add(actor.metrics(), lasting=True)
         except Exception:
             logger.exception("%s.metrics failed at its end", type(actor).__name__, extra={"event": "metrics_failed"})
+        except BaseException as error:  # SystemExit, for example: the block raises it, as from a hook
+            self._system.crash(error)
 
     def count_failure(self, cell: Cell) -> None:
         """Count a failure for its class."""
