@@ -23,6 +23,7 @@ from levada.framework import (
     Ref,
     Reply,
     Shutdown,
+    Supervision,
     bounded,
     conflate,
     handles,
@@ -231,8 +232,11 @@ async def test_a_question_that_was_not_answered_fails_when_the_loop_goes_on(syst
     assert await ref.ask(Get()) == 0
 
 
-@pytest.mark.parametrize("end", ["return", "raise", "kill"])
-async def test_a_question_that_was_not_answered_fails_when_the_loop_ends(system: ActorSystem, end: str) -> None:
+@pytest.mark.parametrize("supervise", ["stop", restart("permanent")], ids=["stop", "restart"])
+@pytest.mark.parametrize(("end", "reason"), [("return", Normal), ("raise", Failed), ("kill", Killed)])
+async def test_a_question_that_was_not_answered_fails_with_the_end_of_the_loop(
+    system: ActorSystem, end: str, reason: type[Reason], supervise: Supervision
+) -> None:
     class Ends(Actor[Get]):
         async def run(self) -> None:
             await self.mailbox.receive()
@@ -242,10 +246,12 @@ async def test_a_question_that_was_not_answered_fails_when_the_loop_ends(system:
                 self.ref.kill()
                 await trio.sleep_forever()
 
-    ref = system.spawn(Ends)
-    with pytest.raises(ActorError):
+    ref = system.spawn(Ends, supervise=supervise)
+    with pytest.raises(ActorStopped) as caught:
         await ref.ask(Get())
-    assert not ref.is_alive or await ref.terminated()
+    assert type(caught.value.reason) is reason
+    assert caught.value.message == Get()
+    assert repr(caught.value.__cause__) == ("ValueError('instead of an answer')" if end == "raise" else "None")
 
 
 async def test_a_reply_may_be_kept_while_the_loop_goes_on(system: ActorSystem) -> None:

@@ -80,7 +80,7 @@ class Inbox(Generic[M]):
 
         Cancellation: no message was taken.
         """
-        self.let_go()
+        self._go_on()
         cell = self._cell
         await self.scheduler.checkpoint_if_slice_over()
         while True:
@@ -102,7 +102,7 @@ class Inbox(Generic[M]):
 
     def receive_nowait(self) -> M:
         """Take the next message, or raise `trio.WouldBlock` if there is none."""
-        self.let_go()
+        self._go_on()
         cell = self._cell
         while batch := cell.fill_batch():
             if type(batch[-1]) is Stop:
@@ -161,8 +161,15 @@ class Inbox(Generic[M]):
         RUNTIME_ENTRIES[type(entry)](_Holder(self._cell), entry)
         return False, None
 
+    def _go_on(self) -> None:
+        """Let go of the message that the loop took; if it is a question that was not answered, fail it."""
+        self.let_go()
+        question = self._cell.take_question()
+        if question is not None:
+            question.fail(ActorError(f"{self._cell.path} went on without answering {type(question.message).__name__}"))
+
     def let_go(self, error: BaseException | None = None) -> None:
-        """Let go of the message that the loop took; if it is a question that was not answered, fail it.
+        """Let go of the message that the loop took. If the loop has ended, `Lifecycle` fails a question that was not answered.
 
         Args:
             error: ended the loop.
@@ -175,10 +182,6 @@ class Inbox(Generic[M]):
             span.end(error)
         if cell._extras is not None:
             cell._extras.brought = None
-        question = cell._asking
-        if question is not None:
-            cell._asking = None
-            question.fail(ActorError(f"{self._cell.path} went on without answering {type(question.message).__name__}"))
 
     def end(self) -> None:
         """Let the loop see the end at its next `receive`, before queued messages."""

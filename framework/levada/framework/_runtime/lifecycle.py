@@ -167,6 +167,7 @@ class Lifecycle:
         elif type(message) is Start and cell._actor._is_loop:
             stop = cell.make_extras().inbox.stop
             reason, final = (stop.reason, stop.final) if stop is not None else (NORMAL, False)
+            self._fail_question_stopped(cell, reason)
             self._begin(cell, Ending(reason, final=final, graceful=True))
         return cancelled
 
