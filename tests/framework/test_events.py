@@ -105,10 +105,19 @@ async def test_a_subscriber_that_has_ended_is_forgotten(system: ActorSystem) -> 
     ref, _ = listen(system, Item)
     ref.stop()
     await ref.terminated()
-    assert system.events.wants(Item)
-    system.events.publish(Special())
     assert not system.events.wants(Item)
+    system.events.subscribe(Item, ref)
+    assert not system.events.wants(Item)
+    system.events.publish(Special())
     assert system.statistics().dead_letters == 0
+
+
+async def test_a_subscription_that_is_undone_leaves_nothing_with_the_actor(system: ActorSystem) -> None:
+    ref, _ = listen(system, Item)
+    system.events.subscribe(Item, ref)
+    assert system.observe.detail(ref).watchers == 1  # type: ignore[arg-type]  # every local ref is a cell
+    system.events.unsubscribe(Item, ref)
+    assert system.observe.detail(ref).watchers == 0  # type: ignore[arg-type]  # as above
 
 
 async def test_a_full_subscriber_misses_an_event(system: ActorSystem) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -428,6 +430,36 @@ async def test_enter_that_is_cancelled_leaves_nothing_behind(system: ActorSystem
     assert system_tasks(system) == []
     ref.stop()
     assert await ref.terminated() == Shutdown()
+
+
+async def test_an_enter_that_is_cancelled_while_the_value_is_on_its_way_keeps_neither_context_nor_value(
+    system: ActorSystem,
+) -> None:
+    """An actor may enter contexts with a deadline as often as it likes."""
+    values: list[weakref.ref[Any]] = []
+    log: Log = []
+    ref = system.spawn(Worker, log)
+
+    class Value:
+        pass
+
+    @asynccontextmanager
+    async def resource() -> AsyncIterator[Value]:
+        value = Value()
+        values.append(weakref.ref(value))
+        yield value
+        log.append("left")
+
+    async def enter(actor: Worker) -> None:
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await actor.enter(resource())
+
+    await ref.ask(Do(enter))
+    await wait_all_tasks_blocked()
+    gc.collect()
+    assert [value() for value in values] == [None]
+    assert system_tasks(system) == []
 
 
 async def test_a_kill_while_entering_gives_the_context_up(system: ActorSystem, autojump_clock: MockClock) -> None:

@@ -7,15 +7,13 @@ Subscribers are ordinary refs, as a rule (`Subscriber`).  Where building an even
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import attrs
 import trio
 
 from .errors import MailboxFull, WrongThread
-
-if TYPE_CHECKING:
-    from .ref import Ref
+from .ref import Ref
 
 __all__ = [
     "ActorFailed",
@@ -123,23 +121,27 @@ class EventStream:
         self._subscribers: dict[type, dict[Subscriber, None]] = {}
 
     def subscribe(self, event: type, ref: Subscriber) -> None:
-        """Tell `ref` every event of this class, subclasses included, from now on.
+        """Tell `ref` every event of this class, subclasses included, from now on. A ref that ends is removed.
 
         Raises:
             WrongThread: `ref` is an actor that lives in another thread.
         """
-        check_thread = getattr(ref, "check_thread", None)  # only a local actor has one
-        if check_thread is not None:
-            check_thread("subscription of")
-        self._subscribers.setdefault(event, {})[ref] = None
+        if ref in self._subscribers.get(event, ()):
+            return
+        if isinstance(ref, Ref):
+            ref.add_watcher((self, event), lambda _: self.unsubscribe(event, ref))  # type: ignore[attr-defined]
+        if ref.is_alive:
+            self._subscribers.setdefault(event, {})[ref] = None
 
     def unsubscribe(self, event: type, ref: Subscriber) -> None:
         """Undo `subscribe`; does nothing if there is no subscription."""
         refs = self._subscribers.get(event)
-        if refs is not None:
-            refs.pop(ref, None)
+        if refs is not None and ref in refs:
+            del refs[ref]
             if not refs:
                 del self._subscribers[event]
+            if isinstance(ref, Ref):
+                ref.forget_watcher((self, event))  # type: ignore[attr-defined]
 
     def wants(self, event: type) -> bool:
         """Whether this class, or a base of it, has a subscriber."""

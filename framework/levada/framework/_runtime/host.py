@@ -78,7 +78,7 @@ class Host:
         try:
             return await entered.value()
         except BaseException:
-            if not entered.inside and entered in self._contexts:
+            if entered in self._contexts:  # it was left again, or never entered
                 self._contexts.remove(entered)
             raise
 
