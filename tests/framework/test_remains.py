@@ -22,6 +22,7 @@ from levada.framework import (
     Asks,
     Down,
     Failed,
+    Killed,
     Normal,
     Receiver,
     Ref,
@@ -661,3 +662,79 @@ async def test_a_handle_in_an_object_of_ones_own_ends_when_that_is_freed(
     with pytest.warns(ResourceWarning, match="was forgotten before the channel ended"):
         error = await outcome_of(receiver)
     assert isinstance(error, ChannelCancelled)
+
+
+class Busy(Actor[Any]):
+    """Its task uses a channel, and its hook starts another one."""
+
+    half: Sender[int] | Receiver[int]
+    early: bool = False
+    log: list[str] = attrs.field(factory=list)
+
+    def started(self) -> None:
+        self.start_soon(self.work)
+        if self.early:
+            self.ref.kill()
+
+    async def work(self) -> None:
+        try:
+            while True:
+                if isinstance(self.half, Receiver):
+                    await self.half.receive()
+                else:
+                    await self.half.send(1)
+        finally:
+            self.log.append("task")
+
+    def stopping(self, reason: Any) -> None:
+        self.log.append(repr(reason))
+        self.start_soon(self.say, "task of the hook")
+
+    async def say(self, text: str) -> None:
+        self.log.append(text)
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("end", [Sender, Receiver])
+async def test_a_killed_actor_has_not_failed_because_its_task_was_about_to_use_a_channel(
+    end: type, early: bool
+) -> None:
+    async with ActorSystem() as system:
+        logs: list[list[str]] = [[] for _ in range(50)]
+        for log in logs:  # the tasks of one step run in random order
+            sender, receiver = channel(int)
+            ref = system.spawn(Busy, sender if end is Sender else receiver, early, log)
+            if not early:
+                await wait_all_tasks_blocked()  # the task waits in send() or receive()
+                if end is Sender:
+                    receiver.receive_nowait()
+                else:
+                    sender.send_nowait(1)
+                ref.kill()
+            assert await ref.terminated() == Killed()
+        assert logs == [["task", "Killed()", "task of the hook"]] * 50
+        assert system.statistics().failures == 0
+
+
+async def test_a_task_that_does_not_end_holds_its_channel_up_for_stop_timeout(
+    system: ActorSystem, autojump_clock: MockClock
+) -> None:
+    class Slow(Actor[Any]):
+        out: Sender[int]
+
+        def started(self) -> None:
+            self.start_soon(self.work)
+
+        async def work(self) -> None:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(system.stop_timeout + 1.0)
+
+    sender, receiver = channel(int)
+    ref = system.spawn(Slow, sender)
+    await wait_all_tasks_blocked()
+    ref.kill()
+    with pytest.raises(ChannelCancelled, match="has stopped"):
+        await receiver.receive()
+    assert trio.current_time() == system.stop_timeout
+    assert await ref.terminated() == Killed()
+    assert trio.current_time() == system.stop_timeout + 1.0

@@ -6,6 +6,7 @@ An ending has four steps. Each may have to wait, so each is a call that continue
 2. *children* (`_stop_children`): stopped one by one, last started first, each with a deadline. Adopted children that were started one
    after another are stopped together, with one deadline. If the actor is killed, all are killed at once.
 3. *close* (`_close`): the hook (`stopping`, or `restarting` before a restart), then the actor's tasks, then its contexts.
+   If the actor did not end in order, and has a channel handle in a field, its tasks and its handles end before the hook.
 4. *conclude*: the next incarnation of the object (`_revive`), or the end (`_terminate`): undelivered messages, asks, watchers, links, parent.
 
 All steps run on a worker between turns (`RunQueue.signal`), so they never interleave and no cell is inside a sync handler.
@@ -489,8 +490,25 @@ class Lifecycle:
         if actor is not None and not isinstance(ending.reason, Normal | Shutdown) and open_handles(actor):
             # End the handles before the hook, which may finish them as if all had gone well. The tasks that use them end first.
             if extras.host is not None:
-                extras.host.cancel_tasks()
-            end_handles(cell._actor, ending.reason)
+                self._system.start_task(self._end_tasks, cell, name=f"<end of the tasks of {cell.path}>")
+                return
+            end_handles(actor, ending.reason)
+        self._close_with_hook(cell)
+
+    async def _end_tasks(self, cell: Cell) -> None:
+        """End the tasks of an actor, then the handles in its fields."""
+        extras = cell.make_extras()
+        assert extras.ending is not None
+        assert extras.host is not None
+        with trio.CancelScope(shield=True), trio.move_on_after(self._system.stop_timeout):
+            await extras.host.end_tasks()
+        end_handles(cell._actor, extras.ending.reason)
+        self._signal(self._close_with_hook, cell)
+
+    def _close_with_hook(self, cell: Cell) -> None:
+        extras = cell.make_extras()
+        ending = extras.ending
+        assert ending is not None
         hook, arguments = self._hook(cell._actor, ending)
         if extras.host is None and not inspect.iscoroutinefunction(hook):
             waiting = None
