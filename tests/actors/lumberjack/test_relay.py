@@ -47,6 +47,25 @@ async def test_lj25_upstream_is_acked_after_downstream(autojump_clock: MockClock
         assert near.statistics().acks == end.statistics().acks == 1
 
 
+async def test_a_unit_is_sent_on_at_once(autojump_clock: MockClock) -> None:
+    async def far(unit: Unit) -> None:
+        pass
+
+    async with (
+        ActorSystem() as system,
+        serve(system, "lumberjack+memory://far", far) as end,
+        connect(system, end.url) as writer,
+        serve(system, "lumberjack+memory://near", relay(writer)),
+        dial("memory://near") as dialled,
+    ):
+        stream = cast("ByteStream", dialled)
+        began = trio.current_time()
+        for _ in range(10):
+            await stream.send_all(encode_window(2, 1) + encode_json(2, 1, {"n": 1}))
+            assert await stream.receive_some() == b"2A\0\0\0\1"
+        assert trio.current_time() == began
+
+
 async def test_numbers_beyond_a_float_pass_through(autojump_clock: MockClock) -> None:
     arrived: list[dict[str, Any]] = []
 

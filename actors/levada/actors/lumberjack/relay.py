@@ -14,6 +14,7 @@ def relay(writer: Writer) -> Callable[[Unit], Awaitable[None]]:
     """Make a sink for `serve` that sends units on.
 
     A unit is committed when the next reader has acked it, so the first writer gets its ack from the end of the chain.
+    A unit is sent on at once, whether or not it fills a window; units of several connections may share one.
     Writers of version 1 give up after about 15 s: give the relay's writer a spool if its reader may be away for longer (LJ-26).
 
     Args:

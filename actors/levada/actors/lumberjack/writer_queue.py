@@ -139,7 +139,8 @@ class Hub:
     async def deliver(self, bodies: list[bytes]) -> None:
         """Take events, waiting for room, and return when they are acked; errors as `Writer.deliver`."""
         ticket = await self.hand_in(bodies)
-        await self.wait_for(ticket)
+        with self.flushing():
+            await self.wait_for(ticket)
         if ticket.dropped:
             raise EventsDropped(f"{ticket.dropped} of {len(bodies)} events were dropped", count=ticket.dropped)
 
