@@ -205,7 +205,7 @@ class Durable(Actor[M]):
             ActorError: no command is being handled.
             ConfigurationError: the class has no handler for the message, or `at` has no timezone or is not a number.
             TypeError, ValueError: the message cannot be encoded.
-            ValueError: the command has recorded more than 8 MiB since its last commit, or the shard has 12 MiB of pending reminders.
+            ValueError: the command has recorded more than 8 MiB since its last commit, or the shard would have more than 12 MiB of pending reminders.
         """
         live, _ = self._here_turn("remind()")
         if find_handler(type(message), self.command_table) is None:
@@ -219,11 +219,14 @@ class Durable(Actor[M]):
         at = float(at)
         if math.isnan(at):
             raise ConfigurationError("at is nan, wanted seconds since 1970, or a datetime with a timezone")
-        octets = live.writer.reminders.codec.encode(message)
-        if live.writer.reminders.size > REMINDER_BYTES:
-            raise ValueError(f"shard {live.writer.number} has more than {REMINDER_BYTES} bytes of pending reminders")
+        reminders = live.writer.reminders
         key = tag_of(type(message)) if key is None else key
-        self._keep(live, REMIND, Reminder(live.entity, key, f"$remind-{uuid4().hex}", at, octets))
+        reminder = Reminder(live.entity, key, f"$remind-{uuid4().hex}", at, reminders.codec.encode(message))
+        if reminders.size + reminders.coming + reminder.size > REMINDER_BYTES:
+            raise ValueError(
+                f"shard {live.writer.number} would have more than {REMINDER_BYTES} bytes of pending reminders"
+            )
+        self._keep(live, REMIND, reminder)
 
     def forget_reminder(self, key: str | type) -> bool:
         """Cancel a reminder; return whether there was one. The key may be the message's class.
@@ -250,6 +253,8 @@ class Durable(Actor[M]):
         live.own = live.own or []
         row = live.writer.reminders.row(live.writer.own, kind, live.writer.now(), reminder)
         live.own.append(row)
+        if kind == REMIND:
+            live.writer.reminders.coming += reminder.size
         live.size += row.size
         if live.size > MOST_BYTES:
             _refuse_size(live)

@@ -20,6 +20,7 @@ from .access import Access
 from .errors import EntityErased, OutcomeUnknown, ShardLost
 from .reminders import Reminder
 from .rows import ERASED, FORGOT, SNAPSHOT, Row
+from .snapshots import MOST_BYTES as SNAPSHOT_BYTES
 from .turns import Erase, Live, Writer
 
 __all__ = ["Erasing"]
@@ -88,6 +89,12 @@ class Erasing:
         shard = self._shard
         await shard.end_entity(entity)
         pending = [reminder for reminder in shard.reminders.pending.values() if reminder.entity == entity]
+        left = shard.reminders.size - sum(each.size for each in pending)
+        if left > SNAPSHOT_BYTES and shard.access.streams:
+            what = f"the shard has {left} bytes of other pending reminders, and at most {SNAPSHOT_BYTES} can be rewritten: forget some of them"
+            reply.fail(JournalError(what))
+            del self.replies[entity]
+            return
         gone, written, now = Live(entity, shard), trio.Event(), shard.now()
         if pending:
             forgotten = [Reminder(each.entity, each.key, each.id, each.at, b"") for each in pending]

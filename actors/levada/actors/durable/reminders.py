@@ -6,6 +6,7 @@ its own, and a row that marks it as handled is written with the events of that c
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
 import attrs
@@ -38,7 +39,7 @@ class Reminder:
     @property
     def size(self) -> int:
         """Its approximate size in bytes."""
-        return 64 + len(self.message) + len(self.key.encode()) + len(self.entity.encode())
+        return 96 + len(self.message) + len(self.key.encode()) + len(self.entity.encode())
 
 
 @attrs.define(eq=False)
@@ -52,6 +53,8 @@ class Reminders:
     """Ids of pending reminders that were handled, and whose rows are still in the queue."""
     size: int = 0
     """The approximate size of the pending ones in bytes."""
+    coming: int = 0
+    """The approximate size of those that handlers have set and that are not in the written log yet."""
     _due: list[tuple[float, str, Reminder]] = attrs.field(factory=list)
     """A heap by the time of the next attempt; entries that are no longer pending are skipped."""
 
@@ -107,11 +110,24 @@ class Reminders:
 
     def note(self, kind: str, data: bytes) -> None:
         """Apply a row of the log."""
-        reminder = self.codec.decode(data, Reminder)
+        self._note(kind, self.codec.decode(data, Reminder))
+
+    def _note(self, kind: str, reminder: Reminder) -> None:
         if kind == REMIND:
             self.set(reminder)
         else:
             self.drop(reminder)
+
+    def placed(self, row: Row) -> None:
+        """Apply a row that a handler has caused, at its place in the log."""
+        reminder = self.read(row)
+        if row.kind == REMIND:
+            self.coming -= reminder.size
+        self._note(row.kind, reminder)
+
+    def withdraw(self, rows: Iterable[Row]) -> None:
+        """Forget rows that will not be written, because their handler failed."""
+        self.coming -= sum(self.read(row).size for row in rows if row.kind == REMIND)
 
     def read(self, row: Row) -> Reminder:
         """Return the reminder in a row."""

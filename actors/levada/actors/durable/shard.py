@@ -513,7 +513,7 @@ class Shard(DescribedActor[Any]):
             live.snapshot = offset
             row.data = self.reminders.pack() if row.state is None else self.settings.snapshots.pack(row.state, live)
         elif live is self.own and row.data is not None and row.kind is not OWNED:
-            self.reminders.note(row.kind, row.data)
+            self.reminders.placed(row)
 
     def done(self, turn: Turn) -> None:
         """Answer: everything up to the command's last row is on the disk."""
@@ -536,6 +536,9 @@ class Shard(DescribedActor[Any]):
             return  # the shard has given it up
         live = turn.live
         assert live is not None
+        if live.own is not None:
+            self.reminders.withdraw(live.own)
+            live.own = None
         behind, live.waiting = list(live.waiting or ()), None
         goes_on = self.place.phase is ActorPhase.RUNNING
         failed = isinstance(error, ActorStopped) and isinstance(error.reason, Failed)
