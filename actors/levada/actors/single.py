@@ -321,11 +321,11 @@ class SingleDriver(Driver[C]):
                         # Held while this waits, it would double the cost of a peer that stops in a frame.
                         data = part = b""
                         user = self.user(carrier)
-                    if user is None:
+                    if user is None or (own := user.own_bytes) == user._own_before:
                         continue
                     if carrier.unsent <= user.high_watermark:
-                        user._own_before = user.own_bytes
-                    elif user.own_bytes - user._own_before > self.reflex and self.user(carrier) is user:
+                        user._own_before = own
+                    elif own - user._own_before > self.reflex and self.user(carrier) is user:
                         await user.room()
                         user.read_again()
             except CarrierError as error:

@@ -7,11 +7,9 @@ from _thread import get_ident
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-import attrs
 from trio.lowlevel import (
     Abort,
     RaiseCancelT,
-    Task,
     current_task,
     enable_ki_protection,
     reschedule,
@@ -24,7 +22,7 @@ from levada.framework.mailbox import Conflate, MailboxPolicy
 from .ask import Ask, Wrapped, content_of, stopped_error
 from .cell import Cell, DeadCell
 from .phase import STOPPED
-from .tokens import ROOM, TAKE, TURN, Stop
+from .tokens import ROOM, TAKE, TURN, RoomCallback, Stop, WaitingMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,13 +30,15 @@ if TYPE_CHECKING:
     from .contract import ActorObject
     from .scheduler import RunQueue
 
-__all__ = ["BoundedCell", "RoomCallback", "StoreCell"]
+__all__ = ["BoundedCell", "StoreCell"]
 
 
 class BoundedCell(Cell):
     """An actor whose mailbox has a capacity."""
 
-    __slots__ = ("_admitted", "_capacity", "_granted", "line", "_overflow", "_room_due", "_stops", "_sweep_at")
+    __slots__ = ("_admitted", "_granted", "_overflow", "_room_due", "_stops", "_sweep_at", "capacity", "line")
+
+    capacity: int
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class BoundedCell(Cell):
     ) -> None:
         super().__init__(scheduler, actor, parent, name, number)
         assert policy.capacity is not None
-        self._capacity = policy.capacity
+        self.capacity = policy.capacity
         self._overflow = policy.overflow
         self.line = None
         self._room_due = False
@@ -68,7 +68,7 @@ class BoundedCell(Cell):
     @enable_ki_protection
     def tell(self, message: Any) -> None:
         box = self._box
-        if self.line or len(box) + len(self._batch) >= self._capacity:
+        if self.line or len(box) + len(self._batch) >= self.capacity:
             self._refuse(message)
         elif self._idle:
             scheduler = self._scheduler
@@ -84,7 +84,7 @@ class BoundedCell(Cell):
     @enable_ki_protection
     async def send(self, message: Any) -> None:
         box = self._box
-        if not self.line and len(box) + len(self._batch) < self._capacity:
+        if not self.line and len(box) + len(self._batch) < self.capacity:
             # No need to check the clock: a loop of sends to a bounded mailbox soon waits.
             if self._idle:
                 scheduler = self._scheduler
@@ -214,13 +214,13 @@ class BoundedCell(Cell):
         """Whether the mailbox is at its capacity."""
         batch = self._batch
         turn = bool(batch) and batch[-1] is TURN  # the only entry of the runtime that `_admitted` does not count
-        return len(self._box) + len(batch) - self._admitted - turn >= self._capacity
+        return len(self._box) + len(batch) - self._admitted - turn >= self.capacity
 
     def _full(self, message: Any) -> MailboxFull:
         return MailboxFull(
-            f"the mailbox of {self.path} holds {self._capacity} messages; send() waits for room, or give it a larger one",
+            f"the mailbox of {self.path} holds {self.capacity} messages; send() waits for room, or give it a larger one",
             actor=self.path,
-            capacity=self._capacity,
+            capacity=self.capacity,
             message=content_of(message),
         )
 
@@ -284,7 +284,7 @@ class StoreCell(BoundedCell):
         if key in store:
             store[key] = message
             return
-        if len(store) >= self._capacity:
+        if len(store) >= self.capacity:
             oldest = next(iter(store))
             self._drop(store.pop(oldest))
             store[key] = message
@@ -318,21 +318,6 @@ class StoreCell(BoundedCell):
         entries = [self.next_stored() if entry is TAKE else entry for entry in super().take_messages()]
         self._store.clear()
         return entries
-
-
-@attrs.define(eq=False, weakref_slot=False)
-class WaitingMessage:
-    """A message that waits for room, and the task inside `send`; an ask, or a message from a thread, has no such task."""
-
-    message: Any
-    task: Task | None
-
-
-@attrs.define(eq=False, weakref_slot=False)
-class RoomCallback:
-    """Stands in line in place of a message, for a caller of `on_room`."""
-
-    back: Callable[[], None]
 
 
 class _DeadBoundedCell(DeadCell, BoundedCell):

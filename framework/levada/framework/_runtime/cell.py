@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 
     from levada.framework.supervision import Supervised
 
-    from .bounded import WaitingMessage
     from .contract import ActorObject, System
     from .lifecycle import Ending, Group
     from .scheduler import RunQueue, Worker
+    from .tokens import WaitingMessage
 
 __all__ = ["Cell", "CellFromThread", "DeadCell", "make_dead"]
 
@@ -70,6 +70,8 @@ class Cell(Ref[Any]):
         "_number", "_parent", "_quantum", "reason", "_scheduler", "_since", "phase", "_table", "_worker",
     )  # fmt: skip
 
+    capacity: int | None = None
+    """The most messages in the mailbox; None: any number."""
     line: OrderedDict[WaitingMessage, None] | None = None
     """Messages that wait for room, first come first served."""
     traced: ClassVar[bool] = False

@@ -57,13 +57,12 @@ from levada.framework.text import exc_info, text_of
 from levada.framework.timers import Tick
 
 from .ask import Ask, content_of, stopped_error
-from .bounded import RoomCallback
 from .cell import Cell
 from .host import Host, split_cancelled
 from .phase import PAUSED, RUNNING, STOPPED
 from .remains import drop_frames, end_handles, open_handles
 from .scheduler import InlineCoroutine
-from .tokens import END_TURN, Room, Start, Stop, Take, Turn
+from .tokens import END_TURN, Room, RoomCallback, Start, Stop, Take, Turn
 
 if TYPE_CHECKING:
     from .contract import System

@@ -2,7 +2,7 @@
 
 Nothing is collected per message.  One turn in 63 goes into the histograms; the clock is read once per turn anyway.
 
-Private fields used here: ``Cell._actor``, ``Cell._capacity``, ``Cell._extras``, ``Cell._handled``, ``Cell._idle``, ``Cell._parent``,
+Private fields used here: ``Cell._actor``, ``Cell._extras``, ``Cell._handled``, ``Cell._idle``, ``Cell._parent``,
 ``Cell._since``, ``Cell._worker``, ``Actor._has_about``, ``Actor._has_metrics``.
 """
 
@@ -22,7 +22,6 @@ from levada.framework.observe import ActorDetail, ActorInfo, ChannelInfo, ClassF
 from levada.framework.supervision import RestartPolicy
 
 from .ask import content_of
-from .bounded import BoundedCell
 from .phase import PAUSED, RUNNING
 from .remains import open_handles
 
@@ -161,7 +160,7 @@ class Observer:
         handles = open_handles(actor) if actor is not None else []
         return ActorDetail(
             supervision=_supervision(cell),
-            capacity=cell._capacity if isinstance(cell, BoundedCell) else None,
+            capacity=cell.capacity,
             links=tuple(other.path for other in islice(extras.links or (), _MOST)) if extras is not None else (),
             watchers=len(extras.watchers or ()) + len(extras.waiters or ()) if extras is not None else 0,
             channels=tuple(_channel(handle) for handle in islice(handles, _MOST)),

@@ -1,4 +1,4 @@
-"""Mailbox entries that are not messages: each tells the runtime to do something at its place in the queue.
+"""Mailbox entries that are not messages: each tells the runtime to do something at its place in the queue. And the line for room.
 
 Each has its own class, because the handler table is keyed by class; `levada.framework._runtime.dispatch` has the handlers.
 
@@ -9,12 +9,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import attrs
+
 from levada.framework.links import SHUTDOWN
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trio.lowlevel import Task
+
     from levada.framework.links import Reason
 
-__all__ = ["END_TURN", "ROOM", "START", "STOP", "TAKE", "TURN", "Room", "Start", "Stop", "Take", "TakeSignal", "Turn"]
+__all__ = [
+    "END_TURN", "ROOM", "START", "STOP", "TAKE", "TURN", "Room", "RoomCallback", "Start", "Stop", "Take", "TakeSignal", "Turn",
+    "WaitingMessage",
+]  # fmt: skip
 
 
 class Start:
@@ -86,3 +95,18 @@ TURN: Final = Turn()
 
 END_TURN: Final = Turn()
 """Returned by the functions in `dispatch` when the worker must not continue with the batch."""
+
+
+@attrs.define(eq=False, weakref_slot=False)
+class WaitingMessage:
+    """A message that waits for room, and the task inside `send`; an ask, or a message from a thread, has no such task."""
+
+    message: Any
+    task: Task | None
+
+
+@attrs.define(eq=False, weakref_slot=False)
+class RoomCallback:
+    """Stands in line in place of a message, for a caller of `on_room`."""
+
+    back: Callable[[], None]
