@@ -26,7 +26,7 @@ from levada.actors.durable.placement import target
 from levada.actors.durable.rows import Log, log_config
 from levada.actors.durable.turns import Command
 from levada.actors.journal import GetExtent, Journal, Store
-from levada.actors.nodes import Member, MemberState, Nodes
+from levada.actors.nodes import Member, MemberState, NodeDown, Nodes
 from levada.framework import Actor, ActorSystem, Asks, Failed, Killed, handles, message
 from levada.framework.errors import ActorStopped, ConfigurationError
 
@@ -414,6 +414,19 @@ async def test_the_end_of_the_shards_fails_what_waits(tmp_path: Path) -> None:
             await accounts["anna"].ask(Deposit(1))
         with pytest.raises(ActorStopped, match="the shards have ended"):
             accounts["anna"].tell(Deposit(1))
+
+
+async def test_a_told_command_that_cannot_travel_is_lost_alone(tmp_path: Path) -> None:
+    """It waited for its shard, which was not open, and so did the others."""
+    async with placed(tmp_path, 1) as (accounts, nodes, tasks), nodes.events() as events:
+        assert await accounts["anna"].ask(Balance()) == 0
+        tasks[0].kill()
+        assert isinstance(await events.receive(), NodeDown)
+        accounts["anna"].tell(Deposit(1))
+        accounts["anna"].tell(Deposit(object()))  # type: ignore[arg-type]
+        accounts["anna"].tell(Deposit(2))
+        with trio.fail_after(100):
+            assert await accounts["anna"].ask(Balance()) == 3
 
 
 async def test_a_clock_for_shards_on_nodes_is_refused(tmp_path: Path) -> None:

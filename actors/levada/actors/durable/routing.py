@@ -28,6 +28,7 @@ from levada.framework.errors import (
 )
 from levada.framework.links import NORMAL
 from levada.framework.ref import DEFAULT_TIMEOUT, check_timeout
+from levada.framework.text import text_of
 
 from .errors import CommandFailed, EntityErased, OutcomeUnknown, ReplayFailed
 from .hosting import MAILBOX, Owner
@@ -98,8 +99,8 @@ class Routes:
             for each in self._told.pop(news.shard, ()):
                 try:
                     news.ref.tell(each)
-                except ActorError as error:
-                    self.system.dead_letter(each, news.ref, str(error))
+                except Exception as error:  # noqa: BLE001 - one that cannot travel, say, and the next one can
+                    self.system.dead_letter(each, news.ref, text_of(error))
 
     def _wake(self) -> None:
         self._changed.set()
