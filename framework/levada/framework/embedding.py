@@ -210,14 +210,19 @@ def adopt(parent: Actor[Any], child: Actor[Any], *, name: str | None = None) -> 
     return True
 
 
-def release(actor: Actor[Any], reason: Reason = NORMAL) -> None:
-    """End an actor whose hooks have nothing left to do.
+def release(actor: Actor[Any], reason: Reason = NORMAL, *, hook: bool = False) -> None:
+    """End an actor, as a rule one whose hooks have nothing left to do.
 
     An idle actor without children, tasks and contexts ends immediately, without `Actor.stopping`: 2 µs, not 6 and a turn of a worker.
     Any other actor ends as by `Ref.stop`, before its queued messages.
+
+    Args:
+        actor: to be ended.
+        reason: why it ends.
+        hook: whether a class that has a `stopping` of its own needs it.
     """
     cell: LocalRef = actor._cell
-    cell._scheduler.system.lifecycle.release(cell, reason)  # `cell.system` would be one call more
+    cell._scheduler.system.lifecycle.release(cell, reason, hook=hook)  # `cell.system` would be one call more
 
 
 def restart_actor(ref: LocalRef) -> None:

@@ -212,7 +212,7 @@ async def test_an_entity_that_leaves_memory_runs_its_hook(tmp_path: Path, caplog
         found = await shards(system, Closing, events=Stepped, journal=tmp_path, shards=1, max_live=1)
         for entity in ("bad", "a", "bad", "a"):
             await found[entity].ask(Step("plain"))
-        assert ENDED == [("bad", 1, "Shutdown"), ("a", 1, "Shutdown"), ("bad", 2, "Shutdown")]
+        assert ENDED == [("bad", 1, "Normal"), ("a", 1, "Normal"), ("bad", 2, "Normal")]
         assert await found["a"].ask(Step("plain")) == 3
         assert (await found.statistics()).replayed == 4  # the shard has gone on
 

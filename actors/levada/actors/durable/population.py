@@ -6,7 +6,6 @@ from itertools import islice
 
 import trio
 
-from levada.framework import Actor
 from levada.framework.embedding import drop_frames, release
 
 from .commits import Commits
@@ -111,9 +110,6 @@ class Population:
     def _let_go(self, live: Live) -> None:
         if live.turn is None and live.ticket <= self._commits.written:
             del self.live[live.entity]
-            if type(live.actor).stopping is Actor.stopping:
-                release(live.actor)
-            else:  # `release` does not call it
-                live.cell.stop()
+            release(live.actor, hook=True)
             if live.cell.is_alive:
                 self._ended[live.entity] = live

@@ -202,14 +202,14 @@ class Lifecycle:
         self._signal(self.request_now, cell, reason, cancel, final)
 
     @enable_ki_protection
-    def release(self, cell: Cell, reason: Reason) -> None:
-        """End an actor whose hook has nothing to do: immediately if it is idle and owns nothing.
+    def release(self, cell: Cell, reason: Reason, *, hook: bool = False) -> None:
+        """End an actor: immediately if it is idle, owns nothing, and its `stopping` has nothing to do or, with `hook`, is not there.
 
         For parents that drive thousands of children by calls: 2 µs per child, instead of 6 and the wake-up of a worker.
         """
         extras = cell._extras
         plain = extras is None or (extras.supervised is None and not extras.children and extras.host is None)
-        if cell._idle and plain:
+        if cell._idle and plain and not (hook and cell._actor._has_stopping):
             if cell._handled:
                 self._count(cell)
             self._terminate(cell, reason)
