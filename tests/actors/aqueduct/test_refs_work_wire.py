@@ -179,7 +179,7 @@ async def test_rf42_rf44_work_ask_and_returned(raw: Begin, autojump_clock: MockC
             await wait_all_tasks_blocked()
             their_receiver = await meet(ends, 1)
             ends.system.groups.join("g", ends.notes[-1].refs[0])
-            again, first = await their_receiver.receive(), await their_receiver.receive()
+            first, again = await their_receiver.receive(), await their_receiver.receive()
             OPEN.extend(first.attachments)
             assert (first.payload, again.payload) == (envelopes.WATCH, got.payload)
             again.attachments[1].send(RawMessage(envelopes.ANSWER + packed(1234)))

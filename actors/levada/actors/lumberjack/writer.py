@@ -371,7 +371,7 @@ class Writer:
         """Take events, all or none of them, and return when they are safe: acked by a reader, or on disk if there is a spool.
 
         It waits for room whatever `WriterConfig.drop` says, because it waits for the acks anyway.  It does not wait for windows to
-        fill (`WriterConfig.linger`), nor for events that `WriterConfig.on_stuck` drops.  Calls at the same time share windows.
+        fill (`WriterConfig.linger`), nor for events that `WriterConfig.on_stuck` drops.  Calls at the same time may share a window.
 
         Raises:
             EventRejected: as `send`; none was taken.

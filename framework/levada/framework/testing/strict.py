@@ -101,7 +101,10 @@ def _of_app(entry: Any) -> list[Any]:
 
 
 def _is_own(kind: type) -> bool:
-    return kind.__module__.startswith("levada.")
+    module = kind.__module__
+    if module.startswith("levada.framework."):
+        return not hasattr(kind, "__message_tag__")
+    return module.startswith(("levada.actors.", "levada.transports."))
 
 
 class _StrictSystem(ActorSystem):
