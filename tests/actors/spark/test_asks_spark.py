@@ -142,7 +142,10 @@ def test_a_failing_handler_fails_the_task_with_its_text(actors: Any, numbers: An
     there, _, _ = expose(actors, refused=1321)
     text = failure(numbers, in_batches(there))
     # Whichever question is first told of it: the one that failed, or one that waited behind it.
-    assert "failed on this question: ValueError('no 1321 here')" in text or "/doubler failed: ValueError('no 1321 here')" in text
+    assert (
+        "failed on this question: ValueError('no 1321 here')" in text
+        or "/doubler failed: ValueError('no 1321 here')" in text
+    )
 
 
 def test_a_slow_actor_fails_the_task_at_the_deadline(actors: Any, numbers: Any) -> None:

@@ -45,7 +45,7 @@ def split_cancelled(error: BaseException) -> tuple[BaseException | None, BaseExc
 class Host:
     """The nursery and the contexts of one actor object."""
 
-    __slots__ = ("_cell", "_closing", "_contexts", "_gone", "_nursery", "_pending", "_scope")
+    __slots__ = ("_cell", "_closing", "_contexts", "_gone", "_nursery", "_pending")
 
     def __init__(self, cell: Cell) -> None:
         self._cell = cell
@@ -54,8 +54,6 @@ class Host:
         self._pending: list[tuple[Context, Callable[..., Awaitable[object]], tuple[Any, ...], object]] = []
         """Tasks to start once the nursery is open, each with the context of the code that asked for it."""
         self._contexts: list[_Entered] = []
-        self._scope: trio.CancelScope | None = None
-        """Around the nursery; it may be cancelled before the nursery is open."""
         self._gone: trio.Event | None = None
 
     def start_soon(self, function: Callable[..., Awaitable[object]], args: tuple[Any, ...], name: object) -> None:
@@ -67,7 +65,7 @@ class Host:
             return
         self._pending.append((copy_context(), function, args, name or function))
         if self._gone is None:
-            self._scope, self._gone = trio.CancelScope(), trio.Event()
+            self._gone = trio.Event()
             self._cell.system.start_task(self._hold_nursery, name=f"<tasks of {self._cell.path}>")
 
     async def enter(self, context: AbstractAsyncContextManager[Any]) -> Any:
@@ -84,21 +82,17 @@ class Host:
                 self._contexts.remove(entered)
             raise
 
-    async def end_tasks(self) -> None:
-        """Cancel the tasks and wait for them; the contexts stay, and a hook may start further tasks."""
-        self._cancel_tasks()
-        if self._gone is not None:
-            await self._gone.wait()
-            self._nursery = self._scope = self._gone = None
-
-    def _cancel_tasks(self) -> None:
-        if self._scope is not None:
-            self._scope.cancel()
+    def cancel_tasks(self) -> None:
+        """Cancel the tasks; the contexts stay."""
+        if self._nursery is not None:
+            self._nursery.cancel_scope.cancel()
 
     async def close(self) -> None:
         """Cancel the tasks, wait for them, then leave the contexts in reverse order."""
         self._closing = True
-        await self.end_tasks()
+        self.cancel_tasks()
+        if self._gone is not None:
+            await self._gone.wait()
         while self._contexts:
             # A context stays in the list until it is gone, so that `cancel` finds one that takes too long.
             entered = self._contexts[-1]
@@ -110,21 +104,21 @@ class Host:
     def cancel(self) -> None:
         """Cancel everything, including contexts that are being left."""
         self._closing = True
-        self._cancel_tasks()
+        self.cancel_tasks()
         for entered in self._contexts:
             entered.scope.cancel()
 
     async def _hold_nursery(self) -> None:
-        assert self._scope is not None
         assert self._gone is not None
         try:
-            with self._scope:
-                async with trio.open_nursery() as nursery:
-                    self._nursery = nursery
-                    for context, function, args, name in self._pending:
-                        context.run(self._start_in, nursery, function, args, name)
-                    self._pending.clear()
-                    await trio.sleep_forever()
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                if self._closing:
+                    nursery.cancel_scope.cancel()
+                for context, function, args, name in self._pending:
+                    context.run(self._start_in, nursery, function, args, name)
+                self._pending.clear()
+                await trio.sleep_forever()
         finally:
             self._gone.set()
 

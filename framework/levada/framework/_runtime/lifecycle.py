@@ -6,7 +6,6 @@ An ending has four steps. Each may have to wait, so each is a call that continue
 2. *children* (`_stop_children`): stopped one by one, last started first, each with a deadline. Adopted children that were started one
    after another are stopped together, with one deadline. If the actor is killed, all are killed at once.
 3. *close* (`_close`): the hook (`stopping`, or `restarting` before a restart), then the actor's tasks, then its contexts.
-   If the actor did not end in order, and has a channel handle in a field, its tasks and its handles end before the hook.
 4. *conclude*: the next incarnation of the object (`_revive`), or the end (`_terminate`): undelivered messages, asks, watchers, links, parent.
 
 All steps run on a worker between turns (`RunQueue.signal`), so they never interleave and no cell is inside a sync handler.
@@ -38,7 +37,7 @@ import outcome
 import trio
 from trio.lowlevel import enable_ki_protection, reschedule
 
-from levada.framework.errors import ActorError, MailboxFull
+from levada.framework.errors import ActorError, ChannelError, MailboxFull
 from levada.framework.events import ActorFailed, ActorRestarted, ActorTerminated
 from levada.framework.links import (
     CANCELLED,
@@ -230,7 +229,13 @@ class Lifecycle:
             self.request_now(cell, reason, True, False)
 
     def _task_failed(self, cell: Cell, host: Host | None, error: BaseException) -> None:
-        if cell._extras is not None and cell._extras.host is host:
+        if cell._extras is None or cell._extras.host is not host:
+            return
+        ending = cell.ending
+        out_of_order = ending is not None and ending.closed and not isinstance(ending.reason, Normal | Shutdown)
+        if out_of_order and _is_of_channels(error):
+            self._forget(error)  # `_close` has ended the actor's channels, and a cancelled task was about to use one
+        else:
             self._fail_from_outside(cell, error)
 
     def _escalated(self, parent: Cell, error: BaseException) -> None:
@@ -487,27 +492,10 @@ class Lifecycle:
         ending.closed = True
         actor = cell._actor
         if actor is not None and not isinstance(ending.reason, Normal | Shutdown) and open_handles(actor):
-            # End the handles before the hook, which may finish them as if all had gone well. The tasks that use them end first.
+            # End the handles before the hook, which may finish them as if all had gone well.
             if extras.host is not None:
-                self._system.start_task(self._end_tasks, cell, name=f"<end of the tasks of {cell.path}>")
-                return
-            end_handles(actor, ending.reason)
-        self._close_with_hook(cell)
-
-    async def _end_tasks(self, cell: Cell) -> None:
-        """End the tasks of an actor, then the handles in its fields."""
-        extras = cell.make_extras()
-        assert extras.ending is not None
-        assert extras.host is not None
-        with trio.CancelScope(shield=True), trio.move_on_after(self._system.stop_timeout):
-            await extras.host.end_tasks()
-        end_handles(cell._actor, extras.ending.reason)
-        self._signal(self._close_with_hook, cell)
-
-    def _close_with_hook(self, cell: Cell) -> None:
-        extras = cell.make_extras()
-        ending = extras.ending
-        assert ending is not None
+                extras.host.cancel_tasks()
+            end_handles(cell._actor, ending.reason)
         hook, arguments = self._hook(cell._actor, ending)
         if extras.host is None and not inspect.iscoroutinefunction(hook):
             waiting = None
@@ -793,6 +781,13 @@ def _content(cell: Cell, entry: Any) -> Any:
     elif isinstance(entry, Start):
         entry = None
     return content_of(entry)
+
+
+def _is_of_channels(error: BaseException) -> bool:
+    """Whether an error, or each error of a group, says that a channel has ended."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_is_of_channels, error.exceptions))
+    return isinstance(error, ChannelError)
 
 
 def _ends_system(error: BaseException) -> bool:
