@@ -29,11 +29,18 @@ class Frozen(Exception):
 
 
 class Wordless(Exception):
-    __repr__ = __str__ = broken
+    def __repr__(self) -> str:
+        raise Broken
+
+    __str__ = __repr__
 
 
 class Incomparable(Exception):
-    __eq__ = __hash__ = broken
+    def __eq__(self, other: object) -> bool:
+        raise Broken
+
+    def __hash__(self) -> int:
+        raise Broken
 
 
 class Empty(Exception):

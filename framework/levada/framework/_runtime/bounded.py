@@ -36,9 +36,7 @@ __all__ = ["BoundedCell", "StoreCell"]
 class BoundedCell(Cell):
     """An actor whose mailbox has a capacity."""
 
-    __slots__ = ("_admitted", "_granted", "_overflow", "_room_due", "_stops", "_sweep_at", "capacity", "line")
-
-    capacity: int
+    __slots__ = ("_admitted", "_capacity", "_granted", "_overflow", "_room_due", "_stops", "_sweep_at", "line")
 
     def __init__(
         self,
@@ -51,7 +49,7 @@ class BoundedCell(Cell):
     ) -> None:
         super().__init__(scheduler, actor, parent, name, number)
         assert policy.capacity is not None
-        self.capacity = policy.capacity
+        self._capacity = policy.capacity
         self._overflow = policy.overflow
         self.line = None
         self._room_due = False
@@ -65,10 +63,14 @@ class BoundedCell(Cell):
         self._sweep_at = 64
         """The length of the line at which withdrawn questions are removed."""
 
+    @property
+    def capacity(self) -> int:
+        return self._capacity
+
     @enable_ki_protection
     def tell(self, message: Any) -> None:
         box = self._box
-        if self.line or len(box) + len(self._batch) >= self.capacity:
+        if self.line or len(box) + len(self._batch) >= self._capacity:
             self._refuse(message)
         elif self._idle:
             scheduler = self._scheduler
@@ -84,7 +86,7 @@ class BoundedCell(Cell):
     @enable_ki_protection
     async def send(self, message: Any) -> None:
         box = self._box
-        if not self.line and len(box) + len(self._batch) < self.capacity:
+        if not self.line and len(box) + len(self._batch) < self._capacity:
             # No need to check the clock: a loop of sends to a bounded mailbox soon waits.
             if self._idle:
                 scheduler = self._scheduler
@@ -214,13 +216,13 @@ class BoundedCell(Cell):
         """Whether the mailbox is at its capacity."""
         batch = self._batch
         turn = bool(batch) and batch[-1] is TURN  # the only entry of the runtime that `_admitted` does not count
-        return len(self._box) + len(batch) - self._admitted - turn >= self.capacity
+        return len(self._box) + len(batch) - self._admitted - turn >= self._capacity
 
     def _full(self, message: Any) -> MailboxFull:
         return MailboxFull(
-            f"the mailbox of {self.path} holds {self.capacity} messages; send() waits for room, or give it a larger one",
+            f"the mailbox of {self.path} holds {self._capacity} messages; send() waits for room, or give it a larger one",
             actor=self.path,
-            capacity=self.capacity,
+            capacity=self._capacity,
             message=content_of(message),
         )
 
@@ -284,7 +286,7 @@ class StoreCell(BoundedCell):
         if key in store:
             store[key] = message
             return
-        if len(store) >= self.capacity:
+        if len(store) >= self._capacity:
             oldest = next(iter(store))
             self._drop(store.pop(oldest))
             store[key] = message

@@ -70,8 +70,6 @@ class Cell(Ref[Any]):
         "_number", "_parent", "_quantum", "reason", "_scheduler", "_since", "phase", "_table", "_worker",
     )  # fmt: skip
 
-    capacity: int | None = None
-    """The most messages in the mailbox; None: any number."""
     line: OrderedDict[WaitingMessage, None] | None = None
     """Messages that wait for room, first come first served."""
     traced: ClassVar[bool] = False
@@ -225,6 +223,11 @@ class Cell(Ref[Any]):
 
         await wait_task_rescheduled(abort)
         return self.reason
+
+    @property
+    def capacity(self) -> int | None:
+        """The most messages in the mailbox; None: any number."""
+        return None
 
     @property
     def from_thread(self) -> FromThread[Any]:
