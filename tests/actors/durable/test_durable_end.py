@@ -94,3 +94,31 @@ async def test_a_killed_shard_counts_the_told_commands_that_it_loses(
         await accounts["anna"].ask(Balance())
     lost = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
     assert lost == ["/Account/0 ends: 3 told commands are not done, or not known to be"]
+
+
+@message("test.end.stay")
+class Stay:
+    pass
+
+
+class Stays(Durable[Stay]):
+    @handles
+    async def stay(self, _: Stay) -> None:
+        await trio.sleep_forever()
+
+    @applies
+    def was_taken(self, e: Taken) -> None:
+        pass
+
+
+async def test_a_handler_that_does_not_end_holds_the_end_up_for_its_time_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with trio.fail_after(100):
+        async with ActorSystem("test", shutdown_timeout=60.0, stop_timeout=0.2) as system:
+            stays = await shards(system, Stays, events=Taken, journal=tmp_path, shards=1)
+            stays["anna"].tell(Stay())
+            while (await stays.statistics()).live == 0:
+                await trio.lowlevel.checkpoint()
+    lost = [each.getMessage() for each in caplog.records if "told" in each.getMessage()]
+    assert "Stay to 'anna' was told and failed" in lost[0]
