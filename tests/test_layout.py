@@ -34,6 +34,31 @@ OVERRIDES = {
 IO_MODULES = {"asyncio", "logging", "random", "secrets", "select", "socket", "ssl", "threading", "time", "trio"}
 
 
+CARRIER_CALLS = {
+    "accept", "all_acked", "close", "flush", "handshake", "join", "max_datagram_size", "move_on_after", "open_spare", "open_stream", "opened",
+    "receive", "receive_datagram", "receive_nowait", "receive_some", "room", "send", "send_all", "send_datagram_nowait", "send_eof",
+    "send_nowait", "try_open_stream", "wait_for_room",
+}  # fmt: skip
+"""What a ``try`` may call whose handler catches errors of carriers: the carrier, and nothing that runs code of users."""
+WHOLE_CONNECTIONS = {
+    "actors/levada/actors/dashboard/server.py": "serve_client",
+    "actors/levada/actors/driver.py": "_main",
+    "actors/levada/actors/listening.py": "_listen",
+    "actors/levada/actors/lumberjack/writer.py": "keep_connected",
+    "actors/levada/actors/nodes/__main__.py": "main",
+    "actors/levada/actors/rsocket/client.py": "_dial",
+    "actors/levada/actors/spark/asks.py": "_start",
+    "actors/levada/actors/spark/worker.py": "_connect",
+    "transports/levada/transports/carriers/race.py": "attempt",
+    "transports/levada/transports/carriers/tcp.py": "take_in",
+    "transports/levada/transports/carriers/tls.py": "_shake_hands",
+    "transports/levada/transports/carriers/unix.py": "take_in",
+    "transports/levada/transports/carriers/websocket.py": "_shake_hands",
+    "transports/levada/transports/qmux/listener.py": "_shake_hands",
+}
+"""Functions that open or carry a whole connection, and end it for an error of its carrier. Handlers run in actors of their own."""
+
+
 def public_modules() -> list[str]:
     """Names of all packages and modules that users may import."""
     found = []
@@ -232,6 +257,46 @@ def test_protocol_cores_do_no_io() -> None:
                     if name.partition(".")[0] in IO_MODULES:
                         wrong.append(f"{file.relative_to(ROOT)}:{getattr(node, 'lineno', 0)} imports {name}")
     assert wrong == []
+
+
+def test_errors_of_users_are_not_taken_for_errors_of_a_carrier() -> None:
+    """A user's iterator or callback may raise the error of another connection. In such a ``try`` it would be swallowed."""
+    errors = importlib.import_module("levada.framework.errors")
+    family = {name for name in errors.__all__ if issubclass(getattr(errors, name), errors.CarrierError)}
+    handler = re.compile(rf"except\b.*\b({'|'.join(family)})\b")
+    wrong, whole = [], set()
+    for module, file in source_modules().items():
+        text = file.read_text(encoding="utf-8")
+        if not handler.search(text) or module.startswith(
+            ("levada.actors.cli", "levada.actors.interop", "levada.transports.testing")
+        ):
+            continue
+        path = str(file.relative_to(ROOT))
+        for function in ast.walk(ast.parse(text)):
+            if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            blocks = [node for node in ast.walk(function) if isinstance(node, ast.Try | ast.TryStar)]
+            for block in (block for block in blocks if family & caught(block)):
+                if function.name == WHOLE_CONNECTIONS.get(path):
+                    whole.add(path)
+                    continue
+                nodes = [node for statement in block.body for node in ast.walk(statement)]
+                calls = {ast.unparse(node.func).rpartition(".")[2] for node in nodes if isinstance(node, ast.Call)}
+                loops = {type(node).__name__ for node in nodes if isinstance(node, ast.AsyncFor | ast.Yield)}
+                if odd := loops | calls - CARRIER_CALLS:
+                    wrong.append(f"{path}:{block.lineno}: {', '.join(sorted(odd))}")
+    assert wrong == []
+    assert whole == set(WHOLE_CONNECTIONS)
+
+
+def caught(block: ast.Try | ast.TryStar) -> set[str]:
+    """Names of the classes that the handlers of a ``try`` catch."""
+    kinds = [node for handler in block.handlers if handler.type is not None for node in ast.walk(handler.type)]
+    return {
+        node.attr if isinstance(node, ast.Attribute) else node.id
+        for node in kinds
+        if isinstance(node, ast.Attribute | ast.Name)
+    }
 
 
 def test_constraints_name_no_address() -> None:

@@ -256,35 +256,41 @@ class Multiplexed(Generic[E]):
 
     def _take(self, stream_id: int, stream: carriers.Stream, now: float, *, blocked: bool = False) -> None:
         core, held, throttle = self._core, self.held, self.throttle
-        try:
-            while blocked or (stream_id not in held and not core.is_blocked(stream_id)):
-                if throttle is not None and (until := throttle.until(stream_id, now)) > now and not self.over:
-                    held.add(stream_id)
-                    self._tasks.start_soon(self._resume_at, stream_id, until)
-                    return
+        while blocked or (stream_id not in held and not core.is_blocked(stream_id)):
+            if throttle is not None and (until := throttle.until(stream_id, now)) > now and not self.over:
+                held.add(stream_id)
+                self._tasks.start_soon(self._resume_at, stream_id, until)
+                return
+            try:
                 data = stream.receive_nowait()
-                if data is None:
-                    return
-                # The end mostly comes with the last bytes: told together, it costs the core one call less.
-                fin = not data or stream.at_end
-                if throttle is not None:
-                    throttle.took(stream_id, len(data), now)
-                events = core.receive_stream_data(stream_id, data, fin, now)
-                if events:
-                    self._apply(events)
-                if fin:
-                    self._end(stream_id, _RECEIVING)
-                    return
-            if stream.was_reset:
+            except CarrierError as error:
+                self._failed(stream_id, error, now)
+                return
+            if data is None:
+                return
+            # The end mostly comes with the last bytes: told together, it costs the core one call less.
+            fin = not data or stream.at_end
+            if throttle is not None:
+                throttle.took(stream_id, len(data), now)
+            events = core.receive_stream_data(stream_id, data, fin, now)
+            if events:
+                self._apply(events)
+            if fin:
+                self._end(stream_id, _RECEIVING)
+                return
+        if stream.was_reset:
+            try:
                 stream.receive_nowait()  # it raises: what is given up is over now, however much is still to be processed
-        except StreamWasReset as error:
-            self._reset_by(stream_id, error.code, now)
-        except ConnectionClosed:
-            self._reset_by(stream_id, self._stopped_code, now)
-        except CarrierError:
-            pass  # the connection has ended
+            except CarrierError as error:
+                self._failed(stream_id, error, now)
 
-    def _reset_by(self, stream_id: int, code: int, now: float) -> None:
+    def _failed(self, stream_id: int, error: CarrierError, now: float) -> None:
+        if isinstance(error, StreamWasReset):
+            code = error.code
+        elif isinstance(error, ConnectionClosed):
+            code = self._stopped_code
+        else:
+            return  # the connection has ended
         self._tell(self._core.stream_reset(stream_id, code, now))
         self._end(stream_id, _RECEIVING)
 
@@ -389,17 +395,17 @@ class Multiplexed(Generic[E]):
 
     async def _open_waiting(self, carrier: carriers.Connection, unidirectional: bool) -> None:
         waiting = self._waiting[unidirectional]
-        try:
-            while waiting:
+        while waiting:
+            try:
                 stream = await carrier.open_stream(unidirectional=unidirectional)
-                self._opened[unidirectional] += 1
-                output = waiting.popleft()
-                backlog = self._backlog.pop(output.stream_id)
-                self._begin(output, stream)
-                for do, queued in backlog:
-                    do(queued)
-        except CarrierError:
-            pass
+            except CarrierError:
+                return
+            self._opened[unidirectional] += 1
+            output = waiting.popleft()
+            backlog = self._backlog.pop(output.stream_id)
+            self._begin(output, stream)
+            for do, queued in backlog:
+                do(queued)
 
     def _begin(self, output: Opening, stream: carriers.Stream) -> None:
         stream_id = output.stream_id

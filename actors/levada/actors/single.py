@@ -307,29 +307,33 @@ class SingleDriver(Driver[C]):
     async def _read(self, carrier: SingleCarrier[Any], scope: trio.CancelScope) -> None:
         code, reason = 0, ""
         with scope:
-            try:
-                while data := await carrier.receive():
-                    user: SingleDriver[Any] | None = self
-                    if type(data) is bytes and len(data) <= _PIECE and self.carrier is carrier and self.end is None:
-                        # As `_feed`, which costs 1 us; a request and its response pay for it at each end.
-                        self.feed(data)
-                        if self.unbegun > self.most_unbegun:
-                            await self.all_begun()
-                    else:
-                        for part in data if isinstance(data, list) else (data,):
-                            await self._feed(carrier, part)
-                        # Held while this waits, it would double the cost of a peer that stops in a frame.
-                        data = part = b""
-                        user = self.user(carrier)
-                    if user is None or (own := user.own_bytes) == user._own_before:
-                        continue
-                    if carrier.unsent <= user.high_watermark:
-                        user._own_before = own
-                    elif own - user._own_before > self.reflex and self.user(carrier) is user:
-                        await user.room()
-                        user.read_again()
-            except CarrierError as error:
-                code, reason = getattr(error, "code", 0), str(error)
+            while True:
+                try:
+                    data = await carrier.receive()
+                except CarrierError as error:
+                    code, reason = getattr(error, "code", 0), str(error)
+                    break
+                if not data:
+                    break
+                user: SingleDriver[Any] | None = self
+                if type(data) is bytes and len(data) <= _PIECE and self.carrier is carrier and self.end is None:
+                    # As `_feed`, which costs 1 us; a request and its response pay for it at each end.
+                    self.feed(data)
+                    if self.unbegun > self.most_unbegun:
+                        await self.all_begun()
+                else:
+                    for part in data if isinstance(data, list) else (data,):
+                        await self._feed(carrier, part)
+                    # Held while this waits, it would double the cost of a peer that stops in a frame.
+                    data = part = b""
+                    user = self.user(carrier)
+                if user is None or (own := user.own_bytes) == user._own_before:
+                    continue
+                if carrier.unsent <= user.high_watermark:
+                    user._own_before = own
+                elif own - user._own_before > self.reflex and self.user(carrier) is user:
+                    await user.room()
+                    user.read_again()
         user = self.user(carrier)
         if user is not None:
             user.detach()

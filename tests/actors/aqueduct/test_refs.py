@@ -19,6 +19,7 @@ from levada.framework.errors import (
     ActorError,
     ActorStopped,
     AskTimeout,
+    ChannelConnectionLost,
     ChannelError,
     ConfigurationError,
     HandleNotForwardable,
@@ -675,7 +676,7 @@ async def test_lookup_beside_a_typed_entrypoint_and_by_function(
 
     def may(name: str) -> bool:
         if name == "broken":
-            raise KeyError(name)
+            raise ChannelConnectionLost(name)  # of another connection, which the predicate asks
         return name.startswith("public.")
 
     async with ActorSystem() as system:

@@ -29,7 +29,8 @@ from levada.actors.maop import (
     Refuse,
     Reply,
 )
-from levada.framework.errors import ConnectionClosed, ConnectionLost
+from levada.actors.rsocket import ApplicationError
+from levada.framework.errors import ChannelConnectionLost, ConnectionClosed, ConnectionLost, StreamWasReset
 from levada.transports.carriers import MemoryConfig
 
 from .conftest import NOTHING, Answer, Question, Start, echo, nothing, settled
@@ -210,6 +211,39 @@ async def test_a_handler_that_fails_while_the_body_comes_stops_the_sender(
             error = await fail_with(getattr(ends.peer, kind)(100, source(pause)), 1040 if pause < 10 else 5)
             assert (error.detail == "that is poison") is (pause < 10)
         assert said == ["closed"] * 3
+        await settled()
+        assert ends.left() == NOTHING
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("no more"),
+        ConnectionLost("the other connection was lost"),
+        ChannelConnectionLost("the other connection was lost"),
+        StreamWasReset("the source gave up"),
+        ApplicationError("no price"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("kind", ["message", "request"])
+async def test_a_source_that_fails_fails_its_operation_at_once(
+    start: Start, kind: str, error: Exception, autojump_clock: MockClock
+) -> None:
+    """Also with the error of another connection, from which the source reads."""
+
+    async def source() -> AsyncIterator[bytes]:
+        yield b"some"
+        await trio.lowlevel.checkpoint()
+        raise error
+
+    spec = HandlerSpec(allow_undefined_length=True)
+    async with start({100: Handler(nothing, spec=spec)}) as ends:
+        began = trio.current_time()
+        with pytest.raises(type(error)) as failed:
+            await getattr(ends.peer, kind)(100, source())
+        assert failed.value is error
+        assert trio.current_time() - began < 1
         await settled()
         assert ends.left() == NOTHING
 

@@ -322,12 +322,12 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
             carrier.close(output.code, output.reason)
 
     async def _receive_datagrams(self, carrier: carriers.Connection) -> None:
-        try:
-            while True:
+        while True:
+            try:
                 data = (await carrier.receive_datagram()).data
-                self.feed(self.core.receive_datagram(data, trio.current_time()))
-        except CarrierError:
-            pass
+            except CarrierError:
+                return  # it has ended
+            self.feed(self.core.receive_datagram(data, trio.current_time()))
 
     def started(self) -> None:
         """Answer lookups, if there are names to look up, and begin."""
@@ -349,11 +349,12 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
         self.tasks.start_soon(self._receive_datagrams, carrier)
         self.flush_soon()
         try:
-            self.meet(await carrier.handshake())
-            # The carrier sends refused streams again under the same numbers, so the core has nothing to do.
-            self.feed(self.core.handshake_completed(carrier.max_datagram_size(), now=trio.current_time()))
+            info, largest = await carrier.handshake(), carrier.max_datagram_size()
         except CarrierError:
-            pass  # it has ended
+            return  # it has ended
+        self.meet(info)
+        # The carrier sends refused streams again under the same numbers, so the core has nothing to do.
+        self.feed(self.core.handshake_completed(largest, now=trio.current_time()))
 
     def lost(self, code: int, reason: str) -> None:
         """End the entrypoint as well, which may never have begun."""

@@ -87,14 +87,17 @@ class Names:
         """Answer a lookup. If it fails, the oneshot ends without a value, and the failure is logged, of many the 1st, 2nd, 4th, 8th and so on."""
         with question.found as found:
             try:
-                found.send(copy_context().run(self.find, question.name))
-            except ChannelError:
-                pass  # the peer has withdrawn the lookup
+                ref = copy_context().run(self.find, question.name)
             except Exception:
                 # The predicate is the user's code; the peer only learns that there is no answer, and must not fill the log.
                 self._failed += 1
                 if self._failed.bit_count() == 1:
                     logger.exception("the lookup of %s failed (%d so far)", printable(question.name), self._failed)
+                return
+            try:
+                found.send(ref)
+            except ChannelError:
+                pass  # the peer has withdrawn the lookup
 
     async def serve(self, questions: Receiver[Lookup]) -> None:
         """Answer the lookups on a channel until it ends; any other message closes it."""

@@ -222,19 +222,20 @@ class _Talk:
     async def send_windows(self, ttl: float | None) -> None:
         hub, core = self.hub, self.core
         expires = math.inf if ttl is None else trio.current_time() + ttl
-        try:
-            while True:
-                if trio.current_time() >= expires:
-                    expires = math.inf
-                    self.apply(core.drain(trio.current_time()))
-                found = hub.take(core)
-                if isinstance(found, Batch):
-                    await self.send(found)
-                    continue
+        while True:
+            if trio.current_time() >= expires:
+                expires = math.inf
+                self.apply(core.drain(trio.current_time()))
+            found = hub.take(core)
+            if not isinstance(found, Batch):
                 with trio.CancelScope(deadline=min(expires, found)):
                     await hub.work.park()
-        except CarrierError as error:
-            self.end(str(error))
+                continue
+            try:
+                await self.send(found)
+            except CarrierError as error:
+                self.end(str(error))
+                return
 
     async def send(self, batch: Batch) -> None:
         hub, core = self.hub, self.core
@@ -250,12 +251,13 @@ class _Talk:
             core.bytes_taken(len(part), trio.current_time())
 
     async def read_acks(self) -> None:
-        try:
-            while not self.scope.cancel_called:
+        while not self.scope.cancel_called:
+            try:
                 data = await self.stream.receive_some()
-                self.apply(self.core.receive_data(data, trio.current_time()))
-        except CarrierError as error:
-            self.end(str(error))
+            except CarrierError as error:
+                self.end(str(error))
+                return
+            self.apply(self.core.receive_data(data, trio.current_time()))
 
     async def watch_clock(self) -> None:
         while not self.scope.cancel_called:

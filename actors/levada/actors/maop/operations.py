@@ -195,12 +195,13 @@ class Operation(Pooled):
                         if self._is_cut_off():
                             return
                         core.send_body(stream_id, piece, now=trio.current_time())
-                        await connection.room(stream_id)
+                        try:
+                            await connection.room(stream_id)
+                        except CarrierError:
+                            return  # the core knows, or will soon
                 if not self._is_cut_off():
                     core.end_body(stream_id, now=trio.current_time())
                     connection.flush_soon()
-            except CarrierError:
-                pass  # the core knows, or will soon
             finally:
                 self._uploading = None
 
@@ -298,9 +299,10 @@ class CreditQueue:
                     if waiting is not None:
                         self._let(connection, waiting)
                 else:
-                    await connection.open_spare(unidirectional=not self._request)
-        except CarrierError:
-            pass
+                    try:
+                        await connection.open_spare(unidirectional=not self._request)
+                    except CarrierError:
+                        return
         finally:
             self._opening = False
             self.close(connection)

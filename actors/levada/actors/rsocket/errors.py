@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import attrs
 
-from levada.framework.errors import ChannelError, ConnectionLost, StreamError
+from levada.framework.errors import ChannelError, ConnectionLost
 from levada.transports.rsocket import ErrorCode
 from levada.transports.rsocket.codes import SETUP_CODES
 from levada.transports.rsocket.events import FailedBy, StreamFailed
@@ -23,12 +23,15 @@ __all__ = [
 
 
 @attrs.define(eq=False, slots=False, str=False)
-class RequestFailed(ChannelError, StreamError):
+class RequestFailed(ChannelError):
     """The responder ended a stream with an error; the connection stays open.
 
-    Both the await of a single answer and `Receiver.receive` raise it. Codes above 0x300 belong to the application.
+    Both the await of a single answer and `Receiver.receive` raise it. It is an answer, not a failure of the connection: ``except
+    CarrierError`` does not catch it.
     """
 
+    code: int = 0
+    """The code of the ERROR frame; codes above 0x300 belong to the application."""
     data: bytes = b""
     """The error's data as received, usually UTF-8. When an error is sent, trailing NULs are removed (RS-28)."""
 

@@ -488,12 +488,14 @@ class QmuxConnection(StreamConnection[QmuxStream]):
                         await trio.lowlevel.checkpoint()
                     else:  # the wake-up comes in the next pass of trio's loop, so all tasks of this pass can join
                         await self._work.wait()
-                    await self._below.flush()
+                    try:
+                        await self._below.flush()
+                    except CarrierError as error:
+                        self._lose(error.detail)
+                        return
                     self._due = self._joining = False
                     self._written_at = perf_counter()
                     self._write()
-        except CarrierError as error:
-            self._lose(error.detail)
         except Exception as error:  # noqa: BLE001 - a core that fails ends only its own connection
             self._fail(error)
 
@@ -534,9 +536,10 @@ class QmuxConnection(StreamConnection[QmuxStream]):
                     self._take_in(self.core.handle_timeout(trio.current_time()))
             self._hurry()
             with trio.move_on_after(self._config.close_timeout):
-                await self._below.close(wait=self._said_goodbye)
-        except CarrierError as error:
-            self._lose(error.detail)
+                try:
+                    await self._below.close(wait=self._said_goodbye)
+                except CarrierError:
+                    pass  # it has failed already
         except Exception as error:  # noqa: BLE001 - as in _run_writer
             self._fail(error)
         finally:
