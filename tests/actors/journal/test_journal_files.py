@@ -370,9 +370,9 @@ def test_a_later_format_is_refused(tmp_path: Path) -> None:
     filled(tmp_path)
     [path] = segment_files(tmp_path)
     octets = bytearray(path.read_bytes())
-    octets[8] = 4
+    octets[8] = 6
     path.write_bytes(octets)
-    with pytest.raises(JournalError, match="format version 4, this program reads 1 to 3: use the levada that wrote it"):
+    with pytest.raises(JournalError, match="format version 6, this program reads 1 to 5: use the levada that wrote it"):
         Store.open(tmp_path, SCHEMA)
 
 

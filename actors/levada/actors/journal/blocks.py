@@ -14,13 +14,15 @@ import attrs
 import pyarrow as pa
 
 __all__ = [
-    "BLOCK", "BLOCK_MAGIC", "NOTHING", "SUMMED", "Block", "Header", "Message", "header_at", "map_file", "padded", "split_erased",
+    "BLOCK", "BLOCK_MAGIC", "MORE", "NOTHING", "SUMMED", "Block", "Header", "Message", "header_at", "map_file", "padded", "split_erased",
     "sync_data", "sync_folder", "write_all",
 ]  # fmt: skip
 
 BLOCK = struct.Struct("<4sIIIQQqQ")
 SUMMED = struct.Struct("<IQQqQ")  # the part of a block's header under the checksum, besides the length
 BLOCK_MAGIC = b"LvB1"
+MORE = 1 << 63
+"""Added to the transaction of a block if the append goes on in the next block."""
 NOTHING = pa.py_buffer(b"")
 _MANY = 512  # buffers of one writev; systems take 1024
 _COPY_BELOW = 1 << 16  # a read this small is copied in 4 µs; a mapping costs 15 µs
@@ -86,9 +88,20 @@ class Header:
     checksum: int
     rows: int
     first: int
-    transaction: int
+    mark: int
+    """The transaction, and `MORE` if the append goes on."""
     time: int
     synced: int
+
+    @property
+    def transaction(self) -> int:
+        """Number of the transaction; 0 for an append."""
+        return self.mark & (MORE - 1)
+
+    @property
+    def more(self) -> bool:
+        """Whether the append goes on in the next block."""
+        return self.mark >= MORE
 
     @property
     def size(self) -> int:
@@ -97,7 +110,7 @@ class Header:
 
     def fits(self, data: memoryview) -> bool:
         """Whether the checksum fits these bytes of the message."""
-        rest = SUMMED.pack(self.rows, self.first, self.transaction, self.time, self.synced)
+        rest = SUMMED.pack(self.rows, self.first, self.mark, self.time, self.synced)
         return zlib.crc32(data, zlib.crc32(rest, self.length)) == self.checksum
 
 
@@ -121,12 +134,12 @@ def header_at(view: memoryview, at: int, offset: int | None) -> Header | None:
     """Read the header at a position; None if there is none, it is not for `offset`, or its block is not whole."""
     if at + BLOCK.size > len(view):
         return None
-    magic, length, crc, rows, first, transaction, time, synced = BLOCK.unpack_from(view, at)
+    magic, length, crc, rows, first, mark, time, synced = BLOCK.unpack_from(view, at)
     if magic != BLOCK_MAGIC or at + padded(BLOCK.size + length) > len(view) or not rows:
         return None
     if offset is not None and first != offset:
         return None
-    return Header(at, length, crc, rows, first, transaction, time, synced)
+    return Header(at, length, crc, rows, first, mark, time, synced)
 
 
 def map_file(path: Path, start: int, stop: int, *, whole: bool = False) -> memoryview:

@@ -13,7 +13,6 @@ import pyarrow.compute
 from .config import Keyed
 from .errors import JournalError, refused
 from .guard import Guard
-from .headers import ERASED_VERSION
 from .keys import Keys
 from .ledger import Erasure, Ledger, ledger_errors
 from .partitions import Partition
@@ -89,7 +88,7 @@ class Erasures:
                 rows = partition.erase(segment, choose)
             except OSError as error:
                 raise refused(error, self._directory) from error
-            if rows or segment.version == ERASED_VERSION:  # the second: a crash may have come before the index was made
+            if rows or segment.erased:  # the second: a crash may have come before the index was made
                 keys.rebuild(next(each for each in partition.segments if each.first == first))
             yield rows
         self._guard.require_usable()

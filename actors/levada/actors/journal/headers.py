@@ -13,17 +13,18 @@ from .blocks import padded
 from .errors import JournalDamaged, JournalError
 from .schema import fingerprint
 
-__all__ = ["ERASED_VERSION", "VERSION", "FileHeader"]
+__all__ = ["VERSION", "FileHeader"]
 
 _FILE = struct.Struct("<8sIIQ16s16sI")
 _BEFORE = struct.Struct("<QQ")  # from version 2 on
-_SIZES = struct.Struct("<QQ")  # version 3
+_SIZES = struct.Struct("<QQ")  # of segments from which rows were erased
 _CRC = struct.Struct("<I")
 _MAGIC = b"levadaJ1"
-VERSION = 2
-"""Of new segments."""
-ERASED_VERSION = 3
-"""Of segments from which rows were erased."""
+VERSION = 4
+"""Of new segments. From this version on, a block says whether its append goes on in the next one."""
+_ERASED = 3, 5
+"""Of segments from which rows were erased: before such a mark, and with it."""
+_NEWEST = 5
 MAX_SCHEMA = 1 << 24
 
 
@@ -44,7 +45,12 @@ class FileHeader:
     version: int
     """Version of the format."""
     sizes: tuple[int, int]
-    """Of version 3: the size that the next segment names, and its own; zeros if it grew on, or is of another version."""
+    """If rows were erased: the size that the next segment names, and its own; zeros if it grew on."""
+
+    @property
+    def erased(self) -> bool:
+        """Whether rows were erased from this segment."""
+        return self.version in _ERASED
 
     @classmethod
     def make(
@@ -71,7 +77,7 @@ class FileHeader:
         """
         text = schema.serialize().to_pybytes()
         mark = fingerprint(schema)
-        version = VERSION if erased is None else ERASED_VERSION
+        version = VERSION if erased is None else _NEWEST
         head = _FILE.pack(_MAGIC, version, partition, first, journal, mark, len(text))
         head += _BEFORE.pack(*(before or (0, 0)))
         sizes = (0, 0)
@@ -106,13 +112,13 @@ class FileHeader:
             if len(head) < _FILE.size or head[:8] != _MAGIC:
                 raise JournalDamaged("this is no segment of a journal", path=str(path))
             _, version, number, first, owner, mark, length = _FILE.unpack(head)
-            if not 1 <= version <= ERASED_VERSION:
+            if not 1 <= version <= _NEWEST:
                 raise JournalError(
-                    f"format version {version}, this program reads 1 to {ERASED_VERSION}: use the levada that wrote it or a later one",
+                    f"format version {version}, this program reads 1 to {_NEWEST}: use the levada that wrote it or a later one",
                     path=str(path),
                 )
-            more = (0, _BEFORE.size, _BEFORE.size + _SIZES.size)[version - 1]
-            head += file.read(more)
+            erased = version in _ERASED
+            head += file.read((_BEFORE.size if version > 1 else 0) + (_SIZES.size if erased else 0))
             rest = file.read(_CRC.size + length) if length <= MAX_SCHEMA else b""
         text = rest[_CRC.size :]
         if len(rest) != _CRC.size + length or _CRC.pack(zlib.crc32(text, zlib.crc32(head))) != rest[: _CRC.size]:
@@ -123,7 +129,7 @@ class FileHeader:
                 path=str(path),
             )
         before = _BEFORE.unpack_from(head, _FILE.size) if version > 1 else (0, 0)
-        sizes = _SIZES.unpack_from(head, _FILE.size + _BEFORE.size) if version == ERASED_VERSION else (0, 0)
+        sizes = _SIZES.unpack_from(head, _FILE.size + _BEFORE.size) if erased else (0, 0)
         return cls(
             partition=number,
             first=first,

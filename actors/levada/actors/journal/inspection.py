@@ -265,7 +265,7 @@ def _examine_all(found: Inspection) -> Iterator[Finding]:
 def _examine(segment: Segment, committed: int) -> Iterator[Finding]:
     end = segment.end
     try:
-        state = segment.examine(committed)
+        state = segment.examine(committed, end)
     except JournalDamaged as error:
         yield Finding("damage", error.detail, error.path)
         return

@@ -291,8 +291,9 @@ class Keys:
                 return index
             try:
                 index = self._open(segment)
-            except JournalDamaged as error:
-                logger.warning("%s; rebuilding it from its segment", error, extra={"event": "index_rebuilt"})
+            except (FileNotFoundError, JournalDamaged) as error:
+                if isinstance(error, JournalDamaged):
+                    logger.warning("%s; rebuilding it from its segment", error, extra={"event": "index_rebuilt"})
                 growing = _Growing(segment.first, self._config)
                 self._read(segment, growing)
                 index = self._write(segment, growing)
@@ -449,10 +450,12 @@ class _File:
     def open(
         cls, path: Path, segment: Segment, partition: int, journal: bytes, config: Keyed, *, checked: bool
     ) -> _File:
-        """Map a file and check it; `JournalDamaged` if it is not the index of this segment."""
+        """Map a file and check it; `JournalDamaged` if it is not the index of this segment, `FileNotFoundError` if there is none."""
         try:
             with path.open("rb") as file:
                 octets = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        except FileNotFoundError:
+            raise  # the process that sealed the segment did not live to write it
         except (OSError, ValueError) as error:
             raise JournalDamaged(f"this index cannot be read ({error})", path=str(path)) from error
         if len(octets) >= _TABLES:

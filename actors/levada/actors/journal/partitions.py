@@ -108,7 +108,7 @@ class Partition:
         self.close()
         self._damaged = set[Path]()
         self._stale = list[Path]()
-        self._uncommitted = list[Path]()
+        self._unfinished = list[Path]()
         self._wanted = end
         losses: list[Loss] = []
         found: list[Segment] = []
@@ -140,27 +140,27 @@ class Partition:
             before.end = known.get(after.first, after.first)
             if before.end == after.first and not after.follows(before):
                 name, size = after.before or (0, 0)
-                before.examine(committed)
+                before.examine(committed, before.end)
                 self._damaged.add(before.path)
                 what = f"the segment before it began with row {name} and had {size} bytes, and is gone or has changed: restore it"
                 yield Loss(min(before.end, after.first), after.first, JournalDamaged(what, path=str(after.path)))
 
     def _examine_last(self, found: list[Segment], committed: int) -> Iterator[Loss]:
         """Find the end of the rows."""
-        state: State = found[-1].examine(committed)
-        # If the last segment has no committed rows, an uncommitted transaction may have begun in a segment before it. Otherwise an empty
+        state: State = found[-1].examine(committed, self._wanted)
+        # If the last segment has no good rows, a transaction or an append may have begun in a segment before it. Otherwise an empty
         # segment stays: its name says at which offset to go on.
         while len(found) > 1 and found[-1].end == found[-1].first:
             last, before, wanted = found[-1], found[-2], found[-2].end
-            if before.examine(committed) != "uncommitted":
+            if before.examine(committed, self._wanted) != "unfinished":
                 if before.end != wanted:
                     self._damaged.add(before.path)
                     text = f"ends with offset {before.end}; the next segment begins with {last.first}"
                     yield Loss(before.end, wanted, JournalDamaged(text, path=str(before.path)))
                 break
             # The later file goes first: if this is interrupted, the next start finds the same.
-            self._uncommitted.append(found.pop().path)
-            state = "uncommitted"
+            self._unfinished.append(found.pop().path)
+            state = "unfinished"
         last = found[-1]
         if state == "damaged":
             self._damaged.add(last.path)
@@ -178,7 +178,7 @@ class Partition:
 
     def look(self) -> int:
         """Let readers see the rows that `find` found, and change nothing; return the bytes that `settle` would cut off."""
-        cut = sum(path.stat().st_size for path in self._uncommitted)
+        cut = sum(path.stat().st_size for path in self._unfinished)
         self.segments = tuple(self._found)
         if self.segments:
             last = self.segments[-1]
@@ -187,7 +187,7 @@ class Partition:
         return cut
 
     def settle(self, losses: Mapping[int, int]) -> int:
-        """Cut off rows that are torn or were never committed, and go on behind all rows that should be there; return the bytes cut off.
+        """Cut off rows that are torn or of something unfinished, and go on behind all rows that should be there; return the bytes cut off.
 
         Damaged files are kept as ``NAME.damaged``. `losses` are the accepted ones: the offset behind each range, and its first offset.
         """
@@ -202,7 +202,7 @@ class Partition:
                 shutil.copyfile(path, kept)
             else:
                 path.rename(kept)
-        for path in self._uncommitted:
+        for path in self._unfinished:
             cut += path.stat().st_size
             path.unlink()
             sync_folder(self.folder)
@@ -239,9 +239,9 @@ class Partition:
             segment.path.unlink()
 
     def write(self, messages: Sequence[Message], *, transaction: int, time: float) -> int:
-        """Write rows behind the last ones, unsynced and unseen by readers; return the offset of the first. After an `OSError`, `rollback`.
+        """Write an append behind the last rows, unsynced and unseen by readers; return the offset of its first row.
 
-        A full segment gives way to a new one.
+        A full segment gives way to a new one. After a crash all of the append is there, or nothing. After an `OSError`, `rollback`.
         """
         first = self.segments[-1].end
         waiting: list[Message] = []
@@ -250,7 +250,7 @@ class Partition:
             last = self.segments[-1]
             full = size + message.size > self._segment_bytes or (last.blocks >= MERGE_BLOCKS and last.fragmented)
             if full and (waiting or last.end > last.first):
-                self.segments[-1].write(waiting, transaction=transaction, time=time)
+                self.segments[-1].write(waiting, transaction=transaction, time=time, more=True)
                 waiting = []
                 self.roll()
                 size = self.segments[-1].size
@@ -262,7 +262,8 @@ class Partition:
     def roll(self) -> None:
         """Sync and seal the last segment, and begin a new one; a segment without rows is replaced."""
         last = self.segments[-1]
-        self.sync()
+        last.sync()
+        self.synced_end = self.end  # rows behind it are of an append that goes on in the new segment
         if last.end == last.first:
             self.segments = self.segments[:-1]
         elif last.end == self.end and last.fragmented:

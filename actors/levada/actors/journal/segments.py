@@ -5,16 +5,20 @@ On the disk
 
     header: ``levadaJ1``, version (4), partition (4), first offset (8), journal id (16), fingerprint of the schema (16), bytes of the schema
     (4), first offset (8) and size (8) of the segment before it, or zeros, crc32 of all of it (4); then the schema as an Arrow IPC message.
-    Version 1 has no segment before it. Version 3, of a file from which rows were erased, has two numbers (8 each) before the crc32: the size
-    that the next segment names, and the file's own size; both are 0 if it was the last segment, and grew on.
+    Version 1 has no segment before it. Versions 3 and 5, of a file from which rows were erased, have two numbers (8 each) before the crc32: the
+    size that the next segment names, and the file's own size; both are 0 if it was the last segment, and grew on.
 
     block: ``LvB1``, bytes of the message (4), crc32 of the rest of the block (4), rows (4), offset of the first row (8), transaction (8), time in
     microseconds since 1970 (8), bytes of this file that were synced when this block was written (8); then the record batch as an Arrow IPC message.
-    A block without a message stands for erased rows (version 3).
+    The highest bit of the transaction says that the append goes on in the next block (versions 4 and 5). A block without a message stands for
+    erased rows (versions 3 and 5).
 
 The rules of this file
     * A segment appears under its name with a whole, synced header, by rename. A file cut short inside its header is damage.
     * Offsets are dense: a block begins where the one before ended.
+    * An append is good with its last block, and not before. Its blocks follow each other, perhaps over several segments, because one thread writes
+      and takes back what it could not finish. So an append without its last block is at the end of a partition, and is cut off. In front of other
+      rows an append was finished, and where rows were promised, too: then its blocks are good one by one.
     * A bad block is a torn tail if no whole block behind it says that this place had been synced. A torn tail is cut off. Otherwise the
       bad bytes had been on the disk, and the rows behind them may have been promised: that is `JournalDamaged`, and nothing is cut.
     * Opening a journal reads the last segment only. Each header says which segment comes before it, and how long that one is. Blocks of older
@@ -40,6 +44,7 @@ import pyarrow as pa
 from .blocks import (
     BLOCK,
     BLOCK_MAGIC,
+    MORE,
     SUMMED,
     Block,
     Header,
@@ -64,7 +69,7 @@ _FEW = 64
 """Fewer blocks are not worth a merge."""
 
 
-State = Literal["whole", "torn", "damaged", "uncommitted"]
+State = Literal["whole", "torn", "damaged", "unfinished"]
 """What follows the last good block of a segment."""
 
 
@@ -85,7 +90,9 @@ class Segment:
         self.version = header.version
         """Version of the format."""
         self.sizes = header.sizes
-        """Of version 3: the size that the next segment names, and its own; zeros if it grew on, or is of another version."""
+        """If rows were erased: the size that the next segment names, and its own; zeros if it grew on."""
+        self.erased = header.erased
+        """Whether rows were erased from it."""
         self.schema = header.schema
         self.fingerprint = header.fingerprint
         self.start = self.size = start = header.size
@@ -252,14 +259,16 @@ class Segment:
         self._offsets, self._positions = offsets, positions
         self.indexed = True
 
-    def examine(self, committed: int) -> State:
+    def examine(self, committed: int, promised: int = 0) -> State:
         """Check the whole segment and find the end of its good blocks; the file is not changed.
 
         Args:
             committed: number of the last transaction that was committed; blocks of a later one are not good.
+            promised: rows before this offset are of finished appends.
 
         Returns:
-            What follows the end: nothing, a torn tail, a damaged block (see the rules above), or blocks of an uncommitted transaction.
+            What follows the end: nothing, a torn tail, a damaged block (see the rules above), or blocks of a transaction or an append that was
+            not finished.
 
         Raises:
             JournalDamaged: blocks are of a later transaction than the next one.
@@ -267,12 +276,16 @@ class Segment:
         view = map_file(self.path, 0, self.size)
         self._clear()
         at, offset, pending = self.start, self.first, False
+        begun: list[Header] = []  # blocks of an append whose last one has not come
         while at < len(view):
             header = header_at(view, at, offset)
             if header is None or not header.fits(view[at + BLOCK.size : at + BLOCK.size + header.length]):
                 if pending:
-                    return "uncommitted"
-                return "damaged" if self._was_synced(view, at) else "torn"
+                    return "unfinished"
+                if self._was_synced(view, at):
+                    self._note_all(begun)
+                    return "damaged"
+                return "unfinished" if begun else "torn"
             if header.transaction > committed + 1 or (pending and header.transaction <= committed):
                 raise JournalDamaged(
                     f"offset {offset} is of transaction {header.transaction}, but the ledger ends with {committed}: "
@@ -282,9 +295,11 @@ class Segment:
                 )
             pending = pending or header.transaction > committed
             if not pending:
-                self._note(header)
+                begun.append(header)
+                if not header.more or header.first < promised:
+                    self._note_all(begun)
             at, offset = at + header.size, offset + header.rows
-        return "uncommitted" if pending else "whole"
+        return "unfinished" if pending or begun else "whole"
 
     def settle(self, synced: int = 0) -> int:
         """Open the file for writing, cut it at its end, and sync the rest; return how many bytes were cut off.
@@ -339,23 +354,36 @@ class Segment:
             offset=at,
         )
 
-    def write(self, messages: Sequence[Message], *, transaction: int, time: float) -> None:
-        """Write blocks behind the last one, unsynced. After an `OSError` the file must be cut (`cut_to`)."""
+    def write(self, messages: Sequence[Message], *, transaction: int, time: float, more: bool = False) -> None:
+        """Write an append behind the last block, unsynced. After an `OSError` the file must be cut (`cut_to`).
+
+        Args:
+            messages: one for each block.
+            transaction: its number; 0 for an append.
+            time: seconds since 1970.
+            more: the append goes on in the next segment.
+        """
         parts: list[bytes | pa.Buffer] = []
         headers: list[Header] = []
         at, offset, stamp = self.size, self.end, int(time * 1e6)
-        for message in messages:
-            rest = SUMMED.pack(message.rows, offset, transaction, stamp, self.synced)
+        last = -1 if more else len(messages) - 1
+        for place, message in enumerate(messages):
+            mark = transaction if place == last else transaction + MORE
+            rest = SUMMED.pack(message.rows, offset, mark, stamp, self.synced)
             length = message.data.size
             crc = zlib.crc32(message.data, zlib.crc32(rest, length))
-            header = Header(at, length, crc, message.rows, offset, transaction, stamp, self.synced)
-            head = BLOCK.pack(BLOCK_MAGIC, length, crc, message.rows, offset, transaction, stamp, self.synced)
+            header = Header(at, length, crc, message.rows, offset, mark, stamp, self.synced)
+            head = BLOCK.pack(BLOCK_MAGIC, length, crc, message.rows, offset, mark, stamp, self.synced)
             parts += [head, message.data, bytes(header.size - BLOCK.size - length)]
             headers.append(header)
             at, offset = at + header.size, offset + message.rows
         write_all(self._descriptor, parts, self.size)
+        self._note_all(headers)
+
+    def _note_all(self, headers: list[Header]) -> None:
         for header in headers:
             self._note(header)
+        headers.clear()
 
     def _note(self, header: Header) -> None:
         if not self._positions or header.at - self._positions[-1] >= STRIDE:

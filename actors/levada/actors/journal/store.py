@@ -12,9 +12,9 @@ All guarantees rest on the order of writes:
     retention   the record of ends, synced → files deleted
     erasure     the ledger's line → each segment written aside without the rows, synced, renamed → the ledger's line dropped
 
-After a crash at any point, the segments hold all rows that the ledger and the record of ends know. Rows behind those are either an append that was
-never answered, which stays, or a transaction without a line, which is cut off. Otherwise the disk has lost rows, and opening raises
-`JournalDamaged` (`JournalConfig.accept_loss`).
+After a crash at any point, the segments hold all rows that the ledger and the record of ends know. Rows behind those are of appends that were never
+answered, or of a transaction without a line. A whole append stays; an append without its last block is cut off, and so is the transaction.
+Otherwise the disk has lost rows, and opening raises `JournalDamaged` (`JournalConfig.accept_loss`).
 """
 
 from __future__ import annotations
