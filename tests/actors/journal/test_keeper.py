@@ -184,3 +184,22 @@ async def test_any_node_is_no_keeper(tmp_path: Path) -> None:
         assert isinstance(nodes, Fleet)
         assert {nodes.choose("any").name for _ in range(4)} == {"worker"}
         assert nodes.choose(keep.name).name == "keeper"
+
+
+async def test_a_restart_of_all_nodes_leaves_keepers_alone(tmp_path: Path) -> None:
+    async with (
+        ActorSystem(ask_timeout=150.0) as system,
+        keeper(system) as keep,
+        local_nodes(system, 1, "levada.actors.journal.keeping:app", names=["worker"]) as nodes,
+    ):
+        journal = await keep.open(tmp_path, Row)
+        before = {member.name: member.pid for member in nodes.members}
+        await nodes.restart()
+        after = {member.name: member.pid for member in nodes.members}
+        assert after["keeper"] == before["keeper"]
+        assert after["worker"] != before["worker"]
+        await nodes.restart(rolling=False)
+        assert nodes["keeper"].pid == before["keeper"]
+        assert await journal.ask(Append(rows(0))) == Appended(0, 0, 1)
+        await nodes.restart("keeper")
+        assert nodes["keeper"].pid != before["keeper"]

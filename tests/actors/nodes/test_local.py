@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -239,6 +240,33 @@ async def test_an_actor_that_calls_exit_ends_its_node_with_that_code_and_a_line_
         assert isinstance(event.reason.error, NodeLost)
         assert event.reason.error.exit_code == 4
     assert "n0: levada.actors.nodes: ended by an actor: SystemExit: 4" in [r.getMessage() for r in caplog.records]
+
+
+@pytest.mark.parametrize("code", [4, 0])
+async def test_a_supervised_actor_that_calls_exit_starts_again_with_its_node(code: int) -> None:
+    async with ActorSystem() as system, local_nodes(system, 1, app) as nodes:
+        for name in ("quitter", "neighbour"):
+            await nodes.spawn(Quitter, name=name, supervise=restart("permanent", max=5))
+        quitter, neighbour = [await nodes.lookup(name) for name in ("quitter", "neighbour")]
+        quitter.tell(Quit(code))
+        assert isinstance(await quitter.terminated(), Failed)
+        assert isinstance(await neighbour.terminated(), Lost)
+        for name, before in (("quitter", quitter), ("neighbour", neighbour)):
+            again = await nodes.lookup(name, timeout=30)
+            assert again != before
+            assert again.is_alive
+
+
+async def test_a_node_restarts_after_the_folder_of_the_sockets_was_removed() -> None:
+    async with ActorSystem() as system, local_nodes(system, 2, app) as nodes, nodes.events() as events:
+        folder = Path(nodes["n0"].url.partition("://")[2]).parent
+        shutil.rmtree(folder)
+        os.kill(nodes["n0"].pid, signal.SIGKILL)
+        assert isinstance(await events.receive(), NodeDown)
+        assert isinstance(await events.receive(), NodeUp)
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert (await (await nodes.spawn(Counter, on="n0")).ask(Where()))[1] == "n0"
+    assert not folder.exists()
 
 
 async def test_a_start_without_free_descriptors_is_an_error_of_the_block() -> None:

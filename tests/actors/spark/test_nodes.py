@@ -87,7 +87,7 @@ async def test_a_node_that_is_reached_by_quic(spark: SparkSession, shipped: Any)
     async with ActorSystem("driver") as system:
         settings = spark_nodes(system, spark, 1, "node_app:app", settings=SETTINGS, carrier="quic")
         async with settings as nodes:
-            assert nodes["n0"].url.startswith("aqueduct://")
+            assert nodes["n0"].url.startswith("aqueduct://127.0.0.1:")  # where the other members reach it
             counter = await nodes.spawn(shipped.Counter, on="n0")
             assert [await counter.ask(shipped.Add(n)) for n in (3, 4)] == [3, 7]
             named = await nodes.spawn(shipped.Counter, name="named", supervise=restart("permanent"))

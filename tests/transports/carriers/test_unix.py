@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket as stdlib_socket
 import stat
 import sys
@@ -127,6 +128,73 @@ async def test_stale_file_is_replaced(path: Path) -> None:
     async with pair(path) as (client, server):
         await client.send_all(b"x")
         assert await server.receive_some() == b"x"
+
+
+@pytest.mark.parametrize("what", ["socket", "folder"])
+async def test_a_listener_whose_file_was_removed_listens_there_again(
+    what: str, tmp_path: Path, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "folder" / "socket"
+    path.parent.mkdir(0o755)
+    async with (
+        unix.listen(f"unix://{path}") as listener,
+        unix.dial(listener.url) as before,
+        await listener.accept() as known,
+    ):
+        if what == "socket":
+            path.unlink()
+        else:
+            shutil.rmtree(path.parent)
+        await trio.sleep(2 * unix.LOOK_EVERY)
+        async with unix.dial(listener.url) as client, await listener.accept() as server:
+            await client.send_all(b"again")
+            assert await server.receive_some() == b"again"
+        await before.send_all(b"still")
+        assert await known.receive_some() == b"still"
+        assert stat.S_IMODE(path.lstat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == (0o755 if what == "socket" else 0o700)
+    assert not path.exists()
+    assert [record.getMessage() for record in caplog.records] == [f"{path} was removed: it is there again"]
+
+
+async def test_a_listener_that_cannot_listen_again_says_so_once_and_goes_on_trying(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "folder" / "socket"
+    path.parent.mkdir()
+    async with unix.listen(f"unix://{path}") as listener:
+        shutil.rmtree(path.parent)
+        path.parent.write_text("a file in its place")
+        await trio.sleep(5 * unix.LOOK_EVERY)
+        (record,) = caplog.records
+        assert record.levelname == "ERROR"
+        assert record.getMessage().startswith(f"{path} was removed, no client can connect: ")
+        path.parent.unlink()
+        await trio.sleep(2 * unix.LOOK_EVERY)
+        async with unix.dial(listener.url), await listener.accept():
+            pass
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root makes folders of other users")
+async def test_a_listener_does_not_go_on_in_the_folder_of_another_user(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "folder" / "socket"
+    path.parent.mkdir()
+    async with unix.listen(f"unix://{path}"):
+        shutil.rmtree(path.parent)
+        path.parent.mkdir()
+        os.chown(path.parent, 12345, -1)
+        await trio.sleep(2 * unix.LOOK_EVERY)
+        assert not path.exists()
+    assert f"{path.parent} belongs to another user now" in caplog.text
+
+
+async def test_a_closed_listener_does_not_listen_again(path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    async with unix.listen(f"unix://{path}") as listener:
+        await listener.aclose()
+        await trio.sleep(3 * unix.LOOK_EVERY)
+        assert not path.exists()
 
 
 async def test_live_listener_keeps_its_file(path: Path) -> None:

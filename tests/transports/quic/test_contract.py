@@ -107,6 +107,21 @@ async def test_loopback(check: CarrierCheck, lab: Any) -> None:
     await check(pair)
 
 
+@pytest.mark.loopback
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+async def test_a_client_knows_the_address_from_which_it_reaches_its_server(host: str, lab: Any) -> None:
+    async with listen(f"quic://{host}:0", lab.server()) as listener, trio.open_nursery() as nursery:
+
+        async def accept() -> None:
+            (await listener.accept()).accept()
+
+        nursery.start_soon(accept)
+        async with dial(listener.url, lab.client(server_name="localhost")) as client:
+            address, _, port = client.info.local.rpartition(":")
+            assert address == host
+            assert int(port) > 0
+
+
 async def test_the_classes_fit_the_contracts(lab: Any, autojump_clock: MockClock) -> None:
     async with lab.connected() as ends:
         assert isinstance(ends.client, Connection)

@@ -404,7 +404,8 @@ class Fleet(Nodes):
         if name is not None:
             self._place(name)
         async with self._restarting:  # otherwise one call would drain what another starts
-            places = list(self._places.values()) if name is None else [self._place(name)]
+            everyday = [place for place in self._places.values() if place.settings.on_any]
+            places = everyday if name is None else [self._place(name)]
             for group in [[place] for place in places] if rolling else [places]:
                 async with trio.open_nursery() as nursery:
                     for place in group:

@@ -26,6 +26,7 @@ from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 from levada.transports.carriers import unix
 from levada.transports.carriers.shared_sockets import SharedSockets
+from levada.transports.private_files import make_private_folder
 from levada.transports.qmux import listen_over
 from levada.transports.text import printable
 
@@ -153,6 +154,7 @@ class ChildProcesses:
             environment |= resource(environment, run.name)
         with ExitStack() as ours:
             ours.callback(Path(self._folder, self._file(run)).unlink, missing_ok=True)  # if it was killed
+            make_private_folder(Path(self._folder))  # again, if it was removed while the fleet ran
             with ExitStack() as theirs:
                 link, heart = (_pair(ours, theirs) for _ in range(2))
                 output, errors = (_pipe(ours, theirs) for _ in range(2))

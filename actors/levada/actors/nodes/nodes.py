@@ -371,7 +371,8 @@ class Nodes(ABC):
         In an actor of a node, call it with `start_soon`, as `drain`.
 
         Args:
-            name: the only node to restart; None: all nodes, except those whose block ends meanwhile.
+            name: the only node to restart; None: all nodes, except keepers and other nodes without `NodeSettings.on_any`, and nodes whose block
+                ends meanwhile.
             rolling: whether to restart them one after another, each when the one before is up; otherwise all at once.
 
         Raises:

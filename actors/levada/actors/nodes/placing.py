@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import trio
 
-from levada.framework import Actor, ActorSystem, Failed, Lost, Ref
+from levada.framework import Actor, ActorSystem, Failed, Lost, Reason, Ref
 from levada.framework.embedding import release
 from levada.framework.errors import (
     ActorError,
@@ -23,6 +23,9 @@ from .messages import End, Member, MemberState, NodeLost, Spawn
 from .node import Place
 
 __all__ = ["Placed", "Placing"]
+
+_ENDS_SYSTEM: Final = frozenset({"SystemExit", "KeyboardInterrupt", "BaseExceptionGroup"})
+"""Kinds of failures of an actor that end its system, and with it the node. A group that is no `ExceptionGroup` has one of the others in it."""
 
 
 class Places(Protocol):
@@ -165,7 +168,8 @@ class Placing:
 class Placed(Actor[Any]):
     """Watches an actor on a node, and starts it again on a node that is up when its own has drained.
 
-    When the node was lost it fails, and its supervisor restarts it or gives up by the caller's policy.
+    When the node was lost, or the actor has ended its node with `sys.exit`, it fails, and its supervisor restarts it or gives up by the
+    caller's policy.
     """
 
     placing: Placing
@@ -188,12 +192,22 @@ class Placed(Actor[Any]):
                 await placing.start(None)
             assert placing.ref is not None
             reason = await placing.ref.terminated()
-            if not isinstance(reason, Lost) and not placing.is_leaving():
+            loss = _loss(reason)
+            if not loss and not placing.is_leaving():
                 break
             # Wait until the actor has certainly ended, so that there are never two.
             await directory.until(placing.ended)
             where, placing.ref = placing.ref.where, None
-            if isinstance(reason, Lost):
-                release(self, Failed(NodeLost(f"{where} was lost with its node")))
+            if loss:
+                release(self, Failed(NodeLost(f"{where} {loss}")))
                 return
         self.stop()
+
+
+def _loss(reason: Reason) -> str:
+    """Return how an actor was lost with its node, for the text behind its name; empty if it ended by itself."""
+    if isinstance(reason, Lost):
+        return "was lost with its node"
+    if isinstance(reason, Failed) and isinstance(reason.error, RemoteFailure) and reason.error.kind in _ENDS_SYSTEM:
+        return f"has ended its node: {reason.error.kind}({reason.error.detail})"
+    return ""

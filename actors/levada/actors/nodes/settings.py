@@ -74,7 +74,8 @@ class NodeSettings:
     )
     """How a lost node restarts. If it exceeds `RestartPolicy.max`, the error ends the driver's system."""
     on_any: bool = attrs.field(default=True, validator=v.instance_of(bool))
-    """Whether ``on="any"`` chooses these nodes, see `Nodes.spawn`."""
+    """Whether ``on="any"`` chooses these nodes, see `Nodes.spawn`. False is for nodes with work of their own, such as keepers of journals:
+    `Nodes.restart` without a name leaves them alone."""
     nice: int = attrs.field(default=0, validator=[v.instance_of(int), v.in_(range(20))])
     """The increment of each process's niceness."""
     affinity: tuple[tuple[int, ...], ...] = attrs.field(default=(), converter=_sets)

@@ -22,7 +22,7 @@ from attrs import validators as v
 from levada.framework.errors import ConfigurationError
 
 __all__ = [
-    "ListeningAddress", "ListeningSocket", "SocketSource", "open_here", "open_sockets", "sockets_from", "why_not_bound",
+    "ListeningAddress", "ListeningSocket", "SocketSource", "address_towards", "open_here", "open_sockets", "sockets_from", "why_not_bound",
 ]  # fmt: skip
 
 KINDS: Final = ("tcp", "udp", "unix")
@@ -134,6 +134,19 @@ async def resolve_udp(host: str, port: int) -> Any:
         raise ConfigurationError(f"{host!r} cannot be the name of a host: {error}") from error
     found.sort(key=lambda entry: entry[0] != stdlib_socket.AF_INET)
     return found[0][4]
+
+
+def address_towards(bound: tuple[Any, ...], peer: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the address from which a UDP socket reaches a peer: the socket's own, but one of this machine's instead of ``0.0.0.0`` or ``::``."""
+    if bound[0] not in ("0.0.0.0", "::"):
+        return bound
+    family = stdlib_socket.AF_INET6 if ":" in peer[0] else stdlib_socket.AF_INET
+    with stdlib_socket.socket(family, stdlib_socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(peer)  # sends nothing: the kernel looks up the route
+        except OSError:
+            return bound
+        return (probe.getsockname()[0], *bound[1:])
 
 
 async def _open_udp(address: ListeningAddress) -> stdlib_socket.socket:

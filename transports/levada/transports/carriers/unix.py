@@ -1,19 +1,23 @@
 """Byte streams over Unix sockets, for programs on one machine; the kernel identifies the peers.
 
 URLs are ``unix:///path/to/socket``.  The file has its mode, by default 0600, before any process can connect.  A listener replaces the file of
-a dead listener, and removes its own file at the end.  Abstract names (Linux) are refused, since they have no mode: any process could
-connect, or take the name first.
+a dead listener, and removes its own file at the end.  Programs that clean temporary folders may remove the file while the listener lives:
+it listens there again, and makes the folder again if that is gone too.  Abstract names (Linux) are refused, since they have no mode: any
+process could connect, or take the name first.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import socket as stdlib_socket
 import struct
 import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
 from urllib.parse import quote, unquote_to_bytes
 
 import attrs
@@ -33,9 +37,14 @@ from levada.transports.carriers.streams import (
     plain_nursery,
     split_url,
 )
+from levada.transports.private_files import make_private_folder
 
 __all__ = ["HandedListener", "UnixConfig", "UnixListener", "check_peer", "dial", "listen", "over", "path_of"]
 
+logger = logging.getLogger("levada.transports.carriers")
+
+LOOK_EVERY: Final = 5.0
+"""Seconds between checks that a listener's file is there; a check takes 2 µs."""
 _UCRED = struct.Struct("3i")  # struct ucred of Linux: pid, uid, gid
 
 
@@ -251,6 +260,7 @@ class UnixListener:
         self._path = path
         self._config = config
         self._file = file
+        self._owner = os.stat(os.path.dirname(path)).st_uid
         self._ready: Ready[JoinedStream] = Ready(config.backlog)
         self.admission = Admission(
             self.url, config.max_connections_per_uid, "its user are open (max_connections_per_uid)"
@@ -288,6 +298,32 @@ class UnixListener:
             self._ready.release()
             stream.abort()
 
+    async def stay(self, nursery: trio.Nursery) -> None:
+        """Listen again, with an accepting task in `nursery`, whenever the file is gone. Returns when the listener is closed."""
+        path, warned = Path(self._path), False
+        while True:
+            await trio.sleep(LOOK_EVERY)
+            if self._socket.socket.fileno() < 0:
+                return
+            if path.is_socket():  # noqa: ASYNC240 - a look at a small local file
+                continue
+            try:
+                make_private_folder(path.parent)
+                if path.parent.stat().st_uid != self._owner:
+                    raise ConfigurationError(f"{path.parent} belongs to another user now")
+                socket, file = await _bind(self._path, self._config)
+            except (OSError, ConfigurationError) as error:
+                if not warned:
+                    logger.error(
+                        "%s was removed, no client can connect: %s", path, error, extra={"event": "socket_gone"}
+                    )
+                warned = True
+                continue
+            logger.warning("%s was removed: it is there again", path, extra={"event": "socket_again"})
+            before, self._socket, self._file, warned = self._socket, socket, file, False
+            nursery.start_soon(accept_from, socket, self.take_in)
+            before.socket.close()  # it has no name any more
+
     async def aclose(self) -> None:
         """Stop accepting, close the connections that were not accepted, and remove the file if it is still this listener's."""
         if self._socket.socket.fileno() >= 0:
@@ -312,6 +348,8 @@ async def listen(url: str, config: UnixConfig | None = None) -> AsyncIterator[Un
     async with plain_nursery() as nursery:
         listener = UnixListener(socket, path, file, config)
         nursery.start_soon(accept_from, socket, listener.take_in)
+        if file is not None:
+            nursery.start_soon(listener.stay, nursery)
         try:
             yield listener
         finally:

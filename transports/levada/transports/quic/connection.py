@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from levada.framework.errors import CarrierError, ConnectionClosed, ConnectionLost, DatagramTooLarge, IdleTimeout
 from levada.transports.carriers.contracts import CarrierInfo, CarrierStatistics, CloseReason, Datagram, Octets
+from levada.transports.carriers.sockets import address_towards
 from levada.transports.carriers.stream_connection import StreamConnection
 
 from .certificates import names, subject
@@ -80,7 +81,7 @@ class QuicConnection(StreamConnection[QuicStream]):
     ):
         info = CarrierInfo(
             scheme="quic",
-            local=authority(endpoint.address),
+            local=authority(address_towards(endpoint.address, address) if is_client else endpoint.address),
             peer=authority(address),
             server_name=engine.configuration.server_name,
         )
