@@ -291,8 +291,8 @@ def test_a_block_that_was_taken_back_says_nothing_about_the_time(
         fill(store, 0, 10)
         with monkeypatch.context() as patch:
             failures = [OSError(errno.EIO, "no")]
-            real = os.fdatasync
-            patch.setattr(os, "fdatasync", lambda fd: real(fd) if not failures else _raise(failures.pop()))
+            real = os.pwritev
+            patch.setattr(os, "pwritev", lambda *args: real(*args) if not failures else _raise(failures.pop()))
             clock.now += YEARS
             with pytest.raises(JournalUnwritable):
                 store.append([(0, rows(10))])

@@ -14,8 +14,8 @@ import attrs
 import pyarrow as pa
 
 __all__ = [
-    "BLOCK", "BLOCK_MAGIC", "MORE", "NOTHING", "SUMMED", "Block", "Header", "Message", "header_at", "map_file", "padded", "split_erased",
-    "sync_data", "sync_folder", "write_all",
+    "BLOCK", "BLOCK_MAGIC", "MORE", "NOTHING", "SUMMED", "Block", "Header", "Message", "Uncertain", "header_at", "map_file", "padded",
+    "split_erased", "sync_data", "sync_folder", "write_all",
 ]  # fmt: skip
 
 BLOCK = struct.Struct("<4sIIIQQqQ")
@@ -27,6 +27,18 @@ NOTHING = pa.py_buffer(b"")
 _MANY = 512  # buffers of one writev; systems take 1024
 _COPY_BELOW = 1 << 16  # a read this small is copied in 4 µs; a mapping costs 15 µs
 _COPY_WHOLE_BELOW = 8 << 20  # of which all is needed: 25 µs for each MiB; to map its pages one after the other takes 40
+
+
+class Uncertain(OSError):
+    """A sync or an undo failed, so what is on the disk is not known. Only opening the journal again helps.
+
+    After a failed sync Linux takes the pages for written, and the next sync succeeds without them.
+    """
+
+    @classmethod
+    def of(cls, error: OSError) -> Uncertain:
+        """Make one of the error that it came from."""
+        return cls(*error.args)
 
 
 @attrs.frozen
@@ -154,7 +166,7 @@ def map_file(path: Path, start: int, stop: int, *, whole: bool = False) -> memor
         os.close(descriptor)
 
 
-def write_all(descriptor: int, parts: Sequence[bytes | pa.Buffer], at: int) -> None:
+def write_all(descriptor: int, parts: Sequence[bytes | memoryview | pa.Buffer], at: int) -> None:
     """Write all bytes to a place in a file."""
     views = [memoryview(part) for part in parts if len(part)]
     while views:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 import pyarrow as pa
@@ -13,6 +14,8 @@ from .staging import Stage
 from .store import Store
 
 __all__ = ["deliver", "stage_rows"]
+
+logger = logging.getLogger("levada.actors.journal")
 
 
 def stage_rows(store: Store, m: StageRows, batch: pa.RecordBatch) -> int:
@@ -46,7 +49,13 @@ def deliver(store: Store, m: Deliver) -> Delivered:
             for message in stages[part, attempt].messages()
         ),
     )
-    store.unstage(m.query, m.batch)
+    try:
+        store.unstage(m.query, m.batch)
+    except JournalError as error:
+        # It is delivered all the same. The next opening deletes what is left.
+        logger.warning(
+            "%s; it has been delivered, and its staged rows stay for now", error, extra={"event": "not_unstaged"}
+        )
     return done
 
 

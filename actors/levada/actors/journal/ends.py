@@ -24,7 +24,7 @@ from pathlib import Path
 
 import attrs
 
-from .blocks import sync_folder
+from .blocks import Uncertain, sync_folder, write_all
 from .errors import JournalDamaged, JournalError
 
 __all__ = ["SYNC_EVERY", "Ends", "Promise"]
@@ -107,7 +107,7 @@ class Ends:
         beside = path.with_name(path.name + ".new")
         descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            os.pwrite(descriptor, b"".join(_pack(promise, number).ljust(size, b"\0") for number in (1, 2)), 0)
+            write_all(descriptor, [_pack(promise, number).ljust(size, b"\0") for number in (1, 2)], 0)
             os.fsync(descriptor)
             beside.rename(path)
             sync_folder(path.parent)
@@ -121,19 +121,33 @@ class Ends:
         _PARTITION.pack_into(self._copy, _HEAD.size + partition * _PARTITION.size, first, end)
 
     def write(self, commits: int) -> None:
-        """Write the new promise, and sync it if the last sync is long enough ago."""
+        """Write the new promise, and sync it if the last sync is long enough ago; `Uncertain` if the disk refuses."""
         self._number += 1
         octets = memoryview(self._copy)
         _HEAD.pack_into(octets, 0, _MAGIC, _VERSION, self._partitions, self._journal, self._number, commits)
         _CRC.pack_into(octets, len(octets) - _CRC.size, zlib.crc32(octets[: -_CRC.size]))
-        os.pwrite(self._descriptor, octets, self._place * self._size)
         self.pending = True
+        at = self._place * self._size
+        try:
+            while octets:
+                written = os.pwrite(self._descriptor, octets, at)
+                octets, at = octets[written:], at + written
+        except OSError as error:
+            raise Uncertain.of(error) from error
         if time.monotonic() - self._synced_at >= SYNC_EVERY:
             self.sync()
 
     def sync(self) -> None:
-        """Sync the file."""
-        os.fdatasync(self._descriptor)
+        """Sync what was written, if there is something; `Uncertain` if the disk refuses.
+
+        The next write goes to the other copy, so one that is whole and synced always stays.
+        """
+        if not self.pending:
+            return
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise Uncertain.of(error) from error
         self._place = 1 - self._place
         self.pending = False
         self._synced_at = time.monotonic()

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from .config import Keyed
-from .errors import JournalError, refused
+from .errors import JournalError
 from .guard import Guard
 from .keys import Keys
 from .ledger import Erasure, Ledger, ledger_errors
@@ -87,7 +87,7 @@ class Erasures:
             try:
                 rows = partition.erase(segment, choose)
             except OSError as error:
-                raise refused(error, self._directory) from error
+                raise self._guard.refused(error) from error
             if rows or segment.erased:  # the second: a crash may have come before the index was made
                 keys.rebuild(next(each for each in partition.segments if each.first == first))
             yield rows

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from .blocks import Uncertain
 from .errors import JournalError, JournalUnwritable, refused
 from .partitions import Partition
 
@@ -48,6 +49,13 @@ class Guard:
         if self._gone:
             raise JournalUnwritable(self._gone, path=str(self.directory))
 
+    def refused(self, error: OSError) -> JournalError:
+        """Return the error of the journal for a call that the disk refused. After one that leaves the disk uncertain, the store is broken."""
+        if not isinstance(error, Uncertain):
+            return refused(error, self.directory)
+        self.broken = f"what is on the disk is not known after a failure ({error}), open the journal again"
+        return JournalUnwritable(f"nothing of this was written, and {self.broken}", path=str(self.directory))
+
     def look(self) -> None:
         """Check that the files are where they were; if not, all writes fail from now on."""
         self._looked = time.monotonic()
@@ -80,14 +88,17 @@ class Undone:
         try:
             for partition in self._touched:
                 partition.rollback()
-        except BaseException:
+        except BaseException as failure:
             self._guard.broken = "half a write cannot be taken back, open the journal again"
-            raise
+            if not isinstance(failure, OSError):
+                raise
+            text = f"{self._guard.broken}, which tells what is left of it ({failure})"
+            raise JournalUnwritable(text, path=str(self._guard.directory)) from failure
         if isinstance(error, FileNotFoundError):
             self._guard.look()
             self._guard.require_usable()
         if isinstance(error, OSError):
-            raise refused(error, self._guard.directory) from error
+            raise self._guard.refused(error) from error
 
 
 def _inode(path: Path) -> int:

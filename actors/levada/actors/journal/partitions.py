@@ -17,7 +17,7 @@ from pathlib import Path
 import attrs
 import pyarrow as pa
 
-from .blocks import Block, Message, sync_folder
+from .blocks import Block, Message, Uncertain, sync_folder
 from .config import JournalConfig
 from .errors import JournalDamaged, JournalError, OffsetGone
 from .packing import pack
@@ -204,8 +204,7 @@ class Partition:
                 path.rename(kept)
         for path in self._unfinished:
             cut += path.stat().st_size
-            path.unlink()
-            sync_folder(self.folder)
+            self._delete_newest(path)
         for segment in found:
             if segment.path in self._damaged or segment is found[-1]:
                 cut += segment.settle(self._wanted)
@@ -272,9 +271,11 @@ class Partition:
         last.close()
 
     def _merge(self, last: Segment) -> Segment:
-        """Merge the small blocks of the last segment, all of which readers see; if that fails, it stays as it is."""
+        """Merge the small blocks of the last segment, all of which readers see; if that fails, it stays as it is, or this raises `Uncertain`."""
         try:
             large = merged(last, self._journal, lambda batches: pack(batches, _MERGED))
+        except Uncertain:
+            raise
         except (OSError, JournalDamaged) as error:
             logger.warning("%s: its small blocks are not merged: %s", last.path, error, extra={"event": "not_merged"})
             return last
@@ -290,7 +291,7 @@ class Partition:
         Readers see all rows written. Readers that are under way go on with the old file, which has no name any more.
 
         Raises:
-            OSError: the disk refuses; the segment stays as it is.
+            OSError: the disk refuses; the segment stays as it is, or this is `Uncertain`.
             JournalDamaged: a block is damaged.
         """
         place = self.segments.index(segment)
@@ -320,7 +321,7 @@ class Partition:
         return self.segments[-1].path, self.segments[-1].inode()
 
     def sync(self) -> None:
-        """Sync all writes."""
+        """Sync all writes; `Uncertain` if the disk refuses."""
         self.segments[-1].sync()
         self.synced_end = self.segments[-1].end
 
@@ -337,15 +338,18 @@ class Partition:
     def rollback(self) -> None:
         """Take back all writes since `publish`, on the disk too. After an `OSError`, only opening the journal again helps."""
         kept = self._published.segments
-        if self.segments != kept:
-            for segment in self.segments[len(kept) :]:
-                segment.close()
-                segment.path.unlink(missing_ok=True)
-            self.segments = kept
-            sync_folder(self.folder)
+        for segment in reversed(self.segments[len(kept) :]):
+            segment.close()
+            self._delete_newest(segment.path)
+        self.segments = kept
         kept[-1].cut_to(self._published.size, self._published.end)
         kept[-1].newest, kept[-1].last = self._published.newest, self._published.last
         self.synced_end = min(self.synced_end, self._published.end)
+
+    def _delete_newest(self, path: Path) -> None:
+        """Delete the newest segment, which has rows that nobody was told about. A crash must leave no gap, so the name goes before the next does."""
+        path.unlink(missing_ok=True)
+        sync_folder(self.folder)
 
     def drop_oldest(self) -> Path:
         """Hide the oldest segment, which is not the last one, from readers; return its file, which may be deleted."""

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
+from pathlib import Path
 
 import pyarrow as pa
 
-from .blocks import NOTHING, Message, split_erased
+from .blocks import NOTHING, Message, Uncertain, split_erased, sync_folder
 from .segments import Segment
 
 __all__ = ["merged", "without"]
@@ -27,7 +28,7 @@ def merged(segment: Segment, journal: bytes, join: Callable[[Sequence[pa.RecordB
         join: makes messages of batches.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: the disk refuses, and the segment stays as it is; `Uncertain` if that is not sure.
         JournalDamaged: a block is damaged.
     """
     messages: list[Message] = []
@@ -56,7 +57,7 @@ def without(
         sealed: another segment follows.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: the disk refuses, and the segment stays as it is; `Uncertain` if that is not sure.
         JournalDamaged: a block is damaged.
     """
     messages: list[tuple[Message, int, float]] = []
@@ -95,6 +96,21 @@ def _replaced(
             erased=erased,
         )
     except BaseException:
-        segment.path = whole.with_suffix(".segment")
-        whole.unlink()
+        try:
+            _put_back(segment, whole)
+        except OSError as failure:
+            raise Uncertain.of(failure) from failure
         raise
+
+
+def _put_back(segment: Segment, whole: Path) -> None:
+    """Give the old file its name again, which the new one may have got. Readers find it by one name or the other at any time."""
+    path, beside = whole.with_suffix(".segment"), whole.with_suffix(".new")
+    replaced = not path.samefile(whole)
+    if replaced:
+        beside.hardlink_to(whole)
+        beside.rename(path)
+    segment.path = path
+    whole.unlink()
+    if replaced:
+        sync_folder(path.parent)  # rows that are appended to the old file must not lose their name to the new one

@@ -49,6 +49,7 @@ from .blocks import (
     Block,
     Header,
     Message,
+    Uncertain,
     header_at,
     map_file,
     padded,
@@ -132,7 +133,9 @@ class Segment:
         messages: Sequence[tuple[Message, int, float]] = (),
         erased: int | None = None,
     ) -> Segment:
-        """Make a segment file, open for writing; if `durable`, it is synced. After an `OSError` the name is as before.
+        """Make a segment file, open for writing; if `durable`, it is synced.
+
+        After an `OSError` a new name is gone again; a name that was taken (`rewriting`) may be of either file.
 
         Args:
             folder: of the partition.
@@ -144,6 +147,9 @@ class Segment:
             durable: whether the file is on the disk when this returns.
             messages: rows that it has from the beginning, each with its transaction and time.
             erased: the size that the next segment names, if rows were erased from this one; 0 if there is no next one.
+
+        Raises:
+            OSError: the disk refuses; `Uncertain` if the new name may stay.
         """
         header, octets = FileHeader.make(
             partition,
@@ -171,9 +177,15 @@ class Segment:
                 sync_folder(folder)
         except BaseException:
             os.close(descriptor)
-            beside.unlink(missing_ok=True)
-            if not taken:
-                path.unlink(missing_ok=True)
+            try:
+                beside.unlink(missing_ok=True)
+                if not taken and path.exists():
+                    path.unlink()
+                    sync_folder(
+                        folder
+                    )  # else a power failure could bring an empty segment back, behind rows that were taken back
+            except OSError as failure:
+                raise Uncertain.of(failure) from failure
             raise
         segment.synced = segment.size
         segment.publish()
@@ -355,7 +367,7 @@ class Segment:
         )
 
     def write(self, messages: Sequence[Message], *, transaction: int, time: float, more: bool = False) -> None:
-        """Write an append behind the last block, unsynced. After an `OSError` the file must be cut (`cut_to`).
+        """Write an append behind the last block, unsynced. After an `OSError` the file must be cut.
 
         Args:
             messages: one for each block.
@@ -397,20 +409,30 @@ class Segment:
         self.blocks += 1
 
     def sync(self) -> None:
-        """Sync everything written."""
+        """Sync everything written; `Uncertain` if the disk refuses."""
         if self.synced < self.size:
-            sync_data(self._descriptor)
+            self._sync()
             self.synced = self.size
+
+    def _sync(self) -> None:
+        try:
+            sync_data(self._descriptor)
+        except OSError as error:
+            raise Uncertain.of(error) from error
 
     def publish(self) -> None:
         """Let readers see everything written."""
         self.visible = self.size
 
+    def cut(self) -> None:
+        """Cut off what a failed `write` left, unsynced."""
+        os.ftruncate(self._descriptor, self.size)
+
     def cut_to(self, size: int, end: int) -> None:
-        """Cut off the blocks from position `size`, offset `end`, on, and sync that."""
+        """Cut off the blocks from position `size`, offset `end`, on, and sync that; raises as `sync`."""
         self.open_for_writing()
         os.ftruncate(self._descriptor, size)
-        sync_data(self._descriptor)
+        self._sync()
         self.size = self.synced = size
         self.visible = min(self.visible, size)
         self.end = end

@@ -6,13 +6,14 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
 
 from .blocks import Message
 from .config import JournalConfig
-from .errors import JournalError, JournalFull, refused
+from .errors import JournalError, JournalFull, JournalUnwritable, refused
 from .ledger import Ledger
 from .packing import pack
 from .schema import conform, fingerprint
@@ -79,13 +80,16 @@ class Staging:
         """Delete the stages of a batch, or some of them; return how many."""
         stages = self._stages.get((query, batch), {})
         chosen = [key for key in stages if part in (None, key[0]) and attempt in (None, key[1])]
-        for key in chosen:
-            stage = stages.pop(key)
-            self.size -= stage.size
-            stage.discard()
+        dropped = [stages.pop(key) for key in chosen]
+        self.size -= sum(stage.size for stage in dropped)
         if not stages:
             self._stages.pop((query, batch), None)
-        return len(chosen)
+        try:
+            for stage in dropped:
+                stage.discard()
+        except OSError as error:
+            raise JournalUnwritable(f"staged rows cannot be deleted: {error}", path=str(self.folder)) from error
+        return len(dropped)
 
     def drop_older(self, age: float) -> list[tuple[str, int]]:
         """Delete the batches that got no rows for `age` seconds; return their queries and numbers."""
@@ -192,11 +196,13 @@ class Stage:
                 needed=size,
                 limit=limit,
             )
-        before = segment.size, segment.end
         try:
             segment.write(messages, transaction=0, time=0.0)
         except OSError as error:
-            segment.cut_to(*before)
+            with suppress(
+                OSError
+            ):  # a part of a write is overwritten by the next, and cut off when the journal is opened
+                segment.cut()
             raise refused(error, segment.path) from error
         segment.publish()
         staging.size += size

@@ -36,7 +36,7 @@ import pyarrow.compute
 from .blocks import Block, Message
 from .config import JournalConfig
 from .erasures import Erasures
-from .errors import JournalError, JournalLocked, JournalUnwritable, refused
+from .errors import JournalError, JournalLocked, JournalUnwritable
 from .extent import Appended, Extent, StoreStatistics, partition_of
 from .guard import Guard, Undone
 from .keys import Keys, Taken
@@ -256,7 +256,7 @@ class Store:
         try:
             self._ends.sync()
         except OSError as error:
-            raise refused(error, self.directory) from error
+            raise self._guard.refused(error) from error
 
     def _publish(self, touched: Sequence[Partition], batches: Mapping[int, Sequence[pa.RecordBatch]]) -> None:
         """Let readers see what was written; `batches` has these rows for some partitions, to be indexed."""
@@ -264,12 +264,16 @@ class Store:
         if self._keys:
             self._index(touched, batches)
         self._note(touched)
-        if any(sealed) and not self.broken:
-            try:
+        if any(sealed):
+            self._retain_if_possible()
+
+    def _retain_if_possible(self) -> None:
+        """Retain behind a change that stands, whatever this raises: its error would say that nothing was changed. It is tried again later."""
+        try:
+            if not self.broken:
                 self.retain()
-            except JournalUnwritable as error:
-                # The rows are there all the same. The deletion is tried again later.
-                logger.warning("%s: %s", self.directory, error.detail, extra={"event": "retain"})
+        except JournalError as error:
+            logger.warning("%s: %s", self.directory, error.detail, extra={"event": "retain"})
 
     def _index(self, touched: Sequence[Partition], batches: Mapping[int, Sequence[pa.RecordBatch]]) -> None:
         try:
@@ -353,7 +357,7 @@ class Store:
         return self._staging.of(query, batch)
 
     def unstage(self, query: str, batch: int, part: int | None = None, attempt: int | None = None) -> int:
-        """Delete the stages of a batch, or some of them; return how many."""
+        """Delete the stages of a batch, or some of them; return how many. `JournalUnwritable` if a file cannot be deleted, until the next opening."""
         return self._staging.drop(query, batch, part, attempt)
 
     def unstage_older(self, age: float) -> list[tuple[str, int]]:
@@ -396,7 +400,7 @@ class Store:
         for number, offset in offsets.items():
             self._partition(number).check_offset(offset)
         self._set_group(name, offsets)
-        self.retain()
+        self._retain_if_possible()
 
     def _set_group(self, name: str, offsets: Mapping[int, int]) -> None:
         with ledger_errors(self.directory):
@@ -410,14 +414,21 @@ class Store:
         with ledger_errors(self.directory):
             self._ledger.forget_group(name)
         self._note(self._partitions)
-        self.retain()
+        self._retain_if_possible()
 
     def retain(self) -> int:
-        """Seal old segments, delete those that may go; return how many were deleted. Raises `JournalUnwritable` if the disk refuses."""
+        """Seal old segments, delete those that may go; return how many were deleted.
+
+        Raises:
+            JournalUnwritable, JournalFull: the disk refuses. What was deleted by then is gone.
+            JournalDamaged: a segment is damaged, so its age is not known.
+        """
         self._guard.require_usable()
         now, deleted = self._clock.now(), 0
         try:
-            self._retention.seal_old(now)
+            for sealed in self._retention.seal_old(now):
+                if self._keys:
+                    self._index([sealed], {})
             while (leaving := self._retention.next_to_go(now)) is not None:
                 path = leaving.drop_oldest()
                 self._ends.set(leaving.number, leaving.first, min(leaving.synced_end, leaving.end))
@@ -428,7 +439,7 @@ class Store:
                 path.unlink()
                 deleted += 1
         except OSError as error:
-            raise refused(error, self.directory) from error
+            raise self._guard.refused(error) from error
         finally:
             self._deleted += deleted
         return deleted

@@ -141,6 +141,8 @@ class Writer:
         """Write. Raises if the store is broken: only a new start tells what was committed."""
         queue = self._queue
         while True:
+            if self._store.broken:
+                raise JournalError(self._store.broken, path=queue.directory)
             # Only the jobs that are there now: tasks that stage block after block would hold up appends forever.
             for _ in range(len(queue.urgent)):
                 job = queue.urgent[0]
