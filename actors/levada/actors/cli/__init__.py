@@ -26,6 +26,8 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
+from levada.actors.descriptors import raise_descriptor_limit
+
 __all__ = ["COMMANDS", "Command", "Subparsers", "main", "make_parser"]
 
 if TYPE_CHECKING:
@@ -144,6 +146,7 @@ def _main(argv: Sequence[str]) -> int:
     if args.command is None:
         parser.print_help(sys.stderr)
         return 2
+    raise_descriptor_limit()
     return _command(args.command).run(args)
 
 

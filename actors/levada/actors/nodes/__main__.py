@@ -15,6 +15,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 import trio
 
 from levada.actors.apps import freeze_heap
+from levada.actors.descriptors import raise_descriptor_limit
 from levada.framework.errors import ConfigurationError, ConnectionLost
 from levada.transports.carriers import unix
 from levada.transports.carriers.shared_sockets import PassedSockets, ServerEnding
@@ -170,6 +171,7 @@ def _first(error: BaseException) -> BaseException:
 
 def main(arguments: list[str]) -> int:
     """Run a node; returns the exit code: 0 drained, 1 failed, 70 lost its driver; or the code of ``sys.exit``."""
+    raise_descriptor_limit()
     name, tracing, *numbers = arguments
     inherited = [socket.socket(fileno=int(number)) for number in numbers]
     for each in inherited:

@@ -39,6 +39,7 @@ import pyarrow as pa
 import trio
 
 from levada.actors.authentication import Authenticate, Authentication
+from levada.actors.descriptors import raise_descriptor_limit
 from levada.actors.journal.actor import Journal
 from levada.actors.journal.columns import Columns, Envelope, columns_of
 from levada.actors.journal.config import JournalConfig
@@ -506,6 +507,7 @@ async def serve_bridge(
     """Open a bridge and listen. Leaving the block closes connections, writes pending appends, and closes mailboxes.
 
     After a restart, requests for a mailbox that is not open yet wait for it, for `OPENING` seconds at most.
+    The process's soft limit of file descriptors is raised to its hard limit.
 
     Args:
         system: has been entered. It fails if a mailbox's journal cannot be kept running.
@@ -523,6 +525,7 @@ async def serve_bridge(
     Cancellation:
         connections are closed at once.
     """
+    raise_descriptor_limit()
     settings = config or BridgeConfig()
     folder = take_folder(directory)
     check_url(url, settings)
