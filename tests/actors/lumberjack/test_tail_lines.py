@@ -47,6 +47,21 @@ def test_limits_hold_and_the_places_stay_right(data: bytes, cuts: list[int], mos
         assert short.cut or short.text == long.text
 
 
+@given(
+    st.lists(st.sampled_from([b"a", b"\0", b"\0\0", b"\n", b"\r\n", b"b\0"]), max_size=40).map(b"".join),
+    st.lists(st.integers(0, 200)),
+)
+def test_nuls_at_the_beginning_of_lines_are_left_out(data: bytes, cuts: list[int]) -> None:
+    found = feed(LineAssembler(7, skip_nuls=True), data, cuts)
+    whole = feed(LineAssembler(7), data, [])
+    places = [(record.end, record.text.lstrip("\0")) for record in whole]
+    if data.rpartition(b"\n")[2].strip(b"\0") == b"":
+        places = [place for place in places if place[0] <= 7 + data.rfind(b"\n") + 1]  # NULs alone are no last line
+    assert [(record.end, record.text) for record in found] == places
+    for record in found:
+        assert data.startswith(record.text.encode(), record.start - 7)
+
+
 def test_a_line_that_is_too_long_is_cut_and_marked() -> None:
     lines = LineAssembler(max_line=4)
     assert lines.feed(b"123") == []

@@ -33,6 +33,7 @@ class LineAssembler:
         max_line: bytes kept of one line.
         start: a line that contains this begins a record, and other lines belong to the record before; ``None``: each line is a record.
         max_record: bytes kept of one record; its first line is always kept.
+        skip_nuls: leave out NUL bytes at the beginning of lines.
 
     Example:
         >>> lines = LineAssembler(start=re.compile(r"^\["))
@@ -51,10 +52,12 @@ class LineAssembler:
         max_line: int = 1 << 20,
         start: re.Pattern[str] | None = None,
         max_record: int = 1 << 20,
+        skip_nuls: bool = False,
     ) -> None:
         self._max_line = max_line
         self._pattern = start
         self._max_record = max_record
+        self._skip_nuls = skip_nuls
         self._at = offset
         self._line = bytearray()  # an unfinished line, up to `max_line`
         self._left_out = 0  # bytes of that line beyond `max_line`
@@ -76,9 +79,9 @@ class LineAssembler:
         found: list[Record] = []
         self._end_line(found, 1)
         *lines, last = rest.split(b"\n")
-        pattern, limit = self._pattern, self._max_line
+        plain, limit = self._pattern is None and not (self._skip_nuls and b"\0" in data), self._max_line
         for line in lines:
-            if pattern is None and len(line) <= limit:
+            if plain and len(line) <= limit:
                 # The common case inlined: 0.7 instead of 1.6 us a line.
                 at, self._at = self._at, self._at + len(line) + 1
                 text = line.decode("utf-8", "surrogateescape")
@@ -102,6 +105,10 @@ class LineAssembler:
         return found
 
     def _keep(self, part: bytes) -> None:
+        if self._skip_nuls and part[:1] == b"\0" and not self._line and not self._left_out:
+            rest = part.lstrip(b"\0")
+            self._at += len(part) - len(rest)
+            part = rest
         room = self._max_line - len(self._line)
         self._line += part[:room]
         self._left_out += max(0, len(part) - room)
