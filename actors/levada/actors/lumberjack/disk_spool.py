@@ -502,13 +502,16 @@ class SpoolPump(Actor[Any]):
                 self.spool.has_changed()
 
     async def insist(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call `function` in a thread. After an `OSError`, log it and try again every `_RETRY` seconds."""
+        """Call `function` in a thread. After an `OSError`, log it, once for each reason, and try again every `_RETRY` seconds."""
+        logged = ""
         while True:
             try:
                 async with self.lock:
                     return await trio.to_thread.run_sync(function, *arguments)
             except OSError as error:
-                logger.error("the spool cannot be used: %s", error, extra={"event": "spool_error"})
+                if str(error) != logged:
+                    logged = str(error)
+                    logger.error("the spool cannot be used: %s", error, extra={"event": "spool_error"})
                 await trio.sleep(_RETRY)
 
 
