@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -283,3 +284,23 @@ def test_arguments_that_make_no_sense(argv: list[str], capsys: pytest.CaptureFix
         cli.main(argv)
     assert caught.value.code == 2
     assert "usage: levada" in capsys.readouterr().err
+
+
+@pytest.mark.ci
+async def test_a_pattern_without_files_is_told_and_the_limit_of_descriptors_is_raised(tmp_path: Path) -> None:
+    (tmp_path / "folder.log").mkdir()
+    for number in range(60):
+        (tmp_path / f"{number}.txt").write_text(f"{number}\n")
+    async with receiving() as receiver:
+        patterns = [str(tmp_path / "folder.log"), str(tmp_path / "*.txt"), str(tmp_path / "later")]
+        words = command("ship", *patterns, "--to", receiver.url, "--once", "--json")
+        limited = f"ulimit -S -n 64; exec {shlex.join(words)}"
+        done = await trio.run_process(["sh", "-c", limited], env=ENVIRONMENT, capture_stdout=True, capture_stderr=True)
+        assert done.stderr.decode().splitlines() == [
+            f"levada: no file to ship yet: {patterns[0]}",
+            f"levada: no file to ship yet: {patterns[2]}",
+        ]
+        report = json.loads(done.stdout.splitlines()[-1])
+        assert (report["lines_acked"], report["bytes_behind"], report["failures"]) == (60, 0, 0)
+        _, out, _ = await receiver.end()
+        assert sorted(map(int, out.split())) == list(range(60))

@@ -121,8 +121,11 @@ async def _ship(args: argparse.Namespace) -> int:
         fields=dict(args.field),
         drain_timeout=args.drain_timeout,
     )
-    if args.once and not find_files(args.files, follow.exclude):
-        raise ConfigurationError(f"no file to ship: {' '.join(args.files)}")
+    nothing = [pattern for pattern in args.files if not find_files([pattern], follow.exclude)]
+    if args.once and nothing == args.files:
+        raise ConfigurationError(f"no file to ship: {' '.join(nothing)}")
+    for pattern in nothing:
+        print(f"levada: no file to ship yet: {printable(pattern)}", file=sys.stderr, flush=True)
     hosts = HostConfig(
         several="balance" if args.balance else "failover",
         tls=TlsConfig(ca=args.ca, certificate=args.cert, key=args.key, verify=not args.insecure),

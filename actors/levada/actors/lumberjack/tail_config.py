@@ -46,9 +46,9 @@ class TailConfig:
     rotate_wait: float = attrs.field(default=5.0, validator=_positive)
     """Seconds without a new byte after which a file that no pattern matches any more (renamed, unlinked) is closed."""
     close_inactive: float = attrs.field(default=300.0, validator=_positive)
-    """Seconds without a new byte after which any file is closed until its size changes; `rotate_wait` while other files wait."""
+    """Seconds without a new byte after which any file is closed until it changes; while others wait, a file is closed at its end."""
     max_files: int = attrs.field(default=256, validator=_size)
-    """Files that are open at a time. Others wait."""
+    """Files that are open at a time, and at most half of the descriptors of the process. Others wait."""
     multiline: re.Pattern[str] | None = attrs.field(default=None, converter=_pattern)
     """A line that contains this begins a record, and other lines belong to the record before; ``None``: each line is a record."""
     multiline_timeout: float = attrs.field(default=5.0, validator=_positive)
@@ -85,10 +85,10 @@ class TailStatus:
     """Records that lost a part because of `TailConfig.max_line` or `max_record`."""
     bytes_acked: int
     bytes_behind: int
-    """Unacknowledged bytes of the files that are being read or wait, and of those that were closed undelivered at the end."""
+    """Unacknowledged bytes of the files that are being read, wait or cannot be read, and of those that were closed undelivered at the end."""
     replacements: int
     """Files that were truncated or overwritten."""
     failures: int
-    """Actors of files that ended with an error, and files that could not be opened. They are tried again."""
+    """Actors of files that ended with an error, and files that could not be opened or read. They are tried again."""
     save_errors: int
     """Writes of the registry that failed. They are tried again."""

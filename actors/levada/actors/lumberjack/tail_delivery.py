@@ -6,6 +6,7 @@ Lines under way are bounded in number and in bytes.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -23,6 +24,8 @@ __all__ = ["Counters", "Deliver", "Delivery", "Key", "Shared"]
 
 Deliver = Callable[[list[dict[str, Any]]], Awaitable[object]]
 """Takes events and returns once they are safe: `Writer.deliver`, or an ask of any actor."""
+
+logger = logging.getLogger("levada.actors.lumberjack.tail")
 
 Key = tuple[int, int]
 """Device and inode of a file."""
@@ -62,10 +65,20 @@ class Shared:
     """Whether files wait until others are closed."""
     sizes: dict[Key, tuple[FileEntry, int]] = attrs.field(factory=dict)
     """Entry and last known size of the files that are being read, and of those that were closed undelivered at the end."""
-    left: dict[Key, int] = attrs.field(factory=dict)
-    """Sizes that files had when they were closed as inactive."""
+    left: dict[Key, tuple[int, int]] = attrs.field(factory=dict)
+    """Sizes and times of change that files had when they were closed as inactive."""
     cut: Reason | None = None
     """How the scanner ended, if that was before all files were read."""
+    refused: dict[Key, str] = attrs.field(factory=dict)
+    """Why files cannot be read."""
+
+    def refuse(self, key: Key, path: str, error: OSError) -> None:
+        """Note that a file cannot be read. Each reason is logged and counted once."""
+        why = str(error)
+        if self.refused.get(key) != why:
+            self.refused[key] = why
+            self.counters.failures += 1
+            logger.warning("cannot read %s: %s", path, error.strerror or error, extra={"event": "file_refused"})
 
 
 @attrs.define(eq=False)

@@ -3,21 +3,38 @@
 Each call of `OpenFile.look` gets the size from the system, compares the bytes that identify the file, and then reads new bytes.  If the
 file is truncated and written again between the comparison and the read, one damaged line may come out.  The next call notices, and the
 new content is read from its start, so nothing is left out.
+
+A file that is rewritten with the same text has the same bytes and the same size, but a new time of change.  The time alone is not enough:
+systems set it before they add the bytes of an append, and may wait for the disk between the two.  So the file counts as rewritten when
+its time of change has been new for `SETTLE` seconds while its size has not changed.  A rewrite with the same text *and more* cannot be
+told from an append.
 """
 
 from __future__ import annotations
 
+import ctypes
 import glob
+import math
 import os
 import stat
+import struct
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatch
 
 import attrs
 
+from levada.actors.descriptors import NO_ROOM
+
 from .tail_registry import HEAD, TAIL, FileEntry
 
-__all__ = ["Found", "Look", "OpenFile", "find_files", "find_moved"]
+__all__ = ["SETTLE", "Found", "Look", "OpenFile", "find_files", "find_moved"]
+
+SETTLE = 2.0
+"""Seconds for which a file keeps a new time of change, without a new size, before it counts as rewritten."""
+
+_AT_EMPTY_PATH, _STATX_BTIME = 0x1000, 0x800
+_BTIME = struct.Struct("=qI")
+_BTIME_AT = 80  # in a struct statx
 
 
 @attrs.frozen
@@ -25,9 +42,13 @@ class Found:
     """A regular file that a pattern matches."""
 
     path: str
+    target: str
+    """The end of the symbolic links at `path`; empty if it is not a link."""
     device: int
     inode: int
     size: int
+    changed: int
+    """Its time of change, in nanoseconds since 1970."""
 
 
 @attrs.frozen
@@ -61,8 +82,13 @@ class OpenFile:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         status = os.fstat(self._descriptor)
         self.device, self.inode, self.size = status.st_dev, status.st_ino, status.st_size
+        self.born = _born(self._descriptor, status)
+        """The time of birth in nanoseconds since 1970; 0: not known."""
+        self.changed = 0
+        """The time of change when the file got its size, in nanoseconds since 1970; 0: not known."""
         self.position = 0
         """Offset of the next byte to read."""
+        self._suspected = math.inf
         self._head = b""
         self._tail = b""
 
@@ -74,13 +100,23 @@ class OpenFile:
         """Whether this file has the content that `entry` describes."""
         return entry.describes(self._descriptor, self.size)
 
+    def is_born_as(self, entry: FileEntry) -> bool:
+        """Whether this file may be as old as that of `entry`: true if one of the times is not known."""
+        return 0 in (self.born, entry.born) or self.born == entry.born
+
     def head(self) -> bytes:
         """Return the first bytes, up to `HEAD`."""
         return os.pread(self._descriptor, HEAD, 0)
 
-    def go_to(self, position: int) -> None:
-        """Read on from `position`."""
-        self.position = position
+    def go_to(self, position: int, size: int = 0, changed: int = 0) -> None:
+        """Read on from `position`.
+
+        Args:
+            position: where to read on.
+            size: bytes of the file when it was last looked at.
+            changed: its time of change then; 0: not known.
+        """
+        self.position, self.size, self.changed, self._suspected = position, size, changed, math.inf
         self._head = self.head()
         self._tail = os.pread(self._descriptor, TAIL, max(0, position - TAIL))[: min(TAIL, position)]
 
@@ -95,25 +131,70 @@ class OpenFile:
             return 0 if start == 0 else self.size
         return start + last + 1
 
-    def look(self, most: int) -> Look:
-        """Read up to `most` new bytes."""
-        size = os.fstat(self._descriptor).st_size
+    @property
+    def is_suspected(self) -> bool:
+        """Whether the time of change is new and the size is not: the next looks find new bytes, or that the file was rewritten."""
+        return self._suspected < math.inf
+
+    def look(self, most: int, now: float) -> Look:
+        """Read up to `most` new bytes.
+
+        Args:
+            most: the most bytes.
+            now: the time in seconds, on a clock that never goes back.
+        """
+        status = os.fstat(self._descriptor)
         head = self.head()
         tail = os.pread(self._descriptor, len(self._tail), self.position - len(self._tail))
-        if size < self.position or not head.startswith(self._head) or tail != self._tail:
-            return Look(b"", size, replaced=True)
+        if (
+            status.st_size < max(self.position, self.size)
+            or not head.startswith(self._head)
+            or tail != self._tail
+            or self._is_rewritten(status, now)
+        ):
+            return Look(b"", status.st_size, replaced=True)
         before = self._tail
         data = os.pread(self._descriptor, most, self.position)
         if data:
             self._head = head
             self.position += len(data)
             self._tail = (before + data[-TAIL:])[-TAIL:]
-        return Look(data, size, head=self._head, before=before)
+        return Look(data, status.st_size, head=self._head, before=before)
+
+    def _is_rewritten(self, status: os.stat_result, now: float) -> bool:
+        if status.st_size > self.size or not self.changed or not self.position:
+            self.size, self.changed = status.st_size, status.st_mtime_ns
+        if status.st_mtime_ns == self.changed:
+            self._suspected = math.inf
+            return False
+        self._suspected = min(self._suspected, now)
+        return now >= self._suspected + SETTLE
+
+
+def _born(descriptor: int, status: os.stat_result) -> int:
+    """Return the time of birth of a file in nanoseconds, or 0 if the system does not tell it."""
+    born: float | None = getattr(status, "st_birthtime", None)  # macOS and the BSDs
+    if born is not None:
+        return int(born * 1e9)
+    octets = ctypes.create_string_buffer(256)
+    try:
+        failed = ctypes.CDLL(None).statx(descriptor, b"", _AT_EMPTY_PATH, _STATX_BTIME, octets)
+    except (AttributeError, OSError):  # another system, or a C library from before 2018
+        return 0
+    if failed or not struct.unpack_from("=I", octets)[0] & _STATX_BTIME:
+        return 0
+    seconds, nanoseconds = _BTIME.unpack_from(octets, _BTIME_AT)
+    return int(seconds) * 1_000_000_000 + int(nanoseconds)
 
 
 def find_files(patterns: Iterable[str], exclude: Sequence[str]) -> list[Found]:
-    """List the regular files that the patterns match, each inode once, the least recently changed first. Inaccessible files are left out."""
-    found: dict[tuple[int, int], tuple[float, Found]] = {}
+    """List the regular files that the patterns match, each inode once, the least recently changed first. Inaccessible files are left out.
+
+    Raises:
+        OSError: no descriptor is free to look for files.
+    """
+    os.close(os.open(os.sep, os.O_RDONLY | os.O_CLOEXEC))  # `glob` would find nothing, and not say why
+    found: dict[tuple[int, int], Found] = {}
     for pattern in patterns:
         # An existing name is taken literally, even if it looks like a pattern.
         paths = [pattern] if os.path.lexists(pattern) else glob.glob(pattern, recursive=True)
@@ -122,30 +203,49 @@ def find_files(patterns: Iterable[str], exclude: Sequence[str]) -> list[Found]:
                 continue
             try:
                 status = os.stat(path)
+                target = os.path.realpath(path) if os.path.islink(path) else ""
             except OSError:
                 continue  # it was removed, or is a broken link
             if stat.S_ISREG(status.st_mode):
-                key = (status.st_dev, status.st_ino)
-                found.setdefault(key, (status.st_mtime, Found(path, *key, status.st_size)))
-    return [file for _, file in sorted(found.values(), key=lambda item: (item[0], item[1].path))]
+                file = _found(path, target, status)
+                found.setdefault((file.device, file.inode), file)
+    return sorted(found.values(), key=lambda file: (file.changed, file.path))
 
 
 def find_moved(entries: Iterable[FileEntry]) -> list[Found]:
-    """Find renamed files in the folders where they were, if a part of them was not shipped.
+    """Find renamed files that are not shipped as they are now, in the folders where they were.
 
     Args:
         entries: the registry's entries of files that no pattern matches any more.
+
+    Raises:
+        OSError: no descriptor is free to look for files.
     """
     wanted = {(entry.device, entry.inode): entry for entry in entries}
+    # Where a link led when the file was last found; and leads now, for registries that did not note that.
+    places = {
+        place for entry in wanted.values() for place in (entry.path, entry.target or os.path.realpath(entry.path))
+    }
     found: list[Found] = []
-    for folder in {os.path.dirname(entry.path) for entry in wanted.values()}:
+    for folder in {os.path.dirname(place) for place in places}:
         try:
             with os.scandir(folder) as items:
                 for item in items:
-                    status = item.stat(follow_symlinks=False)
-                    key = (status.st_dev, status.st_ino)
-                    if key in wanted and stat.S_ISREG(status.st_mode) and status.st_size != wanted[key].offset:
-                        found.append(Found(item.path, *key, status.st_size))
-        except OSError:
-            continue
+                    try:
+                        status = item.stat(follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue  # it was removed
+                    entry = wanted.get((status.st_dev, status.st_ino))
+                    if entry is None or not stat.S_ISREG(status.st_mode):
+                        continue
+                    if status.st_size != entry.offset or entry.changed not in (0, status.st_mtime_ns):
+                        found.append(_found(item.path, "", status))
+                        del wanted[entry.device, entry.inode]  # it may have other names
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise
     return found
+
+
+def _found(path: str, target: str, status: os.stat_result) -> Found:
+    return Found(path, target, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)

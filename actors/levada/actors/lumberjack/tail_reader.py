@@ -31,10 +31,10 @@ class Drain(Asks[None]):
 
 @attrs.frozen
 class Located:
-    """The place of the file."""
+    """Whether the file still has a name that is looked for."""
 
-    path: str | None
-    """``None`` if no pattern matches the file any more."""
+    gone: bool
+    """Whether no pattern matches the file any more."""
 
 
 class FileReader(Actor[Located | Drain]):
@@ -68,11 +68,8 @@ class FileReader(Actor[Located | Drain]):
 
     @handles
     def locate(self, m: Located) -> None:
-        """Note the place of the file."""
-        self.gone = m.path is None
-        if m.path is not None and m.path != self.entry.path:
-            self.entry.path = m.path
-            self.shared.registry.dirty = True
+        """Note whether the file is still looked for."""
+        self.gone = m.gone
 
     @handles
     def drain(self, _: Drain) -> None:
@@ -83,16 +80,24 @@ class FileReader(Actor[Located | Drain]):
         """Assemble lines from this place on."""
         config = self.shared.config
         self.lines_of = LineAssembler(
-            offset, max_line=config.max_line, start=config.multiline, max_record=config.max_record
+            offset,
+            max_line=config.max_line,
+            start=config.multiline,
+            max_record=config.max_record,
+            # A writer that does not append goes on behind the bytes that a truncation has removed. The system fills the gap with NULs.
+            skip_nuls=offset == 0,
         )
 
     async def follow(self) -> None:
         """Read and deliver until there is nothing more to do, then stop the actor."""
         try:
-            await trio.to_thread.run_sync(self.file.go_to, self.entry.offset)
+            entry = self.entry
+            await trio.to_thread.run_sync(self.file.go_to, entry.offset, entry.size, entry.changed)
             while not self.delivery.draining and await self.read_once():
                 pass
             await self.delivery.finished()
+        except OSError as error:  # of the file; a delivery is a task of its own
+            self.shared.refuse(self.key, self.entry.path, error)
         finally:
             self.file.close()
         self.stop()
@@ -100,16 +105,17 @@ class FileReader(Actor[Located | Drain]):
     async def read_once(self) -> bool:
         """Read once, or wait; return false when there is nothing more to do."""
         config = self.shared.config
-        look = await trio.to_thread.run_sync(self.file.look, config.read_size)
+        now = trio.current_time()
+        look = await trio.to_thread.run_sync(self.file.look, config.read_size, now)
         # If this task was cancelled while the thread read, no delivery may begin.
         await trio.lowlevel.checkpoint_if_cancelled()
-        now = trio.current_time()
         self.shared.sizes[self.key] = (self.entry, look.size)
         if look.replaced:
             logger.info("%s was truncated or written over", self.entry.path, extra={"event": "file_replaced"})
             await self.hand_on(self.lines_of.finish(partial=True), look)
             self.begin_again()
             return True
+        self.note_size()
         if look.data:
             self.last_data = now
             if self.entry.head_length < len(look.head):
@@ -117,18 +123,32 @@ class FileReader(Actor[Located | Drain]):
             await self.hand_on(self.lines_of.feed(look.data), look)
             return True
         quiet = now - self.last_data
+        if self.file.is_suspected:
+            await self.pause()
+            return True
         if config.once or (self.gone and quiet >= config.rotate_wait):
             # The last line will not be finished.
             await self.hand_on(self.lines_of.finish(partial=True), look)
             return False
         if self.lines_of.holding and quiet >= config.multiline_timeout:
             await self.hand_on(self.lines_of.finish(), look)
-        if quiet >= (config.rotate_wait if self.shared.crowded else config.close_inactive):
-            self.shared.left[self.key] = look.size
+        if quiet >= config.close_inactive or (self.shared.crowded and not self.lines_of.holding):
+            self.shared.left[self.key] = (self.file.size, self.file.changed)
             return False
-        with trio.move_on_after(config.poll):
-            await self.delivery.woken()
+        await self.pause()
         return True
+
+    async def pause(self) -> None:
+        """Wait until it is time for the next look."""
+        with trio.move_on_after(self.shared.config.poll):
+            await self.delivery.woken()
+
+    def note_size(self) -> None:
+        """Note the size of the file for the next shipper, which may find it shorter."""
+        file, entry = self.file, self.entry
+        if (entry.size, entry.changed) != (file.size, file.changed):
+            entry.size, entry.changed = file.size, file.changed
+            self.shared.registry.dirty = True
 
     async def hand_on(self, records: list[Record], look: Look) -> None:
         """Deliver records that end in the bytes of the last look."""
@@ -138,7 +158,13 @@ class FileReader(Actor[Located | Drain]):
         """Read the file from its start, as a new one. The old entry stays, for lines under way and for copies of the old content."""
         self.shared.counters.replacements += 1
         self.entry = self.shared.registry.add(
-            FileEntry(path=self.entry.path, device=self.file.device, inode=self.file.inode)
+            FileEntry(
+                path=self.entry.path,
+                target=self.entry.target,
+                device=self.file.device,
+                inode=self.file.inode,
+                born=self.file.born,
+            )
         )
         self.file.go_to(0)
         self.begin_at(0)

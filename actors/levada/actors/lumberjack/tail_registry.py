@@ -1,20 +1,24 @@
 """The registry: how far each file has been shipped. It is kept on disk, so a shipper that was killed continues at the last ack.
 
-A file is identified by its device and inode *and* by its content: a digest of its first bytes, and a digest of the last bytes that were
-shipped.  The inode alone is not enough, because systems reuse inodes; the content alone is not enough, because many logs begin with the
-same lines.  These rules are tried in order:
+A file is identified by its device, its inode and its time of birth, *and* by its content: a digest of its first bytes, and a digest of
+the last bytes that were shipped.  The inode alone is not enough, because systems reuse inodes; the content alone is not enough, because
+many logs begin with the same lines, and a job without time stamps writes the same log each night.  These rules are tried in order:
 
-1. Same inode, same content: the same file, renamed or not.  Continue after the last acked byte.
-2. Same inode, but other content, or the file is shorter than its acked part: it was truncated or replaced.  Begin at its start.
-3. Other inode, the same first `HEAD` bytes and the same last bytes, and the path is the old path, perhaps with a suffix behind ``.``,
-   ``-`` or ``_``: a copy made by rotation (copy and truncate), or the file rewritten by an editor.  Continue after the last acked byte.
-4. Anything else is a new file.
+1. Same inode and birth, same content, and not shorter than it was: the same file, renamed or not.  Continue after the last acked byte.
+2. Same inode, but another birth or other content, or shorter: it was truncated or replaced.  Begin at its start.  So does an open file
+   whose time of change is new while its size is not: it was rewritten with the same text (`levada.actors.lumberjack.tail_file`).
+3. Same path, same inode number and birth, other device: the system has numbered its devices anew.  Continue.
+4. Other inode, the same first `HEAD` bytes and the same last bytes, the path is the old path with a suffix behind ``.``, ``-`` or ``_``,
+   *and the original was truncated or written over*: a copy made by rotation.  Continue after the last acked byte, of the least shipped
+   if there are several such originals.  Each original has one copy.
+5. Anything else is a new file, also if it has the path and the text of an older one.
 
-A file with fewer than `HEAD` bytes is identified by all its bytes, and by more as it grows.  Rule 3 does not apply to it, so a copy of a
-short file is shipped again: twice rather than not at all.
+So doubt ends in lines that come twice, never in lines that are left out.  A file with fewer than `HEAD` bytes is identified by all its
+bytes, and by more as it grows.  Rule 4 does not apply to it, so a copy of a short file is shipped again.
 
 The registry is one JSON file.  A new version is written beside the old one, synced, and renamed.  If the process dies between an ack and
 the next write, lines are sent twice, but none is lost.  The file ends with a CRC-32 of everything before it; 0.1 (version 1) wrote none.
+0.2 (version 2) did not note births, sizes, times of change, and the targets of links: they are not compared until they are known.
 
 The file exists from the first start on.  If it disappears later, all files are read from their beginning, whatever `TailConfig.start`
 says, and an error is logged.  Age is measured by the system's clock: if it jumps ahead, files that are missing at that moment are
@@ -50,7 +54,10 @@ TAIL = 64
 FORGET = 7 * 86400.0
 """Seconds after which a file that is gone is forgotten."""
 
-_VERSION = 2
+_COPIES = 8
+"""Contents of one path that are gone and can still be recognised in a copy."""
+
+_VERSION = 3
 _CHECKSUM = b'"crc32"'
 
 logger = logging.getLogger("levada.actors.lumberjack.tail")
@@ -62,14 +69,14 @@ def digest(data: bytes) -> str:
 
 
 def names_before_rotation(path: str) -> list[str]:
-    """List the paths that rotation may have copied to `path`: the path itself, and the path without a suffix after ``.``, ``-`` or ``_``.
+    """List the paths that rotation may have copied to `path`: the path without a suffix after ``.``, ``-`` or ``_``.
 
     Example:
         >>> names_before_rotation("/var/app.log-2026.1")
-        ['/var/app.log-2026.1', '/var/app', '/var/app.log', '/var/app.log-2026']
+        ['/var/app', '/var/app.log', '/var/app.log-2026']
     """
     first = path.rfind("/") + 1
-    return [path, *(path[:at] for at in range(first + 1, len(path)) if path[at] in ".-_")]
+    return [path[:at] for at in range(first + 1, len(path)) if path[at] in ".-_"]
 
 
 @attrs.define(kw_only=True)
@@ -78,9 +85,17 @@ class FileEntry:
 
     path: str
     """Its last known path."""
+    target: str = ""
+    """The end of the symbolic links at `path`; empty if it is not a link."""
     device: int
     inode: int
     """0, with device 0: this content is gone, because the file was truncated or overwritten."""
+    born: int = 0
+    """Its time of birth in nanoseconds since 1970; 0: not known. Unlike an inode it is not used again."""
+    size: int = 0
+    """Bytes of the file when it was last looked at."""
+    changed: int = 0
+    """Its time of change then, in nanoseconds since 1970; 0: not known."""
     head_length: int = 0
     head_digest: str = ""
     """Digest of the first `head_length` bytes."""
@@ -95,7 +110,7 @@ class FileEntry:
     def describes(self, descriptor: int, size: int) -> bool:
         """Whether an open file of `size` bytes has the content that was shipped. Reads the file."""
         return (
-            size >= max(self.offset, self.head_length)
+            size >= max(self.offset, self.head_length, self.size)
             and (not self.head_length or digest(os.pread(descriptor, self.head_length, 0)) == self.head_digest)
             and (
                 not self.tail_length
@@ -105,7 +120,7 @@ class FileEntry:
 
     @property
     def can_be_copied(self) -> bool:
-        """Whether enough of the file is known and shipped to recognise a copy of it (rule 3)."""
+        """Whether enough of the file is known and shipped to recognise a copy of it (rule 4)."""
         return self.offset > 0 and self.head_length == HEAD
 
     def note_head(self, head: bytes) -> None:
@@ -147,21 +162,33 @@ class FileRegistry:
         return self._by_inode.get((device, inode))
 
     def add(self, entry: FileEntry) -> FileEntry:
-        """Add an entry. An older entry with the same inode stays only to recognise copies."""
+        """Add an entry. An older entry with the same inode stays only to recognise copies, and not if its file was removed."""
         before = self.by_inode(entry.device, entry.inode)
         if before is not None:
-            before.device = before.inode = 0
+            if before.born and entry.born and before.born != entry.born:
+                self.remove(before)
+            else:
+                before.device = before.inode = 0
+                gone = [each for each in self.entries if each.path == before.path and not each.inode]
+                for each in gone[:-_COPIES]:
+                    self.remove(each)
         self.entries.append(entry)
         self._by_inode[entry.device, entry.inode] = entry
         self.dirty = True
         return entry
 
+    def remove(self, entry: FileEntry) -> None:
+        """Remove an entry."""
+        self.entries = [each for each in self.entries if each is not entry]
+        if self.by_inode(entry.device, entry.inode) is entry:
+            del self._by_inode[entry.device, entry.inode]
+        self.dirty = True
+
     def by_path(self) -> dict[str, list[FileEntry]]:
-        """Return the entries whose copies can be recognised, by path."""
+        """Return the entries by path."""
         found: dict[str, list[FileEntry]] = {}
         for entry in self.entries:
-            if entry.can_be_copied:
-                found.setdefault(entry.path, []).append(entry)
+            found.setdefault(entry.path, []).append(entry)
         return found
 
     def forget_old(self, now: float) -> None:
@@ -216,9 +243,9 @@ def _read(path: Path, *, used: bool) -> FileRegistry:
     try:
         octets = path.read_bytes()
         data: Any = json.loads(octets)
-        if data["version"] not in (1, _VERSION):
+        if data["version"] not in (1, 2, _VERSION):
             raise ValueError(f"version {data['version']!r}, expected {_VERSION}")
-        if data["version"] == _VERSION and data["crc32"] != zlib.crc32(octets.rpartition(_CHECKSUM)[0]):
+        if data["version"] != 1 and data["crc32"] != zlib.crc32(octets.rpartition(_CHECKSUM)[0]):
             raise ValueError("its checksum is wrong")
         return FileRegistry(path, [FileEntry(**entry) for entry in data["files"]], is_new=False)
     except FileNotFoundError:

@@ -2,10 +2,14 @@
 
 An error with a file (a disk error, a failed delivery) ends only the actor of that file.  The next look for files starts another one at the
 acknowledged place.  So `Scanner` is the supervisor, with its interval as the back-off.
+
+Files take at most half of the descriptors of the process.  The rest is for connections, the registry, and the looks for files.  While
+files wait for a place, files that are read to their end are closed, until they change.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections import deque
@@ -14,13 +18,15 @@ from typing import Any
 import attrs
 import trio
 
+from levada.actors.descriptors import NO_ROOM, descriptor_limit
 from levada.framework import Actor, Down, Failed, Reason, Ref, Reply, handles
 from levada.framework.errors import ActorStopped
 
 from .tail_delivery import Key, Shared
 from .tail_file import Found, OpenFile, find_files, find_moved
+from .tail_identity import identify
 from .tail_reader import Drain, FileReader, Located
-from .tail_registry import FileEntry, digest, names_before_rotation
+from .tail_registry import FileEntry, names_before_rotation
 
 __all__ = ["Scanner"]
 
@@ -38,10 +44,12 @@ class Scanner(Actor[Drain | Down]):
 
     def __attrs_post_init__(self) -> None:
         self.done: set[Key] = set()  # with `once`: files that were read, or cannot be
-        self.unripe: dict[Key, int] = {}  # sizes of files that may be unfinished copies
+        self.unripe: dict[Key, int] = {}  # sizes of files that may be copies in the making
         # Files that are not read to their end. If one is renamed so that no pattern matches, it must be searched for.
         self.unfinished = {(entry.device, entry.inode) for entry in self.shared.registry.entries if entry.inode}
-        self.refused: set[tuple[str, str]] = set()
+        self.troubles: dict[
+            str, str
+        ] = {}  # what cannot be done, and why: each is logged once until it can be done again
         self.looked = False
         self.freed = trio.Event()
         self.drained: Reply[Any] | None = None
@@ -83,9 +91,14 @@ class Scanner(Actor[Drain | Down]):
             self.unfinished.add(key)
         if self.shared.config.once:
             self.done.add(key)
-        if len(self.readers) <= self.shared.config.max_files // 2:  # one look for many places
+        if len(self.readers) <= self.places // 2:  # one look for many places
             self.freed.set()
         self.look_whether_done()
+
+    @property
+    def places(self) -> int:
+        """The most files that are open at a time."""
+        return max(1, min(self.shared.config.max_files, descriptor_limit() // 2))
 
     def look_whether_done(self) -> None:
         """If no file is being read any more, answer `Drain` and set `finished`."""
@@ -110,64 +123,99 @@ class Scanner(Actor[Drain | Down]):
             snapshot = registry.snapshot()
             if snapshot is None:
                 return
+            what = "the registry of files cannot be written"
             try:
                 await trio.to_thread.run_sync(registry.write, snapshot)
+                self.troubles.pop(what, None)
             except OSError as error:
                 registry.dirty = True
                 self.shared.counters.save_errors += 1
-                logger.error("the registry of files cannot be written: %s", error, extra={"event": "registry_error"})
+                self.complain(what, error, "registry_error")
+
+    def complain(self, what: str, error: OSError, event: str) -> None:
+        """Log what cannot be done, once until it can be done again or fails for another reason."""
+        if self.troubles.get(what) != str(error):
+            self.troubles[what] = str(error)
+            logger.error("%s: %s", what, error, extra={"event": event})
 
     async def look_for_files(self) -> None:
         """Look for files every `TailConfig.scan` seconds, or when places are free, and start actors for them."""
         config = self.shared.config
         while self.drained is None and not (self.looked and config.once and not self.shared.waiting):
             self.freed = trio.Event()
-            files = await trio.to_thread.run_sync(find_files, self.patterns, config.exclude)
-            here = {(file.device, file.inode): file for file in files}
-            # Those let go may have grown before they were renamed.
-            sought = (self.unfinished | self.shared.left.keys()) - here.keys()
-            self.unfinished.clear()
-            lost = [entry for key in sought if (entry := self.shared.registry.by_inode(*key)) is not None]
-            found = await trio.to_thread.run_sync(find_moved, lost) if lost else []
-            moved = {(file.device, file.inode): file for file in found}
             try:
-                await self.take_in(here | moved)
+                await self.look_once()
+            except OSError as error:
+                self.complain("no descriptor is free to look for files", error, "descriptors")
             except ActorStopped:
                 return  # the end came while threads looked at files
-            self.unfinished |= moved.keys() - self.readers.keys() - self.done  # they wait until others are closed
-            self.looked = True
-            self.shared.looked.set()
-            self.look_whether_done()
+            else:
+                self.looked = True
+                self.shared.looked.set()
+                self.look_whether_done()
             with trio.move_on_after(config.scan):
                 await self.freed.wait()
 
+    async def look_once(self) -> None:
+        """Look for files, and start actors for them.
+
+        Raises:
+            OSError: no descriptor is free to look for files.
+            ActorStopped: this actor is ending.
+        """
+        files = await trio.to_thread.run_sync(find_files, self.patterns, self.shared.config.exclude)
+        here = {(file.device, file.inode): file for file in files}
+        # Those let go may have grown before they were renamed.
+        sought = (self.unfinished | self.shared.left.keys()) - here.keys()
+        lost = [entry for key in sought if (entry := self.shared.registry.by_inode(*key)) is not None]
+        found = await trio.to_thread.run_sync(find_moved, lost) if lost else []
+        moved = {(file.device, file.inode): file for file in found}
+        for entry in lost:
+            if (entry.device, entry.inode) not in moved and entry.size > entry.offset:
+                text = "%s is gone, and its last %d bytes were not shipped"
+                logger.warning(text, entry.path, entry.size - entry.offset, extra={"event": "file_gone"})
+                entry.size = entry.offset  # said once
+                self.shared.registry.dirty = True
+        self.troubles.pop("no descriptor is free to look for files", None)
+        self.unfinished.clear()
+        await self.take_in(here | moved)
+        self.unfinished |= moved.keys() - self.readers.keys() - self.done  # they wait until others are closed
+
     async def take_in(self, here: dict[Key, Found]) -> None:
-        """Tell the actors where their files are, and start the missing actors."""
+        """Tell the actors whether their files are still there, and start the missing actors."""
         shared, registry = self.shared, self.shared.registry
         for key, reader in self.readers.items():
             if reader.is_alive:  # else its `Down` is under way
-                reader.tell(Located(here[key].path if key in here else None))
+                reader.tell(Located(gone=key not in here))
         self.unripe = {key: size for key, size in self.unripe.items() if key in here}
-        shared.left = {key: size for key, size in shared.left.items() if key in here}
+        shared.refused = {key: why for key, why in shared.refused.items() if key in here}
+        shared.left = {key: left for key, left in shared.left.items() if key in here}
         missing = [
             (key, file)
             for key, file in here.items()
-            if key not in self.readers and key not in self.done and shared.left.get(key) != file.size
+            if key not in self.readers and key not in self.done and shared.left.get(key) != (file.size, file.changed)
         ]
         by_path = registry.by_path() if missing else {}
         taken: deque[tuple[Key, OpenFile, FileEntry]] = deque()
         looked_at = 0
         try:
             shared.waiting = len(missing)
+            shared.crowded = False
             for key, file in missing:
-                shared.crowded = len(self.readers) + len(taken) >= shared.config.max_files
+                shared.crowded = len(self.readers) + len(taken) >= self.places
                 if shared.crowded or self.drained is not None:
                     break
-                known = [entry for name in names_before_rotation(file.path) for entry in by_path.get(name, ())]
-                opened, entry = await self.take_in_file(key, file, known)
+                try:
+                    found = await self.take_in_file(key, file, by_path, here)
+                except OSError as error:
+                    self.complain("files wait, because no descriptor is free", error, "descriptors")
+                    shared.crowded = True
+                    break
                 looked_at += 1
-                if opened is not None and entry is not None:
-                    taken.append((key, opened, entry))
+                if found is not None:
+                    taken.append((key, *found))
+            else:
+                self.troubles.pop("files wait, because no descriptor is free", None)
             if taken:
                 # Before anything is read: otherwise, if this process is killed and the file is renamed, the next shipper would not know it.
                 await self.write_registry()
@@ -185,11 +233,15 @@ class Scanner(Actor[Drain | Down]):
             raise
         shared.files = len(self.readers)
         shared.waiting = len(missing) - looked_at  # not before the actors are there, see `look_whether_done`
-        shared.bytes_waiting = sum(self.behind(key, file) for key, file in missing[looked_at:])
+        shared.bytes_waiting = sum(self.behind(key, file) for key, file in missing if key not in self.readers)
         now = time.time()
         for entry in registry.entries:
-            if (entry.device, entry.inode) in here:
+            found_as = here.get((entry.device, entry.inode))
+            if found_as is not None:
                 entry.seen = now
+                if (entry.path, entry.target) != (found_as.path, found_as.target):
+                    entry.path, entry.target = found_as.path, found_as.target
+                    registry.dirty = True
         registry.forget_old(now)
 
     def behind(self, key: Key, file: Found) -> int:
@@ -198,74 +250,50 @@ class Scanner(Actor[Drain | Down]):
         return max(0, file.size - (0 if entry is None else entry.offset))
 
     async def take_in_file(
-        self, key: Key, file: Found, originals: list[FileEntry]
-    ) -> tuple[OpenFile | None, FileEntry | None]:
-        """Open a file and find or make its entry; return neither if it cannot be read, or not yet."""
-        shared, registry = self.shared, self.shared.registry
-        try:
-            opened, entry = await trio.to_thread.run_sync(self.identify, file, registry.by_inode(*key), originals)
-        except OSError as error:
-            why = (file.path, str(error))
-            if why not in self.refused:
-                self.refused.add(why)
-                shared.counters.failures += 1
-                logger.warning(
-                    "cannot read %s: %s", file.path, error.strerror or error, extra={"event": "file_refused"}
-                )
-            if shared.config.once:
-                self.done.add(key)
-            return None, None
-        if opened is None:
-            return None, None
-        if (opened.device, opened.inode) != key:
-            opened.close()  # another file has replaced it meanwhile
-            return None, None
-        if entry is None:
-            entry = FileEntry(path=file.path, device=file.device, inode=file.inode)
-            if shared.config.start == "end" and registry.is_new and not self.looked:
-                entry.offset = await trio.to_thread.run_sync(opened.end_of_lines, shared.config.max_line)
-        if (entry.device, entry.inode) != key:
-            logger.info("%s is a copy of %s, shipped up to %d", file.path, entry.path, entry.offset)
-            entry = attrs.evolve(entry, path=file.path, device=file.device, inode=file.inode)
-        if registry.by_inode(*key) is not entry:
-            registry.add(entry)
-        entry.path = file.path
-        shared.left.pop(key, None)
-        return opened, entry
-
-    def identify(
-        self, file: Found, own: FileEntry | None, originals: list[FileEntry]
-    ) -> tuple[OpenFile | None, FileEntry | None]:
-        """Open a file and find its entry by the rules of the registry. Blocks.
-
-        Args:
-            file: the file to open.
-            own: the entry of its inode.
-            originals: entries of files of which it may be a copy.
-
-        Returns:
-            File and entry; no entry for a new file; neither if the file may be an unfinished copy, to be looked at again later.
+        self, key: Key, file: Found, by_path: dict[str, list[FileEntry]], here: dict[Key, Found]
+    ) -> tuple[OpenFile, FileEntry] | None:
+        """Open a file and find or make its entry; return ``None`` if it cannot be read, or not yet.
 
         Raises:
-            OSError: the file cannot be opened or read.
+            OSError: no descriptor is free.
         """
-        opened = OpenFile(file.path)
+        shared, registry = self.shared, self.shared.registry
+        waits = not shared.config.once and self.unripe.get(key) != file.size
+        known = functools.partial(
+            identify,
+            file,
+            registry.by_inode(*key),
+            by_path.get(file.path, ()),
+            [entry for name in names_before_rotation(file.path) for entry in by_path.get(name, ())],
+            here,
+            waits=waits,
+        )
         try:
-            key = (opened.device, opened.inode)
-            if own is not None and opened.is_described_by(own):
-                return opened, own
-            head = digest(opened.head())
-            for entry in originals:
-                if entry is own or head != entry.head_digest:
-                    continue
-                if opened.size < entry.offset and self.unripe.get(key) != opened.size and not self.shared.config.once:
-                    # It may still be being copied. If it has not grown at the next look, it is a new file.
-                    self.unripe[key] = opened.size
-                    opened.close()
-                    return None, None
-                if opened.is_described_by(entry):
-                    return opened, entry
-        except BaseException:
-            opened.close()
-            raise
-        return opened, None
+            found = await trio.to_thread.run_sync(known)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise
+            shared.refuse(key, file.path, error)
+            return None
+        if found is None:
+            self.unripe[key] = file.size
+            return None
+        opened, entry = found
+        if (opened.device, opened.inode) != key:
+            opened.close()  # another file has replaced it meanwhile
+            return None
+        if entry is None:
+            entry = FileEntry(path=file.path, device=file.device, inode=file.inode, born=opened.born)
+            if shared.config.start == "end" and registry.is_new and not self.looked:
+                entry.offset = await trio.to_thread.run_sync(opened.end_of_lines, shared.config.max_line)
+        elif (entry.device, entry.inode) != key:
+            logger.info("%s is a copy of %s, shipped up to %d", file.path, entry.path, entry.offset)
+            registry.remove(entry)
+            entry = attrs.evolve(
+                entry, device=file.device, inode=file.inode, born=opened.born, size=0, changed=0, seen=time.time()
+            )
+        if registry.by_inode(*key) is not entry:
+            registry.add(entry)
+        entry.path, entry.target, entry.born = file.path, file.target, opened.born
+        shared.left.pop(key, None)
+        return opened, entry
