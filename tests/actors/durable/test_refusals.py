@@ -18,7 +18,8 @@ pytest.importorskip("pyarrow")
 
 from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Deposited
 from tests.actors.durable.memory_journal import MemoryJournal, Row
-from tests.actors.durable.test_placement import placed
+from tests.actors.durable.test_placement import APP, placed
+from tests.actors.nodes.conftest import nodes_here
 
 from levada.actors.durable import (
     Durable,
@@ -45,6 +46,7 @@ from levada.actors.journal import (
 )
 from levada.actors.nodes import nodes_of
 from levada.framework import ActorSystem, Asks, Ref, handles, message
+from levada.framework.router import group
 from levada.framework.testing import Probe
 
 TIMES: dict[str, Any] = {"ask_timeout": 30.0, "shutdown_timeout": 20.0}
@@ -177,6 +179,43 @@ class Picky(MemoryJournal):
             return Fenced(0, 0)  # not what is answered
         done: Appended | Fenced = await super().append(m)
         return done
+
+
+KEPT: dict[str, Any] = {}
+"""The rows and the refusal of the journal that is on a node."""
+
+
+class Kept(Picky):
+    """Is on a node, and is reached through a router, as the journal of a keeper."""
+
+    def __init__(self) -> None:
+        super().__init__(log_columns(EVENTS), KEPT["rows"], KEPT["refusal"])
+
+    async def started(self) -> None:
+        self.system.groups.join("test.kept", self.ref)
+
+
+async def test_a_refusal_is_the_journals_own_at_once_however_many_processes_it_crosses(
+    autojump_clock: MockClock,
+) -> None:
+    """From the journal to the driver's router, from there to the shard's node, and back to the caller."""
+    KEPT.update(rows=[[]], refusal=[])
+    async with (
+        ActorSystem("driver", shutdown_timeout=100.0, ask_timeout=150.0) as system,
+        nodes_here(system, 2, APP) as (nodes, _),
+    ):
+        await (await nodes.spawn(Kept, on=0)).ask(GetExtent())
+        journal: Ref[Any] = system.spawn(group("test.kept"))
+        accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=1, nodes=nodes)
+        assert await accounts["anna"].ask(Deposit(1)) == 1
+        KEPT["refusal"].append(JournalFull("the disk is full", path="/var/log"))
+        before = trio.current_time()
+        for _ in range(3):  # the first is refused by the append, the others by the shard
+            with pytest.raises(JournalFull, match=r"^/var/log: the disk is full$"):
+                await accounts["anna"].ask(Deposit(1))
+        assert trio.current_time() - before < 1.0
+        accounts.ref.stop()
+        await accounts.ref.terminated()
 
 
 async def test_every_command_under_way_gets_the_refusal_and_is_not_done(autojump_clock: MockClock) -> None:

@@ -290,6 +290,8 @@ def _describe(error: BaseException) -> tuple[str, str]:
 
 def encode_failure(error: BaseException) -> bytes:
     """Write the failure that an asker gets in place of an answer: class, text, and one more value."""
+    if type(error) is ActorError and isinstance(error.__cause__, RemoteFailure):
+        error = error.__cause__  # from a third system: its class is kept, however many systems it passes through
     kind, text = _describe(error)
     more: Any = None
     if isinstance(error, ActorStopped):
