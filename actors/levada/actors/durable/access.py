@@ -14,6 +14,7 @@ from levada.actors.journal import (
     Fenced,
     Found,
     GetExtent,
+    JournalBehind,
     JournalError,
     ReadEntity,
     ReadRows,
@@ -33,15 +34,20 @@ JOURNAL_TIMEOUT = 60.0
 """Seconds after which a journal that does not answer counts as out of reach."""
 
 
-@attrs.frozen
+@attrs.define
 class Access:
-    """One partition of the log. All methods raise `ShardLost` if the journal is out of reach, and the `JournalError` of the journal if it refuses."""
+    """One partition of the log. All methods raise `ShardLost` if the journal is out of reach, and the `JournalError` of the journal if it refuses.
+
+    It is older than its shard, which may restart, and remembers how far the log reached: `JournalBehind` says that rows are gone from it since.
+    """
 
     journal: Ref[Any] = attrs.field(repr=False)
     shard: int
     """Number of the partition."""
     streams: bool
     """Whether rows go to the journal as bytes, because it may be in another process."""
+    known: int = attrs.field(default=0, init=False)
+    """The offset after the last row that was there."""
 
     async def ask(self, question: Asks[Any]) -> Any:
         """Ask the journal."""
@@ -57,22 +63,38 @@ class Access:
 
     async def end(self) -> int:
         """Return the offset after the last row."""
+        known = self.known
         extent = await self.ask(GetExtent())
         end: int = extent.end[self.shard]
+        self._reached(end, known)
         return end
 
     async def append(self, batch: pa.RecordBatch, at: int) -> Appended | Fenced:
         """Append rows if `at` is the end; otherwise return `Fenced`."""
-        rows = stream_of(batch) if self.streams else batch
+        rows, known = stream_of(batch) if self.streams else batch, self.known
         try:
             answer: Appended | Fenced = await self.ask(Append(rows, partition=self.shard, at=at, waits=False))
         except ValueError as error:
             raise JournalError(f"shard {self.shard}: these rows cannot travel to the journal: {error}") from error
+        self._reached(answer.first + answer.count if isinstance(answer, Appended) else answer.end, known)
         return answer
+
+    def _reached(self, end: int, known: int) -> None:
+        """Note the end of the log. `known` is what was known of it before it was asked for, because answers may overtake each other."""
+        if end < known:
+            what = (
+                f"shard {self.shard}: rows {end} to {known - 1} were on the disk and are gone from the log, which was replaced by an older copy. "
+                f"Put the newest copy back; or start the program again, and the shard continues with the rows before {end}"
+            )
+            raise JournalBehind(what, partition=self.shard, wanted=known, kept=end)
+        self.known = max(self.known, end)
 
     async def row(self, offset: int) -> pa.RecordBatch:
         """Return one row."""
         rows = await self.ask(ReadRows(self.shard, offset, offset + 1))
+        if not rows.count:
+            await self.end()
+            raise JournalError(f"row {offset} of shard {self.shard} is gone from the log")
         batch: pa.RecordBatch = rows.batch()
         return batch
 

@@ -111,6 +111,7 @@ class Host(Actor[CheckHost | Open | Close | EndHost | _Unused]):
         from levada.actors.nodes import nodes_of
 
         self._shards: dict[int, Ref[Any]] = {}
+        self._ways = [Access(self.journal, shard, streams=True) for shard in range(self.terms.shards)]
         self._told: set[int] = set()
         self._leaving = False
         self._refusal: ConfigurationError | None = None
@@ -169,7 +170,7 @@ class Host(Actor[CheckHost | Open | Close | EndHost | _Unused]):
         former = self._shards.get(m.shard)
         if former is not None:
             former.kill()
-        ref = self.spawn(Shard, self._settings, Access(self.journal, m.shard, streams=True), mailbox=bounded(MAILBOX))
+        ref = self.spawn(Shard, self._settings, self._ways[m.shard], mailbox=bounded(MAILBOX))
         self._shards[m.shard] = ref
         self._told.discard(m.shard)
         self.watch(ref, m.shard)

@@ -25,7 +25,7 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from levada.actors.journal import Appended, CommandReused, JournalError
+from levada.actors.journal import Appended, CommandReused, JournalBehind, JournalError
 from levada.actors.journal.errors import fresh
 from levada.actors.metrics.journal import shard_samples
 from levada.framework import Actor, Failed, Killed, Normal, Reason, Ref, Reply, Sample, Shutdown, handles
@@ -383,6 +383,8 @@ class Shard(DescribedActor[Any]):
             self._under_way.send(turn, self.settings.codec.decode(octets, _expected(turn.message)))
         except ShardLost:
             raise
+        except JournalBehind as error:
+            raise ShardLost(str(error), shard=self.number) from error
         except Exception as error:  # noqa: BLE001 - it is the command's: its class may have changed
             self._under_way.refuse(turn, error)
 

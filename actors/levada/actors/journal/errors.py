@@ -37,10 +37,10 @@ class JournalLocked(JournalError):
 
 @attrs.define(eq=False, slots=False, str=False)
 class JournalBehind(JournalError):
-    """Offsets are of rows that this journal does not have: it was replaced by an older copy, or it lost rows that had been read."""
+    """Offsets are of rows that this journal does not have: it was replaced by an older copy, or it lost rows that had been read or written."""
 
     opening: str = ""
-    """The opening of the journal at which the offsets were read; empty for a checkpoint of version 0.1."""
+    """The opening of the journal at which the offsets were read; empty for a checkpoint of version 0.1, and for a shard of durable actors."""
     partition: int = 0
     wanted: int = 0
     """The offset that was given."""
@@ -112,10 +112,11 @@ def refused(error: OSError, path: Path) -> JournalError:
     )
 
 
-_WITH_A_PATH_ONLY = {
-    cls.__name__: cls for cls in (JournalDamaged, JournalFull, JournalLocked, JournalUnwritable, SchemaMismatch)
+_WITHOUT_FIELDS = {
+    cls.__name__: cls
+    for cls in (JournalBehind, JournalDamaged, JournalFull, JournalLocked, JournalUnwritable, SchemaMismatch)
 }
-_OTHERS = {cls.__name__ for cls in (CommandReused, JournalBehind, JournalError, OffsetGone)}
+_OTHERS = {cls.__name__ for cls in (CommandReused, JournalError, OffsetGone)}
 
 
 def journal_error(error: BaseException) -> JournalError | None:
@@ -126,7 +127,7 @@ def journal_error(error: BaseException) -> JournalError | None:
     cause = error.__cause__
     if not isinstance(error, ActorError) or not isinstance(cause, RemoteFailure):
         return None
-    cls = _WITH_A_PATH_ONLY.get(cause.kind)
+    cls = _WITHOUT_FIELDS.get(cause.kind)
     if cls is None and cause.kind not in _OTHERS:
         return None
     return (cls or JournalError)(cause.detail)
