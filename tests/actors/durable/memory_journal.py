@@ -18,6 +18,7 @@ from levada.actors.journal import (
     Fenced,
     Found,
     GetExtent,
+    GetSchema,
     ReadEntity,
     ReadRows,
     Rows,
@@ -29,7 +30,7 @@ from levada.framework import Actor, handles
 Row = dict[str, Any]
 
 
-class MemoryJournal(Actor[Append | GetExtent | ReadEntity | ReadRows]):
+class MemoryJournal(Actor[Append | GetExtent | GetSchema | ReadEntity | ReadRows]):
     """Answers as `Journal` does."""
 
     schema: Any
@@ -39,6 +40,11 @@ class MemoryJournal(Actor[Append | GetExtent | ReadEntity | ReadRows]):
     def extent(self, _: GetExtent) -> Extent:
         ends = {number: len(rows) for number, rows in enumerate(self.rows)}
         return Extent("epoch", dict.fromkeys(ends, 0), ends, "opening")
+
+    @handles
+    def columns(self, _: GetSchema) -> bytes:
+        octets: bytes = self.schema.serialize().to_pybytes()
+        return octets
 
     @handles
     async def append(self, m: Append) -> Appended | Fenced:

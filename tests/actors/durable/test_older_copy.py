@@ -17,8 +17,8 @@ from tests.actors.durable.test_placement import APP
 from tests.actors.nodes.conftest import nodes_here
 
 from levada.actors.durable import Shards, log_columns, shard, shards
-from levada.actors.journal import JournalBehind
-from levada.framework import ActorSystem
+from levada.actors.journal import JournalBehind, JournalError, ReadRows, Rows
+from levada.framework import ActorSystem, handles
 
 GONE = "shard 0: rows 3 to 5 were on the disk and are gone from the log, which was replaced by an older copy"
 
@@ -62,6 +62,24 @@ async def test_a_shard_without_its_rows_names_them_and_answers_nothing_from_memo
         await trio.sleep(shard.LAST_DELAY + 0.1)
         assert await accounts["anna"].ask(Deposit(1), command="c4") == 5
         assert await accounts["anna"].ask(Deposit(1)) == 6
+
+
+class Erased(MemoryJournal):
+    """Has lost the rows of answers, and nothing else."""
+
+    @handles
+    def read(self, m: ReadRows) -> Rows:
+        return Rows(m.partition, m.end or 0, 0, b"")
+
+
+async def test_an_answer_whose_row_was_erased_is_an_error_that_says_so(autojump_clock: MockClock) -> None:
+    async with ActorSystem("test", ask_timeout=1000.0) as system:
+        journal = system.spawn(Erased, log_columns(EVENTS), [[]])
+        accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=1)
+        assert await accounts["anna"].ask(Deposit(1), command="one") == 1
+        with pytest.raises(JournalError, match=r"^row 1 of shard 0, which has the answer, is gone from the log$"):
+            await accounts["anna"].ask(Deposit(1), command="one")
+        assert await accounts["anna"].ask(Deposit(1)) == 2
 
 
 async def test_an_older_copy_is_noticed_when_the_shard_starts_again(autojump_clock: MockClock) -> None:

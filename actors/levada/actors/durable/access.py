@@ -90,11 +90,11 @@ class Access:
         self.known = max(self.known, end)
 
     async def row(self, offset: int) -> pa.RecordBatch:
-        """Return one row."""
+        """Return the row that has the answer of a command."""
         rows = await self.ask(ReadRows(self.shard, offset, offset + 1))
         if not rows.count:
             await self.end()
-            raise JournalError(f"row {offset} of shard {self.shard} is gone from the log")
+            raise JournalError(f"row {offset} of shard {self.shard}, which has the answer, is gone from the log")
         batch: pa.RecordBatch = rows.batch()
         return batch
 

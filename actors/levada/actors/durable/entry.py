@@ -18,10 +18,20 @@ import pyarrow as pa
 import trio
 
 from levada.actors.apps import importable
-from levada.actors.journal import GetExtent, Journal, JournalConfig, SchemaMismatch, Store, check_growth, partition_of
+from levada.actors.journal import (
+    GetExtent,
+    GetSchema,
+    Journal,
+    JournalConfig,
+    SchemaMismatch,
+    Store,
+    check_growth,
+    journal_error,
+    partition_of,
+)
 from levada.actors.journal.config import REOPEN_EVERY
 from levada.framework import Actor, ActorSystem, Asks, Codec, Receiver, Ref, Sender, bounded, channel, handles, restart
-from levada.framework.errors import ConfigurationError, LevadaError
+from levada.framework.errors import ActorError, ConfigurationError, LevadaError
 from levada.framework.handlers import flatten
 from levada.framework.message import tag_of
 from levada.framework.ref import DEFAULT_TIMEOUT
@@ -341,7 +351,7 @@ async def shards(
         cls: the durable class; all its fields have defaults.
         events: the classes of its events, as a union (``Deposited | Withdrawn``). Each has an `applies` method.
         journal: a folder, made if it is missing, that no other process has open; or the ref of a `Journal` with the columns
-            ``log_columns(events)`` and the config ``log_config(shards)``, which may be in another process.
+            ``log_columns(events)``, or the same in another order, and the config ``log_config(shards)``, which may be in another process.
         shards: the number of partitions of the log, 1 to 4096, fixed when the log is made. Entities are spread over them by their ids.
         nodes: the nodes for the entities: each shard is on one node that is up, and every node must have imported the class. None: this process.
         idle: seconds without a command after which an entity leaves memory.
@@ -355,7 +365,7 @@ async def shards(
 
     Raises:
         ConfigurationError: an argument is invalid, or does not fit the class or the log; the text says what to do.
-        JournalError: the folder cannot be opened, see `Store.open`.
+        JournalError: the folder cannot be opened, see `Store.open`, or the journal refuses; `SchemaMismatch` if its columns are not of these events.
         NodeLost, OSError: the keeper cannot be started.
         NameTaken: another actor has the name.
 
@@ -386,13 +396,8 @@ async def shards(
     if folder is not None:
         log = await trio.to_thread.run_sync(_prepare, folder, kinds, shards)
     else:
-        log = Log(kinds)
         assert isinstance(journal, Ref)
-        extent = await journal.ask(GetExtent())
-        if len(extent.end) != shards:
-            raise ConfigurationError(
-                f"shards is {shards}, wanted {len(extent.end)}, as many as the journal has partitions"
-            )
+        log = await _log_of(journal, kinds, shards)
     settings = Settings(
         cls=cls,
         log=log,
@@ -449,6 +454,25 @@ def _prepare(folder: Path, events: tuple[type, ...], shards: int) -> Log:
         raise ConfigurationError(
             f"{error}: the number of shards was fixed when the log was made, give it as shards="
         ) from error
+    return log
+
+
+async def _log_of(journal: Ref[Any], events: tuple[type, ...], shards: int) -> Log:
+    """Return the columns of the log of a journal, which has them all."""
+    try:
+        extent = await journal.ask(GetExtent())
+        there = pa.ipc.read_schema(pa.py_buffer(await journal.ask(GetSchema())))
+    except ActorError as error:
+        raise journal_error(error) or error from error.__cause__
+    if len(extent.end) != shards:
+        raise ConfigurationError(f"shards is {shards}, wanted {len(extent.end)}, as many as the journal has partitions")
+    log = Log(events, there)
+    check_growth(there, log.schema)
+    lacks = log.schema.names[len(there) :]
+    if lacks:
+        raise ConfigurationError(
+            f"the journal lacks the columns {', '.join(lacks)}: open it with log_columns(events, there), where there are the columns that it has"
+        )
     return log
 
 

@@ -96,16 +96,17 @@ def log_config(shards: int) -> JournalConfig:
     )
 
 
-def log_columns(events: Any) -> pa.Schema:
+def log_columns(events: Any, there: pa.Schema | None = None) -> pa.Schema:
     """Return the columns of the journal of a durable class.
 
     Args:
         events: the classes of its events, as a union (``Deposited | Withdrawn``).
+        there: the columns of a log that exists, which stay as they are; columns of other events follow them.
 
     Raises:
         ConfigurationError: a field of an event cannot be a column, or two events need columns of the same name with different types.
     """
-    return Log(dict.fromkeys(flatten(events))).schema
+    return Log(dict.fromkeys(flatten(events)), there).schema
 
 
 class Row:
