@@ -493,6 +493,53 @@ async def test_a_handler_may_catch_the_cycle_and_go_on(system: ActorSystem) -> N
     assert await ref.ask(Go()) == "/narcissus /narcissus"
 
 
+@pytest.mark.parametrize("where", ["handler", "nursery"])
+async def test_a_handler_that_waits_for_its_own_end_is_refused(system: ActorSystem, where: str) -> None:
+    class Dying(Actor[Go]):
+        @handles
+        async def go(self, m: Go) -> str:
+            self.ref.stop()
+            if where == "handler":
+                return repr(await self.ref.terminated())
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.ref.terminated)
+            return "ended"
+
+    ref = system.spawn(Dying, name="dying")
+    with pytest.raises(ActorStopped) as caught:
+        await ref.ask(Go())
+    error = cycle_of(caught.value)
+    assert (error.actor, error.cycle) == ("/dying", ("/dying", "/dying"))
+
+
+async def test_a_handler_may_wait_for_the_end_of_another_and_a_task_for_its_own(system: ActorSystem) -> None:
+    scopes: list[trio.CancelScope] = []
+
+    class Waiting(Actor[Go | Get]):
+        @handles
+        async def go(self, m: Go) -> str:
+            child = self.spawn(Gate)
+            child.stop()
+            return repr(await child.terminated())
+
+        @handles
+        def get(self, m: Get) -> int:
+            self.start_soon(self.wait)
+            self.ref.stop()
+            return 3
+
+        async def wait(self) -> None:
+            with trio.CancelScope() as scope:
+                scopes.append(scope)
+                await self.ref.terminated()
+
+    ref = system.spawn(Waiting)
+    assert await ref.ask(Go()) == "Shutdown()"
+    assert await ref.ask(Get()) == 3
+    assert await ref.terminated() == Shutdown()
+    assert len(scopes) == 1
+
+
 async def test_a_task_beside_the_handlers_may_ask_its_own_actor(system: ActorSystem) -> None:
     answers: list[int] = []
 

@@ -13,7 +13,8 @@ It has things that applications do not need:
 * **Channels whose other half is in another process**: `ChannelCore` is the core of a channel, and its module documentation says how a
   network takes the place of either half. An `Envelope` is a channel entry for a message that is decoded only when it is received.
 * **Questions that an actor hands on**: a parent whose `LocalRef.take_at_once` has a function takes questions without a turn of its own, and has
-  a child handle them with `handle_or_enqueue`, in the asker's task. A shard of durable actors does.
+  a child handle them with `handle_or_enqueue`, in the asker's task. `pass_on` says which actor the asker waits for now, so that a circle of
+  asks is found, and an `AddressedMessage` says in a time-out whom it was for. A shard of durable actors does all this.
 * **Work before an ask**: a task in `BEFORE_ASKS` awaits a function before each of its asks. A ref of another process calls `prepare_to_ask`.
 * **Routers whose routees are in another process**: a `Work` in an actor's mailbox brings one message of a `pull` router, and reports when
   it is finished.
@@ -62,7 +63,17 @@ from typing import Any, ClassVar, Generic, TypeVar
 import trio
 
 from ._pull import Work
-from ._runtime.ask import BEFORE_ASKS, Ask, RemoteAsk, RemoteTell, ThreadAsk, prepare_to_ask, stopped_error
+from ._runtime.ask import (
+    BEFORE_ASKS,
+    AddressedMessage,
+    Ask,
+    RemoteAsk,
+    RemoteTell,
+    ThreadAsk,
+    prepare_to_ask,
+    question_name,
+    stopped_error,
+)
 from ._runtime.cell import Cell as LocalRef
 from ._runtime.cell import make_dead as dead_ref
 from ._runtime.channel_core import (
@@ -95,6 +106,7 @@ __all__ = [
     "BEFORE_ASKS",
     "LARGE",
     "ActorPhase",
+    "AddressedMessage",
     "Ask",
     "ChannelCore",
     "ConnectionActor",
@@ -124,7 +136,9 @@ __all__ = [
     "let_others_run",
     "local_ref",
     "make_core",
+    "pass_on",
     "prepare_to_ask",
+    "question_name",
     "release",
     "restart_actor",
     "send_for",
@@ -256,6 +270,16 @@ def local_ref(actor: Actor[Any]) -> LocalRef:
         ActorError: the actor was not spawned.
     """
     return actor._bound()
+
+
+def pass_on(question: Ask, ref: LocalRef) -> None:
+    """Say which actor has a question now, so the asker waits for that one. The caller puts the question, or an entry of its own, into the mailbox.
+
+    Raises:
+        AskCycle: that actor already waits for the asker; nothing has changed. If the asker's task is still in `LocalRef.take_at_once`, the
+            ask itself raises this later, and settles the question.
+    """
+    ref.system.waits.forward(question, ref)
 
 
 async def send_for(peer: RemotePeer | None, ref: Ref[Any], message: Any) -> None:

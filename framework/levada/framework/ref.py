@@ -144,7 +144,14 @@ class Ref(ABC, Generic[M_contra]):
 
     @abstractmethod
     async def terminated(self) -> Reason:
-        """Wait until the actor has ended for good; return the reason. For code outside actors; actors use `Actor.watch`."""
+        """Wait until the actor has ended for good; return the reason. For code outside actors; actors use `Actor.watch`.
+
+        Raises:
+            AskCycle: a handler of this actor would wait for its own end.
+
+        Cancellation:
+            has no effect.
+        """
 
     @property
     @abstractmethod

@@ -30,6 +30,11 @@ from levada.framework import Actor, handles
 Row = dict[str, Any]
 
 
+def no_rows(partitions: int = 1) -> list[list[Row]]:
+    """Return a log without rows."""
+    return [[] for _ in range(partitions)]
+
+
 class MemoryJournal(Actor[Append | GetExtent | GetSchema | ReadEntity | ReadRows]):
     """Answers as `Journal` does."""
 

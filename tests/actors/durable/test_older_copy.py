@@ -12,7 +12,7 @@ from trio.testing import MockClock
 pytest.importorskip("pyarrow")
 
 from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit
-from tests.actors.durable.memory_journal import MemoryJournal, Row
+from tests.actors.durable.memory_journal import MemoryJournal, no_rows
 from tests.actors.durable.test_placement import APP
 from tests.actors.nodes.conftest import nodes_here
 
@@ -42,7 +42,7 @@ async def refused(accounts: Shards[Any], question: Any, command: str | None = No
 async def test_a_shard_without_its_rows_names_them_and_answers_nothing_from_memory(
     autojump_clock: MockClock, question: Any, command: str | None
 ) -> None:
-    rows: list[list[Row]] = [[]]
+    rows = no_rows()
     async with ActorSystem("test", ask_timeout=1000.0) as system:
         journal = system.spawn(MemoryJournal, log_columns(EVENTS), rows)
         accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=1)
@@ -74,7 +74,7 @@ class Erased(MemoryJournal):
 
 async def test_an_answer_whose_row_was_erased_is_an_error_that_says_so(autojump_clock: MockClock) -> None:
     async with ActorSystem("test", ask_timeout=1000.0) as system:
-        journal = system.spawn(Erased, log_columns(EVENTS), [[]])
+        journal = system.spawn(Erased, log_columns(EVENTS), no_rows())
         accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=1)
         assert await accounts["anna"].ask(Deposit(1), command="one") == 1
         with pytest.raises(JournalError, match=r"^row 1 of shard 0, which has the answer, is gone from the log$"):
@@ -83,7 +83,7 @@ async def test_an_answer_whose_row_was_erased_is_an_error_that_says_so(autojump_
 
 
 async def test_an_older_copy_is_noticed_when_the_shard_starts_again(autojump_clock: MockClock) -> None:
-    rows: list[list[Row]] = [[]]
+    rows = no_rows()
     async with ActorSystem("test", ask_timeout=1000.0) as system:
         journal = system.spawn(MemoryJournal, log_columns(EVENTS), rows)
         accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=1)
@@ -96,7 +96,7 @@ async def test_an_older_copy_is_noticed_when_the_shard_starts_again(autojump_clo
 
 
 async def test_on_nodes_the_shard_that_is_opened_again_knows_what_it_had_written(autojump_clock: MockClock) -> None:
-    rows: list[list[Row]] = [[]]
+    rows = no_rows()
     async with (
         ActorSystem("driver", shutdown_timeout=100.0, ask_timeout=150.0) as system,
         nodes_here(system, 1, APP) as (nodes, _),

@@ -12,7 +12,7 @@ pytest.importorskip("pyarrow")
 
 import pyarrow as pa
 from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Deposited, Withdraw, Withdrawn
-from tests.actors.durable.memory_journal import MemoryJournal, Row
+from tests.actors.durable.memory_journal import MemoryJournal, no_rows
 from tests.actors.durable.test_placement import APP
 from tests.actors.nodes.conftest import nodes_here
 
@@ -32,7 +32,7 @@ HEAD = list(log_columns(Deposited))[:-1]
     ids=["other order", "of other events too"],
 )
 async def test_a_log_keeps_the_columns_that_it_has(autojump_clock: MockClock, columns: list[pa.Field]) -> None:
-    rows: list[list[Row]] = [[]]
+    rows = no_rows()
     for events in (EVENTS, Withdrawn | Deposited):
         async with ActorSystem("test", ask_timeout=1000.0) as system:
             journal = system.spawn(MemoryJournal, pa.schema(columns), rows)
@@ -61,7 +61,7 @@ async def test_columns_that_do_not_fit_are_refused_before_the_first_command(
     autojump_clock: MockClock, columns: list[pa.Field], error: type[Exception], says: str
 ) -> None:
     async with ActorSystem("test", ask_timeout=1000.0) as system:
-        journal = system.spawn(MemoryJournal, pa.schema(columns), [[]])
+        journal = system.spawn(MemoryJournal, pa.schema(columns), no_rows())
         with pytest.raises(error, match=says):
             await shards(system, Account, events=EVENTS, journal=journal, shards=1)
 
@@ -79,7 +79,7 @@ class Locked(MemoryJournal):
     """Is not open."""
 
     def __init__(self) -> None:
-        super().__init__(pa.schema([]), [[]])
+        super().__init__(pa.schema([]), no_rows())
 
     @handles
     def columns(self, _: GetSchema) -> bytes:

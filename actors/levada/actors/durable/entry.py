@@ -86,7 +86,7 @@ class Entity(Generic[M]):
             EntityErased: the entity was erased.
             CommandReused: the id belongs to another message.
             JournalError: the journal refused the rows.
-            AskTimeout, ActorStopped: as for `Ref.ask`.
+            AskCycle, AskTimeout, ActorStopped: as for `Ref.ask`.
             ConfigurationError: the durable actor has no handler for the message, or the node of its shard has another version of the class.
 
         Cancellation:

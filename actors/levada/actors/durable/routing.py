@@ -15,6 +15,7 @@ import trio
 
 from levada.actors.journal import CommandReused, JournalError, journal_error
 from levada.framework import Actor, ActorSystem, Failed, Normal, Receiver, Ref
+from levada.framework.embedding import question_name
 from levada.framework.errors import (
     ActorError,
     ActorStopped,
@@ -200,7 +201,9 @@ class Route:
         with trio.move_on_after(math.inf if seconds is None else seconds):
             return await self._ask(message)
         raise AskTimeout(
-            f"shard {self._shard} did not answer within {seconds:g} s", seconds=seconds or 0.0, message=message
+            f"shard {self._shard} did not answer {question_name(message)} in {seconds:g} s",
+            seconds=seconds or 0.0,
+            message=message,
         )
 
     async def _ask(self, m: Any) -> Any:

@@ -342,18 +342,32 @@ class Shard(DescribedActor[Any]):
         if live.turn is None:
             self._begin(live, turn, at_once=at_once)
         else:
+            turn.wait_for(live.cell)
             if live.waiting is None:
                 live.waiting = deque()
             live.waiting.append(turn)
 
     def _begin(self, live: Live, turn: Turn, *, at_once: bool = False) -> None:
         live.turn = turn
+        if turn.question is not None:
+            turn.question.target = live.cell
         live.begun += 1
         self._entities.use(live, self._clock.current_time())
         if at_once and type(turn.message) in self._sync_handlers:
             live.cell.handle_or_enqueue(turn)
         else:  # an async one too: a kill before its coroutine begins would leave that unawaited
             live.cell.enqueue(turn)
+
+    def _begin_next(self, live: Live) -> None:
+        """Begin the next command that an asker still waits for: what was cancelled or timed out before is not done."""
+        while live.waiting:
+            turn = live.waiting.popleft()
+            if turn.is_wanted:
+                self._begin(live, turn)
+                return
+            if turn.command is not None and live.underway is not None:
+                del live.underway[turn.command]
+            self._under_way.withdraw(turn)
 
     def _is_new(self, live: Live, turn: Turn, command: str) -> bool:
         """Return whether a command with an id was not given before; if it was, see to its answer."""
@@ -372,6 +386,8 @@ class Shard(DescribedActor[Any]):
         elif first is not None:
             first.also = first.also or []
             first.also.append(turn)
+            if not first.settled:  # else it only waits for the disk
+                turn.wait_for(live.cell)
         elif known is not None:
             self.start_task(self._repeat, turn, known[0])
         return False
@@ -409,7 +425,10 @@ class Shard(DescribedActor[Any]):
         live.cell = local_ref(live.actor)
         entities.add(live, self._clock.current_time())
         for turn in turns:
-            self._dispatch(turn)
+            if turn.is_wanted:
+                self._dispatch(turn)
+            else:
+                self._under_way.withdraw(turn)
         entities.make_room()
 
     # Commands, on their way out.
@@ -437,6 +456,9 @@ class Shard(DescribedActor[Any]):
             rows[-1].reply, rows[-1].body = reply, turn.body
         turn.settled = True
         turn.value, turn.tells = value, live.tells
+        for each in (turn, *turn.also) if turn.also else (turn,):
+            if each.question is not None:
+                each.question.target = self.place  # the asker waits for the disk, and no more for a handler
         if turn.reminder is not None:
             self.reminders.handled.add(turn.reminder.id)
             live.own = [self.reminders.row(self.own, FIRED, self.now(), turn.reminder), *(live.own or ())]
@@ -453,7 +475,7 @@ class Shard(DescribedActor[Any]):
                 self.done(turn)
         live.tells = live.turn = None
         if live.waiting:
-            self._begin(live, live.waiting.popleft())
+            self._begin_next(live)
 
     def commit(self, live: Live) -> trio.Event | None:
         """Queue what an entity has recorded in the middle of a handler."""

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from levada.framework import message
-from levada.framework.embedding import Ask, LocalRef
+from levada.framework.embedding import AddressedMessage, Ask, LocalRef, pass_on
+from levada.framework.errors import AskCycle
 from levada.framework.message import Asks
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ __all__ = ["Command", "Erase", "Live", "Turn", "Writer"]
 
 
 @message("levada.durable.command")
-class Command(Asks[Any]):
+class Command(Asks[Any], AddressedMessage):
     """A message to an entity, sent to its shard. The entity's handler answers."""
 
     entity: str
@@ -31,12 +32,22 @@ class Command(Asks[Any]):
     command: str | None = None
     """The id of the command: a second one with the same id gets the answer of the first."""
 
+    @property
+    def addressed(self) -> str:
+        """The class of the message, and the entity."""
+        return f"{type(self.message).__name__} to entity {self.entity!r:.100}"
+
 
 @message("levada.durable.erase", frozen=True)
-class Erase(Asks[int]):
+class Erase(Asks[int], AddressedMessage):
     """Erase an entity; the answer is the number of rows that were removed from the files."""
 
     entity: str
+
+    @property
+    def addressed(self) -> str:
+        """What it does, and the entity."""
+        return f"Erase of entity {self.entity!r:.100}"
 
 
 class Writer(Protocol):
@@ -179,6 +190,19 @@ class Turn(Ask):
         """The task of its handler, if that is async."""
         self.reminder = reminder
         """The reminder, if the command is one."""
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether it is to be begun: it was told, or an asker of it still waits."""
+        return self.question is None or not self.question.settled or any(each.is_wanted for each in self.also or ())
+
+    def wait_for(self, entity: LocalRef) -> None:
+        """Note that the asker waits for what the entity handles now. If the entity waits for the asker, the ask fails, and nothing is begun."""
+        if self.question is not None:
+            try:
+                pass_on(self.question, entity)
+            except AskCycle as error:
+                self.question.fail(error)
 
     def fail(self, error: BaseException) -> None:
         """Report to the shard that the entity ended before it answered."""

@@ -107,6 +107,12 @@ class UnderWay:
         for each in turn.also or ():
             self.refuse(each, error)
 
+    def withdraw(self, turn: Turn) -> None:
+        """Forget a command that was not begun and whose askers do not wait, and its repetitions."""
+        self._settle(turn)
+        for each in turn.also or ():
+            self.withdraw(each)
+
     def _settle(self, turn: Turn) -> None:
         try:
             self.turns.remove(turn)

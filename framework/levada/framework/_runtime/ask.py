@@ -43,7 +43,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BEFORE_ASKS",
+    "AddressedMessage",
     "Ask",
+    "Edge",
     "OpenAsks",
     "RemoteAsk",
     "RemoteTell",
@@ -53,6 +55,7 @@ __all__ = [
     "Wrapped",
     "content_of",
     "prepare_to_ask",
+    "question_name",
     "stopped_error",
 ]
 
@@ -88,6 +91,22 @@ def stopped_error(cell: Cell, reason: Reason, message: Any, *, begun: bool = Fal
     if begun:
         stopped.__cause__ = error
     return stopped
+
+
+class AddressedMessage:
+    """A mixin of messages of levada's own that bring a message to one of several things behind an actor. A time-out names both."""
+
+    __slots__ = ()
+
+    @property
+    def addressed(self) -> str:
+        """The name of the message's class, and whom it is for."""
+        raise NotImplementedError
+
+
+def question_name(message: Any) -> str:
+    """Return what a time-out calls a question: its class, and whom it was for if that is not the actor."""
+    return message.addressed if isinstance(message, AddressedMessage) else type(message).__name__
 
 
 class Wrapped:
@@ -141,7 +160,7 @@ class Ask(Wrapped):
 
     def timed_out(self, seconds: float) -> AskTimeout:
         """Build the error for an answer that did not come in `seconds`."""
-        what = f"{self.target.where} did not answer {type(self.message).__name__} in {seconds:g} s"
+        what = f"{self.target.where} did not answer {question_name(self.message)} in {seconds:g} s"
         return AskTimeout(what, actor=self.target.path, seconds=seconds, message=self.message)
 
     def withdraw(self) -> None:
@@ -349,13 +368,19 @@ class Reply(Generic[R]):
 
 
 class Edge:
-    """A handler, named by its worker, that waits for an actor."""
+    """A handler, named by its worker, that waits for an actor: for the answer to a question, or for room in a mailbox."""
 
-    __slots__ = ("target", "worker")
+    __slots__ = ("_question", "_room", "worker")
 
-    def __init__(self, worker: Worker, target: Cell) -> None:
+    def __init__(self, worker: Worker, question: Ask | None, room: Cell) -> None:
         self.worker = worker
-        self.target = target
+        self._question = question
+        self._room = room
+
+    @property
+    def target(self) -> Cell:
+        """The actor that has the question now, or whose mailbox is full."""
+        return self._room if self._question is None else self._question.target
 
 
 class WaitGraph:
@@ -364,34 +389,39 @@ class WaitGraph:
     An edge goes from a worker, whose handler waits, to a cell.  A running handler always adds the last edge of a cycle, so a check at
     each new edge finds every cycle.  Tasks outside the handlers (`Actor.start_soon`, code outside actors) block no mailbox, so their
     waits are not edges; waits in a nursery inside a handler are.
+
+    The edge of a question goes where the question goes: to the routee of a router, to the entity of a shard.
     """
 
     def __init__(self, scheduler: RunQueue) -> None:
         self._scheduler = scheduler
 
     def begin(self, target: Cell, message: Any) -> Edge | None:
-        """Note that the current task waits for `target`.
+        """Note that the current task waits: for the answer, if `message` is a question, or for room in the mailbox of `target`.
 
         Raises:
-            AskCycle: a chain of waits leads from `target` back to this handler. If `message` is a question, it was withdrawn.
+            AskCycle: a chain of waits leads back to this handler. If `message` is a question, it was withdrawn.
         """
         worker = self._scheduler.current_worker()
         if worker is None or worker.cell is None:
             return None
+        question = message if isinstance(message, Ask) else None
+        edge = Edge(worker, question, target)
         try:
-            self._refuse_circle(worker.cell, target)
+            self._refuse_circle(worker.cell, edge.target)
         except AskCycle:
-            if isinstance(message, Ask):
-                message.withdraw()
+            if question is not None:
+                question.withdraw()
             raise
-        worker.waits.append(target)
-        edge = Edge(worker, target)
-        if isinstance(message, Ask):
-            message.edge = edge
+        worker.waits.append(edge)
+        if question is not None:
+            question.edge = edge
         return edge
 
     def forward(self, question: Ask, target: Cell) -> None:
-        """Note that a router passes a question on to `target`, for which the asker waits from now on.
+        """Note that a question is passed on to `target`, for which the asker waits from now on.
+
+        If `begin` comes after this, as for questions that are taken at once, it finds the cycle.
 
         Raises:
             AskCycle: `target` already waits for the asker; nothing has changed.
@@ -400,21 +430,25 @@ class WaitGraph:
         if edge is not None:
             assert edge.worker.cell is not None
             self._refuse_circle(edge.worker.cell, target)
-            edge.worker.waits[edge.worker.waits.index(edge.target)] = target
-            edge.target = target
         question.target = target
 
     def end(self, edge: Edge | None) -> None:
         """Note that the wait is over."""
         if edge is not None:
-            edge.worker.waits.remove(edge.target)
+            edge.worker.waits.remove(edge)
+
+    def refuse_own_end(self, cell: Cell) -> None:
+        """Raise `AskCycle` in a handler that would wait for the end of its own actor."""
+        worker = self._scheduler.current_worker()
+        if worker is not None and worker.cell is cell:
+            self._refuse_circle(cell, cell)
 
     def edges(self) -> list[tuple[str, str]]:
         """List the waits as pairs of paths."""
         waiting = [
             (worker.cell, worker.waits) for worker in self._scheduler.workers.values() if worker.cell is not None
         ]
-        return [(cell.path, target.path) for cell, targets in waiting for target in targets]
+        return [(cell.path, edge.target.path) for cell, edges in waiting for edge in edges]
 
     def _refuse_circle(self, asker: Cell, target: Cell) -> None:
         cycle = self._path(target, asker)
@@ -438,5 +472,5 @@ class WaitGraph:
             if cell in seen or cell._worker is None:
                 continue
             seen.add(cell)
-            stack += [(following, depth + 1) for following in cell._worker.waits]
+            stack += [(edge.target, depth + 1) for edge in cell._worker.waits]
         return None

@@ -212,6 +212,7 @@ class Cell(Ref[Any]):
         if self.phase is STOPPED:
             await trio.lowlevel.checkpoint()
             return self.reason
+        self.system.waits.refuse_own_end(self)
         extras = self.make_extras()
         waiters = extras.waiters = extras.waiters if extras.waiters is not None else {}
         task = current_task()

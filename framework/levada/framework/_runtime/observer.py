@@ -244,7 +244,7 @@ class Observer:
             restarts=extras.restarts if extras is not None else 0,
             handler=worker.coroutine.__qualname__ if worker is not None else None,
             where=_where(worker.task) if worker is not None else None,
-            waits_for=tuple(target.path for target in worker.waits) if worker is not None else (),
+            waits_for=tuple(edge.target.path for edge in worker.waits) if worker is not None else (),
             children=children,
             hidden=hidden,
             about=self.about(cell),

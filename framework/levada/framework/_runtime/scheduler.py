@@ -49,7 +49,7 @@ from trio.lowlevel import (
     wait_task_rescheduled,
 )
 
-from .ask import Ask
+from .ask import Ask, Edge
 from .awaitables import coroutine_of
 from .cell import NO_MESSAGES, Cell, NoActor
 from .phase import RUNNING, STOPPED
@@ -101,8 +101,8 @@ class Worker:
         self.message: Any = None
         self.coroutine: Any = None
         self.trap: Any = None
-        self.waits: list[Cell] = []
-        """The cells that the handler waits for, by ask or send."""
+        self.waits: list[Edge] = []
+        """What the handler waits for, by ask or send."""
 
     def cancel(self) -> None:
         """Cancel the handler that this worker stays with."""
