@@ -425,6 +425,33 @@ async def test_ma126_a_body_without_octets_times_out(start: Start, autojump_cloc
 # ---------------------------------------------------------------- undoing
 
 
+async def test_a_handler_has_its_place_until_its_work_is_undone(start: Start, autojump_clock: MockClock) -> None:
+    """A peer that cancels its operations at once has `max_running` of them at work or undone, no more."""
+    busy = most = 0
+
+    async def work(call: Call) -> None:
+        nonlocal busy, most
+        busy += 1
+        most = max(most, busy)
+        await trio.sleep_forever()
+
+    async def undo(call: Call, reason: str) -> None:
+        nonlocal busy
+        await trio.sleep(3)
+        busy -= 1
+
+    async with start({100: Handler(work, on_cancel=undo)}, max_running=2) as ends:
+        for _ in range(10):
+            async with trio.open_nursery() as nursery:
+                for _ in range(4):
+                    nursery.start_soon(ends.peer.request, 100, b"x")
+                await trio.sleep(0.5)
+                nursery.cancel_scope.cancel()
+        assert most == 2
+        await settled()
+        assert ends.left() == NOTHING
+
+
 @pytest.mark.handler_fails
 async def test_a_failing_on_cancel_is_logged_and_harms_nobody(
     start: Start, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import pytest
@@ -14,9 +14,11 @@ from levada.actors.rsocket import (
     ClientConfig,
     ConnectedPeer,
     CoreConfig,
+    Payload,
     Reconnect,
     Request,
     RequestCanceled,
+    RequestRejected,
     ServerConfig,
     balanced,
 )
@@ -111,6 +113,84 @@ async def test_a_channel_that_waits_for_credit() -> None:
         gate.set()
         assert [payload.data async for payload in receiver] == [b"end"]
         assert got == [b"%d" % number for number in range(sent + 1)]
+
+
+@pytest.mark.parametrize("kind", ["response", "stream", "channel"])
+@pytest.mark.parametrize("dialect", ["rsocket", "reactivesocket"])
+async def test_a_request_has_its_place_until_its_handler_has_ended(dialect: str, kind: str) -> None:
+    """A peer that cancels its requests at once cannot have more handlers than streams: those that clean up count as well."""
+    running = most = 0
+    clean = trio.Event()
+
+    async def handler(_: Request) -> bytes:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        try:
+            if not clean.is_set():
+                await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await clean.wait()
+            running -= 1
+        return b"done"
+
+    config = ServerConfig(core=CoreConfig(max_streams=3))
+    async with (
+        ActorSystem() as system,
+        serve(system, f"{dialect}+memory://desk", handler, config=config) as listener,
+        connect(system, listener.url) as peer,
+        AsyncExitStack() as stack,
+    ):
+        stack.callback(clean.set)
+
+        async def request() -> bytes:
+            if kind == "response":
+                return (await peer.request_response(b"")).data
+            if kind == "stream":
+                receiver = await peer.request_stream(b"")
+            else:
+                sender, receiver = await peer.request_channel(b"")
+                sender.finish_nowait()
+            with receiver:
+                return (await receiver.receive()).data
+
+        async def ask() -> None:
+            with suppress(RequestRejected):
+                await request()
+
+        for _ in range(4):
+            async with trio.open_nursery() as nursery:
+                for _ in range(5):
+                    nursery.start_soon(ask)
+                await wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()
+        assert (running, most) == (3, 3)
+        with pytest.raises(RequestRejected) as rejected:
+            await request()
+        assert rejected.value.retryable
+        clean.set()
+        await wait_all_tasks_blocked()
+        assert (running, most) == (0, 3)
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(request)
+        assert await request() == b"done"
+
+
+async def test_a_request_that_is_cancelled_before_its_turn_leaves_its_place() -> None:
+    async def handler(_: Request) -> bytes:
+        return b"done"
+
+    async with pair(handler, server=ServerConfig(core=CoreConfig(max_streams=3))) as (peer, _, _system):
+        core, now = below(peer).core, trio.current_time()
+        await peer.request_response(b"")
+        for _ in range(4):
+            for stream_id in [core.send_request_response(Payload(b""), now) for _ in range(3)]:
+                core.send_cancel(stream_id)
+            below(peer).flush()
+            await wait_all_tasks_blocked()
+        assert (await peer.request_response(b"")).data == b"done"
 
 
 async def test_waiting_for_the_end_changes_nothing() -> None:

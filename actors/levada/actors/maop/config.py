@@ -58,7 +58,10 @@ class PeerConfig:
     cancel_timeout: float = attrs.field(default=5.0, validator=v.ge(0.0))
     """Seconds that a handler's ``on_cancel`` may take."""
     max_running: int = attrs.field(default=1024, validator=_COUNT)
-    """Handlers that run at once, over all connections; further operations wait for their turn. Source: MA-117."""
+    """Handlers that run at once, over all connections, their ``on_cancel`` included; further operations wait for their turn.
+
+    Source: MA-117.
+    """
     max_connections: int = attrs.field(default=MAX_CONNECTIONS, validator=_COUNT)
     """Clients that a server admits at once; any more wait."""
     max_attempts: float | None = attrs.field(default=20.0, validator=_RATE)

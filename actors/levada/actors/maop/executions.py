@@ -235,9 +235,11 @@ class Execution(Pooled):
             raise
         finally:
             self.running = False
-            self.connection.shared.limiter.done()
-            if self.reason:
-                await self._undo()
+            try:
+                if self.reason:
+                    await self._undo()
+            finally:
+                self.connection.shared.limiter.done()  # not before: else a peer that cancels at once has any number of them undone
         self.fit = in_order and not self.reason
         if not self.busy:
             self._rest()

@@ -114,6 +114,8 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         """Whether each request goes to `check` first."""
         self.leases = False
         """Whether this side gives leases and has begun to."""
+        self.answering = 0
+        """Requests of streams whose handlers have not ended: after a CANCEL the stream is over, and its handler still cleans up."""
         self.requests_sent = self.requests_received = self.dropped = 0
         self.resumptions = 0
         """How often the session was resumed on another carrier."""
@@ -231,6 +233,9 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
             self.fire_and_forget_bytes = octets
             if not self.firing:
                 self.fire_on()
+            return
+        if self.answering >= self.config.core.max_streams:
+            self._reject(event.stream_id, "too many handlers are running")
             return
         data, metadata = event.payload.data, event.payload.metadata
         octets = len(data) if metadata is None else len(data) + len(metadata)

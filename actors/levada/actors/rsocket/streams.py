@@ -111,6 +111,7 @@ class _Carrying(Protocol):
     checks_requests: bool
     request_bytes: int
     answer_bytes: int
+    answering: int
     unbegun: int
     fired: deque[Request]
     firing: bool
@@ -474,6 +475,7 @@ class Answer(_Producing):
         connection = self.connection
         self.busy, self.answered = True, False
         kind, stream_id = event.kind, event.stream_id
+        connection.answering += 1
         if kind is CHANNEL:
             self._open_inbound(event)
         self.request = Request(kind, stream_id, event.payload, connection.handle, connection.encoding, self.inbound)
@@ -567,9 +569,11 @@ class Answer(_Producing):
         self._release()
 
     def _release(self) -> None:
-        """Stop counting the bytes of the request."""
-        self.connection.unhold(self.held)
-        self.held = 0
+        """Stop counting the request and its bytes."""
+        self.connection.answering -= 1
+        if self.held:
+            self.connection.unhold(self.held)
+            self.held = 0
 
     @handles
     def answer(self, m: Begin) -> Coroutine[Any, Any, None] | None:
@@ -642,8 +646,7 @@ class Answer(_Producing):
                 self._fail(ErrorCode.CANCELED, b"the handler was ended")
             request.close()
             self.leave()
-            if self.held:
-                self._release()
+            self._release()
         self.fit = True
         connection.idle.put(self)
 

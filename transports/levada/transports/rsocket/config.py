@@ -117,7 +117,10 @@ class CoreConfig:
     max_reassembly: int = attrs.field(default=256 * 1024 * 1024, validator=_SIZE)
     """Bytes of all unfinished payloads of the connection."""
     max_streams: int = attrs.field(default=4096, validator=_COUNT)
-    """Streams that the peer may have open at once; a further request is answered with REJECTED. Each takes 5 to 8 kB with its handler."""
+    """Streams that the peer may have open at once; a further request is answered with REJECTED. Each takes 5 to 8 kB with its handler.
+
+    Connections of `levada.actors.rsocket` count a stream until its handler has ended, also if the peer has cancelled it.
+    """
     max_setup_backlog: int = attrs.field(default=1024 * 1024, validator=_COUNT)
     """Server: bytes of the first frame (SETUP or RESUME), and of the frames that a client may send behind SETUP while the server
     decides.
