@@ -166,12 +166,12 @@ class Sender:
         if delivery.name == "LOST":
             self.lost.append(number)
 
-    def ack(self, numbers: Iterable[int], after: float = 0.0) -> None:
+    def ack(self, numbers: Iterable[int], after: float = 0.0, delay: float = 0.0) -> None:
         self.now += after
         acked = Ranges()
         for number in numbers:
             acked.add(number)
-        self.recovery.on_ack_received(ack_rangeset=acked, ack_delay=0.0, now=self.now, space=self.space)
+        self.recovery.on_ack_received(ack_rangeset=acked, ack_delay=delay, now=self.now, space=self.space)
 
     def exchange(self, count: int) -> None:
         self.ack(self.send(count), 0.02)
@@ -182,6 +182,34 @@ class Sender:
         sent = self.send(10)
         self.ack([number for number in sent if number - sent[0] not in numbers], 0.02)
         return [number - sent[0] for number in self.lost[before:]] == list(numbers)
+
+
+@pytest.mark.parametrize(
+    ("samples", "smoothed", "variance"),
+    [
+        # Milliseconds: the round trip, and the peer's delay of the acknowledgement. The first sample is taken as it is.
+        ([(50, 0)], 50, 25),
+        ([(50, 20)], 50, 25),
+        ([(50, 0), (100, 0)], 56.25, 0.75 * 25 + 0.25 * 50),
+        ([(50, 0), (40, 0)], 48.75, 0.75 * 25 + 0.25 * 10),
+        # The delay is taken off unless the rest would be shorter than the shortest round trip; more than 25 ms is not believed.
+        ([(50, 0), (71, 20)], 50 + 1 / 8, 0.75 * 25 + 0.25 * 1),
+        ([(50, 0), (69, 20)], 50 + 19 / 8, 0.75 * 25 + 0.25 * 19),
+        ([(50, 0), (100, 400)], 50 + 25 / 8, 0.75 * 25 + 0.25 * 25),
+        # A queue that stands is no variance: the mean moves, and the probe comes after 125 ms, and 1 for the clock, instead of 325.
+        ([(50, 0), *[(100, 0)] * 100], 100, 0),
+    ],
+)
+def test_the_round_trip_and_its_variance_are_those_of_the_rfc(
+    samples: list[tuple[float, float]], smoothed: float, variance: float
+) -> None:
+    """RFC 9002 section 5.3 and appendix A.7; the probe timeout is that of section 6.2.1."""
+    sender = Sender()
+    sender.recovery.start_afresh(sender.next, size=PACKET)
+    for measured, delay in samples:
+        sender.ack(sender.send(1), measured / 1000, delay / 1000)
+    expected = smoothed + max(4 * variance, 1) + 25
+    assert 1000 * sender.recovery.get_probe_timeout() == pytest.approx(expected, abs=0.01)
 
 
 def test_a_packet_that_three_others_overtake_is_given_up() -> None:

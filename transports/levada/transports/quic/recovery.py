@@ -131,15 +131,15 @@ class LeanRecovery(QuicPacketRecovery):
             self._pto_count = 0
 
     def _round_trip_measured(self, measured: float, ack_delay: float, now: float) -> None:
-        latest = max(measured, _SHORTEST_ROUND_TRIP)
+        """Take a sample (RFC 9002 section 5.3). aioquic compares it with the shortest one, so a queue on the path looks like variance."""
+        latest = self._rtt_latest = max(measured, _SHORTEST_ROUND_TRIP)
         if latest < self._rtt_min:
             self._rtt_min = latest
-        if latest > self._rtt_min + ack_delay:
-            latest -= ack_delay
-        self._rtt_latest = latest
+        adjusted = latest - ack_delay if latest >= self._rtt_min + ack_delay else latest
         if self._rtt_initialized:
-            self._rtt_variance = 0.75 * self._rtt_variance + 0.25 * abs(self._rtt_min - latest)
-            self._rtt_smoothed = 0.875 * self._rtt_smoothed + 0.125 * latest
+            # In the order of appendix A.7: the variance is measured against the mean before this sample.
+            self._rtt_variance = 0.75 * self._rtt_variance + 0.25 * abs(self._rtt_smoothed - adjusted)
+            self._rtt_smoothed = 0.875 * self._rtt_smoothed + 0.125 * adjusted
         else:
             self._rtt_first_sample_time = now
             self._rtt_initialized = True
