@@ -99,9 +99,8 @@ class Lab:
         self.base = QuicConfig(engine="plain" if engine == "plain" else "auto")
 
     def server(self, **changes: Any) -> QuicConfig:
-        return attrs.evolve(
-            self.base, certificate=self.certificate.certificate, key=self.certificate.private_key, **changes
-        )
+        own = {"certificate": self.certificate.certificate, "key": self.certificate.private_key}
+        return attrs.evolve(self.base, **{**own, **changes})
 
     def client(self, **changes: Any) -> QuicConfig:
         return attrs.evolve(self.base, **{"ca": self.certificate.certificate, **changes})

@@ -1,7 +1,8 @@
-"""Client certificates: asked for, verified before the client is heard, and named as TLS over TCP names them."""
+"""Client certificates: asked for, verified before the client is heard, and named as TLS over TCP names them. Certificates of servers."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
 import logging
@@ -253,6 +254,33 @@ async def test_a_client_without_a_good_certificate_is_refused_unheard(
     assert [type(one) for one in seen] == [str], "the stream that came with the refused certificate is not seen"
     assert refused == 1
     assert [record.levelno for record in caplog.records if record.exc_info or record.levelno > logging.WARNING] == []
+
+
+SERVERS: dict[str, tuple[list[x509.ExtensionType], Callable[[], Key], str]] = {
+    "for clients": ([x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])], new_key, r"0x12b: .* not for servers"),
+    "too weak": ([], lambda: rsa.generate_private_key(65537, 1024), r"0x12a: .* too weak"),
+    "good": ([x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])], new_key, ""),
+}
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+async def test_a_server_needs_a_certificate_for_servers(
+    lab: Any, autojump_clock: MockClock, issuer: Issuer, kind: str
+) -> None:
+    extensions, key, error = SERVERS[kind]
+    file = issuer.client(x509.SubjectAlternativeName([x509.DNSName("server")]), *extensions, key=key())
+    net = SimNet(1)
+    async with lab.listening(net, certificate=file, key=file) as listener, trio.open_nursery() as nursery:
+
+        async def serve() -> None:
+            connection = (await listener.accept()).accept()
+            with contextlib.suppress(ConnectionLost):
+                await connection.accept_stream()
+
+        nursery.start_soon(serve)
+        with pytest.raises(ConnectionLost, match=error) if error else contextlib.nullcontext():
+            async with lab.dialling(net, ca=issuer.ca):
+                pass
 
 
 VERSION = b"\xa0\x03\x02\x01\x02"  # of X.509: 3

@@ -115,7 +115,9 @@ def make_context(config: TlsConfig, purpose: ssl.Purpose) -> ssl.SSLContext:
     if serving:
         asked = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
         context.verify_mode = asked[config.client_certificates]
-    elif not config.verify:
+    elif config.verify:
+        context.hostname_checks_common_name = False  # RFC 9525, 6.3: names are alternative names
+    else:
         logger.warning("TLS without verification: an attacker on the path can read and change everything")
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

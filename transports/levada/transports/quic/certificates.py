@@ -1,19 +1,21 @@
-"""The server's verification of client certificates, and the names in the certificates of both sides.
+"""The verification of certificates, and the names in them.
 
-OpenSSL verifies the chain, as it does for TLS over TCP and for the certificates of QUIC servers. So a certificate is accepted by all of these
+OpenSSL verifies the chain, as it does for TLS over TCP. What it cannot check here, this file does. So a certificate is accepted by all
 carriers or by none.
 """
 
 from __future__ import annotations
 
+import certifi
 from aioquic import tls
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import dsa, ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from OpenSSL import crypto
 
 from levada.transports.carriers.certificates import alternative_name, subject_text
 
-__all__ = ["UNREADABLE", "ClientCertificateRequired", "names", "subject", "verify_client"]
+__all__ = ["UNREADABLE", "ClientCertificateRequired", "names", "subject", "verify"]
 
 UNREADABLE = (x509.DuplicateExtension, x509.InvalidVersion, x509.UnsupportedGeneralNameType)
 """Errors that cryptography raises for a malformed certificate, besides `ValueError`."""
@@ -43,46 +45,72 @@ class ClientCertificateRequired(tls.Alert):
     description = tls.AlertDescription.certificate_required
 
 
-def verify_client(certificate: x509.Certificate, chain: list[x509.Certificate], authorities: bytes) -> None:
-    """Check that a client's certificate leads to an authority.
+def verify(
+    certificate: x509.Certificate, chain: list[x509.Certificate], authorities: bytes | None, *, of_client: bool
+) -> None:
+    """Check the certificate of a peer as OpenSSL does for TLS over TCP. The name of a server has been checked before.
 
     Args:
-        certificate: the client's own; the client has already proved that it has the key.
-        chain: further certificates that the client sent.
-        authorities: the trusted certificates, as PEM.
+        certificate: the peer's own; the peer has already proved that it has the key.
+        chain: further certificates that the peer sent.
+        authorities: the trusted certificates, as PEM; ``None`` for those of certifi.
+        of_client: whether the peer is a client.
 
     Raises:
-        tls.Alert: the certificate leads to no authority, is not valid now, or is not meant for clients.
+        tls.Alert: the certificate leads to no authority, is not valid now, is not meant for this side, or is too weak.
     """
+    who = "client" if of_client else "server"
     store = crypto.X509Store()
-    for authority in x509.load_pem_x509_certificates(authorities):
-        store.add_cert(crypto.X509.from_cryptography(authority))
+    if authorities is None:
+        store.load_locations(certifi.where())
+    else:
+        for authority in x509.load_pem_x509_certificates(authorities):
+            store.add_cert(crypto.X509.from_cryptography(authority))
     try:
         shown = [crypto.X509.from_cryptography(one) for one in chain]
         context = crypto.X509StoreContext(store, crypto.X509.from_cryptography(certificate), shown)
         path = [one.to_cryptography() for one in context.get_verified_chain()]
-        meant = all(_for_clients(one) for one in path) and _may_sign(certificate)
+        usage = ExtendedKeyUsageOID.CLIENT_AUTH if of_client else ExtendedKeyUsageOID.SERVER_AUTH
+        meant = all(_is_for(one, usage) for one in path) and _may_sign(certificate)
+        weak = any(map(_is_weak, path))
     except (crypto.X509StoreContextError, ValueError) as error:  # ValueError: an extension that cannot be read
-        raise tls.AlertBadCertificate(f"the client certificate was refused: {error}") from error
+        raise tls.AlertBadCertificate(f"the {who} certificate was refused: {error}") from error
     if not meant:
-        raise tls.AlertUnsupportedCertificate("the certificate is not for clients (extended key usage)")
+        raise tls.AlertUnsupportedCertificate(f"the certificate is not for {who}s (key usage)")
+    if weak:
+        raise tls.AlertBadCertificate(
+            f"the {who} certificate was refused: a key or a signature in its chain is too weak"
+        )
 
 
-def _for_clients(certificate: x509.Certificate) -> bool:
-    """Whether the extended key usage allows clients (RFC 5280 section 4.2.1.12). pyOpenSSL cannot make OpenSSL check this."""
+# pyOpenSSL cannot make OpenSSL check the purpose and the strength of certificates.
+
+
+def _is_for(certificate: x509.Certificate, usage: x509.ObjectIdentifier) -> bool:
+    """Whether the extended key usage allows this side (RFC 5280 section 4.2.1.12)."""
     try:
-        usages = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        return usage in certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound:
         return True
-    return ExtendedKeyUsageOID.CLIENT_AUTH in usages
 
 
 def _may_sign(certificate: x509.Certificate) -> bool:
-    """Whether the key usage allows the signature that a client has made (RFC 8446 section 4.4.2.2)."""
+    """Whether the key usage allows the signature that the peer has made (RFC 8446 section 4.4.2.2)."""
     try:
         return certificate.extensions.get_extension_for_class(x509.KeyUsage).value.digital_signature
     except x509.ExtensionNotFound:
         return True
+
+
+def _is_weak(certificate: x509.Certificate) -> bool:
+    """Whether a key or a signature has less than the 112 bits of security that Python's ``ssl`` asks for (OpenSSL's level 2)."""
+    key, digest = certificate.public_key(), certificate.signature_hash_algorithm
+    if isinstance(key, rsa.RSAPublicKey | dsa.DSAPublicKey) and key.key_size < 2048:
+        return True
+    if isinstance(key, ec.EllipticCurvePublicKey) and key.key_size < 224:
+        return True
+    signed_by_itself = certificate.issuer == certificate.subject
+    return not signed_by_itself and digest is not None and digest.digest_size < 28
 
 
 def subject(certificate: x509.Certificate) -> str | None:

@@ -46,7 +46,7 @@ from cryptography.x509 import Certificate
 
 from levada.transports.text import printable
 
-from .certificates import UNREADABLE, ClientCertificateRequired, verify_client
+from .certificates import UNREADABLE, ClientCertificateRequired, verify
 from .keys import RollingKeys, channel_binding
 from .ranges import Ranges
 
@@ -340,9 +340,9 @@ class PlainEngine(QuicConnection):
     def _update_traffic_key(
         self, direction: tls.Direction, epoch: tls.Epoch, cipher_suite: tls.CipherSuite, secret: bytes
     ) -> None:
-        if epoch is _ONE_RTT and direction is tls.Direction.DECRYPT and self._asks_client:
-            # The client's Finished has just been verified. Without this key, nothing that the client sends later can be read.
-            self._verify_client()
+        if epoch is _ONE_RTT and direction is tls.Direction.DECRYPT:
+            # The peer's Finished has just been verified. Without this key, nothing that the peer sends later can be read.
+            self._verify_peer()
         super()._update_traffic_key(direction, epoch, cipher_suite, secret)
         if epoch is _ONE_RTT and self.channel_binding is None:
             # Both sides make the first key of this epoch when the transcript ends with the server's Finished, as the exporter secret
@@ -351,13 +351,14 @@ class PlainEngine(QuicConnection):
             assert schedule is not None
             self.channel_binding = channel_binding(schedule.algorithm, schedule.derive_secret(b"exp master"))
 
-    def _verify_client(self) -> None:
-        certificate, authorities = self.tls._peer_certificate, self._configuration.cadata
-        assert authorities is not None
-        if certificate is not None:
-            verify_client(certificate, self.tls._peer_certificate_chain, authorities)
-        elif self._configuration.verify_mode == ssl.CERT_REQUIRED:
-            raise ClientCertificateRequired("a client certificate is required")
+    def _verify_peer(self) -> None:
+        configuration, certificate = self._configuration, self.tls._peer_certificate
+        if certificate is None:  # also in a resumed session, whose server has shown its certificate before
+            if self._asks_client and configuration.verify_mode == ssl.CERT_REQUIRED:
+                raise ClientCertificateRequired("a client certificate is required")
+        elif configuration.verify_mode != ssl.CERT_NONE:
+            chain = self.tls._peer_certificate_chain
+            verify(certificate, chain, configuration.cadata, of_client=not self._is_client)
 
     def receive_datagram(self, data: bytes, addr: Any, now: float) -> None:
         """Take a packet, and note whether the peer's address has changed."""
