@@ -350,7 +350,7 @@ def test_one_damaged_copy_of_the_record_of_ends_is_named(journal: Path, caplog: 
 
 
 def test_a_later_record_of_ends_is_refused_by_name(tmp_path: Path) -> None:
-    Ends.create(tmp_path / "ends", Promise(bytes(16), [0], [1], 0)).close(0)
+    Ends.create(tmp_path / "ends", Promise(bytes(16), [0], [1], 0)).close()
     octets = bytearray((tmp_path / "ends").read_bytes())
     octets[8] = octets[4096 + 8] = 2
     (tmp_path / "ends").write_bytes(octets)

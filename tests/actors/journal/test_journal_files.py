@@ -359,7 +359,7 @@ def test_files_of_another_journal_are_refused(tmp_path: Path) -> None:
     with pytest.raises(JournalDamaged, match="the segments of this partition are gone"):
         Store.open(tmp_path / "a", SCHEMA)
     (tmp_path / "b" / "ledger.sqlite").unlink()
-    with pytest.raises(JournalDamaged, match="their ledger is gone"):
+    with pytest.raises(JournalDamaged, match="its ledger is gone"):
         Store.open(tmp_path / "b", SCHEMA)
     (tmp_path / "b" / "ledger.sqlite").write_bytes(b"not a database" * 100)
     with pytest.raises(JournalDamaged, match="this is no ledger"):

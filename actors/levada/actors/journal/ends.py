@@ -9,7 +9,8 @@ On the disk
     Numbers are little-endian.
 
     copy: ``levadaE1``, version (4), partitions (4), journal id (16), number of this copy (8), commits of the ledger (8), for each partition its
-    first and its end offset (8 each), crc32 of all of it (4).
+    first and its end offset (8 each), crc32 of all of it (4). If the journal was closed in order, ``shut`` and the crc32 again (4) follow. Without
+    this, a sync may have failed, so the next opening trusts neither the pages nor the names that the system has in memory.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ _VERSION = 1
 _HEAD = struct.Struct("<8sII16sQQ")
 _PARTITION = struct.Struct("<QQ")
 _CRC = struct.Struct("<I")
+_SHUT = b"shut"
 
 
 @attrs.frozen
@@ -53,6 +55,8 @@ class Promise:
     """For each partition, the offset behind the newest row that was synced."""
     commits: int
     """Commits of the ledger."""
+    closed: bool = False
+    """Whether the journal was closed in order after this, so what is promised is on the disk, and no more than that is there."""
 
 
 class Ends:
@@ -122,10 +126,17 @@ class Ends:
 
     def write(self, commits: int) -> None:
         """Write the new promise, and sync it if the last sync is long enough ago; `Uncertain` if the disk refuses."""
+        self._write(commits)
+        if time.monotonic() - self._synced_at >= SYNC_EVERY:
+            self.sync()
+
+    def _write(self, commits: int, *, shut: bool = False) -> None:
         self._number += 1
         octets = memoryview(self._copy)
         _HEAD.pack_into(octets, 0, _MAGIC, _VERSION, self._partitions, self._journal, self._number, commits)
         _CRC.pack_into(octets, len(octets) - _CRC.size, zlib.crc32(octets[: -_CRC.size]))
+        if shut:
+            octets = memoryview(bytes(octets) + _SHUT + octets[-_CRC.size :])
         self.pending = True
         at = self._place * self._size
         try:
@@ -134,8 +145,6 @@ class Ends:
                 octets, at = octets[written:], at + written
         except OSError as error:
             raise Uncertain.of(error) from error
-        if time.monotonic() - self._synced_at >= SYNC_EVERY:
-            self.sync()
 
     def sync(self) -> None:
         """Sync what was written, if there is something; `Uncertain` if the disk refuses.
@@ -152,20 +161,23 @@ class Ends:
         self.pending = False
         self._synced_at = time.monotonic()
 
-    def close(self, commits: int) -> None:
-        """Write the promise into both copies, so that either may be lost, and close the file."""
+    def finish(self, commits: int) -> None:
+        """Write the promise into both copies, so that either may be lost, and that the journal was closed in order."""
         try:
             for _ in range(2):
-                self.write(commits)
+                self._write(commits, shut=True)
                 self.sync()
         except OSError as error:
             logger.warning("%s: it is left as it was: %s", self._path, error, extra={"event": "ends_unwritable"})
+
+    def close(self) -> None:
+        """Close the file."""
         os.close(self._descriptor)
 
 
 def _copy_size(partitions: int) -> int:
     """Bytes of one copy: whole pages, so that one write of the disk never touches both."""
-    return -(-(_HEAD.size + partitions * _PARTITION.size + _CRC.size) // 4096) * 4096
+    return -(-(_HEAD.size + partitions * _PARTITION.size + 2 * _CRC.size + len(_SHUT)) // 4096) * 4096
 
 
 def _pack(promise: Promise, number: int) -> bytes:
@@ -180,7 +192,9 @@ def _parse(data: bytes) -> tuple[int, Promise] | None:
         return None
     magic, version, partitions, journal, number, commits = _HEAD.unpack_from(data)
     size = _HEAD.size + partitions * _PARTITION.size
-    if (magic, version) != (_MAGIC, _VERSION) or _CRC.pack(zlib.crc32(data[:size])) != data[size : size + _CRC.size]:
+    crc, behind = data[size : size + _CRC.size], size + _CRC.size
+    if (magic, version) != (_MAGIC, _VERSION) or _CRC.pack(zlib.crc32(data[:size])) != crc:
         return None
+    closed = data[behind : behind + len(_SHUT) + _CRC.size] == _SHUT + crc
     offsets = list(_PARTITION.iter_unpack(data[_HEAD.size : size]))
-    return number, Promise(journal, [first for first, _ in offsets], [end for _, end in offsets], commits)
+    return number, Promise(journal, [first for first, _ in offsets], [end for _, end in offsets], commits, closed)

@@ -13,7 +13,7 @@ from .blocks import padded
 from .errors import JournalDamaged, JournalError
 from .schema import fingerprint
 
-__all__ = ["VERSION", "FileHeader"]
+__all__ = ["MAX_SCHEMA", "VERSION", "FileHeader"]
 
 _FILE = struct.Struct("<8sIIQ16s16sI")
 _BEFORE = struct.Struct("<QQ")  # from version 2 on

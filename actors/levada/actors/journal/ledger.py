@@ -29,7 +29,7 @@ from levada.framework import message
 
 from .errors import JournalDamaged, JournalError, JournalUnwritable
 
-__all__ = ["Delivered", "Erasure", "Ledger", "Reach", "ledger_errors"]
+__all__ = ["Delivered", "Erasure", "Ledger", "Reach", "drop_unfinished", "ledger_errors"]
 
 KEPT = 1000
 """Batches of each query whose ranges are kept, newest first. Of an older batch the ledger knows only that it was delivered."""
@@ -181,8 +181,7 @@ class Ledger:
         try:
             if path.exists():
                 _verify(path, commits)
-            else:
-                os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            log = _beside(path, "-wal").exists()
             # The files that SQLite makes beside it get its mode.
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -190,6 +189,8 @@ class Ledger:
                 connection.create_function("row_sum", -1, _row_sum, deterministic=True)
                 connection.execute("PRAGMA journal_mode=WAL")
                 connection.execute("PRAGMA synchronous=FULL")
+                if log:  # of a killed process, whose last sync may have failed: its commits are written anew, into the database, and synced
+                    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                     _create(connection, partitions)
                 return cls(connection, path)
@@ -197,7 +198,7 @@ class Ledger:
                 connection.close()
                 raise
         except (sqlite3.DatabaseError, KeyError, ValueError, TypeError) as error:
-            if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode & 0xFF in _REFUSALS:
+            if _refuses(error):
                 raise _unwritable(error, path) from error
             raise JournalDamaged(f"this is no ledger of a journal: {error}", path=str(path)) from error
 
@@ -397,17 +398,40 @@ def _check(connection: sqlite3.Connection, table: str) -> tuple[int, int]:
     return len(sums), sum(sums)
 
 
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def drop_unfinished(path: Path) -> bool:
+    """Delete a ledger that is not whole, because the process that made it was killed or the power failed; return whether it was not.
+
+    Raises:
+        JournalUnwritable: it cannot be read; it may be whole.
+        JournalError: written by a later version of this format.
+    """
+    if path.exists() and not _beside(path, "-journal").exists():  # there is one before the first tables only
+        try:
+            _verify(path, 0)
+            return False
+        except (sqlite3.DatabaseError, KeyError, ValueError, TypeError, JournalDamaged) as error:
+            if _refuses(error):
+                raise _unwritable(error, path) from error
+    for suffix in ("", "-journal", "-wal", "-shm"):
+        _beside(path, suffix).unlink(missing_ok=True)
+    return True
+
+
 def _verify(path: Path, commits: int) -> None:
     """Require that a ledger is whole. Changes nothing: a connection that may write changes the file even when it is closed."""
-    log = path.with_name(path.name + "-wal")
+    log = _beside(path, "-wal")
     way = "mode=ro" if log.exists() else "mode=ro&immutable=1"  # mode=ro alone makes an empty log if there is none
     with closing(sqlite3.connect(f"file:{quote(os.fsencode(path.absolute()))}?{way}", uri=True)) as connection:
         problems = [text for (text,) in connection.execute("PRAGMA integrity_check")]
         if problems != ["ok"]:
             raise JournalDamaged(f"the ledger is damaged ({problems[0]}): restore it from a copy", path=str(path))
         found = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
-        if not found and not commits:
-            return  # the process that made it was killed
+        if not found:
+            raise JournalDamaged("the ledger is empty: restore it from a copy", path=str(path))
         [version] = connection.execute("SELECT value FROM facts WHERE name = 'format'").fetchone() or (None,)
         if isinstance(version, int) and version > _FORMAT:
             raise JournalError(
@@ -438,6 +462,10 @@ def _verify(path: Path, commits: int) -> None:
 def _number(opening: str) -> int:
     text = opening.partition("-")[0]
     return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def _refuses(error: Exception) -> bool:
+    return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode & 0xFF in _REFUSALS
 
 
 def _unwritable(error: Exception, path: Path) -> JournalUnwritable:

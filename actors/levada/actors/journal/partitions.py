@@ -109,6 +109,7 @@ class Partition:
         self._damaged = set[Path]()
         self._stale = list[Path]()
         self._unfinished = list[Path]()
+        self._shaky = list[Segment]()
         self._wanted = end
         losses: list[Loss] = []
         found: list[Segment] = []
@@ -186,10 +187,14 @@ class Partition:
             self.publish()
         return cut
 
-    def settle(self, losses: Mapping[int, int]) -> int:
+    def settle(self, losses: Mapping[int, int], *, closed: bool = False) -> int:
         """Cut off rows that are torn or of something unfinished, and go on behind all rows that should be there; return the bytes cut off.
 
-        Damaged files are kept as ``NAME.damaged``. `losses` are the accepted ones: the offset behind each range, and its first offset.
+        Damaged files are kept as ``NAME.damaged``. If it is `shaky` behind this, `harden` comes next.
+
+        Args:
+            losses: the accepted ones: the offset behind each range, and its first offset.
+            closed: whether the journal was closed in order.
         """
         found, cut = self._found, 0
         self._losses = dict(losses)
@@ -207,8 +212,13 @@ class Partition:
             self._delete_newest(path)
         for segment in found:
             if segment.path in self._damaged or segment is found[-1]:
-                cut += segment.settle(self._wanted)
+                off = segment.settle()
+                cut += off
                 segment.close()
+                if off or not closed or segment.end > self._wanted:
+                    self._shaky.append(segment)
+                else:
+                    segment.synced = segment.size  # a sync takes 3 ms, and there may be many partitions
         self.segments = tuple(found)
         if not found or found[-1].end < self._wanted:
             self._begin_at(self._wanted)
@@ -223,6 +233,21 @@ class Partition:
                 extra={"event": "tail_cut"},
             )
         return cut
+
+    @property
+    def shaky(self) -> bool:
+        """Whether files or names may not be on the disk, though they look so."""
+        return bool(self._shaky)
+
+    def harden(self) -> None:
+        """Bring everything that `settle` has left to the disk."""
+        for segment in [each for each in self._shaky if each in self.segments]:
+            segment.open_for_writing()
+            segment.harden(self._wanted)
+            if segment is not self.segments[-1]:
+                segment.close()
+        sync_folder(self.folder)
+        self._shaky = []
 
     def close(self) -> None:
         """Close all files."""

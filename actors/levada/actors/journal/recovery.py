@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import attrs
@@ -11,20 +12,24 @@ import pyarrow as pa
 
 from levada.framework.errors import ConfigurationError
 
+from .blocks import BLOCK_MAGIC, sync_folder
 from .columns import Envelope, columns_of
 from .config import JournalConfig
 from .ends import Ends, Promise
 from .errors import JournalDamaged
-from .headers import VERSION
+from .headers import MAX_SCHEMA, VERSION
 from .keys import check_keyed
-from .ledger import Ledger, ledger_errors
+from .ledger import Ledger, drop_unfinished, ledger_errors
 from .partitions import Loss, Partition
 from .schema import check_growth, fingerprint
 
-__all__ = ["Recovered", "find_problems", "read_promise", "recover"]
+__all__ = ["SYNC_THREADS", "Recovered", "find_problems", "make_folder", "read_promise", "recover"]
 
 MERGE_AT_OPENING = 1024
 """Small blocks of a last segment that are merged when a journal is opened."""
+
+SYNC_THREADS = 16
+"""Files that are synced at a time."""
 
 logger = logging.getLogger("levada.actors.journal")
 
@@ -46,12 +51,16 @@ class Recovered:
 def recover(directory: Path, schema: pa.Schema | None, config: JournalConfig, resources: ExitStack) -> Recovered:
     """Open the files of a journal, or make them. Closing `resources` closes them. Raises as `Store.open`."""
     path = directory / "ledger.sqlite"
-    if not path.exists() and any(directory.glob("partition-*/*.segment")):
-        raise JournalDamaged("there are segments, but their ledger is gone: restore it", path=str(path))
     promise = read_promise(directory)
     commits = promise.commits if isinstance(promise, Promise) and not config.accept_loss else 0
+    if not (directory / "ends").exists() and not _has_rows(directory):
+        _clear(directory, path)
+    elif not path.exists():
+        raise JournalDamaged("there is a journal, but its ledger is gone: restore it", path=str(path))
     ledger = Ledger.open(path, partitions=config.partitions, commits=commits)
     resources.callback(ledger.close)
+    if not ledger.ready and _has_rows(directory):
+        raise JournalDamaged("the ledger is older than all rows: restore the ledger of the same moment", path=str(path))
     if ledger.partitions != config.partitions:
         raise ConfigurationError(
             f"{directory} has {ledger.partitions} partitions, which cannot change to {config.partitions}"
@@ -70,6 +79,7 @@ def recover(directory: Path, schema: pa.Schema | None, config: JournalConfig, re
     for partition in partitions:
         resources.callback(partition.close)
     if not ledger.ready:
+        _sync_name(directory)  # the start that made the folder may have been killed right then
         for partition in partitions:
             partition.create()
     problems, losses = find_problems(directory, promise, ledger, partitions)
@@ -92,10 +102,12 @@ def recover(directory: Path, schema: pa.Schema | None, config: JournalConfig, re
     if any(losses.values()):
         with ledger_errors(directory):
             ledger.add_losses(losses)
-    mark, cut = fingerprint(columns), 0
+    closed = isinstance(promise, Promise) and promise.closed and not problems
+    cut = sum(partition.settle(ledger.losses(partition.number), closed=closed) for partition in partitions)
+    _harden([partition for partition in partitions if partition.shaky])
+    mark = fingerprint(columns)
     for partition in partitions:
         partition.schema = columns
-        cut += partition.settle(ledger.losses(partition.number))
         last = partition.segments[-1]
         if last.fingerprint != mark or last.version < VERSION or (last.fragmented and last.blocks >= MERGE_AT_OPENING):
             partition.roll()
@@ -103,10 +115,45 @@ def recover(directory: Path, schema: pa.Schema | None, config: JournalConfig, re
     # This file is not read before the history has its first line.
     first, end = [partition.first for partition in partitions], [partition.end for partition in partitions]
     ends = Ends.create(directory / "ends", Promise(ledger.journal, first, end, ledger.commits))
-    resources.callback(lambda: ends.close(ledger.commits))
+    resources.callback(ends.close)
     with ledger_errors(directory):
         ledger.begin({partition.number: partition.end for partition in partitions})
     return Recovered(ledger=ledger, ends=ends, partitions=partitions, schema=columns, cut=cut, lost=lost)
+
+
+def make_folder(directory: Path) -> None:
+    """Make the folder of a journal, and those above it. The names of the new ones are on the disk when this returns."""
+    made = [each for each in (directory, *directory.parents) if not each.exists()]
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for each in made:
+        _sync_name(each)
+
+
+def _sync_name(directory: Path) -> None:
+    with suppress(PermissionError):  # folders that this user may not read can be written to, and not synced
+        sync_folder(directory.parent)
+
+
+def _clear(directory: Path, ledger: Path) -> None:
+    """Delete what is left of a start that was cut short, unless it can go on. Nothing was ever answered."""
+    if drop_unfinished(ledger):
+        for path in directory.glob("partition-*/*.segment"):
+            path.unlink()
+
+
+def _has_rows(directory: Path) -> bool:
+    """Whether a journal has a segment other than the empty first ones. A wrong yes refuses a start that made no ledger; a wrong no is none."""
+    return any(
+        path.name != f"{0:020d}.segment" or path.stat().st_size > MAX_SCHEMA or BLOCK_MAGIC in path.read_bytes()
+        for path in directory.glob("partition-*/*.segment")
+    )
+
+
+def _harden(partitions: list[Partition]) -> None:
+    """Bring partitions to the disk, at once: 16 files take 6 ms on ext4, one after the other 95."""
+    with ThreadPoolExecutor(SYNC_THREADS, "levada-sync") as threads:
+        for done in [threads.submit(partition.harden) for partition in partitions]:
+            done.result()
 
 
 def read_promise(directory: Path) -> Promise | JournalDamaged:

@@ -19,18 +19,23 @@ logger = logging.getLogger("levada.actors.journal")
 JUMP = 3600.0
 """The clock has jumped if it differs by more than this from the time that has passed, in seconds."""
 SETTLE = 600.0
-"""After a jump ahead, nothing is deleted for its age for so many seconds, unless the clock jumps back: time to put it right."""
+"""After a jump ahead, nothing is deleted for its age for so many seconds, unless the clock jumps back: time to put it right. The same after
+an opening at which the clock is so far ahead of the newest row."""
 
 
 class Clock:
-    """A wall clock that notices its jumps."""
+    """A wall clock that notices its jumps, also those that came while the journal was closed."""
 
-    def __init__(self, directory: Path, clock: Callable[[], float]) -> None:
+    def __init__(self, directory: Path, clock: Callable[[], float], partitions: Sequence[Partition]) -> None:
         self._directory = directory
         self._clock = clock
         self._told = clock(), time.monotonic()
         """What the clock said the last time, and when that was."""
         self._trusted_from = 0.0
+        newest = max(partition.segments[-1].last for partition in partitions)
+        if any(partition.end for partition in partitions) and self._told[0] - newest > JUMP:
+            # The journal was closed for long, or idle, or the clock is wrong: after a new start only the rows can tell.
+            self._trusted_from = self._told[1] + SETTLE
 
     def now(self) -> float:
         """Read the clock, in seconds since 1970; a jump is logged."""

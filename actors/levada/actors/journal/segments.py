@@ -66,6 +66,8 @@ STRIDE = 1 << 16
 """Bytes between entries of the index in memory: 160,000 entries for 10 GiB; a search walks through this much at most."""
 _SMALL = 4096
 """Bytes of a block below which it costs more than its rows."""
+_ANEW = 4 << 20
+"""Bytes that are written anew at a time."""
 _FEW = 64
 """Fewer blocks are not worth a merge."""
 
@@ -313,24 +315,29 @@ class Segment:
             at, offset = at + header.size, offset + header.rows
         return "unfinished" if pending or begun else "whole"
 
-    def settle(self, synced: int = 0) -> int:
-        """Open the file for writing, cut it at its end, and sync the rest; return how many bytes were cut off.
-
-        Args:
-            synced: rows before this offset are known to have been synced.
-        """
+    def settle(self) -> int:
+        """Open an examined file for writing, and cut it at its end, unsynced; return how many bytes were cut off."""
         self.open_for_writing()
         self._checked = (self.start, self.size)
         cut = os.fstat(self._descriptor).st_size - self.size
         if cut:
-            self.cut_to(self.size, self.end)
-        elif self.end <= synced:
-            self.synced = self.size  # a sync takes 3 ms, and there may be many partitions
-        else:
-            # The writer may have died before the sync, and readers are about to see these rows.
-            self.sync()
+            self.cut()
         self.publish()
         return cut
+
+    def harden(self, promised: int) -> None:
+        """Sync everything, as the first thing after `settle`.
+
+        Rows from the offset `promised` on are written anew before: if an earlier process failed to sync them, the system has them in memory,
+        takes them for written, and would not write them now.
+        """
+        at = self._before(max(promised, self.first)) if promised < self.end else self.size
+        while at < self.size:
+            octets = os.pread(self._descriptor, min(_ANEW, self.size - at), at)
+            write_all(self._descriptor, [octets], at)
+            at += len(octets)
+        self._sync()
+        self.synced = self.size
 
     def _clear(self) -> None:
         self.size = self.visible = self.start

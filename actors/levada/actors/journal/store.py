@@ -43,7 +43,7 @@ from .keys import Keys, Taken
 from .ledger import Delivered, Erasure, Reach, ledger_errors
 from .packing import bytes_of, pack
 from .partitions import Partition
-from .recovery import Recovered, recover
+from .recovery import SYNC_THREADS, Recovered, make_folder, recover
 from .retention import Clock, Retention
 from .room import Room
 from .schema import check_schema, conform, fit
@@ -53,8 +53,6 @@ __all__ = ["Store"]
 
 logger = logging.getLogger("levada.actors.journal")
 
-SYNC_THREADS = 16
-"""Files that are synced at a time."""
 pc: Any = pyarrow.compute  # its functions are made when it is imported, so type checkers see none
 
 
@@ -120,7 +118,7 @@ class Store:
         if schema is not None:
             check_schema(schema)
         path = Path(directory)
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(path)
         with ExitStack() as resources:
             lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             resources.callback(os.close, lock)
@@ -134,7 +132,7 @@ class Store:
             )
             resources.callback(staging.close)
             staging.recover(found.ledger)
-            store = cls(path, config, Clock(path, clock), found, staging)
+            store = cls(path, config, Clock(path, clock, found.partitions), found, staging)
             resources.callback(store._syncing.shutdown)
             store._erasures.finish(config.keyed)
             store._resources = resources.pop_all()
@@ -142,6 +140,8 @@ class Store:
 
     def close(self) -> None:
         """Close all files. Blocks that were read stay valid, and staged rows stay on the disk. Closing twice is fine."""
+        if not self._guard.broken:
+            self._ends.finish(self._ledger.commits)
         self._resources.close()
         self._guard.broken = self._guard.broken or "this journal is closed"
 
