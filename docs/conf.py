@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib
 import importlib.metadata
 import re
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
@@ -43,6 +45,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 toc_object_entries = False  # each page would copy those of all pages: 230 s for a build instead of 60
+napoleon_numpy_docstring = False  # it would read what the Google style has read again
 napoleon_use_ivar = True
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
@@ -96,7 +99,62 @@ def show_once(app: Sphinx, what: str, name: str, obj: Any, skip: bool, options: 
     return True if SHOWN.get(id(obj), here) != here else None
 
 
+def whole_sentences(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Keep napoleon from showing what stands before the first colon of a field's docstring as its type: give it another first colon."""
+    if what in ("attribute", "data", "property") and lines:
+        lines[0] = f": {lines[0]}"
+
+
+def link_back(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Repair the links from source code to the reference: viewcode takes one module for the home of all that a source file has."""
+    objects = app.env.domains["py"].data["objects"]
+
+    def repair(link: re.Match[str]) -> str:
+        folders, document, target = link.groups()
+        if target in objects:
+            return link[0]
+        module = target
+        while module not in sys.modules:
+            module = module.rpartition(".")[0]
+        name = target.removeprefix(module)
+        right = [each for each, entry in objects.items() if entry.docname == document and each.endswith(name)]
+        return f'href="{folders}{document}.html#{right[0]}"'
+
+    if page.startswith("_modules/") and "body" in context:
+        context["body"] = re.sub(r'href="([./]*)(api/\w+)\.html#([\w.]+)"', repair, context["body"])
+
+
+def forget_missing_sources(app: Sphinx, env: BuildEnvironment) -> None:
+    """Leave modules without a page, such as that of numbers, out of the list of sources."""
+    sources = getattr(env, "_viewcode_modules", {})
+    for name in [name for name, entry in sources.items() if not entry]:
+        del sources[name]
+
+
+def check_pages(app: Sphinx, error: Exception | None) -> None:
+    """Warn of links that lead nowhere, and of descriptions that were taken apart, on the pages as readers get them."""
+    if error is not None or app.builder.name != "html":
+        return
+    pages = {path: path.read_text("utf-8") for path in Path(app.outdir).resolve().rglob("*.html")}
+    anchors = {path: set(re.findall(r'\b(?:id|name)="([^"]+)"', text)) for path, text in pages.items()}
+    log = logging.getLogger(__name__)
+    for path, text in pages.items():
+        for link in sorted(set(re.findall(r'\b(?:href|src)="([^"]+)"', text))):
+            url = urlsplit(html.unescape(link))
+            if url.scheme or url.netloc:
+                continue
+            target = (path.parent / unquote(url.path)).resolve() if url.path else path
+            if not target.exists() or (url.fragment and unquote(url.fragment) not in anchors.get(target, ())):
+                log.warning("%s: a link leads nowhere: %s", path.relative_to(app.outdir), link)
+        if 'Type<span class="colon">' in text:
+            log.warning("%s: the beginning of a description is shown as a type", path.relative_to(app.outdir))
+
+
 def setup(app: Sphinx) -> None:  # noqa: D103
+    app.connect("autodoc-process-docstring", whole_sentences, priority=400)  # before napoleon, which has 500
     app.connect("builder-inited", export_descriptions)
     app.connect("autodoc-skip-member", show_once)
     app.connect("env-check-consistency", miss_nothing)
+    app.connect("env-check-consistency", forget_missing_sources)
+    app.connect("html-page-context", link_back, priority=100)
+    app.connect("build-finished", check_pages)
