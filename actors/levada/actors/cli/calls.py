@@ -18,7 +18,8 @@ from levada.actors.protocols import SECURE, carrier_settings, of_url
 from levada.framework.errors import ConfigurationError, ConnectionLost, LevadaError
 from levada.transports.carriers import TlsConfig
 from levada.transports.private_files import warn_if_others_can_read
-from levada.transports.text import printable
+
+from .terminal import shown
 
 __all__ = [
     "CallFailed",
@@ -28,7 +29,6 @@ __all__ = [
     "named",
     "print_bytes",
     "refuse",
-    "shown",
     "token_of",
 ]
 
@@ -130,13 +130,6 @@ def print_bytes(data: bytes, *, as_json: bool = False, **facts: str | None) -> N
         else:
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
-
-
-def shown(text: str) -> str:
-    """Return a peer's text for standard output: with control characters escaped if that is a terminal, else unchanged."""
-    if not sys.stdout.isatty():
-        return text
-    return "\n".join(printable(line, 6 * len(line)) for line in text.split("\n"))
 
 
 def named(name: str, data: bytes) -> dict[str, str]:

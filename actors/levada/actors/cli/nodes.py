@@ -75,5 +75,5 @@ async def _restart(path: str) -> int:
         except CarrierError as error:
             print(f"levada: {error}", file=sys.stderr)
             return 1
-        print(f"{printable(node['name'])} serves again as process {answer['pid']}", flush=True)
+        print(f"{printable(node['name'])} serves again as process {printable(str(answer['pid']))}", flush=True)
     return 0

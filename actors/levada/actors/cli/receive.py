@@ -25,6 +25,7 @@ from levada.transports.private_files import make_private_folder
 from . import Subparsers
 from .ship import warnings_on_stderr
 from .signals import COUNT, RELOAD, late_ones_dropped
+from .terminal import shown
 
 __all__ = ["add_parser", "run"]
 
@@ -122,7 +123,7 @@ class _Printer(_Output):
         self._turn = trio.Lock()
 
     async def put(self, unit: Unit) -> None:
-        data = encode_text("".join(map(self._line, unit.events)))
+        data = encode_text(shown("".join(map(self._line, unit.events))))
         async with self._turn:
             try:
                 # In a thread, because the output may be slow. A cancellation abandons it, so it cannot delay the end.

@@ -26,6 +26,7 @@ from levada.actors.nodes.local import output
 from levada.framework import ActorSystem, Failed, Reason, restart
 from levada.framework.errors import ConfigurationError, LevadaError
 from levada.transports.carriers.shared_sockets import share_sockets
+from levada.transports.text import printable
 
 from .health import serve_health
 from .serve import node_app, tracing
@@ -144,7 +145,7 @@ class Driver:
         except LevadaError as error:
             lines = [f"has not read its files again: {error}"]
         for line in lines:
-            print(f"levada: {name}: {line}", file=sys.stderr, flush=True)
+            print(f"levada: {name}: {printable(line)}", file=sys.stderr, flush=True)
 
     async def _list(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
         """Answer ``levada nodes ls``."""

@@ -62,14 +62,14 @@ def headline(snapshot: Snapshot) -> list[str]:
     counts = snapshot.statistics
     q = {name: duration(seconds) for name, seconds in snapshot.quantiles().items()}
     lines = [
-        f"{printable(snapshot.system)} (process {snapshot.pid}, {snapshot.phase}): {counts.actors:,} actors, "
+        f"{printable(snapshot.system)} (process {snapshot.pid}, {printable(snapshot.phase)}): {counts.actors:,} actors, "
         f"{counts.ready:,} ready, {counts.waiting:,} waiting, {counts.timers:,} timers; so far {counts.failures:,} failures, "
         f"{counts.restarts:,} restarts, {counts.dead_letters:,} dead letters, {counts.slow_turns:,} slow turns",
         f"wait for a turn: 50 % below {q['queue_50']}, 99 % {q['queue_99']}; a turn: 50 % {q['turn_50']}, 99 % {q['turn_99']}",
     ]
     if snapshot.nodes:
         states = Counter(node.state for node in snapshot.nodes)
-        lines.append(f"nodes: {', '.join(f'{count} {state}' for state, count in states.items())}")
+        lines.append(f"nodes: {', '.join(f'{count} {printable(state)}' for state, count in states.items())}")
     hidden = snapshot.hidden + sum(node.snapshot.hidden for node in snapshot.nodes if node.snapshot is not None)
     if hidden:
         lines.append(f"{hidden:,} actors and those below them are not shown (raise the limit)")
@@ -110,7 +110,7 @@ def table(
         (
             _name(row, indented=sort == "tree"),
             printable(row.kind.lstrip("_")),
-            row.state,
+            printable(row.state),
             f"{row.depth:,}",
             duration(row.age) if row.age else "",
             f"{row.handled:,}",

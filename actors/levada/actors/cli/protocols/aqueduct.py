@@ -22,7 +22,8 @@ from levada.actors.aqueduct import serve as serve_aqueduct
 from levada.actors.aqueduct.envelopes import ANSWER, ASK, TELL, read_failure
 from levada.actors.aqueduct.halves import CODEC, Unreadable, give_up
 from levada.actors.authentication import Authenticate
-from levada.actors.cli.calls import CallFailed, bytes_of, carrier_for, in_time, print_bytes, shown, token_of
+from levada.actors.cli.calls import CallFailed, bytes_of, carrier_for, in_time, print_bytes, token_of
+from levada.actors.cli.terminal import shown
 from levada.actors.explain.values import EXT_ATTACHMENT, EXT_MESSAGE, Tagged, as_json, as_text, read_value
 from levada.framework import Actor, ActorSystem, OneshotReceiver, Receiver, Sender, channel, oneshot
 from levada.framework.codec import AttachmentKind

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from levada.actors.cli.arguments import whole
-from levada.actors.cli.calls import CallFailed, bytes_of, carrier_for, in_time, print_bytes, refuse, shown, token_of
+from levada.actors.cli.calls import CallFailed, bytes_of, carrier_for, in_time, print_bytes, refuse, token_of
+from levada.actors.cli.terminal import shown
 from levada.actors.maop import Body, ErrorCode, OperationFailed, OperationRefused, Peer, PeerConfig, connect
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
