@@ -825,6 +825,57 @@ async def test_a_reader_that_is_not_there_yet_is_no_error(autojump_clock: trio.t
             await writer.flush()
 
 
+async def test_a_reader_may_close_an_idle_connection(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is lost, so that is no fault: the writer connects again with the next event, at once."""
+    async with peers() as reader, writing(reader.url, window=2, linger=10.0) as writer:
+        await (await reader.accept()).stream.aclose()  # before the first event
+        for number in range(1, 4):
+            await trio.sleep(3600)
+            assert (writer.statistics().connects, writer.statistics().connections) == (number, 0)
+            begin = trio.current_time()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(writer.deliver, [{"n": number}])
+                peer = await reader.accept()
+                assert (await peer.window()).lines == [number]
+                await peer.ack(1)
+            assert trio.current_time() == begin
+            await peer.stream.aclose()
+        await wait_all_tasks_blocked()
+        assert (writer.statistics().connects, writer.statistics().faults) == (4, 0)
+        assert caplog.messages == []
+        await writer.send({"n": 4})
+        peer = await reader.accept()
+        await peer.stream.aclose()  # an event waits for more
+        await reader.accept()
+        assert (writer.statistics().connects, writer.statistics().faults) == (6, 1)
+        assert [message.partition(";")[0] for message in caplog.messages] == [
+            f"{reader.url}: the reader closed the connection"
+        ]
+        caplog.clear()
+
+
+async def test_of_several_hosts_one_with_a_closed_connection_is_used_when_the_others_are_full(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    hosts = HostConfig(several="balance")
+    async with (
+        peers("memory://a") as a,
+        peers("memory://b") as b,
+        writing([a.url, b.url], hosts=hosts, window=2, pipelining=1, close_timeout=0) as writer,
+    ):
+        left, right = await a.accept(), await b.accept()
+        await left.stream.aclose()
+        await wait_all_tasks_blocked()
+        await send(writer, range(2))
+        assert (await right.window()).lines == [0, 1]
+        await send(writer, range(2, 4))
+        left = await a.accept()
+        assert (await left.window()).lines == [2, 3]
+        assert writer.statistics().faults == 0
+
+
 async def test_certificates_that_cannot_be_used_are_told_to_whoever_connects() -> None:
     hosts = HostConfig(tls=TlsConfig(ca="/nowhere/ca.pem"))
     with pytest.raises(ConfigurationError, match="cannot use the certificates"):

@@ -20,7 +20,7 @@ import math
 import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import trio
@@ -98,6 +98,7 @@ class _Connection(DescribedActor[Any]):
     """The connection, while there is a carrier."""
     _before: CarrierStatistics | None = attrs.field(init=False, default=None)
     """The sums of earlier carriers."""
+    _phase: Literal["CONNECTING", "OPEN", "IDLE"] = attrs.field(init=False, default="CONNECTING")
     _connects: int = attrs.field(init=False, default=0)
     _lost: int = attrs.field(init=False, default=0)
     _failed: int = attrs.field(init=False, default=0)
@@ -115,11 +116,10 @@ class _Connection(DescribedActor[Any]):
 
     def metrics(self) -> Iterable[Sample]:
         """Return the figures of every connection. Each new carrier counts as another connection."""
-        state = "connecting" if self._talk is None else "open"
         return connection_samples(
             "lumberjack",
             "client",
-            state,
+            self._phase.lower(),
             self._before if self._talk is None else self._total(self._talk.stream),
             opened=self._connects,
             lost=self._lost,
@@ -136,7 +136,7 @@ class _Connection(DescribedActor[Any]):
         return {
             "protocol": "lumberjack",
             "side": "client",
-            "phase": "CONNECTING" if talk is None else "OPEN",
+            "phase": self._phase,
             "address": self.about,
             "identity": "",
             **({} if talk is None else attrs.asdict(talk.stream.statistics())),
@@ -161,14 +161,24 @@ class _Connection(DescribedActor[Any]):
                     logger.info("connected to %s", target.url, extra=extra)
                     hub.counters.connections += 1
                     talk = self._talk = _Talk(hub, self.rota, stream)
+                    self._phase = "OPEN"
                     self._connects += 1
                     try:
                         why = await self.talk(talk)
                     finally:
                         self._before, self._talk = self._total(stream), None
+                        self._phase = "CONNECTING"
                         hub.counters.connections -= 1
                 if why is None:
                     continue  # its time to live was over, and everything on it is acked
+                if talk.idle and not hub.queue.waiting:
+                    logger.info(
+                        "%s: %s, which was idle; connecting again with the next event", target.url, why, extra=extra
+                    )
+                    self._phase = "IDLE"
+                    await hub.wanted()
+                    self._phase = "CONNECTING"
+                    continue
             except CarrierError as error:
                 why = str(error)
             except ConfigurationError as error:
@@ -212,6 +222,8 @@ class _Talk:
         self.stream = stream
         self.core = WriterCore(hub.config, now=trio.current_time())
         self.why: str | None = None
+        self.idle = False
+        """Whether the reader closed the connection while nothing on it was unacked."""
         self.scope = trio.CancelScope()
 
     def end(self, why: str | None) -> None:
@@ -274,7 +286,8 @@ class _Talk:
                     self.hub.acked(event)
                 case BatchDone():
                     self.hub.windows -= 1
-                case PeerClosed():
+                case PeerClosed(clean):
+                    self.idle = clean and not self.core.in_flight
                     self.end("the reader closed the connection")
                 case Refused(error):
                     self.end(str(error))
@@ -451,8 +464,10 @@ async def connect(
     """Send events to one or several readers while the block lasts.
 
     The block begins after the first attempt to connect.  An unreachable reader is not an error: events are queued, and the writer keeps
-    trying.  Leaving the block flushes, for `close_timeout` seconds at most, and logs the number of unacked events.  Calls of the writer
-    that still wait then raise `ConnectionClosed`.
+    trying.  If the reader closes a connection on which nothing is unacked, the writer connects again with the next event.
+
+    Leaving the block flushes, for `close_timeout` seconds at most, and logs the number of unacked events.  Calls of the writer that still
+    wait then raise `ConnectionClosed`.
 
     Args:
         system: a running system.

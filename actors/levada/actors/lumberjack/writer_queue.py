@@ -216,6 +216,12 @@ class Hub:
             return math.inf
         return deadline
 
+    async def wanted(self) -> None:
+        """Wait until events wait for a connection."""
+        while not self.queue.waiting:
+            self.idle = True
+            await self.work.park()
+
     def acked(self, event: EventsAcked) -> None:
         """Take the events of an ack off their tickets, and make room."""
         self.queue.acked(event)

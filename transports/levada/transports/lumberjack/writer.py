@@ -329,6 +329,11 @@ class SendQueue:
         """Count the events that are not acked, including those in flight."""
         return self._events
 
+    @property
+    def waiting(self) -> bool:
+        """Whether events wait for a connection that sends them, for the first time or again."""
+        return bool(self._new or self._again)
+
     def put(self, body: bytes, token: Any, now: float) -> Sequence[Any]:
         """Take an encoded event, see `encode_event`.
 
