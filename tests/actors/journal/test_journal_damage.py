@@ -535,9 +535,9 @@ def test_a_later_ledger_is_refused_by_name(tmp_path: Path) -> None:
     Ledger.open(tmp_path / "ledger.sqlite", partitions=1).close()
     with sqlite3.connect(tmp_path / "ledger.sqlite") as connection:
         connection.create_function("row_sum", -1, lambda *_: 0)
-        connection.execute("UPDATE facts SET value = 3 WHERE name = 'format'")
+        connection.execute("UPDATE facts SET value = 4 WHERE name = 'format'")
     connection.close()
-    with pytest.raises(JournalError, match="format version 3, this program reads 1 to 2: use the levada that wrote it"):
+    with pytest.raises(JournalError, match="format version 4, this program reads 1 to 3: use the levada that wrote it"):
         Ledger.open(tmp_path / "ledger.sqlite", partitions=1)
 
 

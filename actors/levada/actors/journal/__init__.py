@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .columns import Columns, Envelope, columns_of
     from .config import JournalConfig, Keyed
     from .errors import (
+        BatchReused,
         CommandReused,
         JournalBehind,
         JournalDamaged,
@@ -71,12 +72,12 @@ if TYPE_CHECKING:
     from .store import Store
 
 __all__ = [
-    "Append", "Appended", "AwaitRows", "Block", "Columns", "CommandReused", "CommitGroup", "DeclareGroup", "Deliver", "Delivered", "DiscardOlder",
-    "DiscardStaged", "Envelope", "EraseEntity", "Erased", "Extent", "Fenced", "FindCommand", "ForgetGroup", "Found", "GetExtent", "GetGroups",
-    "GetJournalStatistics", "GetReach", "GetSchema", "Journal", "JournalBehind", "JournalConfig", "JournalDamaged", "JournalError", "JournalFull",
-    "JournalLocked", "JournalStatistics", "JournalUnwritable", "Keeper", "Keyed", "Message", "OffsetGone", "OffsetWithin", "Reach", "Read",
-    "ReadEntity", "ReadRows", "Rows", "SchemaMismatch", "Stage", "StageRows", "Store", "StoreStatistics", "Taken", "check_growth", "columns_of",
-    "differences", "fit", "journal_error", "keeper", "partition_of", "rows_of_stream", "stream_of",
+    "Append", "Appended", "AwaitRows", "BatchReused", "Block", "Columns", "CommandReused", "CommitGroup", "DeclareGroup", "Deliver", "Delivered",
+    "DiscardOlder", "DiscardStaged", "Envelope", "EraseEntity", "Erased", "Extent", "Fenced", "FindCommand", "ForgetGroup", "Found", "GetExtent",
+    "GetGroups", "GetJournalStatistics", "GetReach", "GetSchema", "Journal", "JournalBehind", "JournalConfig", "JournalDamaged", "JournalError",
+    "JournalFull", "JournalLocked", "JournalStatistics", "JournalUnwritable", "Keeper", "Keyed", "Message", "OffsetGone", "OffsetWithin",
+    "Reach", "Read", "ReadEntity", "ReadRows", "Rows", "SchemaMismatch", "Stage", "StageRows", "Store", "StoreStatistics", "Taken",
+    "check_growth", "columns_of", "differences", "fit", "journal_error", "keeper", "partition_of", "rows_of_stream", "stream_of",
 ]  # fmt: skip
 
 _MODULES = (

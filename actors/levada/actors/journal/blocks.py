@@ -54,6 +54,10 @@ class Message:
         """Bytes on the disk, header and padding included."""
         return padded(BLOCK.size + self.data.size)
 
+    def digest(self, before: int) -> int:
+        """Return the CRC-32 of this message behind others, whose digest is `before`."""
+        return zlib.crc32(self.data, before)
+
 
 @attrs.frozen
 class Block:

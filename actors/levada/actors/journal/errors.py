@@ -12,7 +12,7 @@ import attrs
 from levada.framework.errors import ActorError, LevadaError, RemoteFailure
 
 __all__ = [
-    "CommandReused", "JournalBehind", "JournalDamaged", "JournalError", "JournalFull", "JournalLocked", "JournalUnwritable",
+    "BatchReused", "CommandReused", "JournalBehind", "JournalDamaged", "JournalError", "JournalFull", "JournalLocked", "JournalUnwritable",
     "OffsetGone", "SchemaMismatch", "bare", "fresh", "journal_error", "refused",
 ]  # fmt: skip
 
@@ -37,15 +37,15 @@ class JournalLocked(JournalError):
 
 @attrs.define(eq=False, slots=False, str=False)
 class JournalBehind(JournalError):
-    """Offsets are of rows that this journal does not have: it was replaced by an older copy, or it lost rows that had been read or written."""
+    """This journal lacks rows that were read or written, or batches that were delivered: it was replaced by an older copy, or it lost rows."""
 
     opening: str = ""
-    """The opening of the journal at which the offsets were read; empty for a checkpoint of version 0.1, and for a shard of durable actors."""
+    """The opening of the journal at which the offsets were read; empty for a checkpoint of version 0.1, a shard of durable actors, or batches."""
     partition: int = 0
     wanted: int = 0
-    """The offset that was given."""
+    """The offset that was given, or the number of the batch that should be here."""
     kept: int = 0
-    """The offset up to which rows are still the same, as far as the journal knows."""
+    """The offset up to which rows are still the same, as far as the journal knows; or the number of the newest batch, -1 without any."""
 
 
 @attrs.define(eq=False, slots=False, str=False)
@@ -69,6 +69,14 @@ class JournalFull(JournalError):
 @attrs.define(eq=False, slots=False, str=False)
 class JournalUnwritable(JournalError):
     """The operating system refused to write; the cause is the `OSError`, or the error of SQLite. Readers never see any of these rows."""
+
+
+@attrs.define(eq=False, slots=False, str=False)
+class BatchReused(JournalError):
+    """A batch that was delivered comes again with other rows, or its rows can no longer be compared. Nothing was written."""
+
+    query: str = ""
+    batch: int = 0
 
 
 @attrs.define(eq=False, slots=False, str=False)
@@ -116,7 +124,7 @@ _WITHOUT_FIELDS = {
     cls.__name__: cls
     for cls in (JournalBehind, JournalDamaged, JournalFull, JournalLocked, JournalUnwritable, SchemaMismatch)
 }
-_OTHERS = {cls.__name__ for cls in (CommandReused, JournalError, OffsetGone)}
+_OTHERS = {cls.__name__ for cls in (BatchReused, CommandReused, JournalError, OffsetGone)}
 
 
 def journal_error(error: BaseException) -> JournalError | None:

@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 import attrs
@@ -29,15 +29,16 @@ from levada.framework import message
 
 from .errors import JournalDamaged, JournalError, JournalUnwritable
 
-__all__ = ["Delivered", "Erasure", "Ledger", "Reach", "drop_unfinished", "ledger_errors"]
+__all__ = ["Delivered", "Erasure", "Ledger", "Line", "Reach", "drop_unfinished", "ledger_errors"]
 
 KEPT = 1000
-"""Batches of each query whose ranges are kept, newest first. Of an older batch the ledger knows only that it was delivered."""
+"""Batches of each query whose lines are kept, newest first. Of an older batch the ledger knows only that it was delivered."""
 
 KEPT_OPENINGS = 4096
 """Openings that are kept, newest first."""
 
-_FORMAT = 2
+_FORMAT = 3
+"""2 has the tables `_TABLES_2`; since 3 the ranges of a batch may be followed by what identifies its rows, see `Line`."""
 _COLUMNS = {
     "facts": ("name", "value"),
     "partitions": ("number", "end"),
@@ -92,6 +93,34 @@ class Delivered:
     """It had been delivered before; nothing was written now."""
     ranges: Mapping[int, tuple[int, int]]
     """For each partition that got rows, the offset of the first and the offset behind the last. Empty if the batch is too old (`KEPT`)."""
+
+
+@attrs.frozen
+class Line:
+    """What the ledger knows of a batch that was delivered."""
+
+    ranges: Mapping[int, tuple[int, int]]
+    """As `Delivered.ranges`."""
+    digest: int | None = None
+    """CRC-32 of the messages that were delivered, in their order. None: levada 0.2 or older delivered it."""
+    attempts: str | None = None
+    """Identifies the `Deliver` that was answered."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return sum(end - first for first, end in self.ranges.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Turn it into what the `json` module writes."""
+        ranges = {str(number): list(between) for number, between in self.ranges.items()}
+        return {**ranges, "digest": self.digest, "attempts": self.attempts}
+
+    @classmethod
+    def of_json(cls, found: dict[str, Any]) -> Line:
+        """Undo `to_json`. A line of an older format has only ranges."""
+        digest, attempts = found.pop("digest", None), found.pop("attempts", None)
+        return cls({int(number): (first, end) for number, (first, end) in found.items()}, digest, attempts)
 
 
 @message("levada.journal.reach", frozen=True)
@@ -210,7 +239,7 @@ class Ledger:
     def _change(self) -> Iterator[sqlite3.Connection]:
         with _transaction(self._connection) as connection:
             if self.format < _FORMAT:
-                _grow(connection)
+                _grow(connection, self.format)
             yield connection
             connection.execute("UPDATE facts SET value = value + 1 WHERE name = 'commits'")
         self.format = _FORMAT
@@ -305,35 +334,45 @@ class Ledger:
         since = [each.ends for each in self._openings if each.number >= number] or [self._openings[-1].ends]
         return Reach(False, {partition: min(ends[partition] for ends in since) for partition in now})
 
+    def line(self, query: str, batch: int) -> Line | None:
+        """Return what is known of a batch; None if it has not been delivered, or is forgotten (`KEPT`)."""
+        found = self._connection.execute(
+            "SELECT ranges FROM batches WHERE query = ? AND batch = ?", (query, batch)
+        ).fetchone()
+        return None if found is None else Line.of_json(json.loads(found[0]))
+
+    def newest(self, query: str) -> int | None:
+        """Return the highest number of a batch of this query; None if there is none."""
+        [newest] = self._connection.execute("SELECT max(batch) FROM batches WHERE query = ?", (query,)).fetchone()
+        return cast("int | None", newest)
+
     def delivered(self, query: str, batch: int) -> Delivered | None:
         """Look up a batch; None if it has not been delivered."""
-        found = self._connection.execute(
-            "SELECT batch, ranges FROM batches WHERE query = ? AND batch >= ? ORDER BY batch LIMIT 1", (query, batch)
-        ).fetchone()
-        if found is not None and found[0] == batch:
-            return Delivered(already=True, ranges={int(n): (a, b) for n, (a, b) in json.loads(found[1]).items()})
+        line = self.line(query, batch)
+        if line is not None:
+            return Delivered(already=True, ranges=line.ranges)
         oldest, count = self._connection.execute(
             "SELECT min(batch), count(*) FROM batches WHERE query = ?", (query,)
         ).fetchone()
         # The numbers of a query grow: a batch below all that are kept was delivered and forgotten.
         return Delivered(already=True, ranges={}) if count >= KEPT and batch < oldest else None
 
-    def deliver(self, query: str, batch: int, ranges: Mapping[int, tuple[int, int]]) -> None:
-        """Commit the transaction `transaction` + 1: the rows in these ranges, which are synced, are this batch.
+    def deliver(self, query: str, batch: int, line: Line) -> None:
+        """Commit the transaction `transaction` + 1: the rows in the ranges of this line, which are synced, are this batch.
 
         Raises:
             sqlite3.Error: it may have been committed or not; only opening the journal again tells.
         """
         with self._change() as connection:
-            text = json.dumps({str(number): list(between) for number, between in ranges.items()})
-            connection.execute("INSERT INTO batches VALUES (?, ?, ?)", (query, batch, text))
+            connection.execute("INSERT INTO batches VALUES (?, ?, ?)", (query, batch, json.dumps(line.to_json())))
             connection.execute(
                 "DELETE FROM batches WHERE query = ? AND batch <= "
                 "(SELECT batch FROM batches WHERE query = ? ORDER BY batch DESC LIMIT 1 OFFSET ?)",
                 (query, query, KEPT),
             )
             connection.executemany(
-                "UPDATE partitions SET end = ? WHERE number = ?", [(end, number) for number, (_, end) in ranges.items()]
+                "UPDATE partitions SET end = ? WHERE number = ?",
+                [(end, number) for number, (_, end) in line.ranges.items()],
             )
             connection.execute("UPDATE facts SET value = ? WHERE name = 'transaction'", (self.transaction + 1,))
         self.transaction += 1
@@ -378,14 +417,16 @@ def _create(connection: sqlite3.Connection, partitions: int) -> None:
         facts = {"format": 1, "journal": uuid.uuid4().bytes, "partitions": partitions, "ready": 0, "transaction": 0}
         connection.executemany("INSERT INTO facts VALUES (?, ?)", facts.items())
         connection.executemany("INSERT INTO partitions VALUES (?, 0)", [(number,) for number in range(partitions)])
-        _grow(connection)
+        _grow(connection, 1)
 
 
-def _grow(connection: sqlite3.Connection) -> None:
-    """Turn format 1 into format 2."""
+def _grow(connection: sqlite3.Connection, version: int) -> None:
+    """Turn an older format into this one."""
+    connection.execute("UPDATE facts SET value = ? WHERE name = 'format'", (_FORMAT,))
+    if version > 1:
+        return
     for statement in _TABLES_2:
         connection.execute(statement)
-    connection.execute("UPDATE facts SET value = ? WHERE name = 'format'", (_FORMAT,))
     connection.execute("INSERT INTO facts VALUES ('commits', 0)")
     for table in _COLUMNS:
         connection.execute("INSERT INTO checks VALUES (?, ?, ?)", (table, *_check(connection, table)))

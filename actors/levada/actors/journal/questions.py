@@ -113,8 +113,12 @@ class StageRows(Asks[int]):
 class Deliver(Asks[Delivered]):
     """Append a staged batch exactly once. The second time, even after a crash, the answer is ``already``.
 
-    Afterwards all stages of this batch are deleted. Fails with `JournalError` if a winner was not staged, has another number of `rows`, or
-    the batch is larger than the journal can ever take, with `JournalUnwritable` as `Append`.
+    Afterwards all stages of this batch are deleted. A batch that was delivered before is compared: its rows are staged again, or the winners
+    are the same and nothing is staged. It is the same batch if it has the same rows, in any order and in any parts.
+
+    Fails with `BatchReused` if it has other rows, or they cannot be compared any more; with `JournalBehind` if the batch `after` is missing;
+    with `JournalError` if a winner was not staged, has another number of `rows`, or the batch is larger than the journal can ever take; with
+    `JournalUnwritable` as `Append`.
     """
 
     query: str = attrs.field(validator=_NAME)
@@ -123,6 +127,10 @@ class Deliver(Asks[Delivered]):
     """For each part with rows, the attempt that counts. Part n goes to partition n modulo the number of partitions."""
     rows: Mapping[int, int] = attrs.field(factory=dict[int, int], validator=_MAP)
     """For some parts, the number of rows that were staged. A power failure may have lost some of them."""
+    after: int | None = attrs.field(default=None, validator=v.optional(_NUMBER))
+    """The number of the batch before, which this journal should have. An older copy does not have it. None: any or none."""
+    accept_loss: bool = attrs.field(default=False, validator=v.instance_of(bool))
+    """Do not fail with `BatchReused` or `JournalBehind`, but log a warning: a known batch counts as delivered, an unknown one is appended."""
 
 
 @attrs.frozen

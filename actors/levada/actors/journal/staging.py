@@ -14,7 +14,6 @@ import pyarrow as pa
 from .blocks import Message
 from .config import JournalConfig
 from .errors import JournalError, JournalFull, JournalUnwritable, refused
-from .ledger import Ledger
 from .packing import pack
 from .schema import conform, fingerprint
 from .segments import Segment
@@ -43,8 +42,11 @@ class Staging:
         self._number = 0
         self._stages: dict[tuple[str, int], dict[tuple[int, int], Stage]] = {}
 
-    def recover(self, ledger: Ledger) -> None:
-        """Open the files that earlier processes left; delete those that are no longer of use."""
+    def recover(self) -> None:
+        """Open the files that earlier processes left; delete those that are of no use any more.
+
+        Files of a batch that was delivered stay: they may be of a later attempt, whose `Deliver`, still to come, compares them.
+        """
         self.folder.mkdir(mode=0o700, exist_ok=True)
         for path in sorted(self.folder.iterdir()):
             if path.suffix != ".segment":
@@ -55,9 +57,6 @@ class Staging:
             except (JournalError, OSError) as error:
                 logger.warning("staged rows are dropped: %s", error, extra={"event": "stage_dropped"})
                 path.unlink(missing_ok=True)
-                continue
-            if ledger.delivered(*stage.key[:2]) is not None:
-                stage.discard()
                 continue
             self._number = max(self._number, stage.number)
             self._stages.setdefault(stage.key[:2], {})[stage.key[2:]] = stage

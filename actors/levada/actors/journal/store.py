@@ -40,7 +40,7 @@ from .errors import JournalError, JournalLocked, JournalUnwritable
 from .extent import Appended, Extent, StoreStatistics, partition_of
 from .guard import Guard, Undone
 from .keys import Keys, Taken
-from .ledger import Delivered, Erasure, Reach, ledger_errors
+from .ledger import Delivered, Erasure, Line, Reach, ledger_errors
 from .packing import bytes_of, pack
 from .partitions import Partition
 from .recovery import SYNC_THREADS, Recovered, make_folder, recover
@@ -131,7 +131,7 @@ class Store:
                 path / "staging", schema=found.schema, config=config, journal=found.ledger.journal, clock=clock
             )
             resources.callback(staging.close)
-            staging.recover(found.ledger)
+            staging.recover()
             store = cls(path, config, Clock(path, clock, found.partitions), found, staging)
             resources.callback(store._syncing.shutdown)
             store._erasures.finish(config.keyed)
@@ -296,13 +296,17 @@ class Store:
         for sync in syncs:
             sync.result()
 
-    def deliver(self, query: str, batch: int, parts: Iterable[tuple[int, Message]]) -> Delivered:
+    def deliver(
+        self, query: str, batch: int, parts: Iterable[tuple[int, Message]], *, attempts: str | None = None
+    ) -> Delivered:
         """Append a batch exactly once. Readers see all of it or nothing; a batch that was delivered before is not written again.
 
         Args:
             query: whose batch.
             batch: its number; the numbers of a query grow.
-            parts: partitions and messages (of `pack`, or of a `Stage`); not looked at if the batch has been delivered.
+            parts: partitions and messages (of `pack`, or of a `Stage`); not looked at if the batch has been delivered (`line` tells which
+                rows it had).
+            attempts: identifies these messages; kept in the `Line`.
 
         Raises:
             JournalFull: no room. Nothing was written; try again.
@@ -317,12 +321,13 @@ class Store:
             return done
         now, transaction = self._clock.now(), self._ledger.transaction + 1
         begun: dict[int, int] = {}
-        rows = size = 0
+        rows = size = digest = 0
         with Undone(self._guard, self._partitions):
             for number, message in parts:
                 partition = self._partition(number)
                 size += message.size
                 rows += message.rows
+                digest = message.digest(digest)
                 self._room.require_for_batch(size, message.size)
                 begun.setdefault(number, partition.end)
                 partition.write([message], transaction=transaction, time=now)
@@ -332,7 +337,7 @@ class Store:
             self._guard.broken = f"the delivery of batch {batch} of {query} was cut short, open the journal again"
         ranges = {number: (first, self._partitions[number].segments[-1].end) for number, first in begun.items()}
         try:
-            self._ledger.deliver(query, batch, ranges)
+            self._ledger.deliver(query, batch, Line(ranges, digest, attempts))
         except sqlite3.Error as error:
             raise JournalUnwritable(f"{self._guard.broken}: {error}", path=str(self.directory)) from error
         self._guard.broken = ""
@@ -346,6 +351,15 @@ class Store:
         """Look up whether a batch has been delivered; None if not."""
         self._guard.require_usable()
         return self._ledger.delivered(query, batch)
+
+    def line(self, query: str, batch: int) -> Line | None:
+        """Return what the ledger knows of a batch; None if it has not been delivered, or was forgotten."""
+        self._guard.require_usable()
+        return self._ledger.line(query, batch)
+
+    def newest_batch(self, query: str) -> int | None:
+        """Return the highest number of a delivered batch of this query; None if there is none."""
+        return self._ledger.newest(query)
 
     def stage(self, query: str, batch: int, part: int, attempt: int) -> Stage:
         """Return the stage of one attempt at one part of a batch; make it if there is none."""

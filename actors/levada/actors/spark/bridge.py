@@ -475,7 +475,8 @@ async def _commit(journal: Any, m: Commit) -> None:
 
 
 async def _deliver(journal: Any, m: DeliverBatch) -> DeliveredBatch:
-    done = await journal.ask(_made(Deliver, m.query, m.batch, m.winners, m.rows), timeout=None)
+    question = _made(Deliver, m.query, m.batch, m.winners, m.rows, m.after, m.accept_loss)
+    done = await journal.ask(question, timeout=None)
     return DeliveredBatch(done.already, {number: list(between) for number, between in done.ranges.items()})
 
 

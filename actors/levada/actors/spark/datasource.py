@@ -13,9 +13,10 @@ maxRowsPerBatch       most rows of a micro-batch (1,000,000, without ``maxBytesP
 maxBytesPerBatch      most bytes of a micro-batch, in whole blocks of the journal, at least one for each partition
 minRowsPerBatch       least rows of a micro-batch…
 maxTriggerDelay       …until this time has passed since the last one, such as ``500ms``, ``10s`` or ``2m`` (15m)
-failOnDataLoss        ``false``: skip rows that retention has deleted, instead of failing (true)
+failOnDataLoss        reading, ``false``: skip rows that retention has deleted, instead of failing (true). Writing, ``false``: a batch that was
+                      delivered before counts as delivered, whatever rows it has now; batches before it may be missing
 traceparent           the trace that the requests of tasks belong to, for a bridge of a traced system
-jobId                 writing a batch: a batch with the same id is written once. Default: each job has a new id
+jobId                 writing a batch: the same rows with the same id are written once. Default: each job has a new id
 ====================  ==========================================================================================================
 
 `levada.actors.spark.session` registers it, and Spark itself finds it through the module ``pyspark_mailbox``. Instances travel to the executors

@@ -233,6 +233,9 @@ class DeliverBatch(Asks[DeliveredBatch]):
     """For each part, the attempt that counts."""
     rows: dict[int, int] = attrs.field(factory=dict[int, int])
     """For each part, the number of staged rows."""
+    after: int | None = None
+    """As in `levada.actors.journal.Deliver`, like `accept_loss`."""
+    accept_loss: bool = False
 
 
 @message("levada.spark.DiscardBatch", frozen=True)

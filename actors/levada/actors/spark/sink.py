@@ -6,6 +6,9 @@ process, so a bridge that is killed between the two steps delivers them after it
 either side, the answer is that it is done. Spark repeats an unrecorded micro-batch under the same number, and the checkpoint keeps the id of
 the query; so each micro-batch is in the journal once.
 
+The journal compares a batch that comes again with the one that it has, and it looks for the micro-batch before a new one: Spark's numbers have
+no gaps, and each micro-batch has a task, even without rows. So neither an older checkpoint nor an older copy of the mailbox loses rows silently.
+
 An attempt is a random number: Spark's own attempt numbers repeat when a driver or a stage starts again.
 """
 
@@ -22,18 +25,27 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from levada.actors.journal.errors import SchemaMismatch
+from levada.actors.journal.errors import BatchReused, JournalBehind, SchemaMismatch
 from levada.actors.journal.schema import DEFAULT, differences, fit
 from levada.framework.errors import ConfigurationError, LevadaError
 
 from .protocol import BridgeError, DeliverBatch, DiscardBatch, StageHead
 from .source import Options
-from .worker import RemoteMailbox
 
 __all__ = ["BatchSink", "StreamSink"]
 
 DELIVER_TIMEOUT = 600.0
 """Seconds for a delivery, which may wait for room in a full journal."""
+
+_NEWEST_CHECKPOINT = (
+    "The checkpoint is older than the mailbox, or the query makes other rows each time. Put the newest checkpoint back, start the query with "
+    "a new one, or set option failOnDataLoss=false: the batch counts as delivered, and the rows that it has now are left out"
+)
+_OTHER_JOB = (
+    "Give a job with other rows another jobId, or set option failOnDataLoss=false: the job counts as done, and the rows that it has now are "
+    "left out"
+)
+_NEWEST_COPY = "Put the newest copy of the mailbox back, or set option failOnDataLoss=false: the query goes on without the rows of these batches"
 
 
 @attrs.frozen
@@ -112,9 +124,10 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
 class _Tasks:
     """The part that both writers share."""
 
-    def __init__(self, remote: RemoteMailbox, schema: StructType) -> None:
-        self._remote = remote
-        columns = remote.describe().columns()
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._remote = options.remote
+        self._accept_loss = not options.fail_on_data_loss
+        columns = options.remote.describe().columns()
         check_columns(schema, columns)
         self._columns: bytes = columns.serialize().to_pybytes()
 
@@ -132,14 +145,30 @@ class _Tasks:
             raise
         return Staged(query, batch, part, attempt, rows)
 
-    def deliver(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Append the staged rows of all tasks, in the driver."""
+    def deliver(self, messages: list[WriterCommitMessage | None], *, after: int | None, advice: str) -> None:
+        """Append the staged rows of all tasks, in the driver.
+
+        Args:
+            messages: of the tasks.
+            after: number of the batch before.
+            advice: what to do about a batch that comes again with other rows.
+
+        Raises:
+            BatchReused: the mailbox has this batch with other rows; the text ends with the advice.
+            JournalBehind: the mailbox does not have the batch before.
+        """
         staged = [message for message in messages if isinstance(message, Staged)]
-        if staged:
-            winners = {each.part: each.attempt for each in staged if each.rows}
-            rows = {each.part: each.rows for each in staged if each.rows}
-            question = DeliverBatch(staged[0].query, staged[0].batch, winners, rows)
+        if not staged:
+            return
+        winners = {each.part: each.attempt for each in staged if each.rows}
+        rows = {each.part: each.rows for each in staged if each.rows}
+        question = DeliverBatch(staged[0].query, staged[0].batch, winners, rows, after, self._accept_loss)
+        try:
             self._remote.ask(question, timeout=DELIVER_TIMEOUT)
+        except BatchReused as error:
+            raise attrs.evolve(error, detail=f"{error.detail}. {advice}") from None
+        except JournalBehind as error:
+            raise attrs.evolve(error, detail=f"{error.detail}. {_NEWEST_COPY}") from None
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Drop the staged rows of all tasks, in the driver."""
@@ -160,7 +189,7 @@ class StreamSink(DataSourceStreamArrowWriter):
     """Writes micro-batches. Spark makes one instance in the driver, and one for each commit."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
-        self._tasks = _Tasks(options.remote, schema)
+        self._tasks = _Tasks(options, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """Stage the rows of one task. Raises `BridgeError` if Spark does not say which micro-batch this is."""
@@ -172,8 +201,8 @@ class StreamSink(DataSourceStreamArrowWriter):
         return self._tasks.stage(query, int(batch), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Deliver the micro-batch, unless it was delivered before."""
-        self._tasks.deliver(messages)
+        """Deliver the micro-batch, unless it was delivered before. Raises `BatchReused` and `JournalBehind`."""
+        self._tasks.deliver(messages, after=batchId - 1 if batchId else None, advice=_NEWEST_CHECKPOINT)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Drop the micro-batch."""
@@ -186,7 +215,7 @@ class BatchSink(DataSourceArrowWriter):
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
         if overwrite:
             raise ConfigurationError("rows of a mailbox cannot be overwritten: use mode('append')")
-        self._tasks = _Tasks(options.remote, schema)
+        self._tasks = _Tasks(options, schema)
         self._job = f"job:{options.job or uuid.uuid4()}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
@@ -194,8 +223,8 @@ class BatchSink(DataSourceArrowWriter):
         return self._tasks.stage(self._job, 0, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Deliver the rows of all tasks."""
-        self._tasks.deliver(messages)
+        """Deliver the rows of all tasks, unless a job with this id did. Raises `BatchReused`."""
+        self._tasks.deliver(messages, after=None, advice=_OTHER_JOB)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Drop the rows of all tasks."""
