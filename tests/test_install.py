@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -105,7 +106,7 @@ def test_the_core_from_a_wheel(distributions: tuple[Path, Path], tmp_path: Path)
     assert failed.keys() - TEST_KIT == set().union(*NEEDS.values())
     assert [name for name, text in failed.items() if "pip install" not in text] == [WEBSOCKET]
     bench = call(programs / "levada", "bench", "actors", folder=tmp_path, code=2)
-    assert re.search(r"needs a source tree .* unpack the sdist \(pip download .* levada==\S+\)", bench)
+    assert re.search(r"needs a source tree .* clone the repository, pip install -e '\.\[dev\]' in it", bench)
 
 
 @pytest.mark.ci
@@ -117,6 +118,56 @@ def test_each_extra_alone(distributions: tuple[Path, Path], tmp_path: Path, extr
     others = set().union(*NEEDS.values()) - NEEDS[extra]
     assert failed.keys() - TEST_KIT == others
     call(programs / "levada", "--version", folder=tmp_path)
+
+
+def shown(page: str, pattern: str) -> list[str]:
+    """Return the arguments of the command of pip that a text shows."""
+    (found,) = set(re.findall(rf"(?m){pattern}", page))
+    program, *arguments = shlex.split(found)
+    assert program == "pip"
+    return arguments
+
+
+@pytest.mark.release
+@pytest.mark.timeout(900)
+def test_the_commands_of_the_pages_install_it_where_nothing_is(
+    distributions: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """From a clone, with an extra added later; then from a wheel, as in the two containers."""
+    readme, versions, deploy = (
+        (ROOT / name).read_text("utf-8")
+        for name in ("README.md", "docs/reference/versions.md", "docs/how-to/deploy.md")
+    )
+    with tarfile.open(distributions[1]) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (clone,) = tmp_path.iterdir()
+
+    def made(name: str) -> tuple[str | Path, ...]:
+        call(sys.executable, "-m", "venv", tmp_path / name, folder=tmp_path)
+        return tmp_path / name / "bin" / "python", "-m", "pip", "--disable-pip-version-check"
+
+    def missing(name: str) -> set[str]:
+        return (
+            json.loads(call(tmp_path / name / "bin/python", "-c", IMPORT_ALL, *PUBLIC, folder=tmp_path)).keys()
+            - TEST_KIT
+        )
+
+    one = made("one")
+    call(*one, *shown(readme, r"^(pip install \.) "), folder=clone)
+    assert "levada.transports.quic" in missing("one")
+    call(*one, *shown(versions, r"`(pip install 'levada\[quic\]')`"), folder=tmp_path)
+    assert missing("one") == set().union(*NEEDS.values()) - NEEDS["quic"]
+
+    call(*one, *shown(versions, r"`(pip wheel [^`]+)`"), folder=clone)
+    call(*made("two"), *shown(deploy, r"^RUN (pip install .*)$"), folder=clone)
+    assert missing("two") == set().union(*NEEDS.values()) - NEEDS["quic"] - NEEDS["cli"]
+
+    call(tmp_path / "one/bin/levada", "new", "tally", folder=tmp_path)
+    container = (tmp_path / "tally/Containerfile").read_text("utf-8")
+    wheel = shown(container, r"(pip wheel .*)$")
+    call(*one, *wheel[:-1], clone, folder=tmp_path / "tally")
+    call(*made("three"), *shown(container, r"^RUN (pip install .*)$"), folder=tmp_path / "tally")
+    assert "levada serve" in call(tmp_path / "three/bin/levada", "serve", "--help", folder=tmp_path)
 
 
 def test_each_extra_is_tested() -> None:

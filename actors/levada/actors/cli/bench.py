@@ -8,7 +8,6 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -104,8 +103,8 @@ def find_benchmarks() -> list[str]:
     names = sorted(file.stem for file in folder.glob("[!_]*.py"))
     if not names:
         raise ConfigurationError(
-            f"levada bench needs a source tree and there is no {folder}: unpack the sdist (pip download --no-deps --no-binary levada "
-            f"levada=={version('levada')}) or clone the repository, pip install -e '.[dev]' in it, and run levada bench there"
+            f"levada bench needs a source tree and there is no {folder}: clone the repository, pip install -e '.[dev]' in it, and run "
+            "levada bench there"
         )
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))

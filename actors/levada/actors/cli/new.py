@@ -113,10 +113,12 @@ only-include = ["$name.py"]
 
 CONTAINER: Final = {
     "Containerfile": """\
+# levada is not on a package index yet. Make its wheel here first: pip wheel --no-deps --wheel-dir wheels PATH_OF_ITS_CLONE
 FROM python:3.13-slim
 WORKDIR /app
+COPY wheels wheels
 COPY pyproject.toml $name.py ./
-RUN pip install --no-cache-dir .
+RUN pip install --no-cache-dir --find-links wheels .
 USER nobody
 ENV HOST=0.0.0.0
 EXPOSE 5044 7000 8080
