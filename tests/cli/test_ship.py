@@ -186,6 +186,22 @@ async def test_a_receiver_whose_output_nobody_reads_ends_and_acks_nothing_more(t
         assert await receiver.process.wait() == 0
 
 
+@pytest.mark.ci
+async def test_a_disk_that_refuses_events_is_told_once_and_writers_wait(tmp_path: Path) -> None:
+    folder = tmp_path / "spool"
+    async with receiving(ANY, "--spool", str(folder)) as receiver, ActorSystem() as system:
+        (folder / ".writing").rmdir()
+        (folder / ".writing").write_text("in the way")
+        async with connect(system, receiver.url) as writer, trio.open_nursery() as nursery:
+            nursery.start_soon(writer.deliver, [{"line": "one"}])
+            told = await line_of(receiver.process)
+            assert told == f"levada: cannot write to {folder}: Not a directory; writers keep their events\n".encode()
+            await trio.to_thread.run_sync((folder / ".writing").unlink)
+            assert await line_of(receiver.process) == f"levada: writes to {folder} again\n".encode()
+        assert await receiver.end() == (0, "", "1 events\n")
+    assert [json.loads(file.read_text()) for file in folder.glob("*.jsonl")] == [{"line": "one"}]
+
+
 # ---------------------------------------------------------------- ends
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import os
 import signal
@@ -15,12 +14,13 @@ from typing import Any
 import trio
 
 from levada.actors.authenticators import CertificateNames
-from levada.actors.lumberjack import Reader, SpoolSink, Unit, serve
-from levada.framework import ActorSystem, restart
+from levada.actors.lumberjack import Reader, Unit, serve
+from levada.actors.lumberjack.spool import prepare_spool, store_unit
+from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 from levada.transports.carriers import TlsConfig
 from levada.transports.lumberjack import encode_text
-from levada.transports.private_files import make_private_folder
+from levada.transports.text import printable
 
 from . import Subparsers
 from .ship import warnings_on_stderr
@@ -28,6 +28,9 @@ from .signals import COUNT, RELOAD, late_ones_dropped
 from .terminal import shown
 
 __all__ = ["add_parser", "run"]
+
+_RETRY = 1.0
+"""Seconds until a disk that refuses a unit is tried again."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -78,7 +81,7 @@ async def _receive(args: argparse.Namespace, numbers: list[int]) -> int:
     with trio.open_signal_receiver(*numbers) as signals:
         authenticate = None if args.client_ca is None else CertificateNames()
         async with ActorSystem("receive") as system:
-            output = _Printer(as_json=args.json) if args.spool is None else _Spooler(system, args.spool)
+            output = _Printer(as_json=args.json) if args.spool is None else _Spooler(args.spool)
             async with (
                 serve(system, args.url, output.take, carrier=carrier, authenticate=authenticate) as reader,
                 trio.open_nursery() as nursery,
@@ -140,20 +143,43 @@ class _Printer(_Output):
 
 
 class _Spooler(_Output):
-    """Writes each unit to a file; a unit is taken once it is on disk."""
+    """Writes each unit to a file; a unit is taken once it is on disk. While the disk refuses it, it waits, and its writer with it."""
 
-    def __init__(self, system: ActorSystem, folder: str) -> None:
+    def __init__(self, folder: str) -> None:
         super().__init__()
+        self._folder = Path(folder)
+        self._refusal = ""
         try:
-            make_private_folder(Path(folder))
+            prepare_spool(self._folder)
         except OSError as error:
             raise ConfigurationError(f"cannot write to {folder}: {error.strerror or error}") from error
-        # While the disk refuses writes, every unit is refused, and writers keep their events.
-        always = restart("permanent", max=1_000_000, within=3600.0, initial_backoff=0.1, max_backoff=5.0)
-        self._sink = system.spawn(functools.partial(SpoolSink, Path(folder)), supervise=always)
 
     async def put(self, unit: Unit) -> None:
-        await self._sink.ask(unit, timeout=None)
+        while True:
+            try:
+                await trio.to_thread.run_sync(self._store, unit)
+            except OSError as error:
+                self._note(error.strerror or str(error))
+            else:
+                self._note("")
+                return
+            await trio.sleep(_RETRY)
+
+    def _store(self, unit: Unit) -> None:
+        if self._refusal:  # the folder may be gone
+            prepare_spool(self._folder)
+        store_unit(self._folder, unit)
+
+    def _note(self, refusal: str) -> None:
+        """Say once that the disk refuses events, and once that it takes them again."""
+        folder = printable(str(self._folder))
+        if refusal and not self._refusal:
+            print(
+                f"levada: cannot write to {folder}: {refusal}; writers keep their events", file=sys.stderr, flush=True
+            )
+        elif self._refusal and not refusal:
+            print(f"levada: writes to {folder} again", file=sys.stderr, flush=True)
+        self._refusal = refusal
 
 
 def _write(data: bytes) -> None:

@@ -23,8 +23,9 @@ from levada.transports.private_files import make_private_folder, private
 from .folders import sync_folder
 from .unit import Unit
 
-__all__ = ["SpoolSink"]
+__all__ = ["SpoolSink", "prepare_spool", "store_unit"]
 
+_WRITING = ".writing"
 _OLD = 3600.0  # seconds without a new byte after which a file is considered abandoned
 
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
@@ -46,18 +47,7 @@ class SpoolSink(Actor[Unit]):
     async def started(self) -> None:
         """Create the folder, and remove the unfinished files of processes that died."""
         self.folder = Path(self.folder)
-        self.writing = self.folder / ".writing"
-        await trio.to_thread.run_sync(self._prepare)
-
-    def _prepare(self) -> None:
-        make_private_folder(self.folder)
-        make_private_folder(self.writing)
-        # Other processes may be writing here. If one is slower than that, its rename fails, and the unit comes again.
-        old = time.time() - _OLD
-        for file in self.writing.glob("*.jsonl"):
-            with contextlib.suppress(FileNotFoundError):
-                if file.stat().st_mtime < old:
-                    file.unlink()
+        await trio.to_thread.run_sync(prepare_spool, self.folder)
 
     @handles
     @blocking
@@ -67,19 +57,45 @@ class SpoolSink(Actor[Unit]):
         Raises:
             OSError: the file cannot be written; nothing of it stays.
         """
-        name = f"{unit.name}.jsonl"
-        hidden = self.writing / name
-        try:
-            with open(hidden, "xb", opener=private) as file:
-                file.writelines(map(_line, unit.events))
-                file.flush()
-                os.fsync(file.fileno())
-            hidden.rename(self.folder / name)
-        except BaseException:
-            hidden.unlink(missing_ok=True)
-            raise
-        sync_folder(self.folder)
-        return name
+        return store_unit(self.folder, unit)
+
+
+def prepare_spool(folder: Path) -> None:
+    """Create the folder of a spool, and remove the unfinished files of processes that died. Blocks.
+
+    Raises:
+        OSError: the folder cannot be used.
+    """
+    writing = folder / _WRITING
+    make_private_folder(folder)
+    make_private_folder(writing)
+    # Other processes may be writing here. If one is slower than that, its rename fails, and the unit comes again.
+    old = time.time() - _OLD
+    for file in writing.glob("*.jsonl"):
+        with contextlib.suppress(FileNotFoundError):
+            if file.stat().st_mtime < old:
+                file.unlink()
+
+
+def store_unit(folder: Path, unit: Unit) -> str:
+    """Write a unit into a prepared folder; return the name of the file, which is on the disk. Blocks.
+
+    Raises:
+        OSError: the file cannot be written; nothing of it stays.
+    """
+    name = f"{unit.name}.jsonl"
+    hidden = folder / _WRITING / name
+    try:
+        with open(hidden, "xb", opener=private) as file:
+            file.writelines(map(_line, unit.events))
+            file.flush()
+            os.fsync(file.fileno())
+        hidden.rename(folder / name)
+    except BaseException:
+        hidden.unlink(missing_ok=True)
+        raise
+    sync_folder(folder)
+    return name
 
 
 def _line(event: dict[str, Any]) -> bytes:
