@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import socket as stdlib_socket
 import struct
@@ -43,6 +44,9 @@ E = TypeVar("E", bound=CarrierError)
 T = TypeVar("T")
 
 logger = logging.getLogger("levada.transports.carriers")
+
+_SILENCE = 60.0
+"""Seconds after a warning that no connection can be accepted before the next. There are ten attempts a second."""
 
 _JOIN_WITHIN = (
     50e-6  # seconds; for writes further apart, a system call of 2 to 5 us each is at most a tenth of the time
@@ -623,11 +627,13 @@ async def accept_from(
 ) -> None:
     """Take connections from the kernel and hand them to `handle`, one at a time, until the listener is closed.
 
-    If the system has no descriptors or memory left, warn, wait 0.1 s and try again; open connections are not affected.
+    If the system has no descriptors or memory left, wait 0.1 s and try again; open connections are not affected. A warning says so, at most
+    once a minute.
 
     Raises:
         OSError: `accept` failed for another reason.
     """
+    silent = -math.inf
     while True:
         try:
             stream = await listener.accept()
@@ -636,7 +642,9 @@ async def accept_from(
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
                 raise
-            logger.warning("cannot accept: %s", error, extra={"event": "accept_failed"})
+            if trio.current_time() >= silent:
+                silent = trio.current_time() + _SILENCE
+                logger.warning("cannot accept: %s", error, extra={"event": "accept_failed"})
             await trio.sleep(0.1)
             continue
         try:
