@@ -280,6 +280,9 @@ async def test_what_is_not_a_request_ends_its_connection_only(
 async def test_one_too_many_is_told_so(raw: tuple[ActorSystem, Server]) -> None:
     _, server = raw
     streams = [await server() for _ in range(MOST_CLIENTS)]
+    for stream in streams:
+        await stream.send_all(b'{"levada-console":1,"limit":1}\n')
+        assert b'"office block"' in await stream.receive_some()
     await wait_all_tasks_blocked()
     late = await server()
     assert (
@@ -320,26 +323,37 @@ async def test_after_a_snapshot_the_console_rests_for_as_long_as_it_took(
 async def test_clients_that_ask_nothing_give_way_and_are_told_of_once(
     raw: tuple[ActorSystem, Server], autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Half requests count as none; who asks keeps the place."""
+    """Half requests count as none; a client that asks keeps the place, until it has been silent for long."""
     _, server = raw
+
+    async def ask(stream: trio.abc.Stream) -> None:
+        await stream.send_all(b'{"levada-console":1}\n')
+        assert b'"office block"' in await stream.receive_some()
+
     begin = trio.current_time()
     silent = [await server() for _ in range(MOST_CLIENTS)]
-    for stream in silent:
+    await ask(silent[0])
+    for stream in silent[1:]:
         await stream.send_all(b'{"levada-console":1')
-    await trio.sleep(PATIENCE)
-    await silent[0].send_all(b"}\n")
-    assert b'"office block"' in await silent[0].receive_some()
     newcomers = []
     for stream in silent[1:]:
         newcomers.append(await server())
+        await ask(newcomers[-1])
         assert await stream.receive_some() == b""
-    await wait_all_tasks_blocked()
-    assert trio.current_time() == begin + PATIENCE
+    assert trio.current_time() == begin
+    await trio.sleep(PATIENCE / 2)
+    for stream in newcomers:
+        await ask(stream)
     late = await server()
     assert b"clients are connected already" in await late.receive_some()
+    await trio.sleep(PATIENCE / 2)
+    async with await server() as last:
+        await ask(last)
+        assert await silent[0].receive_some() == b""
+        await ask(newcomers[0])
     for stream in [*silent, *newcomers, late]:
         await stream.aclose()
-    assert [record.exc_info for record in caplog.records] == [None]
+    assert [record.exc_info for record in caplog.records] == [None, None]
     assert "turned a process away: it was silent, and all places were taken" in caplog.text
 
 

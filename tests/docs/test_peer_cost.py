@@ -12,13 +12,14 @@ ROW = re.compile(
     r"^\|[^|]*\|[^|]*\| (?P<memory>[^|]*) \| (?P<cpu>[^|]*) \|[^|]*\|[^|]*\| \[`(?P<test>[^`]+)`\]\[(?P<file>\w+)\] \|$",
     re.MULTILINE,
 )
+SILENT = re.compile(r"^\|[^|]*\|[^|]*\|[^|]*\| \[`(?P<test>[^`]+)`\]\[(?P<file>\w+)\] \|$", re.MULTILINE)
 CASE = re.compile(r"^    \((?P<test>\w+), .*?(?P<peak>[\d_]+), (?P<cpu>[\d.]+)\),$", re.MULTILINE)
 
 
 def test_each_row_names_a_test_that_exists() -> None:
-    rows = ROW.findall(TEXT)
+    rows = [*((test, file) for _, _, test, file in ROW.findall(TEXT)), *SILENT.findall(TEXT)]
     assert len(rows) == TEXT.count("[`") > 50
-    for _, _, test, file in rows:
+    for test, file in rows:
         source = (PAGE.parent / FILES[file]).read_text("utf-8")
         assert f"def {test}(" in source or f'"{test}":' in source, test
 

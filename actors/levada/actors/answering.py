@@ -8,7 +8,8 @@ import attrs
 import trio
 
 from levada.framework.errors import ConfigurationError
-from levada.transports.carriers.admission import Admission, network_of
+from levada.transports.carriers.admission import Admission
+from levada.transports.carriers.places import Places, share_of
 from levada.transports.carriers.sockets import why_not_bound
 from levada.transports.carriers.streams import accept_from, plain_nursery
 from levada.transports.carriers.tcp import authority
@@ -18,9 +19,7 @@ __all__ = ["Answer", "Asked", "Response", "serve_answers"]
 REQUEST = 8192  # bytes of a request's head at most
 PATIENCE = 5.0  # seconds for one request
 AT_ONCE = 64
-"""Requests under way; one more takes the place of the oldest."""
-AT_ONCE_OF_ADDRESS = 16
-"""Requests under way from one address, or from one /64 of IPv6; likewise, so a probe never waits for others from its own address."""
+"""Requests under way; one more takes the place of another, see `Places`. All give way until their end."""
 
 
 @attrs.frozen
@@ -68,15 +67,7 @@ async def serve_answers(
     name = f"[{host}]" if ":" in host else host
     url = f"http://{name}:{listeners[0].socket.getsockname()[1]}/"
     admission = Admission(url)
-    unfinished: dict[trio.CancelScope, str] = {}  # and their networks, the oldest first
-
-    def make_room(network: str) -> None:
-        own = [scope for scope, other in unfinished.items() if other == network]
-        if len(own) < AT_ONCE_OF_ADDRESS:
-            own = list(unfinished) if len(unfinished) >= AT_ONCE else []
-        if own:
-            del unfinished[own[0]]
-            own[0].cancel()
+    places = Places(AT_ONCE)
 
     async def serve(stream: trio.SocketStream) -> None:
         try:
@@ -84,18 +75,16 @@ async def serve_answers(
         except OSError:  # it is gone already
             stream.socket.close()
             return
-        network = network_of(peer[0])
-        make_room(network)
         why = None
         with trio.move_on_after(PATIENCE) as scope:
-            unfinished[scope] = network
+            place = places.take(share_of(authority(peer)), scope.cancel)
             try:
                 async with stream:
                     why = await _serve(stream, answer)
             except (trio.BrokenResourceError, OSError):
                 pass  # the client is gone
             finally:
-                unfinished.pop(scope, None)
+                place.leave()
         if scope.cancelled_caught:
             why = "no whole request in time"
         if why is not None:

@@ -38,6 +38,7 @@ from levada.framework.errors import (
     LevadaError,
 )
 from levada.transports.carriers import CarrierInfo, CarrierStatistics
+from levada.transports.carriers.places import Place
 from levada.transports.core import Core
 from levada.transports.text import printable
 
@@ -155,6 +156,9 @@ class Driver(ConnectionActor, Generic[C]):
     """The protocol's name, in logs."""
     events: ClassVar[Mapping[type, Callable[[Any, Any], None]]]
     """What to do for each class of event of the core. The handler of the last event calls `ended`."""
+    keeps_when_greeted: ClassVar[bool] = True
+    """Whether a client that was let in has said a whole message, so that its connection keeps its place; otherwise the protocol calls
+    `keep_place`."""
 
     def __attrs_post_init__(self) -> None:
         self.core: C
@@ -170,6 +174,10 @@ class Driver(ConnectionActor, Generic[C]):
         """The core's last event, once the connection is over."""
         self.acceptor: Acceptor | None = None
         """The listener of a server's connection."""
+        self.place: Place | None = None
+        """The place of a server's connection at its listener."""
+        self.turn_away: Callable[[], None] = lambda: None
+        """Turns away the carrier that a server's listener accepted."""
         self.unusable = trio.Event()
         """Set when no new work may begin: at the end, or when either side drains."""
         self.over = trio.Event()
@@ -213,6 +221,7 @@ class Driver(ConnectionActor, Generic[C]):
 
     def refuse(self) -> None:
         """Turn away the carrier that was accepted: the actor ends before its task began."""
+        self.turn_away()
 
     def _go(self, change: Change) -> None:
         phase = self.phase = PHASES[self.phase, change]
@@ -401,14 +410,29 @@ class Driver(ConnectionActor, Generic[C]):
             self._go(Change.GREET)
             if self.acceptor is not None:
                 self.acceptor.connections[self] = None
+                if self.keeps_when_greeted:
+                    self.keep_place()
+
+    def keep_place(self) -> None:
+        """Make no more room for newer connections."""
+        if self.place is not None:
+            self.place.keep()
+
+    def make_room(self) -> None:
+        """End at once, because a newer connection needs the place."""
+        self.shut(reason="made room for another connection")
+        self._carrying.cancel()  # so that a peer that does not read cannot hold it up
 
     def suspended(self) -> None:
         """Note that the session has no carrier for now."""
         self._go(Change.SUSPEND)
+        if self.place is not None:
+            self.place.give_way()
 
     def resumed(self) -> None:
         """Note that the session has a carrier again."""
         self._go(Change.RESUME)
+        self.keep_place()
 
     def leaving(self) -> None:
         """Note that the peer takes no new work."""

@@ -1,9 +1,9 @@
 """Listeners of all protocols: they accept carriers, make a connection from each, limit their number, and close.
 
 A protocol derives from `Acceptor`, which it tells how to listen and what a connection is, and from `ListenerHandle`, which its ``serve``
-yields.  A connection is an actor with ``aclose``.  It adds itself to `Acceptor.connections` when it admits its client,
-and its end removes it.  A connection counts against the limit from before it is accepted until its actor has ended, so the limit
-also holds for clients that never send anything.
+yields.  A connection is a `Driver`.  It adds itself to `Acceptor.connections` when it admits its client, and its end removes it.
+A connection counts against the limit from when it is accepted until its actor has ended.  If the limit is reached, a connection that has
+not let its client in, or whose session was left, makes room for the newest one: see `levada.transports.carriers.places`.
 """
 
 from __future__ import annotations
@@ -11,19 +11,23 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Final, Generic, Protocol, TypeVar
+from functools import partial
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import attrs
 import trio
 
 from levada.actors.authentication import Authenticate, Authentication, Gatekeeper
 from levada.actors.metrics.connections import listener_samples
-from levada.framework import Actor, ActorSystem, Phase, Reason, Ref, Sample
+from levada.framework import ActorSystem, Phase, Reason, Ref, Sample
 from levada.framework.embedding import DescribedActor, adopt
 from levada.framework.errors import CarrierError, ConfigurationError, LevadaError
 from levada.transports.carriers import ByteStream, Incoming, Listener, MessageStream
+from levada.transports.carriers.admission import Admission
+from levada.transports.carriers.places import Places, share_of
 
 from .driver import Driver
+from .driver import Phase as ConnectionPhase
 
 __all__ = ["Accepted", "Acceptor", "ListenerHandle", "closing", "refuse", "running"]
 
@@ -34,13 +38,7 @@ Accepted = ByteStream | MessageStream | Incoming
 """A carrier that a listener has accepted."""
 
 
-class _Closes(Protocol):
-    @property
-    def aclose(self) -> Callable[[], Awaitable[None]]: ...
-    def shut(self) -> None: ...
-
-
-C = TypeVar("C", bound=_Closes)
+C = TypeVar("C", bound=Driver[Any])
 A = TypeVar("A", bound="Acceptor[Any]")
 R = TypeVar("R", bound="Driver[Any] | Acceptor[Any]")
 
@@ -49,6 +47,8 @@ class Acceptor(DescribedActor[Any], Generic[C]):
     """Accepts carriers and makes a connection from each."""
 
     subject = "listener"
+    waits: ClassVar[bool] = True
+    """Whether new clients wait at the carrier while no connection makes room for them; otherwise they are turned away."""
 
     authenticate: Authenticate | Authentication | None = attrs.field(default=None, kw_only=True)
     """Decides on clients; None admits all."""
@@ -60,9 +60,11 @@ class Acceptor(DescribedActor[Any], Generic[C]):
     def __attrs_post_init__(self) -> None:
         self.url = ""
         self.gatekeeper = Gatekeeper(Authentication.of(self.authenticate))
+        self.admission = Admission("")
+        """Counts the clients that made room for others, or found none."""
         self.connections: dict[Any, None] = {}
         """Connections whose client was admitted."""
-        self._places = trio.CapacityLimiter(self.max_connections)
+        self.places = Places(self.max_connections)
         self._accepting = trio.CancelScope()
         self._opened = trio.Event()
         self._refusal: LevadaError | OSError | None = None
@@ -72,7 +74,7 @@ class Acceptor(DescribedActor[Any], Generic[C]):
     @property
     @abstractmethod
     def max_connections(self) -> float:
-        """The most connections at a time; when it is reached, new clients wait at the carrier. May be infinite."""
+        """The most connections at a time. May be infinite."""
 
     @abstractmethod
     def listening(self) -> AbstractAsyncContextManager[Listener[Any]]:
@@ -88,7 +90,7 @@ class Acceptor(DescribedActor[Any], Generic[C]):
         return accepted
 
     @abstractmethod
-    def make(self, accepted: Any) -> Actor[Any]:
+    def make(self, accepted: Any) -> C:
         """Make the actor of a connection from an accepted carrier; if the actor never runs, the carrier is refused."""
 
     @property
@@ -99,9 +101,9 @@ class Acceptor(DescribedActor[Any], Generic[C]):
 
     @property
     def turned_away(self) -> int:
-        """Clients and requests that the hook or a limit has refused, and clients that never shook hands."""
+        """Clients and requests that the hook or a limit has refused, and clients that never shook hands or made room for others."""
         below = getattr(self._listener, "admission", None)  # memory has none
-        return self.gatekeeper.refused + (0 if below is None else below.refused)
+        return self.gatekeeper.refused + self.admission.refused + (0 if below is None else below.refused)
 
     def metrics(self) -> Iterable[Sample]:
         """Return the counts."""
@@ -140,13 +142,13 @@ class Acceptor(DescribedActor[Any], Generic[C]):
         try:
             async with self.listening() as listener:
                 self._listener = listener
-                self.url = self.url_of(listener.url)
+                self.url = self.admission.url = self.url_of(listener.url)
                 self._opened.set()
                 with self._accepting:
                     while True:
-                        place = object()
-                        await self._places.acquire_on_behalf_of(place)
-                        self._connect(await self.accept(listener), place)
+                        if self.waits:
+                            await self.places.available()
+                        self._connect(await self.accept(listener))
                 await listener.aclose()
                 # QUIC connections live on the listener's socket: it stays, and this actor with it, until they have ended.
                 await trio.sleep_forever()
@@ -157,18 +159,32 @@ class Acceptor(DescribedActor[Any], Generic[C]):
         finally:
             self._opened.set()
 
-    def _connect(self, accepted: Accepted, place: object) -> None:
+    def _connect(self, accepted: Accepted) -> None:
+        if self.places.full:
+            why = "there are enough connections (max_connections)"
+            self.admission.turn_away(_peer(accepted), why)
+            refuse(accepted, why)
+            return
         connection = self.make(accepted)
-        if isinstance(connection, Driver):
-            connection.acceptor = self
+        connection.acceptor = self
+        connection.turn_away = partial(refuse, accepted)
         if adopt(self, connection):
-            connection.ref.on_stopped(lambda: self._left(connection, place))
+            share = share_of(_peer(accepted), getattr(accepted, "info", None))
+            connection.place = self.places.take(share, partial(self._make_room, connection, _peer(accepted)))
+            connection.ref.on_stopped(lambda: self._left(connection))
         else:  # this listener is ending
             refuse(accepted)
 
-    def _left(self, connection: Actor[Any], place: object) -> None:
-        self._places.release_on_behalf_of(place)
-        if isinstance(connection, Driver) and connection.identity is not None:
+    def _make_room(self, connection: C, peer: str) -> None:
+        left = connection.phase is ConnectionPhase.SUSPENDED
+        why = "its session was left" if left else "it has not said a whole first message"
+        self.admission.turn_away(peer, f"it made room for others: {why}")
+        connection.make_room()
+
+    def _left(self, connection: C) -> None:
+        if connection.place is not None:
+            connection.place.leave()
+        if connection.identity is not None:
             self.gatekeeper.leave(connection.identity)
         # Not before: a listener that closes waits for work that came before the end, too.
         self.connections.pop(connection, None)
@@ -252,12 +268,16 @@ class ListenerHandle(Generic[A]):
         return await self._actor.ref.terminated()
 
 
-def refuse(accepted: Accepted) -> None:
-    """Turn away a client, because the listener is ending."""
+def refuse(accepted: Accepted, why: str = "the listener is ending") -> None:
+    """Turn away a client."""
     if isinstance(accepted, Incoming):
-        accepted.refuse("the listener is ending")
+        accepted.refuse(why)
     else:
         accepted.abort()
+
+
+def _peer(accepted: Accepted) -> str:
+    return accepted.peer if isinstance(accepted, Incoming) else accepted.info.peer
 
 
 @asynccontextmanager

@@ -139,15 +139,21 @@ async def test_half_a_request_has_ten_seconds(octets: bytes, autojump_clock: Moc
         assert trio.current_time() - begin == pytest.approx(PATIENCE)
 
 
-async def test_a_full_server_leaves_newcomers_waiting(autojump_clock: MockClock) -> None:
+async def test_half_requests_make_room_for_the_newest(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     async with served() as (_, dashboard):
         silent = [await trio.open_tcp_stream(*place(dashboard)) for _ in range(MOST_CONNECTIONS)]
         await wait_all_tasks_blocked(0.01)
         begin = trio.current_time()
         assert (await fetch(dashboard, b"GET / HTTP/1.1\r\nHost: HOST\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
-        assert trio.current_time() - begin == pytest.approx(PATIENCE, abs=0.1)
+        assert trio.current_time() == begin
+        with pytest.raises(trio.BrokenResourceError):
+            await silent[0].receive_some()
         for stream in silent:
             await stream.aclose()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.endswith("away: its request made room for others")
 
 
 async def test_a_view_and_its_changes(autojump_clock: MockClock) -> None:

@@ -317,11 +317,35 @@ async def test_lj46_one_bad_peer_hurts_nobody_and_is_one_log_line(
 @pytest.mark.rule("LJ-43")
 async def test_lj43_too_many_connections(autojump_clock: MockClock) -> None:
     """LJ-43: accepted, closed, counted."""
-    async with desk(max_connections=2) as (reader, _), writer() as first, writer(), writer() as third:
-        assert await until_closed(third) == b""
+    async with desk(max_connections=2) as (reader, _), writer() as first, writer() as second:
+        for each in (first, second):
+            await each.send_all(window(1, 1))
+            assert await acks(each, 1) == [1]
+        async with writer() as third:
+            assert await until_closed(third) == b""
+        await first.send_all(window(1, 2))
+        assert await acks(first, 1) == [2]
+        assert (reader.statistics().connections, reader.statistics().connections_refused) == (2, 1)
+
+
+@pytest.mark.rule("LJ-43")
+async def test_lj43_a_writer_without_a_whole_unit_makes_room(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """LJ-43: the oldest that is silent, or has sent half a unit, is closed for the newest; a writer that has sent one stays."""
+    async with desk(max_connections=2) as (reader, _), writer() as first, writer() as half:
         await first.send_all(window(1, 1))
         assert await acks(first, 1) == [1]
-        assert (reader.statistics().connections, reader.statistics().connections_refused) == (2, 1)
+        await half.send_all(window(1, 1)[:-1])
+        async with writer() as third:
+            assert await until_closed(half) == b""
+            await third.send_all(window(1, 1))
+            assert await acks(third, 1) == [1]
+        await first.send_all(window(1, 2))
+        assert await acks(first, 1) == [2]
+        assert reader.statistics().connections_refused == 1
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.endswith("it made room for others: it has not said a whole first message")
 
 
 @pytest.mark.rule("LJ-28")

@@ -283,9 +283,7 @@ async def test_a_connection_that_is_cut_anywhere_ends_alone(seed: int, autojump_
         with FaultyNetwork(seed, within=3000) as network:
             for faulty in (True, False):
                 ends = network.pair(*memory_streams()) if faulty else memory_streams()
-                place = object()
-                listener._places.acquire_on_behalf_of_nowait(place)
-                listener._connect(ends[1], place)
+                listener._connect(ends[1])
                 config = ClientConfig(core=CoreConfig(metadata_mime_type=COMPOSITE, drain_timeout=1.0))
                 client = Given(config, None, core, ends[0])  # type: ignore[arg-type]
                 adopt(system, client)

@@ -6,10 +6,12 @@ import os
 import random
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from tests.transports.conftest import make_authority
@@ -240,6 +242,61 @@ async def first_answer(listener: Listener, carrier: TlsConfig | UnixConfig, *fra
             got += await stream.receive_some()
         stream.abort()
         return decode(bytes(got[3 : 3 + int.from_bytes(got[:3])]))
+
+
+@pytest.mark.rule("RS-104")
+@pytest.mark.parametrize("limit", [{"max_sessions": 3}, {"max_connections": 3}], ids=["sessions", "connections"])
+async def test_rs104_sessions_that_were_left_make_room(
+    limit: dict[str, Any], autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """RS-104: a client gets a session at once, for which the oldest of those that were left ends; those in use stay."""
+
+    async def say(carrier: ByteStream, frame: Frame) -> None:
+        octets = frame.encode()
+        await carrier.send_all(len(octets).to_bytes(3) + octets)
+
+    async def hear(carrier: ByteStream) -> Frame:
+        got = await carrier.receive_some()
+        return decode(got[3 : 3 + int.from_bytes(got[:3])])
+
+    @asynccontextmanager
+    async def arriving(frame: SetupFrame | ResumeFrame) -> AsyncIterator[ByteStream]:
+        async with dial("memory://desk") as carrier:
+            assert isinstance(carrier, ByteStream)
+            await say(carrier, frame)
+            await say(carrier, ASK)
+            yield carrier
+            carrier.abort()
+
+    def setup(token: bytes) -> SetupFrame:
+        return attrs.evolve(HELLO, token=token)
+
+    def back(token: bytes) -> ResumeFrame:
+        return attrs.evolve(BACK, token=token)
+
+    config = ServerConfig(core=CORE, **limit)
+    async with ActorSystem() as system, serve(system, "rsocket+memory://desk", handler, config=config):
+        for token in (b"first", b"second"):
+            async with arriving(setup(token)) as carrier:
+                assert isinstance(await hear(carrier), KeepaliveFrame)
+            await wait_all_tasks_blocked()
+        async with arriving(setup(b"in use")) as using:
+            assert isinstance(await hear(using), KeepaliveFrame)
+            began = trio.current_time()
+            async with arriving(setup(b"new")) as carrier:
+                assert isinstance(await hear(carrier), KeepaliveFrame)
+                assert trio.current_time() == began
+            await wait_all_tasks_blocked()
+            async with arriving(back(b"first")) as carrier:
+                refusal = await hear(carrier)
+                assert isinstance(refusal, ErrorFrame)
+                assert refusal.code == ErrorCode.REJECTED_RESUME
+            await wait_all_tasks_blocked()
+            async with arriving(back(b"new")) as carrier:
+                assert isinstance(await hear(carrier), ResumeOkFrame)
+            await say(using, ASK)
+            assert isinstance(await hear(using), KeepaliveFrame)
+    assert caplog.messages[0].endswith("it made room for others: its session was left")
 
 
 async def is_refused(listener: Listener, system: ActorSystem, answer: Callable[[], Awaitable[Frame]]) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import attrs
@@ -17,7 +18,7 @@ from aioquic.tls import Epoch
 from trio.testing import MockClock
 
 from levada.framework.errors import CarrierError, ConnectionLost
-from levada.transports.carriers.simnet import SimNet, SimPort
+from levada.transports.carriers.simnet import SimNet, SimPacket, SimPort
 from levada.transports.quic import QuicConnection, QuicListener, QuicStream
 
 SERVER = ("server", 4433)
@@ -233,7 +234,42 @@ async def test_slow_handshakes_are_bounded_in_number_and_time(lab: Any, autojump
         assert s.listener.unfinished == 0
 
 
-async def test_waiting_clients_are_forgotten_and_dropped_above_the_limit(lab: Any, autojump_clock: MockClock) -> None:
+async def test_slow_handshakes_of_one_address_make_room_for_other_addresses(
+    lab: Any, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of one address, the newest stay; another address completes its handshake beside them, and its slow one stays, too."""
+    net = SimNet(1)
+
+    async def dawdle(host: str) -> None:
+        with suppress(CarrierError):
+            async with lab.dialling(net, host=host) as connection:
+                await connection.wait_closed()
+
+    async with siege(lab, net, retry="always", max_handshakes=4, handshake_timeout=5.0) as s:
+        sent: Counter[tuple[str, int]] = Counter()
+
+        def is_late(packet: SimPacket) -> bool:
+            """Whether the server has its hello, with and without a token."""
+            sent[packet.source] += packet.source[0] in ("slow", "patient")
+            return sent[packet.source] > 2
+
+        net.drop(is_late)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(dawdle, "patient")
+            await trio.sleep(0.5)
+            for _ in range(10):
+                nursery.start_soon(dawdle, "slow")
+            await trio.sleep(0.5)
+            left = sorted(c.info.peer.partition(":")[0] for c in s.listener.endpoint.connections)
+            assert left == ["client", "patient", "slow", "slow", "slow"]
+            async with lab.dialling(net, host="newcomer") as late:
+                assert await ask(late, b"me too") == b"ME TOO"
+            nursery.cancel_scope.cancel()
+    assert s.listener.admission.refused >= 8
+    assert warnings(caplog)[0].endswith("away: its handshake made room for others")
+
+
+async def test_waiting_clients_are_forgotten_and_make_room_above_the_limit(lab: Any, autojump_clock: MockClock) -> None:
     first = (await record(lab))[0]
     net = SimNet(1)
     async with lab.listening(net, retry="never", max_handshakes=5, handshake_timeout=3.0) as listener:
@@ -241,7 +277,8 @@ async def test_waiting_clients_are_forgotten_and_dropped_above_the_limit(lab: An
         for n in range(9):
             stranger.send([(first[:6] + bytes([first[6] ^ (n + 1)]) + first[7:], SERVER)])
         await trio.sleep(0.1)
-        assert (listener.unfinished, listener.endpoint.counters["dropped"]) == (5, 4)
+        assert (listener.unfinished, listener.admission.refused) == (5, 4)
+        assert [(await listener.accept()).destination_cid[0] for _ in range(5)] == [first[6] ^ n for n in range(5, 10)]
         await trio.sleep(4)
         stranger.send([(first, SERVER)])
         await trio.sleep(0.1)
@@ -482,6 +519,6 @@ async def test_clients_that_nobody_accepts_are_told_of(
         with trio.move_on_after(0.1):
             await listener.accept()
         assert listener.admission.refused == 3
-        dropped, expired = warnings(caplog)
-        assert dropped.endswith("away: 2 handshakes are not finished (max_handshakes)")
+        replaced, expired = warnings(caplog)
+        assert replaced.endswith("away: its handshake made room for others")
         assert expired.endswith("away: it was not accepted within 3.0 s")

@@ -64,7 +64,8 @@ class PeerConfig:
     """The refs of the fleet that this system is a member of. If the peer is a member too, refs of any member may travel to it. The
     listener's ``authenticate`` hook decides which clients count as members: the header ``levada-node`` has the node id of a client."""
     max_connections: int = attrs.field(default=MAX_CONNECTIONS, validator=_COUNT)
-    """Clients connected to a server at the same time; any more wait."""
+    """Clients connected to a server at the same time. At that number, a client that has not been let in makes room for the newest. If there
+    is none, new clients wait."""
     max_answer_bytes: int = attrs.field(default=64 * 1024 * 1024, validator=_COUNT)
     """Bytes of the answers to one peer's questions that wait for room, or are under way on oneshots. Beyond that an answer above 4 KiB
     is an error instead; an actor that waits for room first (`Reply.room`) does not get that far."""

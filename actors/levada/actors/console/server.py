@@ -1,9 +1,9 @@
 """The server of the console: a Unix socket and the actor that answers on it.
 
 Clients cannot load the system much.  Each has one request under way, gets a limited number of actors, and must take the answer in time.
-Their number is limited; if all places are taken, a new client replaces a client that has been silent for `PATIENCE` seconds, and a client that
-is silent for `IDLE` seconds is disconnected anyway.  Snapshots for all clients together take at most half of the system's time.  An invalid
-request ends the connection that it came on.
+Their number is limited; if all places are taken, a new client replaces a client that has not sent a whole request or has been silent for
+`PATIENCE` seconds (see `Places`), and a client that is silent for `IDLE` seconds is disconnected anyway.  Snapshots for all clients together
+take at most half of the system's time.  An invalid request ends the connection that it came on.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import trio
 from levada.framework import Actor, ActorSystem, Reason
 from levada.framework.errors import ActorStopped, ConfigurationError, DecodeError
 from levada.transports.carriers.admission import Admission
+from levada.transports.carriers.places import Place, Places
 from levada.transports.carriers.sockets import why_not_bound
 from levada.transports.carriers.streams import accept_from
 
@@ -60,7 +61,7 @@ class Console(Actor[Any]):
     def started(self) -> None:
         """Accept clients, in a task of this actor."""
         self._admission = Admission(f"unix://{self.listener.socket.getsockname()}")
-        self._asked: dict[trio.CancelScope, float] = {}  # when each client last sent a request, the oldest first
+        self._places = Places(MOST_CLIENTS)
         self._looking = trio.Lock()
         self._rest_until = -inf
         self.start_soon(accept_from, self.listener, self._take_in, name="<console>")
@@ -81,49 +82,38 @@ class Console(Actor[Any]):
         why = None
         try:
             async with stream:
-                if self._has_room():
-                    with trio.CancelScope() as scope:
-                        self._asked[scope] = trio.current_time()
-                        with ExitStack() as resources:
-                            resources.callback(self._asked.pop, scope, None)
-                            why = await self._answer_requests(stream, scope, resources)
-                    if scope.cancelled_caught:
-                        why = "it was silent, and all places were taken"
-                else:
+                if self._places.full:
                     why = f"{MOST_CLIENTS} clients are connected already; try again later"
                     await self._answer(stream, to_line({"error": why}))
+                else:
+                    with trio.CancelScope() as scope, ExitStack() as resources:
+                        place = self._places.take("", scope.cancel)  # only this user can connect
+                        resources.callback(place.leave)
+                        why = await self._answer_requests(stream, place, resources)
+                    if scope.cancelled_caught:
+                        why = "it was silent, and all places were taken"
         except GONE as error:
             logger.debug("a client of the console has left: %r", error, extra={"event": "console_client_gone"})
         if why is not None:
             self._admission.turn_away("a process", why)
 
-    def _has_room(self) -> bool:
-        """Return whether there is a place for a new client; disconnect a silent client if there is no other."""
-        if len(self._asked) < MOST_CLIENTS:
-            return True
-        scope, asked_at = next(iter(self._asked.items()))
-        if trio.current_time() - asked_at < PATIENCE:
-            return False
-        del self._asked[scope]
-        scope.cancel()
-        return True
-
-    async def _answer_requests(
-        self, stream: trio.abc.Stream, scope: trio.CancelScope, resources: ExitStack
-    ) -> str | None:
+    async def _answer_requests(self, stream: trio.abc.Stream, place: Place, resources: ExitStack) -> str | None:
         """Answer a client until it leaves. Return the reason if the server disconnects it."""
         lines = LineReader(stream, REQUEST_LIMIT)
         viewer: Viewer | None = None
         while True:
             line = None
             try:
-                with trio.move_on_after(IDLE):
+                with trio.move_on_after(PATIENCE) as patience:
                     line = await lines.line()
+                if patience.cancelled_caught:
+                    place.give_way()
+                    with trio.move_on_after(IDLE - PATIENCE):
+                        line = await lines.line()
                 if line is None:
                     return None
                 members = parse_line(line)
-                self._asked.pop(scope, None)
-                self._asked[scope] = trio.current_time()
+                place.keep()
                 if "view" in members or "act" in members or "confirm" in members:
                     if viewer is None:
                         viewer = Viewer(self.system, actions=self.actions, tracebacks=self.tracebacks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final
 from urllib.parse import urlsplit
@@ -15,6 +15,7 @@ from levada.framework import ActorSystem
 from levada.framework.errors import CarrierError
 from levada.transports.carriers import ByteStream, Listener
 from levada.transports.carriers.admission import Admission
+from levada.transports.carriers.places import Place, Places, share_of
 from levada.transports.carriers.streams import plain_nursery
 from levada.transports.carriers.tcp import listen as listen_tcp
 from levada.transports.carriers.tls import listen as listen_tls
@@ -36,6 +37,7 @@ logger = logging.getLogger("levada.actors.dashboard")
 PATIENCE: Final = 10.0
 """Seconds for a request and its answer."""
 MOST_CONNECTIONS: Final = 64
+"""The most connections at a time. One more takes the place of another that is no WebSocket, see `Places`."""
 MOST_BROWSERS: Final = 8
 """The most WebSockets at a time; a console has as many clients."""
 _WEBSOCKET: Final = WebSocketConfig(max_message=65_536, accept_text=True, close_timeout=1.0)
@@ -51,7 +53,7 @@ class Dashboard:
         self._source = source
         self._site = site
         self._admission = Admission(url)
-        self._places = trio.CapacityLimiter(MOST_CONNECTIONS)
+        self._places = Places(MOST_CONNECTIONS)
         self._browsers = 0
 
     def login_url(self) -> str:
@@ -66,19 +68,27 @@ class Dashboard:
         """
         async with plain_nursery() as nursery:
             while True:
-                place = object()
-                await self._places.acquire_on_behalf_of(place)
-                nursery.start_soon(self._serve_in_place, await listener.accept(), place)
+                stream = await listener.accept()
+                scope = trio.CancelScope()
+                place = self._places.take(share_of(stream.info.peer, stream.info), scope.cancel)
+                nursery.start_soon(self._serve_in_place, stream, scope, place)
 
-    async def _serve_in_place(self, stream: ByteStream, place: object) -> None:
+    async def _serve_in_place(self, stream: ByteStream, scope: trio.CancelScope, place: Place) -> None:
         try:
-            await self.serve_client(stream)
+            with scope:
+                await self.serve_client(stream, place.keep)
+            if scope.cancelled_caught:
+                self._admission.turn_away(stream.info.peer, "its request made room for others")
         finally:
             stream.abort()
-            self._places.release_on_behalf_of(place)
+            place.leave()
 
-    async def serve_client(self, stream: ByteStream) -> None:
+    async def serve_client(self, stream: ByteStream, keep: Callable[[], None]) -> None:
         """Answer one request, or run one WebSocket. Errors of the client are logged, not raised.
+
+        Args:
+            stream: of the client.
+            keep: called when a WebSocket begins, which makes no room for other clients.
 
         Cancellation:
             the stream stays open; the caller closes it.
@@ -91,6 +101,7 @@ class Dashboard:
             if patience.cancelled_caught:
                 why = "no whole request in time"
             elif socket is not None:
+                keep()
                 try:
                     await Session(socket, self._source).run()
                     await socket.aclose()

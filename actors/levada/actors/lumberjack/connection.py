@@ -51,6 +51,7 @@ class LumberjackDriver(Driver[ReaderCore]):
     load: Load
 
     protocol: ClassVar = "lumberjack"
+    keeps_when_greeted: ClassVar = False
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -71,10 +72,6 @@ class LumberjackDriver(Driver[ReaderCore]):
         """Bytes that the core has not seen yet."""
         self._share = Share()
         self._late = trio.CancelScope()
-
-    def refuse(self) -> None:
-        """Turn the writer away."""
-        self.stream.abort()
 
     def carrier_statistics(self) -> CarrierStatistics:
         """Return the counters of the carrier."""
@@ -254,6 +251,7 @@ class LumberjackDriver(Driver[ReaderCore]):
             self.lost(0, str(error))
 
     def _on_unit(self, event: UnitReady) -> None:
+        self.keep_place()
         before, self._asked = self._asked, trio.Event()
         self._open_asks += 1
         self._asks.start_soon(self._ask, event, before, self._asked)

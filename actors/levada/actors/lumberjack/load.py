@@ -30,7 +30,8 @@ class ReaderStatistics:
     """Connections that are open now."""
     connections_accepted: int
     connections_refused: int
-    """Connections closed at once: there were too many (LJ-43) in all or from one address, the TLS handshake failed, or the hook refused."""
+    """Connections closed at once: there were too many (LJ-43) in all or from one address, they made room for others, the TLS handshake
+    failed, or the hook refused."""
     connections_paused: int
     """Connections that are not read now, because all together hold too much (LJ-42b)."""
     units: int
@@ -76,7 +77,7 @@ class Load:
 
     def __init__(self, config: ReaderConfig) -> None:
         self.config = config
-        self.accepted = self.refused = self.sink_failures = self.events_unacked = 0
+        self.accepted = self.sink_failures = self.events_unacked = 0
         self.bytes_received = 0
         self.late_log_at = -inf  # when the next log line about late commits may come
         self.protocol_errors: Counter[str] = Counter()
@@ -158,15 +159,15 @@ class Load:
             del self.paused[connection]
             connection.resume()
 
-    def statistics(self, now: float) -> ReaderStatistics:
-        """Return the counters as they are at `now`."""
+    def statistics(self, now: float, *, refused: int = 0) -> ReaderStatistics:
+        """Return the counters as they are at `now`; `refused` is the number of connections closed at once."""
         cores = [each.core for each in self._held]
         sums = {name: self._past[name] + sum(getattr(core, name) for core in cores) for name in _COUNTERS}
         asked = [since for core in cores if (since := core.oldest_uncommitted) is not None]
         return ReaderStatistics(
             connections=len(self._held),
             connections_accepted=self.accepted,
-            connections_refused=self.refused,
+            connections_refused=refused,
             connections_paused=len(self.paused),
             bytes_received=self.bytes_received,
             sink_failures=self.sink_failures,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import attrs
 import trio
@@ -19,7 +18,6 @@ from levada.actors.metrics.protocols import reader_samples
 from levada.framework import Actor, ActorSystem, Ref, Sample, handles
 from levada.framework.errors import ConfigurationError
 from levada.transports.carriers import ByteStream, Listener, MemoryConfig, TcpConfig, TlsConfig, listen
-from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.streams import StreamConfig
 from levada.transports.carriers.tls import TlsListener
 from levada.transports.lumberjack import ReaderConfig
@@ -40,15 +38,16 @@ class ReaderActor(Acceptor[LumberjackDriver]):
     sink: Ref[Unit] | Callable[[], Actor[Unit]]
     config: ReaderConfig
 
+    waits: ClassVar = False  # LJ-43: writers that wait in the system's queue would not try another host
+
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         self.load = Load(self.config)
-        self.admission = Admission(self.carrier_url)
 
     @property
-    def max_connections(self) -> float:
-        """No bound: `accept` turns away excess connections (LJ-43)."""
-        return math.inf
+    def max_connections(self) -> int:
+        """The most connections at a time, as configured (LJ-43)."""
+        return self.config.max_connections
 
     def listening(self) -> AbstractAsyncContextManager[Listener[Any]]:
         """Listen at the carrier."""
@@ -59,28 +58,13 @@ class ReaderActor(Acceptor[LumberjackDriver]):
         scheme, rest = carrier_url.split("://", 1)
         return f"lumberjack://{rest}" if scheme == "tcp" else f"lumberjack+{scheme}://{rest}"
 
-    async def accept(self, listener: Listener[ByteStream]) -> ByteStream:
-        """Wait for a writer for which there is room."""
-        while True:
-            stream = await listener.accept()
-            if len(self.children) < self.config.max_connections:
-                return stream
-            self.load.refused += 1
-            self.admission.turn_away(stream.info.peer, "there are enough connections (max_connections)")
-            stream.abort()
-
     def make(self, accepted: ByteStream) -> LumberjackDriver:
         """Make a connection."""
         return LumberjackDriver(accepted, self.sink, self.load)
 
-    @property
-    def turned_away(self) -> int:
-        """Writers that were refused, and writers for which there was no room."""
-        return super().turned_away + self.load.refused
-
     def statistics(self) -> ReaderStatistics:
         """Return the counters as they are now."""
-        return attrs.evolve(self.load.statistics(trio.current_time()), connections_refused=self.turned_away)
+        return self.load.statistics(trio.current_time(), refused=self.turned_away)
 
     def metrics(self) -> Iterable[Sample]:
         """Return also the counts of events."""

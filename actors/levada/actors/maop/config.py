@@ -63,7 +63,8 @@ class PeerConfig:
     Source: MA-117.
     """
     max_connections: int = attrs.field(default=MAX_CONNECTIONS, validator=_COUNT)
-    """Clients that a server admits at once; any more wait."""
+    """Clients of a server at the same time. At that number, a client that has not been admitted makes room for the newest. If there is none,
+    new clients wait."""
     max_attempts: float | None = attrs.field(default=20.0, validator=_RATE)
     """Connections per second from one network address; above this rate a server refuses them unread. ``None``: no limit. Source: MA-128."""
     max_block_rate: float | None = attrs.field(default=None, validator=_RATE)

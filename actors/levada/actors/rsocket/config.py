@@ -109,9 +109,11 @@ class ServerConfig(_SideConfig):
     """How a server behaves. Immutable; derive with `attrs.evolve`."""
 
     max_connections: int = attrs.field(default=MAX_CONNECTIONS, validator=_COUNT)
-    """Clients at once; at that number no more are accepted from the carrier."""
+    """Clients at once. At that number, a client that has not been let in, or whose session was left, makes room for the newest. If there is
+    none, new clients wait at the carrier."""
     max_sessions: int = attrs.field(default=1_000, validator=_COUNT)
-    """Sessions that can be resumed, including sessions without a carrier; a SETUP that asks for one more is refused."""
+    """Sessions that can be resumed, including sessions without a carrier. A SETUP that asks for one more ends a session without a carrier; if
+    there is none, it is refused."""
     max_session_bytes: int = attrs.field(default=256 * 1024 * 1024, validator=_COUNT)
     """Bytes of sent frames that all these sessions keep, plus 48 for each frame. Beyond this limit the session that keeps the most loses its
     frames, and cannot be resumed unless its peer has received all of them."""

@@ -11,12 +11,13 @@ import attrs
 import trio
 
 from levada.actors.authentication import Credentials, Refused, acquire
-from levada.actors.listening import Accepted, Acceptor, ListenerHandle, refuse
+from levada.actors.listening import Accepted, Acceptor, ListenerHandle
 from levada.actors.single import SingleCarrier, SingleDriver, accept_single, listen_single
 from levada.framework import Identity
 from levada.framework.embedding import act_for
 from levada.framework.errors import DecodeError
 from levada.transports import carriers
+from levada.transports.carriers.places import Place, Places
 from levada.transports.rsocket import ErrorCode, RSocketCore, Sessions
 from levada.transports.rsocket.codes import SETUP_CODES, is_stream_code
 from levada.transports.rsocket.events import ConnectionEnded, ResumeReceived, SetupReceived
@@ -56,10 +57,8 @@ class ServerConnection(RSocketDriver):
         self._checks = trio.CapacityLimiter(1 if authentication is None else max(1, authentication.at_once // 4))
         self.heir: RSocketDriver | None = None
         """The connection of an older session that continues on the carrier accepted here."""
-
-    def refuse(self) -> None:
-        """Turn the client away."""
-        refuse(self.accepted)
+        self._left: Place | None = None
+        """The place among the sessions that were left."""
 
     async def carry(self) -> None:
         """Run the accepted carrier; the session may continue on other carriers."""
@@ -97,6 +96,22 @@ class ServerConnection(RSocketDriver):
         # In the words of an unknown token, as a token is a secret.
         self.shut(ErrorCode.REJECTED_RESUME, "no such session")
 
+    def suspended(self) -> None:
+        """Note that the session has no carrier for now, and makes room for other sessions."""
+        super().suspended()
+        if self._left is None and self.place is not None:
+            self._left = self.listener.left.take(self.place.share, self.place.end)
+
+    def resumed(self) -> None:
+        """Note that the session has a carrier again."""
+        super().resumed()
+        self._return()
+
+    def _return(self) -> None:
+        if self._left is not None:
+            self._left.leave()
+            self._left = None
+
     def take_over(self, other: ServerConnection) -> None:
         """Continue on another connection's carrier; from now on that connection only reads for this one."""
         self.reading.cancel()
@@ -104,6 +119,7 @@ class ServerConnection(RSocketDriver):
         carrier = other.hand_over()
         assert carrier is not None
         other.heir = self
+        other.keep_place()
         self.core.resume_on(other.core, trio.current_time())
         self.attach(carrier)
         self.apply(self.core.take_events())
@@ -171,6 +187,7 @@ class ServerConnection(RSocketDriver):
 
     def _on_ended(self, event: ConnectionEnded) -> None:
         super()._on_ended(event)
+        self._return()
         self.listener.owners.pop(self.core, None)
 
     events: ClassVar = {
@@ -214,7 +231,11 @@ class ListenerActor(Acceptor[ServerConnection]):
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         make_responder(self.handler)  # so that a mistake is raised here
-        self.sessions: Sessions[RSocketCore] = Sessions(self.config.max_sessions, self.config.max_session_bytes)
+        self.left = Places(math.inf)
+        """The sessions without a carrier."""
+        self.sessions: Sessions[RSocketCore] = Sessions(
+            self.config.max_sessions, self.config.max_session_bytes, self.left.make_room
+        )
         self.owners: dict[object, ServerConnection] = {}
         """The connection of each core whose session can be resumed."""
 

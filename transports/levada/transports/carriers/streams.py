@@ -35,6 +35,7 @@ from attrs import validators as v
 
 from levada.framework.errors import CarrierError, ConfigurationError, ConnectionClosed, ConnectionLost
 from levada.transports.carriers.contracts import CarrierInfo, CarrierStatistics, Octets
+from levada.transports.carriers.places import Place, Places
 
 __all__ = [
     "JoinedStream", "Ready", "StreamConfig", "Waiter", "accept_from", "again", "cut_front", "discard", "host_and_port", "plain_nursery", "split_url",
@@ -568,33 +569,31 @@ class Ready(Generic[T]):
     """The queue of peers between their handshake and the application's `accept`.
 
     Args:
-        room: number of places. A place is reserved for a peer before its handshake.
+        room: number of peers in their handshake or in the queue.
     """
 
     def __init__(self, room: int) -> None:
-        self._places = trio.Semaphore(room)
-        self._give, self._take = trio.open_memory_channel[T](room)
+        self._places = Places(room)
+        self._give, self._take = trio.open_memory_channel[tuple[T, Place]](room)
 
-    @property
-    def full(self) -> bool:
-        """Whether `reserve` would wait."""
-        return self._places.value == 0
+    async def reserve(self, share: str, end: Callable[[], None]) -> Place:
+        """Wait for a place for a peer whose handshake begins. If all are taken, another handshake ends: see `Places`.
 
-    async def reserve(self) -> None:
-        """Wait for a place."""
-        await self._places.acquire()
+        Args:
+            share: see `Places.take`.
+            end: ends the handshake. Not called once the peer was `put`.
+        """
+        await self._places.available()
+        return self._places.take(share, end)
 
-    def release(self) -> None:
-        """Give a reserved place back."""
-        self._places.release()
-
-    def put(self, peer: T) -> None:
-        """Put a peer in a reserved place.
+    def put(self, peer: T, place: Place) -> None:
+        """Queue a peer whose handshake is complete.
 
         Raises:
             trio.ClosedResourceError: the listener is closed.
         """
-        self._give.send_nowait(peer)
+        self._give.send_nowait((peer, place))
+        place.keep()
 
     async def take(self, url: str) -> T:
         """Wait for a peer.
@@ -603,20 +602,23 @@ class Ready(Generic[T]):
             ConnectionClosed: the listener at `url` is closed.
         """
         try:
-            peer = await self._take.receive()
+            peer, place = await self._take.receive()
         except (trio.EndOfChannel, trio.ClosedResourceError) as error:
             raise ConnectionClosed(f"this side closed the listener {url}") from error
-        self._places.release()
+        place.leave()
         return peer
 
     def close(self) -> list[T]:
-        """Close, and return the peers that were not accepted. Tasks that wait in `reserve` continue, and their `put` fails."""
+        """Close, end all handshakes, and return the peers that were not accepted. Tasks that wait in `reserve` continue, and their `put` fails."""
         self._give.close()
+        while self._places.make_room():
+            pass
         left: list[T] = []
         try:
             while True:
-                left.append(self._take.receive_nowait())
-                self._places.release()
+                peer, place = self._take.receive_nowait()
+                place.leave()
+                left.append(peer)
         except (trio.EndOfChannel, trio.ClosedResourceError):
             self._take.close()
             return left

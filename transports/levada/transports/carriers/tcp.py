@@ -18,6 +18,7 @@ from attrs import validators as v
 from levada.framework.errors import ConfigurationError, ConnectionLost, IdleTimeout
 from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.contracts import CarrierInfo
+from levada.transports.carriers.places import share_of
 from levada.transports.carriers.sockets import ListeningAddress, open_sockets, why_not_bound
 from levada.transports.carriers.streams import (
     JoinedStream,
@@ -217,14 +218,14 @@ class TcpListener:
         entry = let_in(raw, self.admission)
         if entry is None:
             return
-        _, leave = entry
-        await self._ready.reserve()
+        peer, leave = entry
+        place = await self._ready.reserve(share_of(peer), raw.socket.close)
         try:
             stream = JoinedStream(raw, raw.socket, prepare(raw, "tcp", self._config), self._config)
             stream.at_end(leave)
-            self._ready.put(stream)
+            self._ready.put(stream, place)
         except (ConnectionLost, trio.ClosedResourceError):
-            self._ready.release()
+            place.leave()
             raw.socket.close()
             leave()
 

@@ -23,6 +23,7 @@ from levada.framework.text import texts
 from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.certificates import WRITTEN, alternative_name, subject_text
 from levada.transports.carriers.contracts import Octets
+from levada.transports.carriers.places import Place, share_of
 from levada.transports.carriers.streams import (
     JoinedStream,
     Ready,
@@ -260,7 +261,6 @@ class TlsListener:
         self._config = config
         self._nursery = nursery
         self._ready: Ready[JoinedStream] = Ready(config.backlog)
-        self._handshakes: dict[trio.CancelScope, None] = {}  # the oldest first
         self._url = f"tls://{authority(sockets[0].socket.getsockname())}"
         self.admission = Admission(self._url, config.tcp.max_connections_per_address)
         """Admits peers, and counts the refused ones."""
@@ -293,25 +293,25 @@ class TlsListener:
         return await self._ready.take(self._url)
 
     async def take_in(self, raw: trio.SocketStream) -> None:
-        """Begin the handshake of an accepted socket. If there are too many, end the oldest handshake."""
+        """Begin the handshake of an accepted socket. If there are too many, another one ends: see `Places`."""
         entry = let_in(raw, self.admission)
         if entry is None:
             return
-        if self._ready.full and self._handshakes:
-            next(iter(self._handshakes)).cancel()
-        await self._ready.reserve()
-        self._nursery.start_soon(self._shake_hands, raw, *entry)
-
-    async def _shake_hands(self, raw: trio.SocketStream, peer: str, leave: Callable[[], None]) -> None:
-        task = trio.lowlevel.current_task()
+        peer, leave = entry
         scope = trio.CancelScope()
-        self._handshakes[scope] = None
+        place = await self._ready.reserve(share_of(peer), scope.cancel)
+        self._nursery.start_soon(self._shake_hands, raw, peer, leave, scope, place)
+
+    async def _shake_hands(
+        self, raw: trio.SocketStream, peer: str, leave: Callable[[], None], scope: trio.CancelScope, place: Place
+    ) -> None:
+        task = trio.lowlevel.current_task()
         _asked[task] = None
         try:
             with scope:
                 stream = await _shake_hands(raw, self._context, self._config, server_name=None, serving=True)
                 stream.asked_for(_asked[task])
-                self._ready.put(stream)
+                self._ready.put(stream, place)
                 stream.at_end(leave)
                 return
             self.admission.turn_away(peer, "its handshake made room for others")
@@ -320,17 +320,15 @@ class TlsListener:
         except trio.ClosedResourceError:
             pass  # the listener is closed
         finally:
-            del self._handshakes[scope], _asked[task]
+            del _asked[task]
         raw.socket.close()
-        self._ready.release()
+        place.leave()
         leave()
 
     async def aclose(self) -> None:
         """Stop accepting, and close the connections that were not accepted. Accepted connections stay open."""
         for listener in self._sockets:
             listener.socket.close()
-        for scope in list(self._handshakes):
-            scope.cancel()
         for stream in self._ready.close():
             stream.abort()
         await trio.lowlevel.checkpoint()

@@ -27,6 +27,7 @@ from attrs import validators as v
 from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost, IdleTimeout
 from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.contracts import ByteStream, CarrierInfo
+from levada.transports.carriers.places import share_of
 from levada.transports.carriers.sockets import ListeningAddress, open_sockets, remove_file, why_not_bound
 from levada.transports.carriers.streams import (
     JoinedStream,
@@ -190,10 +191,13 @@ class HandedListener:
             the stream was aborted.
         """
         try:
-            await self._ready.reserve()
-            self._ready.put(stream)
+            place = await self._ready.reserve("", stream.abort)
+            try:
+                self._ready.put(stream, place)
+            except trio.ClosedResourceError:
+                place.leave()
+                raise
         except trio.ClosedResourceError:
-            self._ready.release()
             stream.abort()
             raise ConnectionClosed("this side closed the listener") from None
         except BaseException:
@@ -291,11 +295,11 @@ class UnixListener:
             stream.abort()
             return
         stream.at_end(leave)
-        await self._ready.reserve()
+        place = await self._ready.reserve(share_of(stream.info.peer, stream.info), stream.abort)
         try:
-            self._ready.put(stream)
+            self._ready.put(stream, place)
         except trio.ClosedResourceError:
-            self._ready.release()
+            place.leave()
             stream.abort()
 
     async def stay(self, nursery: trio.Nursery) -> None:

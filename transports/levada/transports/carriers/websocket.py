@@ -16,6 +16,7 @@ from levada.framework.errors import CarrierError, ConfigurationError, Connection
 from levada.transports.carriers import tcp, tls
 from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.contracts import ByteStream, CarrierInfo, Listener
+from levada.transports.carriers.places import Place, share_of
 from levada.transports.carriers.streams import Ready, plain_nursery
 from levada.transports.carriers.websocket_config import Refusal, UpgradeRequest, WebSocketConfig
 from levada.transports.carriers.websocket_handshake import (
@@ -210,7 +211,6 @@ class WebSocketListener:
         self._path = _split(url).path or None
         self._config = config
         self._ready: Ready[WebSocketStream] = Ready(config.backlog)
-        self._handshakes: dict[trio.CancelScope, None] = {}  # oldest first
         self.admission = Admission(url)
         """Counts the clients that got no WebSocket. The listener below counts the clients that got no byte stream."""
         self._serving = trio.CancelScope()
@@ -225,8 +225,7 @@ class WebSocketListener:
 
     async def aclose(self) -> None:
         """Stop accepting, and close connections in the handshake or waiting for `accept`. Accepted connections stay open."""
-        for scope in (self._serving, *self._handshakes):
-            scope.cancel()
+        self._serving.cancel()
         for websocket in self._ready.close():
             websocket.abort()
         await self.below.aclose()
@@ -239,24 +238,19 @@ class WebSocketListener:
                     stream = await self.below.accept()
                 except ConnectionClosed:
                     return
-                if self._ready.full:
-                    for oldest in self._handshakes:
-                        oldest.cancel()
-                        break
+                scope = trio.CancelScope()
                 try:  # if all wait for `accept`, further clients can wait in the system's queue
-                    await self._ready.reserve()
+                    place = await self._ready.reserve(share_of(stream.info.peer, stream.info), scope.cancel)
                 except BaseException:
                     stream.abort()
                     raise
-                scope = trio.CancelScope()
-                self._handshakes[scope] = None
-                nursery.start_soon(self._shake_hands, stream, scope)
+                nursery.start_soon(self._shake_hands, stream, scope, place)
 
-    async def _shake_hands(self, stream: ByteStream, scope: trio.CancelScope) -> None:
+    async def _shake_hands(self, stream: ByteStream, scope: trio.CancelScope, place: Place) -> None:
         done = False
         try:
             with scope:
-                self._ready.put(await accept_over(stream, self._config, path=self._path))
+                self._ready.put(await accept_over(stream, self._config, path=self._path), place)
                 done = True
             if not done:
                 self.admission.turn_away(stream.info.peer, "its handshake made room for others")
@@ -264,10 +258,9 @@ class WebSocketListener:
             if not isinstance(error, trio.ClosedResourceError):  # else the listener is closed
                 self.admission.turn_away(stream.info.peer, error)
         finally:
-            del self._handshakes[scope]
             if not done:
                 stream.abort()
-                self._ready.release()
+                place.leave()
 
 
 @asynccontextmanager

@@ -81,7 +81,8 @@ class ReaderConfig:
     send_buffer: int = attrs.field(default=64 * 1024, validator=_size)
     """Bytes of acks that may wait for a peer that does not read them (LJ-27)."""
     max_connections: int = attrs.field(default=MAX_CONNECTIONS, validator=_size)
-    """Connections of one listener. Any further one is closed at once and counted (LJ-43)."""
+    """Connections of one listener. If there are as many, one that has not sent a whole unit makes room for the newest. If all have, the
+    newest is closed at once. Both are counted (LJ-43)."""
     max_inflight_bytes: int = attrs.field(default=256 * 2**20, validator=_size)
     """Bytes and costs that all connections of one listener may hold together. Near this limit the connections that hold most are not
     read, the newest for the longest time (LJ-42b)."""

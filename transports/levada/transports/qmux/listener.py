@@ -11,6 +11,7 @@ import trio
 from levada.framework.errors import CarrierError, ConnectionClosed, LocalProtocolError
 from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.contracts import ByteStream, CarrierInfo, CloseReason, Listener
+from levada.transports.carriers.places import Place, share_of
 from levada.transports.carriers.streams import JoinedStream, Ready
 
 from .below import Below, OverBytes, OverMessages
@@ -108,7 +109,6 @@ class QmuxListener:
         self._config = config
         self._upgrade = upgrade
         self._ready: Ready[QmuxIncoming] = Ready(backlog)
-        self._handshakes: dict[trio.CancelScope, None] = {}  # the oldest first
         self._serving = trio.CancelScope()
         self.admission = Admission(url)
         """Counts the clients that were refused here. `below` counts the clients that got no transport."""
@@ -126,8 +126,7 @@ class QmuxListener:
 
     async def aclose(self) -> None:
         """Stop accepting. Accepted connections stay open; clients that wait for `accept` are cut off."""
-        for scope in (self._serving, *self._handshakes):
-            scope.cancel()
+        self._serving.cancel()
         for incoming in self._ready.close():
             incoming.ignore()
         await self.below.aclose()
@@ -145,27 +144,25 @@ class QmuxListener:
                     self.admission.turn_away(info.peer, f"it speaks none of {', '.join(self._config.protocols)}")
                     stream.abort()
                     continue
-                if self._ready.full and self._handshakes:
-                    next(iter(self._handshakes)).cancel()
+                scope = trio.CancelScope()
+                end = stream.abort if self._upgrade is None else scope.cancel
                 try:
-                    await self._ready.reserve()
+                    place = await self._ready.reserve(share_of(info.peer, info), end)
                 except BaseException:
                     stream.abort()
                     raise
                 since = stream.since if isinstance(stream, JoinedStream) else trio.current_time()
                 if self._upgrade is None:
-                    self._offer(OverBytes(stream), info, since)
+                    self._offer(OverBytes(stream), info, since, place)
                 else:
-                    scope = trio.CancelScope()
-                    self._handshakes[scope] = None
-                    nursery.start_soon(self._shake_hands, stream, self._upgrade, info, since, scope)
+                    nursery.start_soon(self._shake_hands, stream, self._upgrade, info, since, scope, place)
 
-    def _offer(self, below: Below, info: CarrierInfo, since: float) -> None:
+    def _offer(self, below: Below, info: CarrierInfo, since: float, place: Place) -> None:
         """Queue a client for `accept`, in its reserved place."""
         try:
-            self._ready.put(QmuxIncoming(self, below, info, since))
+            self._ready.put(QmuxIncoming(self, below, info, since), place)
         except trio.ClosedResourceError:
-            self._ready.release()
+            place.leave()
             below.abort()
 
     async def _shake_hands(
@@ -175,6 +172,7 @@ class QmuxListener:
         info: CarrierInfo,
         since: float,
         scope: trio.CancelScope,
+        place: Place,
     ) -> None:
         """Open a WebSocket within the time that is left of the handshake timeout."""
         left = since + self._config.handshake_timeout - trio.current_time()
@@ -183,16 +181,15 @@ class QmuxListener:
             with scope:
                 websocket = await upgrade(stream, max(left, 1e-3))
                 done = True
-                self._offer(OverMessages(websocket), attrs.evolve(info, alpn=websocket.subprotocol), since)
+                self._offer(OverMessages(websocket), attrs.evolve(info, alpn=websocket.subprotocol), since, place)
             if not done:
                 self.admission.turn_away(info.peer, "its handshake made room for others")
         except CarrierError as error:
             self.admission.turn_away(info.peer, error)
         finally:
-            del self._handshakes[scope]
             if not done:
                 stream.abort()
-                self._ready.release()
+                place.leave()
 
     def start(self, below: Below, info: CarrierInfo, since: float) -> QmuxConnection:
         """Make the connection of an accepted client."""

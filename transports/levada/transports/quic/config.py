@@ -188,7 +188,8 @@ class QuicConfig:
     retry_threshold: int = attrs.field(default=64, validator=_count)
     """Unfinished handshakes at which ``"load"`` begins to demand proof."""
     max_handshakes: int = attrs.field(default=1_000, validator=_size)
-    """Most unfinished handshakes and waiting `QuicIncoming` together. While there are so many, packets of new clients are dropped."""
+    """Most unfinished handshakes and waiting `QuicIncoming` together. At that number, one of them makes room for the newest: the oldest of the
+    address that has the most (for IPv6: of the /64). Unless `retry` is ``"never"``, these addresses are proved."""
     max_connections_per_address: int | None = attrs.field(default=None, validator=attrs.validators.optional(_size))
     """Most connections that a server admits from one address (for IPv6: one /64). A connection counts once its address is proved, by a token
     or the handshake, so forged addresses use up no places. ``None`` for no limit."""

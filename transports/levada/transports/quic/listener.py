@@ -6,8 +6,8 @@ always, a client must first prove that it receives at its address: it gets a tok
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import trio
 from aioquic._buffer import Buffer
@@ -26,6 +26,7 @@ from aioquic.quic.packet_builder import QuicPacketBuilder
 from levada.framework.errors import ConnectionClosed, LocalProtocolError
 from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.contracts import CloseReason
+from levada.transports.carriers.places import Place, Places, share_of
 
 from .config import SMALLEST_PACKET, TicketStore
 from .connection import QuicConnection
@@ -37,6 +38,7 @@ __all__ = ["QuicIncoming", "QuicListener"]
 
 _PACKETS_KEPT = 10  # of a client that is not accepted yet: room for a large hello and early data
 _BYTES_KEPT = 65_535  # room for at least the client's first datagram
+MADE_ROOM = "its handshake made room for others"
 _CLOSE_FRAME = 25  # most bytes of CONNECTION_CLOSE without a reason
 
 
@@ -55,7 +57,9 @@ class QuicIncoming:
         *,
         leave: Callable[[], None] | None,
         original_cid: bytes | None,
+        places: Places,
     ):
+        self.place = places.take(share_of(authority(address)), self._make_room)
         self._listener = listener
         self._address = address
         self._version = header.version or 0
@@ -113,13 +117,19 @@ class QuicIncoming:
         if self.validated:
             raise LocalProtocolError("this client has proved its address; accept, refuse or ignore it")
         self._decide()
+        self.place.leave()
         self._listener.send_retry(self._version, self.source_cid, self.destination_cid, self._address)
 
     def ignore(self) -> None:
         """Forget the client without an answer."""
         self._decide()
+        self.place.leave()
         if self._leave is not None:
             self._leave()
+
+    def _make_room(self) -> None:
+        self.ignore()
+        self._listener.admission.turn_away(self.peer, MADE_ROOM)
 
     def _decide(self) -> None:
         if self._decided:
@@ -140,9 +150,10 @@ class QuicListener:
         self._tokens = AddressTokens(endpoint.secret)
         self._tickets = config.tickets if config.tickets is not None else TicketStore()
         self._pending: dict[bytes, QuicIncoming] = {}
-        self._queue: deque[QuicIncoming] = deque()
+        self._queue: dict[QuicIncoming, None] = {}  # those that `accept` has not returned, the oldest first
         self._waiters = trio.lowlevel.ParkingLot()
-        self._handshakes: dict[QuicConnection, None] = {}
+        self._places = Places(config.max_handshakes)
+        self._handshakes: dict[QuicConnection, Place] = {}
         self._entered: dict[QuicConnection, Callable[[], None]] = {}  # connections whose address is proved
         self._closed = False
         self.admission = Admission(self.url, config.max_connections_per_address)
@@ -157,7 +168,7 @@ class QuicListener:
     @property
     def unfinished(self) -> int:
         """Handshakes in progress, and clients waiting for `accept`."""
-        return len(self._handshakes) + len(self._pending)
+        return len(self._places)
 
     async def accept(self) -> QuicIncoming:
         """Wait for the next client, before its handshake.
@@ -171,10 +182,10 @@ class QuicListener:
         await trio.lowlevel.checkpoint_if_cancelled()
         while True:
             self._expire()
-            while self._queue:
-                incoming = self._queue.popleft()
-                if not incoming.decided:
-                    return incoming
+            if self._queue:
+                incoming = next(iter(self._queue))
+                del self._queue[incoming]
+                return incoming
             if self._closed:
                 raise ConnectionClosed("the listener is closed")
             await self._waiters.park()
@@ -192,7 +203,6 @@ class QuicListener:
         self._closed = True
         for incoming in list(self._pending.values()):
             incoming.refuse("the listener is closed")
-        self._queue.clear()
         self._waiters.unpark_all()
         await trio.lowlevel.checkpoint()
 
@@ -220,7 +230,8 @@ class QuicListener:
         )
         connection = QuicConnection(endpoint, engine, address, config=config, is_client=False, now=now)
         endpoint.adopt(connection, incoming.destination_cid, engine.host_cid)
-        self._handshakes[connection] = None
+        self._handshakes[connection] = incoming.place
+        incoming.place.end = partial(self._make_room, connection)
         if leave is not None:
             self._entered[connection] = leave
         for data in packets:
@@ -228,15 +239,21 @@ class QuicListener:
         endpoint.touch(connection, now)
         return connection
 
+    def _make_room(self, connection: QuicConnection) -> None:
+        del self._handshakes[connection]
+        self.admission.turn_away(connection.info.peer, MADE_ROOM)
+        connection.fail(MADE_ROOM, code=QuicErrorCode.CONNECTION_REFUSED)
+
     def decided(self, incoming: QuicIncoming) -> None:
         """Remove a client that was decided on from the waiting ones."""
         self._pending.pop(incoming.destination_cid, None)
+        self._queue.pop(incoming, None)
 
     def handshake_completed(self, connection: QuicConnection, address: Address) -> None:
         """Note that the client's address is proved, and give it a token to prove it next time; fail the connection if the address has too many."""
         if connection not in self._handshakes:
             return  # it has ended
-        del self._handshakes[connection]
+        self._handshakes.pop(connection).leave()
         if connection not in self._entered:
             leave = self.admission.enter(address[0])
             if leave is None:
@@ -251,7 +268,7 @@ class QuicListener:
         if connection in self._entered:
             self._entered.pop(connection)()
         if connection in self._handshakes:
-            del self._handshakes[connection]
+            self._handshakes.pop(connection).leave()
             self.admission.ended_early(connection.info.peer, reason)
 
     def unknown(self, data: bytes, address: Address) -> None:
@@ -306,11 +323,6 @@ class QuicListener:
             self.send_close(version, header.source_cid, header.destination_cid, address, QuicErrorCode.INVALID_TOKEN)
             self.admission.turn_away(authority(address), "its token is too old, or of another attempt")
             return
-        if self.unfinished >= config.max_handshakes:
-            counters["dropped"] += 1
-            why = f"{config.max_handshakes} handshakes are not finished (max_handshakes)"
-            self.admission.turn_away(authority(address), why)
-            return
         demanded = config.retry == "always" or (config.retry == "load" and self.unfinished >= config.retry_threshold)
         if proof is None and demanded:
             self.send_retry(version, header.source_cid, header.destination_cid, address)
@@ -323,10 +335,10 @@ class QuicListener:
                 self.send_close(version, header.source_cid, header.destination_cid, address, code)
                 self.admission.too_many(authority(address))
                 return
-        incoming = QuicIncoming(self, header, address, leave=leave, original_cid=original)
+        incoming = QuicIncoming(self, header, address, leave=leave, original_cid=original, places=self._places)
         incoming.keep(data)
         self._pending[header.destination_cid] = incoming
-        self._queue.append(incoming)
+        self._queue[incoming] = None
         self._waiters.unpark()
 
     def _expire(self) -> None:
@@ -336,8 +348,6 @@ class QuicListener:
             oldest.ignore()
             seconds = self.endpoint.config.handshake_timeout
             self.admission.turn_away(oldest.peer, f"it was not accepted within {seconds} s")
-        while self._queue and self._queue[0].decided:
-            self._queue.popleft()
 
     def send_retry(self, version: int, source_cid: bytes, destination_cid: bytes, address: Address) -> None:
         """Make a client prove its address."""

@@ -14,6 +14,7 @@ Theory:
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 __all__ = ["Replay", "Sessions"]
@@ -124,13 +125,20 @@ class Sessions(Generic[S]):
     """The sessions of one listener that can be resumed, by token (RS-104).
 
     Args:
-        max_sessions: sessions at once, also without a carrier; a SETUP that asks for one more is refused.
+        max_sessions: sessions at once, also without a carrier; a SETUP that asks for one more is refused, unless `make_room` ends a session.
         max_bytes: bytes of the frames that all sessions keep, and 48 more for each frame. Beyond it, the session that keeps the most loses
             its frames.
+        make_room: ends a session without a carrier; returns whether there was one.
     """
 
-    def __init__(self, max_sessions: int = 1_000, max_bytes: int = 256 * 1024 * 1024) -> None:
+    def __init__(
+        self,
+        max_sessions: int = 1_000,
+        max_bytes: int = 256 * 1024 * 1024,
+        make_room: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._max_sessions = max_sessions
+        self._make_room = make_room
         self.room = Room(max_bytes)
         self._sessions: dict[bytes, S] = {}
 
@@ -139,7 +147,7 @@ class Sessions(Generic[S]):
 
     def add(self, token: bytes, session: S) -> bool:
         """Register a session; false if the token is in use (RS-44) or there are too many."""
-        if token in self._sessions or len(self._sessions) >= self._max_sessions:
+        if token in self._sessions or (len(self._sessions) >= self._max_sessions and not self._make_room()):
             return False
         self._sessions[token] = session
         return True
