@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -19,12 +19,16 @@ from levada.framework import (
     Asks,
     Failed,
     Killed,
+    Normal,
+    Reason,
     Ref,
     Reply,
     Shutdown,
+    Supervision,
     bounded,
     handles,
     message,
+    one_for_all,
     restart,
 )
 from levada.framework._runtime.tokens import TURN
@@ -713,16 +717,217 @@ async def test_a_deferred_reply_of_an_actor_that_stops_fails_the_ask_at_once(
     assert system.statistics().late_replies == 1
 
 
-async def test_a_deferred_reply_survives_a_restart(system: ActorSystem) -> None:
-    replies: list[Reply[int]] = []
-    ref = system.spawn(Deferring, replies, supervise=restart())
+class Holder:
+    """Holds something, and itself: only the collector of cycles frees it."""
+
+    def __init__(self, held: object) -> None:
+        self.held, self.me = held, self
+
+
+class TakesOver(Actor[Get | Fail | Tell]):
+    """Takes `Get` over, and keeps the reply at some place."""
+
+    place: str
+    outside: list[Reply[int]]
+    held: object = None
+
+    @handles
+    def get(self, m: Get) -> int:
+        reply = self.reply_later()
+        if self.place == "field":
+            self.held = reply
+        elif self.place == "cycle":
+            self.held = Holder(reply)
+        elif self.place == "elsewhere":
+            self.outside.append(reply)
+        else:
+            self.start_soon(self.keep, reply)
+        return 0
+
+    async def keep(self, reply: Reply[int]) -> None:
+        await trio.sleep_forever()
+
+    @handles
+    def fail(self, m: Fail) -> None:
+        raise KeyError("on purpose")
+
+    @handles
+    def tell(self, m: Tell) -> None:
+        self.stop()
+
+
+PLACES = ["field", "cycle", "elsewhere", "task"]
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("supervise", ["stop", restart("permanent")], ids=["stop", "restart"])
+async def test_a_question_taken_over_fails_at_once_when_its_actor_fails(
+    system: ActorSystem, autojump_clock: MockClock, place: str, supervise: Supervision
+) -> None:
+    ref = system.spawn(TakesOver, place, [], name="taker", supervise=supervise)
     async with trio.open_nursery() as nursery:
         outcome = await deferred(nursery, ref)
-        with pytest.raises(ActorStopped):
-            await ref.ask(Fail())
-        assert replies[0].wanted
+        began = trio.current_time()
+        ref.tell(Fail())
+    assert trio.current_time() == began
+    assert isinstance(outcome.error, ActorStopped)
+    assert isinstance(outcome.error.message, Get)
+    assert str(outcome.error) == "/taker failed: KeyError('on purpose')"
+    assert isinstance(outcome.error.reason, Failed)
+    assert outcome.error.__cause__ is outcome.error.reason.error
+    await wait_all_tasks_blocked()
+    assert ref.is_alive == (supervise != "stop")
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("ends", "reason"),
+    [
+        (lambda ref: ref.stop(), Shutdown()),
+        (lambda ref: ref.stop(now=True), Shutdown()),
+        (lambda ref: ref.kill(), Killed()),
+        (lambda ref: ref.tell(Tell(1)), Normal()),
+    ],
+    ids=["stop", "stop now", "kill", "itself"],
+)
+async def test_a_question_taken_over_fails_when_its_actor_ends(
+    system: ActorSystem, autojump_clock: MockClock, place: str, ends: Callable[[Ref[Any]], None], reason: Reason
+) -> None:
+    ref = system.spawn(TakesOver, place, [])
+    async with trio.open_nursery() as nursery:
+        outcome = await deferred(nursery, ref)
+        ends(ref)
+    assert isinstance(outcome.error, ActorStopped)
+    assert outcome.error.reason == reason
+    assert outcome.error.__cause__ is None
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_a_question_taken_over_fails_when_its_actor_restarts_with_its_siblings(
+    system: ActorSystem, place: str
+) -> None:
+    class Parent(Actor[Any]):
+        strategy = one_for_all()
+
+        def started(self) -> None:
+            self.spawn(TakesOver, place, [], name="a", supervise=restart())
+            self.spawn(TakesOver, place, [], name="b", supervise=restart())
+
+    system.spawn(Parent, name="parent")
+    await wait_all_tasks_blocked()
+    first, second = system.lookup("/parent/a"), system.lookup("/parent/b")
+    assert first is not None
+    assert second is not None
+    async with trio.open_nursery() as nursery:
+        outcome = await deferred(nursery, first)
+        second.tell(Fail())
+    assert isinstance(outcome.error, ActorStopped)
+    assert outcome.error.reason == Shutdown()
+    assert first.is_alive
+
+
+async def test_a_question_taken_over_outlives_an_error_that_its_actor_resumes_from(system: ActorSystem) -> None:
+    replies: list[Reply[int]] = []
+    ref = system.spawn(Deferring, replies, supervise=restart(resume=[KeyError]))
+    async with trio.open_nursery() as nursery:
+        outcome = await deferred(nursery, ref)
+        ref.tell(Fail())
+        await wait_all_tasks_blocked()
         replies[0].send(5)
     assert outcome.value == 5
+
+
+@pytest.mark.parametrize("who", ["hook", "task"])
+async def test_a_hook_or_a_task_may_answer_while_the_actor_stops_as_asked(system: ActorSystem, who: str) -> None:
+    class Answers(Deferring):
+        async def stopping(self, reason: Reason) -> None:
+            await wait_all_tasks_blocked()
+            if who == "hook":
+                self.replies[0].send(6)
+
+        def started(self) -> None:
+            self.start_soon(self.answer)
+
+        async def answer(self) -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                if who == "task":
+                    self.replies[0].send(6)
+
+    ref = system.spawn(Answers, [])
+    async with trio.open_nursery() as nursery:
+        outcome = await deferred(nursery, ref)
+        ref.stop()
+    assert outcome.value == 6
+
+
+async def test_a_failure_does_not_wait_for_the_hook_or_for_the_running_handler(
+    system: ActorSystem, autojump_clock: MockClock
+) -> None:
+    """The hook takes two seconds, and so does a handler that is being cancelled."""
+
+    class Slow(Deferring):
+        @handles
+        async def wait(self, m: Wait) -> str:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(2)
+            return ""
+
+        async def break_down(self) -> None:
+            raise KeyError("on purpose")
+
+        @handles
+        def fill(self, m: Fill) -> None:
+            self.start_soon(self.break_down)
+
+        async def stopping(self, reason: Reason) -> None:
+            await trio.sleep(2)
+
+    for breaks in (Fail(), Fill()):
+        ref = system.spawn(Slow, [])
+        async with trio.open_nursery() as nursery:
+            outcome = await deferred(nursery, ref)
+            began = trio.current_time()
+            ref.tell(breaks)
+            if isinstance(breaks, Fill):
+                ref.tell(Wait())
+        assert trio.current_time() == began
+        assert isinstance(outcome.error, ActorStopped)
+        assert isinstance(outcome.error.__cause__, KeyError)
+        assert (await ref.terminated(), trio.current_time() - began) == (outcome.error.reason, 4 if isinstance(breaks, Fill) else 2)
+
+
+async def test_a_failure_during_a_stop_fails_the_questions_taken_over(
+    system: ActorSystem, autojump_clock: MockClock
+) -> None:
+    class Slow(Deferring):
+        async def stopping(self, reason: Reason) -> None:
+            await trio.sleep(2)
+
+        def started(self) -> None:
+            self.start_soon(self.break_down)
+
+        async def break_down(self) -> None:
+            await trio.sleep(1)
+            raise KeyError("on purpose")
+
+    ref = system.spawn(Slow, [])
+    async with trio.open_nursery() as nursery:
+        outcome = await deferred(nursery, ref)
+        ref.stop()
+    assert trio.current_time() == 1
+    assert isinstance(outcome.error, ActorStopped)
+    assert isinstance(outcome.error.__cause__, KeyError)
 
 
 async def test_only_the_ask_that_is_being_handled_can_be_taken_over_and_only_once(system: ActorSystem) -> None:

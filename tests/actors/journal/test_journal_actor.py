@@ -42,6 +42,7 @@ from levada.actors.journal import (  # noqa: E402
     JournalError,
     JournalFull,
     JournalLocked,
+    JournalUnwritable,
     Keyed,
     OffsetGone,
     OffsetWithin,
@@ -495,6 +496,49 @@ async def test_a_ledger_that_refuses_starts_the_actor_anew(tmp_path: Path, monke
         assert await journal.ask(Deliver("q", 0, {0: 0})) == Delivered(True, {0: (0, 2)})
         assert await numbers(journal) == [1, 2]
         assert system.statistics().restarts == 1
+
+
+async def test_questions_that_wait_fail_at_once_when_the_journal_starts_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a time-out, too: what waits for room, for rows or behind the write that broke the journal."""
+    begun, go_on = threading.Event(), threading.Event()
+    real = Ledger.deliver
+    failures = [sqlite3.OperationalError("disk I/O error")]
+
+    def refuse(ledger: Ledger, *args: Any) -> None:
+        begun.set()
+        go_on.wait(20)
+        real(ledger, *args)
+        if failures:
+            raise failures.pop()
+
+    monkeypatch.setattr(Ledger, "deliver", refuse)
+    ends: dict[str, BaseException] = {}
+    async with ActorSystem("test", shutdown_timeout=5.0) as system:
+        journal = system.spawn(partial(Journal, tmp_path, Line), supervise=restart())
+        await journal.ask(StageRows("q", 0, 0, 0, lines(1, 2)))
+
+        async def ask(question: Any) -> None:
+            try:
+                await journal.ask(question, timeout=None)
+            except JournalError as error:
+                ends[type(question).__name__] = error
+            except ActorStopped as error:
+                ends[type(question).__name__] = error.__cause__ or error
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, Deliver("q", 0, {0: 0}))
+            await trio.to_thread.run_sync(begun.wait)
+            nursery.start_soon(ask, Append(lines(3)))
+            nursery.start_soon(ask, GetGroups())
+            nursery.start_soon(ask, AwaitRows({0: 100}))
+            await wait_all_tasks_blocked()
+            go_on.set()
+        assert {name: type(error) for name, error in ends.items()} == dict.fromkeys(
+            ("Deliver", "Append", "GetGroups", "AwaitRows"), JournalUnwritable
+        )
+        assert await numbers(journal) == [1, 2]  # the delivery was on the disk
 
 
 async def test_killed_in_a_write_it_waits_for_the_disk_and_lets_go(

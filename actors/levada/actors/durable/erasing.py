@@ -13,7 +13,7 @@ import trio
 
 from levada.actors.journal import EraseEntity, JournalError
 from levada.actors.journal.errors import fresh
-from levada.framework import Reply
+from levada.framework.embedding import Ask
 from levada.framework.errors import MailboxFull
 
 from .access import Access
@@ -56,44 +56,44 @@ class Erasing:
 
     def __init__(self, shard: _Shard) -> None:
         self._shard = shard
-        self.replies: dict[str, Reply[int]] = {}
-        """The waiting answers, by entity."""
+        self.questions: dict[str, Ask] = {}
+        """By entity. Not a `Reply`: `give_up` fails them."""
 
     def refusal(self, entity: str) -> EntityErased | None:
         """Return the error for a command, if its entity is being erased."""
-        if entity in self.replies:
+        if entity in self.questions:
             return EntityErased(f"entity {entity!r:.100} is being erased", entity=entity)
         return None
 
-    def begin(self, entity: str, reply: Reply[int]) -> None:
+    def begin(self, entity: str, question: Ask) -> None:
         """Begin to erase an entity. The answer is the number of rows, or the error."""
         refusal = self.refusal(entity)
         if refusal is not None:
-            reply.fail(refusal)
+            question.fail(refusal)
             return
-        if len(self.replies) >= MOST:
+        if len(self.questions) >= MOST:
             what = f"{MOST} entities of this shard are being erased: ask again when some are"
-            reply.fail(MailboxFull(what, capacity=MOST, message=Erase(entity)))
+            question.fail(MailboxFull(what, capacity=MOST, message=Erase(entity)))
             return
-        self.replies[entity] = reply
-        self._shard.start_task(self._erase, entity, reply)
+        self.questions[entity] = question
+        self._shard.start_task(self._erase, entity, question)
 
     def give_up(self) -> None:
         """Fail all waiting answers, because the shard was lost."""
-        for entity, reply in self.replies.items():
+        for entity, question in self.questions.items():
             what = f"entity {entity!r:.100} is not erased, or not known to be: call erase() again"
-            reply.fail(OutcomeUnknown(what, entity=entity))
-        self.replies.clear()
+            question.fail(OutcomeUnknown(what, entity=entity))
+        self.questions.clear()
 
-    async def _erase(self, entity: str, reply: Reply[int]) -> None:
+    async def _erase(self, entity: str, question: Ask) -> None:
         shard = self._shard
         await shard.end_entity(entity)
         pending = [reminder for reminder in shard.reminders.pending.values() if reminder.entity == entity]
         left = shard.reminders.size - sum(each.size for each in pending)
         if left > SNAPSHOT_BYTES and shard.access.streams:
             what = f"the shard has {left} bytes of other pending reminders, and at most {SNAPSHOT_BYTES} can be rewritten: forget some of them"
-            reply.fail(JournalError(what))
-            del self.replies[entity]
+            question.fail(JournalError(what))
+            del self.questions[entity]
             return
         gone, written, now = Live(entity, shard), trio.Event(), shard.now()
         if pending:
@@ -114,8 +114,8 @@ class Erasing:
             found = fresh(error)
             found.detail = f"entity {entity!r:.100} takes no commands any more, and rows of it are still in the files: call erase() again: "
             found.detail += error.detail
-            reply.fail(found)
+            question.fail(found)
         else:
-            reply.send(done.rows)
+            question.answer(done.rows)
         shard.forget_entity(entity)
-        del self.replies[entity]
+        del self.questions[entity]

@@ -252,7 +252,7 @@ class Shard(DescribedActor[Any]):
     def _take_at_once(self, question: Ask) -> bool:
         """Take a command to an entity in memory in the asker's task, unless it needs more than the entity."""
         m = question.message
-        if type(m) is not Command or self._refusal is not None or self._erasing.replies or self._under_way.is_full():
+        if type(m) is not Command or self._refusal is not None or self._erasing.questions or self._under_way.is_full():
             return False
         live = self._entities.live.get(m.entity)
         if live is None or live.cell.phase is _STOPPED or (m.command is not None and live.knows(m.command)):
@@ -313,7 +313,7 @@ class Shard(DescribedActor[Any]):
         self._dispatch(turn)
 
     def _dispatch(self, turn: Turn) -> None:
-        if self._erasing.replies:
+        if self._erasing.questions:
             refusal = self._erasing.refusal(turn.entity)
             if refusal is not None:
                 self._under_way.refuse(turn, refusal)
@@ -589,11 +589,12 @@ class Shard(DescribedActor[Any]):
     @handles
     def erase(self, m: Erase) -> None:
         """End an entity and erase its rows."""
-        reply = self.reply_later()
+        question = self.place.take_question()  # not `reply_later`: `_give_up` fails it
+        assert question is not None  # only `Shards.erase` sends it
         if self._refusal is not None:
-            reply.fail(fresh(self._refusal))
+            question.fail(fresh(self._refusal))
         else:
-            self._erasing.begin(m.entity, reply)
+            self._erasing.begin(m.entity, question)
 
     async def end_entity(self, entity: str) -> None:
         """End an entity, and wait until its rows are on the disk."""

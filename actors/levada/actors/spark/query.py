@@ -210,7 +210,7 @@ class Query(DescribedActor[AwaitAvailable | GetProgress]):
     _waiting: list[Reply[None]] = attrs.field(init=False, factory=list)
     """Replies for the next call of ``processAllAvailable``: a call under way may have read the sources before they asked."""
     _asked: list[Reply[None]] = attrs.field(init=False, factory=list)
-    """Replies for the call under way. If the actor ends first, they fail with its reason."""
+    """Replies for the call under way."""
     _processing: bool = attrs.field(init=False, default=False)
     _told: trio.Event = attrs.field(init=False, factory=trio.Event)
     """Set when the last event has been passed on."""
@@ -284,11 +284,8 @@ class Query(DescribedActor[AwaitAvailable | GetProgress]):
             self._outlet.close()
 
     async def restarting(self, error: BaseException | None, message: Any) -> None:
-        """Stop this run, pass its last events on, and fail the open questions."""
+        """Stop this run, and pass its last events on."""
         await self._end()
-        for reply in self._asked + self._waiting:
-            if reply.wanted:
-                reply.fail(error or QueryFailed("the query restarts before all rows are processed"))
 
     async def _end(self) -> None:
         run, self._ending = self._run, True
@@ -328,6 +325,8 @@ class Query(DescribedActor[AwaitAvailable | GetProgress]):
         with trio.move_on_after(LAST_EVENTS):
             await self._told.wait()
         if failure is not None:
+            for reply in self._asked + self._waiting:
+                reply.fail(failure)
             raise failure
         self.stop()
 

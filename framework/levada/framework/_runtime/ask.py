@@ -29,6 +29,7 @@ from levada.framework.ref import DEFAULT_TIMEOUT
 from levada.framework.text import text_of
 
 from .channel_core import handles_in
+from .phase import PAUSED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -299,7 +300,8 @@ class OpenAsks(set[Ask]):
 class Reply(Generic[R]):
     """The right to answer one ask after its handler has returned; made by `Actor.reply_later`.
 
-    If it is dropped without an answer, the ask fails with `NoValue`; if the actor stops first, with `ActorStopped`.
+    If it is dropped without an answer, the ask fails with `NoValue`. If the actor ends or restarts first, the ask fails with `ActorStopped`,
+    with the actor's exception as its cause: at once after a failure; else after the hook and the tasks of the actor, which may answer.
     """
 
     __slots__ = ("__weakref__", "_ask", "_open")
@@ -360,11 +362,16 @@ class Reply(Generic[R]):
         ask = self._ask
         if not ask.settled and not is_finalizing():
             # Collection may happen in any thread at any time, so the failure is left to the system's thread.
-            name = type(ask.message).__name__
-            ask.target.system.inbox.call(ask.fail, NoValue(f"the answer to {name} was given up"))
+            ask.target.system.inbox.call(_give_up, ask)
 
     def __repr__(self) -> str:
         return f"<Reply to {type(self._ask.message).__name__}, {'wanted' if self.wanted else 'settled'}>"
+
+
+def _give_up(ask: Ask) -> None:
+    """Fail a question whose `Reply` was dropped. If its actor is ending, the end fails it, and says why."""
+    if ask.target.phase is not PAUSED:
+        ask.fail(NoValue(f"the answer to {type(ask.message).__name__} was given up"))
 
 
 class Edge:

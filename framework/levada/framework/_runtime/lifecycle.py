@@ -273,6 +273,7 @@ class Lifecycle:
             self._begin(cell, ending, queued=not cell._idle)
             return
         cell.make_extras().ending = ending
+        self._fail_taken_over(cell, ending.reason)
         if ending.cancel:
             cell._worker.cancel()
         elif cell._actor._is_loop:
@@ -282,6 +283,7 @@ class Lifecycle:
         """Add a request to an ending that is under way."""
         extras = cell.make_extras()
         ending.reason = more_severe(ending.reason, reason)
+        self._fail_taken_over(cell, ending.reason)
         if final:
             ending.final = True
             ending.escalate = False
@@ -351,6 +353,17 @@ class Lifecycle:
         if question is not None:
             question.fail(stopped_error(cell, reason, question.message, begun=True))
 
+    def _fail_taken_over(self, cell: Cell, reason: Reason, *, over: bool = False) -> None:
+        """Fail the questions that `Actor.reply_later` took, unless the actor's hook and tasks may still answer them.
+
+        They may until they are `over`, except after a failure: then a child could wait for an answer while the actor waits for the child.
+        """
+        extras = cell._extras
+        if extras is not None and extras.open_asks and (over or isinstance(reason, Failed)):
+            asks, extras.open_asks = extras.open_asks, None
+            for ask in asks:
+                ask.fail(stopped_error(cell, reason, ask.message, begun=True))
+
     def _begin(self, cell: Cell, ending: Ending, *, queued: bool = False) -> None:
         """Handle no further message; `queued`: the cell is in the run queue now."""
         if _is_plain(cell):
@@ -362,6 +375,7 @@ class Lifecycle:
         cell.pause()
         extras.queued = queued
         extras.ending = ending
+        self._fail_taken_over(cell, ending.reason)
         if extras.timers is not None:
             extras.timers.cancel_all()
         if extras.receive_timer is not None:
@@ -571,6 +585,7 @@ class Lifecycle:
         ending = extras.ending
         assert ending is not None
         extras.host = None
+        self._fail_taken_over(cell, ending.reason, over=True)
         if not ending.restart:
             self._count(cell)
             self._terminate(cell, ending.reason)
@@ -685,6 +700,7 @@ class Lifecycle:
         cell.context = None
         system.counters.stopped += 1
         parent = cell._parent
+        self._fail_taken_over(cell, reason, over=True)
         extras = cell._extras
         if extras is not None:
             cell._extras = None
@@ -747,8 +763,6 @@ class Lifecycle:
             forget()
         for other in extras.links or ():
             other.exited(cell, reason)
-        for ask in extras.open_asks or ():
-            ask.fail(stopped_error(cell, reason, ask.message, begun=True))
         if extras.timers is not None:
             extras.timers.cancel_all()
         for timer in (extras.stop_timer, extras.receive_timer):
