@@ -54,12 +54,16 @@ class Room(Actor[Any]):
         self.watch(m.hear, tag=m.name)
         sender, receiver = channel(str)
         self.start_soon(self.listen_to, m.name, receiver)
-        m.speak.send(sender)
+        with sender, m.speak as speak:  # the guest may have left already; a sender that was sent is theirs
+            speak.send(sender)
 
     async def listen_to(self, name: str, words: Receiver[str]) -> None:
         async with words:
-            async for text in words:
-                self.say(name, text)
+            try:
+                async for text in words:
+                    self.say(name, text)
+            except ChannelError:
+                pass  # left without a word: the connection was lost, for example
         self.say("room", f"{name} has left")
 
     def say(self, who: str, text: str) -> None:

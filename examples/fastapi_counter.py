@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.request import Request, urlopen
 
+import attrs
 import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 
 from levada.actors import rsocket
 from levada.framework import Actor, ActorSystem, Asks, Ref, Sender, aio, channel, handles, message
+from levada.framework.errors import ReceiverClosed
 
 
 @message("counter.Add")
@@ -30,18 +32,21 @@ class Follow:
 
 class Counter(Actor[Add | Follow]):
     total: int = 0
-    follower: Sender[int] | None = None
+    followers: list[Sender[int]] = attrs.field(factory=list)
 
     @handles
-    async def add(self, m: Add) -> int:
+    def add(self, m: Add) -> int:
         self.total += m.n
-        if self.follower is not None:
-            await self.follower.send(self.total)
+        for follower in list(self.followers):
+            try:
+                follower.send_nowait(self.total)
+            except ReceiverClosed:
+                self.followers.remove(follower)
         return self.total
 
     @handles
     def follow(self, m: Follow) -> None:
-        self.follower = m.totals
+        self.followers.append(m.totals.unreliable(10))  # a slow reader misses totals, and holds up nobody
 
 
 def make_app() -> FastAPI:

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 import trio
 
 from levada.framework import Actor, ActorSystem, Asks, Receiver, Ref, Reply, Sender, channel, handles, message
-from levada.framework.errors import ReceiverClosed
 
 
 @message
@@ -51,11 +50,10 @@ class Desk(Actor[Follow | Served]):
         self.answer_if_over()
 
     async def quote(self, symbol: str, prices: Sender[Price]) -> None:
-        try:
+        async with prices:  # ends when the follower has had enough
             for bid in walk(random.Random(f"{self.seed} {symbol}")):
                 await prices.send(Price(symbol, bid))
-        except ReceiverClosed:
-            self.served[symbol] = self.served.get(symbol, 0) + 1
+        self.served[symbol] = self.served.get(symbol, 0) + 1
         self.following -= 1
         self.answer_if_over()
 

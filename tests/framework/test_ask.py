@@ -904,7 +904,10 @@ async def test_a_failure_does_not_wait_for_the_hook_or_for_the_running_handler(
         assert trio.current_time() == began
         assert isinstance(outcome.error, ActorStopped)
         assert isinstance(outcome.error.__cause__, KeyError)
-        assert (await ref.terminated(), trio.current_time() - began) == (outcome.error.reason, 4 if isinstance(breaks, Fill) else 2)
+        assert (await ref.terminated(), trio.current_time() - began) == (
+            outcome.error.reason,
+            4 if isinstance(breaks, Fill) else 2,
+        )
 
 
 async def test_a_failure_during_a_stop_fails_the_questions_taken_over(

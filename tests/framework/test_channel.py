@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -206,7 +207,13 @@ def test_the_mode_is_chosen_before_the_first_message() -> None:
     with pytest.raises(ConfigurationError, match="before the first message"):
         sender.unreliable()
     receiver.close()
-    with pytest.raises(ReceiverClosed):
+    assert sender.ordered() is sender  # no error before the first call that needs the reader
+    for call in (lambda: sender.send_nowait(2), sender.clone):
+        with pytest.raises(ReceiverClosed):
+            call()
+    sender, receiver = channel(int)
+    sender.finish_nowait()
+    with pytest.raises(SenderFinished):
         sender.ordered()
 
 
@@ -500,6 +507,157 @@ async def test_leaving_async_with_waits_for_the_receiver() -> None:
         assert await rest(receiver) == [1]
         await wait_all_tasks_blocked()
         assert producer.result == "left"
+
+
+LEFT = [RECEIVER_CLOSED, CONNECTION_LOST]
+
+
+@pytest.mark.parametrize("left", LEFT)
+@pytest.mark.parametrize("use_async", [False, True])
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_block_ends_quietly_when_its_reader_leaves(left: TerminalState, use_async: bool, waits: bool) -> None:
+    """In the middle of a send, and before everything was taken."""
+    sender, receiver = channel(int)
+    steps = []
+
+    async def send() -> None:
+        await sender.ordered(1).send(1)
+        if waits:
+            await sender.send(2)
+            steps.append("sent")
+
+    async def produce() -> str:
+        if use_async:
+            async with sender:
+                await send()
+        else:
+            with sender:
+                await send()
+        return "left"
+
+    async with background() as run:
+        producer = await run.start(produce)
+        receiver._core.end(left)
+        await wait_all_tasks_blocked()
+        assert (producer.result, steps) == ("left", [])
+    assert sender.state is left
+
+
+async def test_a_block_ends_quietly_for_its_own_reader_only() -> None:
+    """Whichever block is the outer one; the other channel is cancelled, as after any error."""
+    for leaves in ("outer", "inner"):
+        outer, of_outer = channel(int)
+        inner, of_inner = channel(int)
+        (of_outer if leaves == "outer" else of_inner).close()
+        steps = []
+        async with outer:
+            async with inner:
+                (outer if leaves == "outer" else inner).send_nowait(1)
+                steps.append("sent")
+            steps.append("behind the inner block")
+            outer.send_nowait(2)
+            assert of_outer.receive_nowait() == 2
+        steps.append("behind both")
+        if leaves == "outer":
+            assert (steps, of_inner.state) == (["behind both"], CANCELLED)
+        else:
+            assert (steps, of_outer.state) == (["behind the inner block", "behind both"], FINISHED)
+
+
+async def test_a_block_passes_on_the_end_of_another_channel_and_an_error_that_it_causes() -> None:
+    for make in (
+        lambda mine, other: other.send_nowait(1),
+        lambda mine, other: raise_from(KeyError(), lambda: mine.send_nowait(1)),
+        lambda mine, other: raise_(ReceiverClosed("of somewhere else", channel="int")),
+    ):
+        mine, of_mine = channel(int)
+        other, of_other = channel(int)
+        of_mine.close()
+        of_other.close()
+        with pytest.raises((ReceiverClosed, KeyError)):
+            async with mine:
+                make(mine, other)
+        with pytest.raises((ReceiverClosed, KeyError)), mine:
+            make(mine, other)
+
+
+def raise_(error: BaseException) -> None:
+    raise error
+
+
+def raise_from(error: BaseException, call: Callable[[], None]) -> None:
+    try:
+        call()
+    except ChannelError as cause:
+        raise error from cause
+
+
+async def test_a_block_ends_quietly_after_a_group_of_errors_that_all_say_that_its_reader_left() -> None:
+    sender, receiver = channel(int)
+    clone = sender.clone()
+    receiver.close()
+    async with sender, trio.open_nursery() as nursery:
+        nursery.start_soon(sender.send, 1)
+        nursery.start_soon(clone.send, 2)
+    other, of_other = channel(int)
+    of_other.close()
+    sender, receiver = channel(int)
+    receiver.close()
+    with pytest.raises(ExceptionGroup) as caught:
+        async with sender, trio.open_nursery() as nursery:
+            nursery.start_soon(sender.send, 1)
+            nursery.start_soon(other.send, 2)
+    assert [error.channel for error in caught.value.exceptions] == ["int", "int"]
+
+
+async def test_a_block_passes_on_a_cancellation_and_the_other_ends_of_its_channel() -> None:
+    for end, kind in ((CANCELLED, ChannelCancelled), (LOST, ChannelLost)):
+        sender, receiver = channel(int)
+        receiver._core.end(end)
+        with pytest.raises(kind):
+            async with sender:
+                sender.send_nowait(1)
+        with pytest.raises(kind):
+            async with sender:
+                pass
+        del receiver
+    sender, receiver = channel(int)
+    with trio.CancelScope() as scope:
+        async with sender.ordered(1):
+            await sender.send(1)
+            scope.cancel()
+            await sender.send(2)
+    assert scope.cancelled_caught
+    assert receiver.state is CANCELLED
+    unreliable, receiver = channel(int)
+    with pytest.raises(Undelivered):
+        async with unreliable.unreliable(1):
+            queued(unreliable, 1, 2)
+            receiver.receive_nowait()
+
+
+async def test_a_block_of_a_oneshot_ends_quietly_when_its_reader_left() -> None:
+    done, answer = oneshot(int)
+    answer.close()
+    with done:
+        done.send(1)
+    assert done.state is RECEIVER_CLOSED
+
+
+async def test_an_error_tells_its_sender_that_the_reader_left() -> None:
+    sender, receiver = channel(int)
+    other, of_other = channel(int)
+    receiver.close()
+    of_other.close()
+    errors = []
+    for each in (sender, sender, other):
+        with pytest.raises(ReceiverClosed) as caught:
+            await each.send(1)
+        errors.append(caught.value)
+    assert [sender.says_reader_left(error) for error in errors] == [True, True, False]
+    assert not sender.says_reader_left(ExceptionGroup("", errors))
+    assert sender.says_reader_left(ExceptionGroup("", errors[:2]))
+    assert not sender.says_reader_left(pickle.loads(pickle.dumps(errors[0])))
 
 
 # ---------------------------------------------------------------- receipts

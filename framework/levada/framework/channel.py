@@ -323,12 +323,21 @@ class _SendingHalf(_Handle):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._moved is None:
-            if kind is None:
-                self.finish_nowait()
-            else:
-                self.cancel()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
+        if self._moved is not None:
+            return False
+        if error is None:
+            self.finish_nowait()
+            return False
+        self.cancel()
+        return self.says_reader_left(error)
+
+    def says_reader_left(self, error: BaseException) -> bool:
+        """Whether an error, or each error of a group, came from this sender or a clone of it because the reader left.
+
+        For code that has no block of the sender. `ReceiverClosed` and `ChannelConnectionLost` of other channels are other errors.
+        """
+        return self._half.says_reader_left(error)
 
     def _refusal(self) -> ChannelError:
         self._check_here()
@@ -343,20 +352,25 @@ class Sender(_SendingHalf, Generic[T_contra]):
 
     As a context manager it finishes at a normal end of the block and cancels after an exception. ``with`` does not wait for the
     receiver, ``async with`` does (see `finish`). A handle that was moved inside the block is left alone.
+
+    A reader that leaves is a normal end of a stream: if a call on this sender, or on a clone, raises `ReceiverClosed` or
+    `ChannelConnectionLost` and the error leaves the block, the block ends there and the program goes on behind it. So does ``async with``
+    if the reader leaves before it has taken everything; `state` tells. The block passes on all other errors, those of other channels too,
+    and a group of errors unless all of them say that this reader left.
     """
 
     __slots__ = ()
     attachment_kind = "sender"
 
     def ordered(self, window: int = WINDOW) -> Self:
-        """Deliver all messages in the order of sending; the default.
+        """Deliver all messages in the order of sending; the default. For a channel that has ended the choice does not matter: `send` raises.
 
         Args:
             window: how many messages may be under way before ``send`` waits, 1 or more.
 
         Raises:
             ConfigurationError: the channel has been used, or the window is not a number above 0.
-            ChannelError: as for `send`.
+            SenderFinished, HandleMoved: as for `send`.
         """
         return self._choose(Mode.ORDERED, window)
 
@@ -370,8 +384,10 @@ class Sender(_SendingHalf, Generic[T_contra]):
 
     def _choose(self, mode: Mode, window: int) -> Self:
         core = self._core
-        if not self._live or self._half.state is not OPEN:
+        if not self._live:
             raise self._refusal()
+        if self._half.state is not OPEN:
+            return self  # the reader has left: a normal end of a stream, which the next call tells
         if core.used:
             raise ConfigurationError(f"channel {core.name} has been used; choose {mode.value} before the first message")
         if not isinstance(window, int) or window < 1:
@@ -454,12 +470,15 @@ class Sender(_SendingHalf, Generic[T_contra]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._moved is None:
-            if kind is None:
-                await self.finish()
-            else:
-                self.cancel()
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
+        if error is not None or self._moved is not None:
+            return self.__exit__(kind, error, _)
+        try:
+            await self.finish()
+        except ChannelError:
+            if not self._half.reader_left:
+                raise
+        return False
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if self._live and self._half.state is OPEN and not is_finalizing():
@@ -470,7 +489,7 @@ class OneshotSender(_SendingHalf, Generic[T_contra]):
     """Sends one value; made by `oneshot`.
 
     As a context manager (``with``) it finishes at a normal end of the block, so the receiver gets `NoValue` if no value was sent, and
-    cancels after an exception.
+    cancels after an exception. As with a `Sender`, the block ends quietly if the reader left.
     """
 
     __slots__ = ()

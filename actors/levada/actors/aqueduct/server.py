@@ -16,7 +16,7 @@ from levada.actors.authentication import FAILED, Refused
 from levada.actors.listening import Acceptor, ListenerHandle
 from levada.actors.multiplexed import accepting
 from levada.actors.stream_carriers import url_of
-from levada.framework import Actor, Identity, Reason, Receiver, Ref
+from levada.framework import Actor, Identity, OneshotSender, Reason, Receiver, Ref, Sender
 from levada.framework.embedding import ChannelCore, Outcome, UntracedMessage, act_for, let_others_run
 from levada.framework.errors import ConfigurationError, LevadaError
 from levada.transports import carriers
@@ -100,8 +100,12 @@ class Calls:
             else:
                 with halves.tracing.serve("aqueduct", type(message).__name__, str(halves.remote), arrival.context):
                     await self._function(message)
-        except Exception:
-            logger.exception("%s: a handler failed", path)
+        except Exception as error:
+            senders = [handle for handle in arrival.handles if isinstance(handle, Sender | OneshotSender)]
+            if any(sender.says_reader_left(error) for sender in senders):
+                logger.debug("%s: the client wants no more from a handler: %s", path, error)
+            else:
+                logger.exception("%s: a handler failed", path)
             give_up(arrival.handles)
         except BaseException:
             give_up(arrival.handles)

@@ -26,6 +26,7 @@ An `Envelope` may take a message's place: it is opened (decoded, say) only when 
 from __future__ import annotations
 
 import enum
+import weakref
 from _thread import get_ident
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Generator, Iterator
@@ -121,9 +122,11 @@ async def let_others_run(seconds: float) -> None:
 class Half:
     """The state of one half, and the callbacks for its end."""
 
-    __slots__ = ("away", "cause", "detail", "state", "watchers")
+    __slots__ = ("_errors", "away", "cause", "detail", "state", "watchers")
 
     def __init__(self) -> None:
+        self._errors: weakref.WeakSet[ChannelError] | None = None
+        """The errors made here that are still under way."""
         self.state = OPEN
         self.away = 0
         """Handles of this half that are in another system."""
@@ -136,7 +139,20 @@ class Half:
         kind, text = _ERRORS[self.state]
         error = kind(f"channel {name}: {self.detail or text}", channel=name)
         error.__cause__ = self.cause
+        self._errors = weakref.WeakSet() if self._errors is None else self._errors
+        self._errors.add(error)
         return error
+
+    @property
+    def reader_left(self) -> bool:
+        """Whether this is a sender's half whose reader closed its receiver, or is out of reach."""
+        return self.state in (TerminalState.RECEIVER_CLOSED, TerminalState.CONNECTION_LOST)
+
+    def says_reader_left(self, error: BaseException) -> bool:
+        """Whether an error, or each error of a group, is `error` of this half and says that the reader left."""
+        if isinstance(error, BaseExceptionGroup):
+            return all(map(self.says_reader_left, error.exceptions))
+        return self.reader_left and self._errors is not None and error in self._errors
 
     def on_terminated(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Have `callback` called once when this half has ended, at once if it has; return a function that undoes this, at any time.

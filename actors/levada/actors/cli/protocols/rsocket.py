@@ -26,7 +26,7 @@ from levada.actors.rsocket import (
 )
 from levada.actors.rsocket import serve as serve_rsocket
 from levada.framework import ActorSystem, Sender
-from levada.framework.errors import ConfigurationError, EndOfChannel, ReceiverClosed
+from levada.framework.errors import ConfigurationError, EndOfChannel
 from levada.transports.rsocket import ErrorCode
 from levada.transports.rsocket.extensions import BearerAuthentication, CompositeMetadata, SimpleAuthentication
 
@@ -139,12 +139,9 @@ async def _print_all(answers: Any, limit: int | None, print_answer: Callable[[An
 
 
 async def _send_all(sender: Sender[Any], source: AsyncIterator[bytes]) -> None:
-    with sender:
-        try:
-            async for payload in source:
-                await sender.send(payload)
-        except ReceiverClosed:
-            pass  # the responder has cancelled; its answers may still arrive
+    with sender:  # ends when the responder has cancelled; its answers may still arrive
+        async for payload in source:
+            await sender.send(payload)
 
 
 async def _given(data: list[str]) -> AsyncIterator[bytes]:
