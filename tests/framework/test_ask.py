@@ -876,7 +876,7 @@ async def test_a_failure_does_not_wait_for_the_hook_or_for_the_running_handler(
 ) -> None:
     """The hook takes two seconds, and so does a handler that is being cancelled."""
 
-    class Slow(Deferring):
+    class Slow(Deferring, Actor[Get | Fill | Fail | Wait]):
         @handles
         async def wait(self, m: Wait) -> str:
             with trio.CancelScope(shield=True):

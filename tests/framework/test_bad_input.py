@@ -223,13 +223,66 @@ async def test_swallows_even_the_closing_of_its_coroutine(system: ActorSystem) -
                 except GeneratorExit:
                     closings += 1
 
-    ref = system.spawn(Stubborn)
+    ref = system.spawn(Stubborn, name="stubborn")
     ref.tell(Do())
     await wait_all_tasks_blocked()
     ref.kill()
     reason = await ref.terminated()
     assert isinstance(reason, Failed)
-    assert repr(reason.error) == "RuntimeError('coroutine ignored GeneratorExit')"
+    assert repr(reason.error) == "RuntimeError('/stubborn caught its cancellation 100 times and went on waiting')"
+    await others_go_on(system)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Python complains about the coroutine
+@pytest.mark.parametrize("ends", ["kill", "the system"])
+async def test_swallows_everything_in_a_bare_except_and_its_cancel_scopes_stay_open(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, ends: str
+) -> None:
+    """The worker's task, whose scopes are torn then, takes no other actor."""
+
+    class Poller(Actor[Do]):
+        @handles
+        async def do(self, m: Do) -> None:
+            while True:
+                try:
+                    await trio.sleep(1000)
+                except:  # noqa: E722
+                    pass
+
+    async with ActorSystem(stop_timeout=1.0, shutdown_timeout=1.0) as system:
+        refs = [system.spawn(Poller, name=f"poller{number}") for number in range(3)]
+        for ref in refs:
+            ref.tell(Do())
+        await wait_all_tasks_blocked()
+        if ends == "kill":
+            for ref in refs:
+                ref.kill()
+            reasons = [await ref.terminated() for ref in refs]
+            assert all(isinstance(reason, Failed) for reason in reasons)
+            await others_go_on(system)
+    failed = [record.getMessage() for record in caplog.records if "failed" in record.getMessage()]
+    assert sorted(failed) == [f"/poller{number} failed while it handled Do" for number in range(3)]
+
+
+async def test_an_error_of_the_closing_of_its_coroutine_is_the_failure(system: ActorSystem) -> None:
+    class Fails(Actor[Do]):
+        @handles
+        async def do(self, m: Do) -> None:
+            while True:
+                try:
+                    await trio.sleep_forever()
+                except trio.Cancelled:
+                    pass
+                except GeneratorExit:
+                    raise RuntimeError("at the end") from None
+
+    ref = system.spawn(Fails)
+    ref.tell(Do())
+    await wait_all_tasks_blocked()
+    ref.kill()
+    reason = await ref.terminated()
+    assert isinstance(reason, Failed)
+    assert repr(reason.error) == "RuntimeError('at the end')"
     await others_go_on(system)
 
 

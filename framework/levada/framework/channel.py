@@ -323,7 +323,7 @@ class _SendingHalf(_Handle):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool | None:
         if self._moved is not None:
             return False
         if error is None:
@@ -470,7 +470,7 @@ class Sender(_SendingHalf, Generic[T_contra]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool | None:
         if error is not None or self._moved is not None:
             return self.__exit__(kind, error, _)
         try:

@@ -88,7 +88,7 @@ def _yield_trap(trap: Any) -> Generator[Any, Any, Any]:
 class Worker:
     """One trio task that runs cells."""
 
-    __slots__ = ("cell", "context", "coroutine", "message", "retired", "scope", "spent", "task", "trap", "waits")
+    __slots__ = ("cell", "context", "coroutine", "message", "retired", "scope", "spent", "task", "torn", "trap", "waits")
 
     def __init__(self, context: contextvars.Context) -> None:
         self.context = context
@@ -97,6 +97,8 @@ class Worker:
         self.spent = False
         """Whether the scope has been cancelled."""
         self.retired = False
+        self.torn = False
+        """Whether a handler that could not be ended left cancel scopes open in the task."""
         self.cell: Cell | None = None
         self.message: Any = None
         self.coroutine: Any = None
@@ -336,6 +338,8 @@ class RunQueue:
                 with trio.CancelScope() as worker.scope:
                     await self._serve(worker)
         except Exception as fault:
+            if worker.torn:
+                return  # trio complains about the open scopes, and has closed them
             # A bug in the runtime. Nothing can be trusted to end in order now, but the block must end.
             self.system.crash(fault)
             self.system.root_ended()
@@ -590,7 +594,7 @@ class RunQueue:
                     if cancelled:
                         swallowed += 1
                         if swallowed >= _SWALLOWS and not current_task().child_nurseries:
-                            coroutine.close()
+                            worker.torn = not _close(coroutine)
                             raise RuntimeError(
                                 f"{cell.path} caught its cancellation {swallowed} times and went on waiting"
                             )
@@ -632,6 +636,17 @@ class InlineCoroutine:
 
 async def _raise(error: BaseException) -> None:
     raise error
+
+
+def _close(coroutine: Any) -> bool:
+    """Close a coroutine; return False if it caught that, too, as a bare ``except`` in a loop does."""
+    try:
+        coroutine.close()
+    except RuntimeError:
+        if coroutine.cr_frame is not None:
+            return False
+        raise
+    return True
 
 
 _SAMPLE: Final[Iterable[None]] = (None,) * 63
