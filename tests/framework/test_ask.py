@@ -876,7 +876,7 @@ async def test_a_failure_does_not_wait_for_the_hook_or_for_the_running_handler(
 ) -> None:
     """The hook takes two seconds, and so does a handler that is being cancelled."""
 
-    class Slow(Deferring, Actor[Get | Fill | Fail | Wait]):
+    class Slow(Deferring):
         @handles
         async def wait(self, m: Wait) -> str:
             with trio.CancelScope(shield=True):
@@ -894,7 +894,7 @@ async def test_a_failure_does_not_wait_for_the_hook_or_for_the_running_handler(
             await trio.sleep(2)
 
     for breaks in (Fail(), Fill()):
-        ref = system.spawn(Slow, [])
+        ref: Ref[Any] = system.spawn(Slow, [])
         async with trio.open_nursery() as nursery:
             outcome = await deferred(nursery, ref)
             began = trio.current_time()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import json
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import attrs
+import outcome
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
@@ -486,3 +490,128 @@ async def test_an_actor_may_watch_and_link_to_an_actor_of_another_system_in_its_
         ref.kill()
         assert await other_ref.terminated() == Killed()
         assert "sink" not in other.registry
+
+
+# ---------------------------------------------------------------- forked processes
+
+
+class Loop(Actor[Item]):
+    """Takes messages in a loop of its own."""
+
+    async def run(self) -> None:
+        async for _ in self.mailbox:
+            pass
+
+
+class Waits(Actor[Item]):
+    """Waits in its handler, so that messages queue up behind it."""
+
+    @handles
+    async def item(self, m: Item) -> None:
+        await trio.sleep_forever()
+
+
+def in_forked_process(calls: dict[str, Callable[[], Any]]) -> dict[str, str]:
+    """Do calls in a forked process; return the errors. A coroutine is driven by hand past its first checkpoint."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            said = {}
+            for name, call in calls.items():
+                try:
+                    result = call()
+                    if inspect.iscoroutine(result):
+                        result.send(None)
+                        result.send(outcome.Value(None))
+                    said[name] = "returned"
+                except BaseException as error:  # noqa: BLE001 - it is what the test asks for
+                    said[name] = f"{type(error).__name__}: {error}"
+            os.write(write, json.dumps(said).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read, "rb") as pipe:
+        said = json.load(pipe)
+    os.waitpid(child, 0)
+    return said
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("forks", ["in a task", "in a handler"])
+async def test_in_a_forked_process_each_call_raises_and_says_why(system: ActorSystem, forks: str) -> None:
+    """Idle actors and busy ones; the process that was forked goes on."""
+    sink, loop, busy, full = (
+        system.spawn(Sink, name="sink"),
+        system.spawn(Loop, name="loop"),
+        system.spawn(Waits, name="busy"),
+        system.spawn(Waits, name="full", mailbox=bounded(1)),
+    )
+    for ref in (busy, full):
+        ref.tell(Item(1))
+    await wait_all_tasks_blocked()
+    for ref in (busy, full):
+        ref.tell(Item(2))
+    calls: dict[str, Callable[[], Any]] = {
+        "tell": lambda: sink.tell(Item(1)),
+        "tell a loop": lambda: loop.tell(Item(1)),
+        "tell a busy one": lambda: busy.tell(Item(1)),
+        "tell a full one": lambda: full.tell(Item(1)),
+        "send": lambda: sink.send(Item(1)),
+        "send to a busy one": lambda: busy.send(Item(1)),
+        "ask": lambda: sink.ask(Total()),
+        "ask a busy one": lambda: busy.ask(Total()),
+        "spawn": lambda: system.spawn(Sink),
+        "stop": sink.stop,
+        "kill": sink.kill,
+        "from_thread.tell": lambda: sink.from_thread.tell(Item(1)),
+        "exit": lambda: system.lookup("/sink").link(busy),  # type: ignore[union-attr]
+    }
+    said: dict[str, str] = {}
+
+    class Forks(Actor[Item]):
+        @handles
+        def item(self, m: Item) -> None:
+            said.update(in_forked_process(calls))
+
+    if forks == "in a task":
+        said = in_forked_process(calls)
+    else:
+        system.spawn(Forks).tell(Item(1))
+        await wait_all_tasks_blocked()
+    where = " in a forked process, where its actor system does not run; use a connection, "
+    assert {name: text for name, text in said.items() if where not in text or "WrongThread" not in text} == {}
+    assert len(said) == len(calls)
+    sink.tell(Item(5))
+    assert await sink.ask(Total()) == 5
+    busy.kill()
+    full.kill()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_process_may_run_a_system_of_its_own() -> None:
+    """The parent's system runs, or has run and ended, when it forks."""
+
+    async def own() -> int:
+        async with ActorSystem() as system:
+            sink = system.spawn(Sink)
+            sink.tell(Item(2))
+            return await sink.ask(Total())
+
+    def total() -> int:
+        result: list[int] = []
+        thread = threading.Thread(
+            target=lambda: result.append(trio.run(own))
+        )  # this thread is in a run of trio already
+        thread.start()
+        thread.join()
+        raise ValueError(result)
+
+    async def main() -> dict[str, str]:
+        async with ActorSystem():
+            return in_forked_process({"run": total})
+
+    assert trio.run(main) == {"run": "ValueError: [2]"}
+    assert in_forked_process({"run": total}) == {"run": "ValueError: [2]"}

@@ -51,11 +51,14 @@ class ConfigurationError(LevadaError, ValueError):
 
 @attrs.define(eq=False, slots=False, str=False)
 class WrongThread(LevadaError, RuntimeError):
-    """Another thread used something that belongs to the thread of an actor system; nothing changed."""
+    """Another thread, or a forked process, used something that belongs to the thread of an actor system; nothing changed."""
 
 
-def wrong_thread(what: str, cure: str = "trio.from_thread.run_sync()") -> WrongThread:
-    """Make the error for the call `what`; `cure` is the call that works."""
+def wrong_thread(what: str, cure: str = "trio.from_thread.run_sync()", *, forked: bool = False) -> WrongThread:
+    """Make the error for the call `what`; `cure` is the call that works, except in a forked process."""
+    if forked:
+        cure = "a connection, and multiprocessing's start method spawn"
+        return WrongThread(f"{what} in a forked process, where its actor system does not run; use {cure}")
     return WrongThread(f"{what} from a foreign thread or trio run; use {cure}")
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import inspect
 import itertools
 import logging
+import os
 import random
 import time
+import weakref
 from _thread import get_ident
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -228,6 +230,7 @@ class ActorSystem:
         root = _Root()
         self.root = root._cell = Cell(self.scheduler, root, None, None, 0)
         self.root.make_extras().children = {}
+        _RUNNING.add(self)
         self.start_task(self.heap.run, name="<timers>")
         self._body = trio.CancelScope()
         self._body.__enter__()
@@ -258,6 +261,7 @@ class ActorSystem:
         self.lifecycle.request(self.root, CANCELLED if cancelled else KILLED, cancel=True, final=True)
         second = await _wait_patiently(self._root_gone) or second
         self._phase = "over"
+        _RUNNING.discard(self)
         self.inbox.close()
         self._nursery.cancel_scope.cancel()
         self._outer.cancel_scope.shield = True
@@ -400,7 +404,7 @@ class ActorSystem:
     ) -> Any:
         """Start an actor below `parent`; arguments and errors as for `spawn`."""
         if self.scheduler.parked and get_ident() != self.scheduler.thread:
-            raise wrong_thread(f"spawn below {parent.path}")
+            raise wrong_thread(f"spawn below {parent.path}", forked=self.scheduler.thread is None)
         if parent.phase is not RUNNING:
             raise ActorStopped(f"{parent.path} is ending: it spawns no more", actor=parent.path, reason=SHUTDOWN)
         if not isinstance(factory, type):
@@ -502,7 +506,7 @@ class ActorSystem:
     def check_thread(self, what: str) -> None:
         """Raise `WrongThread` unless this is the thread of the system."""
         if get_ident() != self.scheduler.thread:
-            raise wrong_thread(what)
+            raise wrong_thread(what, forked=self.scheduler.thread is None)
 
     def dead_letter(self, message: Any, to: Ref[Any], why: str) -> None:
         """Note a message that reached no handler."""
@@ -591,6 +595,8 @@ class ThreadInbox:
     def put(self, cell: Cell, message: Any) -> None:
         """Send a message; from any thread."""
         if self._closed:
+            if self._system.scheduler.thread is None:
+                raise cell.wrong_thread_error("tell")
             raise stopped_error(cell, SHUTDOWN, message)
         line = cell.line
         if len(self._queue) + (len(line) if line else 0) >= self._limit:
@@ -639,6 +645,11 @@ class ThreadInbox:
             self._woken = True
             self._token.run_sync_soon(self._deliver)
 
+    def forked(self) -> None:
+        """Take no more messages, and forget those on their way: the process that was forked has them."""
+        self._closed = True
+        self._queue.clear()
+
     def close(self) -> None:
         """Fail questions on their way and turn messages into dead letters: the system is over."""
         self._closed = True
@@ -646,3 +657,18 @@ class ThreadInbox:
             cell, message = self._queue.popleft()
             if cell is not None:
                 cell.enqueue(message)
+
+
+_RUNNING: weakref.WeakSet[ActorSystem] = weakref.WeakSet()
+
+
+def _mark_copies() -> None:
+    """Mark the copies of the running systems in a forked process. It costs nothing else: a `tell` looks at no process."""
+    for system in _RUNNING:
+        system.scheduler.forked(system.root)
+        system.inbox.forked()
+    _RUNNING.clear()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_mark_copies)

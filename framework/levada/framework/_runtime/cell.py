@@ -258,10 +258,10 @@ class Cell(Ref[Any]):
     def check_thread(self, what: str) -> None:
         """Raise `WrongThread` unless this is the thread of the system."""
         if get_ident() != self._scheduler.thread:
-            raise wrong_thread(f"{what} {self.path}")
+            raise wrong_thread(f"{what} {self.path}", forked=self._scheduler.thread is None)
 
     def wrong_thread_error(self, call: str) -> WrongThread:
-        return wrong_thread(f"{call} to {self.path}", "ref.from_thread")
+        return wrong_thread(f"{call} to {self.path}", "ref.from_thread", forked=self._scheduler.thread is None)
 
     def make_extras(self) -> Extras:
         """Return the extras; make them if this actor has none."""

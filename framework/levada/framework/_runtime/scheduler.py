@@ -22,7 +22,7 @@ KeyboardInterrupt: everything here is protected; handlers are marked unprotected
 loops raises an exception in that handler and nowhere else.
 
 Private fields used here: ``Cell._actor``, ``Cell._asking``, ``Cell._batch``, ``Cell._box``, ``Cell._extras``,
-``Cell._handled``, ``Cell._idle``, ``Cell._quantum``, ``Cell._since``, ``Cell._table``.
+``Cell._handled``, ``Cell._idle``, ``Cell._quantum``, ``Cell._scheduler``, ``Cell._since``, ``Cell._table``.
 """
 
 from __future__ import annotations
@@ -88,7 +88,19 @@ def _yield_trap(trap: Any) -> Generator[Any, Any, Any]:
 class Worker:
     """One trio task that runs cells."""
 
-    __slots__ = ("cell", "context", "coroutine", "message", "retired", "scope", "spent", "task", "torn", "trap", "waits")
+    __slots__ = (
+        "cell",
+        "context",
+        "coroutine",
+        "message",
+        "retired",
+        "scope",
+        "spent",
+        "task",
+        "torn",
+        "trap",
+        "waits",
+    )
 
     def __init__(self, context: contextvars.Context) -> None:
         self.context = context
@@ -145,8 +157,8 @@ class RunQueue:
         self.system = system
         self.clock = clock
         self.ready: deque[Cell] = deque()
-        self.thread = get_ident()
-        """Everything below belongs to this thread."""
+        self.thread: int | None = get_ident()
+        """Everything below belongs to this thread. None in a forked process, whose copy of the system does not run."""
         self.parked = True
         """No worker runs cells now: code that makes a cell ready calls `wake`."""
         self.now = clock()
@@ -191,6 +203,17 @@ class RunQueue:
             return
         assert worker.task is not None
         reschedule(worker.task)
+
+    def forked(self, root: Cell) -> None:
+        """Have all calls raise, since this is the copy of a system in a forked process: each looks at the thread before it wakes a worker."""
+        self.thread = None
+        self.parked = True
+        cells = [root]
+        for cell in cells:
+            cell._idle = True
+            cell._scheduler.thread = None  # a loop has a scheduler of its own
+            if cell._extras is not None and cell._extras.children is not None:
+                cells += cell._extras.children
 
     @enable_ki_protection
     def signal(self, function: Callable[..., object], *arguments: Any) -> None:
