@@ -446,6 +446,65 @@ def test_annotations(annotation: Any, value: Any, decoded: Any) -> None:
     assert repr(got) == repr(decoded)
 
 
+def flags_of(base: Any) -> Any:
+    """A new class of twenty flags, of which nothing is remembered yet."""
+    return base("Rights", {f"r{bit}": 1 << bit for bit in range(20)} | {"both": 3})
+
+
+@pytest.mark.parametrize("base", [enum.Flag, enum.IntFlag])
+def test_a_class_of_flags_does_not_remember_what_a_peer_sends(base: Any) -> None:
+    rights: Any = flags_of(base)
+    codec.encode(rights.r0, rights)
+    known = len(rights._value2member_map_)
+    tracemalloc.start()
+    for value in range(20_000):
+        assert codec.decode(msgpack.packb(value), rights).value == value
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(rights._value2member_map_) == known
+    assert kept < 100_000
+
+
+@pytest.mark.parametrize("base", [enum.Flag, enum.IntFlag])
+def test_a_combination_of_flags_equals_the_one_that_a_program_makes(base: Any) -> None:
+    """Of the program's own, made before and after, and of the named ones it is the same object, as from a call of the class."""
+    rights: Any = flags_of(base)
+    mine = rights.r4 | rights.r5
+    assert codec.decode(codec.encode(mine, rights), rights) is mine
+    assert codec.decode(msgpack.packb(3), rights) is rights.both
+    assert codec.decode(msgpack.packb(4), rights) is rights.r2
+    for value in (0, 0b1_1000_0000):
+        came = codec.decode(msgpack.packb(value), rights)
+        assert type(came) is rights
+        assert came == (rights.r7 | rights.r8 if value else rights(0))
+        assert rights(value) == came
+        assert repr(came) == repr(rights(value))
+        assert (rights.r8 in came, rights.r1 in came) == (bool(value), False)
+
+
+@pytest.mark.parametrize("boundary", enum.FlagBoundary)
+@pytest.mark.parametrize("value", [4, 1 << 40, 1 << 63, -1, -4])
+def test_bits_that_no_flag_has_are_refused_before_a_flag_is_made(boundary: enum.FlagBoundary, value: int) -> None:
+    """Whatever the class would make of them."""
+
+    class Two(enum.IntFlag, boundary=boundary):
+        READ = 1
+        WRITE = 2
+
+    with pytest.raises(DecodeError, match=f"^{value} has bits that no member of Two has$"):
+        codec.decode(msgpack.packb(value), Two)
+    assert set(Two._value2member_map_) == {1, 2}
+
+
+def test_bits_that_no_flag_has_are_not_sent() -> None:
+    class Two(enum.IntFlag):
+        READ = 1
+        WRITE = 2
+
+    with pytest.raises(ValueError, match="has bits that no member of Two has"):
+        codec.encode(Two(8), Two)
+
+
 def test_times_arrive_in_utc() -> None:
     there = dt.datetime(2024, 1, 1, 3, tzinfo=dt.timezone(dt.timedelta(hours=3)))
     got = codec.decode(codec.encode(there, dt.datetime), dt.datetime)

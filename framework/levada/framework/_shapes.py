@@ -34,6 +34,7 @@ from ._wire import (
     wire_key,
 )
 from .errors import ConfigurationError
+from .flags import bits_of, flag_maker
 from .message import BY_TAG, Asks, field_types, tag_of
 
 
@@ -179,11 +180,24 @@ def _choice(name: str, members: dict[tuple[type, Any], Any], takes: tuple[type, 
 
 def _enum(kind: type[Enum]) -> Shape:
     if issubclass(kind, Flag):
-        return _converted(kind, int, lambda value: value.value, kind)
+        return _flag(kind)
     members = {(type(member.value), member.value): member for member in kind}
     if not {value_type for value_type, _ in members} <= {str, int}:
         raise ConfigurationError(f"enum {kind.__qualname__} has values other than str and int, which alone can travel")
     return _choice(kind.__name__, members, (kind,))
+
+
+def _flag(kind: type[Flag]) -> Shape:
+    """A combination of flags, without bits that the class does not know."""
+    bits = bits_of(kind)
+    make = flag_maker(kind)
+
+    def known(value: int) -> int:
+        if value & ~bits:
+            raise Misfit(f"{NAMES.repr(value)} has bits that no member of {kind.__name__} has", ValueError)
+        return value
+
+    return _converted(kind, int, lambda value: known(value.value), lambda wire: make(known(wire)))
 
 
 def _literal(name: str, values: tuple[Any, ...]) -> Shape:

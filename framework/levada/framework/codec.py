@@ -15,7 +15,7 @@ What a field may hold
     list[T], Sequence[T], tuple[T, U],           array (a set: no item twice, written in the order of its octets)
     tuple[T, ...], set[T], frozenset[T]
     dict[K, V], Mapping[K, V]                    map; no key twice
-    Enum classes, Literal[...]                   the value (str or int)
+    Enum classes, Literal[...]                   the value (str or int); of Flag classes only bits that members have
     datetime                                     timestamp; needs a timezone, arrives in UTC
     date, Decimal                                str: ISO 8601, decimal digits
     timedelta                                    int: microseconds

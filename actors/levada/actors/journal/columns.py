@@ -36,6 +36,7 @@ import pyarrow as pa
 
 from levada.framework import Codec, message, schema_fingerprint
 from levada.framework.errors import ConfigurationError, LevadaError
+from levada.framework.flags import flag_maker
 from levada.framework.message import field_types, tag_of
 
 from .errors import SchemaMismatch
@@ -403,7 +404,7 @@ def _compile(annotation: Any, within: tuple[type, ...]) -> _Kind | None:
         return _map(key, item) if key is not None and item is not None and not key.nullable else None
     if isinstance(origin, type) and issubclass(origin, Enum):
         if issubclass(origin, Flag):
-            return _Kind(pa.int64(), lower=_widened(origin, (origin,), attrgetter("value")), lift=origin)
+            return _Kind(pa.int64(), lower=_widened(origin, (origin,), attrgetter("value")), lift=flag_maker(origin))
         return _choice(tuple(origin), tuple(member.value for member in origin))
     if isinstance(origin, type) and "__message_tag__" in vars(origin) and origin not in within:
         return _struct(origin, (*within, origin))

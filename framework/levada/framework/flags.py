@@ -1,0 +1,62 @@
+"""Members of `enum.Flag` classes for numbers that a peer chose, or that are read from a file.
+
+A class of flags remembers each combination that it makes, for ever: of 20 flags there are a million, and with the boundary ``KEEP``, the default of
+`enum.IntFlag`, any number is one. 9 MB of a peer's bytes once left 426 MB. So the combinations made here are not remembered by their class.
+
+A combination of an `IntFlag` is a number, so an equal one is as good. Combinations of a plain `Flag` are equal only if they are the same object.
+So such a class gets a memory that keeps a combination for as long as a program has it.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import weakref
+from collections.abc import Callable
+from enum import Flag
+from typing import Any
+
+__all__ = ["bits_of", "flag_maker"]
+
+
+def bits_of(kind: type[Flag]) -> int:
+    """Return the bits that the members of a class have."""
+    return functools.reduce(operator.or_, (member.value for member in kind.__members__.values()), 0)
+
+
+def flag_maker(kind: type[Flag]) -> Callable[[int], Any]:
+    """Return a function that makes a member of a class of a number, as a call of the class does, and leaves nothing behind in the class.
+
+    The function raises ValueError for a number that is not valid for the class.
+    """
+    if issubclass(kind, int):
+        return functools.partial(_make_and_forget, kind, kind._value2member_map_)
+    if not isinstance(kind._value2member_map_, _Combinations):
+        kind._value2member_map_ = _Combinations(kind._value2member_map_)
+    return kind
+
+
+def _make_and_forget(kind: type[Flag], known: dict[Any, Any], value: int) -> Any:
+    member = known.get(value)
+    if member is None:
+        member = kind(value)
+        for key in (value, member):
+            known.pop(key, None)
+    return member
+
+
+class _Combinations(dict[Any, Any]):
+    """What a class of flags knows: its members and former combinations for good, others while they are in use."""
+
+    def __init__(self, known: dict[Any, Any]) -> None:
+        super().__init__(known)
+        self._in_use: weakref.WeakValueDictionary[int, Flag] = weakref.WeakValueDictionary()
+
+    def __missing__(self, value: int) -> Flag:
+        return self._in_use[value]
+
+    def __setitem__(self, value: int, member: Flag) -> None:
+        self._in_use[value] = member
+
+    def setdefault(self, value: int, member: Flag) -> Flag:  # type: ignore[override]  # the caller is `Flag._missing_`
+        return self[value] if value in self else self._in_use.setdefault(value, member)
