@@ -106,8 +106,10 @@ async def test_each_class_has_a_table_of_its_own(system: ActorSystem) -> None:
         def get(self, m: Get) -> int:
             return 2
 
-    assert await system.spawn(Left).ask(Get()) == 1
-    assert await system.spawn(Right).ask(Get()) == 2
+    left: Ref[Any] = system.spawn(Left)
+    right: Ref[Any] = system.spawn(Right)
+    assert await left.ask(Get()) == 1
+    assert await right.ask(Get()) == 2
     with pytest.raises(ActorError, match=r"\(Base\) has no handler for Get"):
         await cast(Any, system.spawn(Base)).ask(Get())
     assert await system.spawn(Left).ask(Who()) == "base"

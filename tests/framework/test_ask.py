@@ -258,7 +258,7 @@ async def test_a_failing_handler_fails_its_ask_with_the_cause(system: ActorSyste
 
 async def test_only_the_ask_that_failed_has_the_exception_as_its_cause(system: ActorSystem) -> None:
     gate = trio.Event()
-    ref = system.spawn(Gate, gate, name="gate", mailbox=bounded(2))
+    ref: Ref[Any] = system.spawn(Gate, gate, name="gate", mailbox=bounded(2))
     handled, failed, queued, patient = outcomes = [Outcome() for _ in range(4)]
     async with trio.open_nursery() as nursery:
         for outcome, question in zip(outcomes, (Wait(), Fail(), Get(), Get()), strict=True):

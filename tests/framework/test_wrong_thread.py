@@ -495,14 +495,6 @@ async def test_an_actor_may_watch_and_link_to_an_actor_of_another_system_in_its_
 # ---------------------------------------------------------------- forked processes
 
 
-class Loop(Actor[Item]):
-    """Takes messages in a loop of its own."""
-
-    async def run(self) -> None:
-        async for _ in self.mailbox:
-            pass
-
-
 class Waits(Actor[Item]):
     """Waits in its handler, so that messages queue up behind it."""
 
@@ -532,7 +524,7 @@ def in_forked_process(calls: dict[str, Callable[[], Any]]) -> dict[str, str]:
             os._exit(0)
     os.close(write)
     with open(read, "rb") as pipe:
-        said = json.load(pipe)
+        said = dict(json.load(pipe))
     os.waitpid(child, 0)
     return said
 
@@ -542,6 +534,8 @@ def in_forked_process(calls: dict[str, Callable[[], Any]]) -> dict[str, str]:
 @pytest.mark.parametrize("forks", ["in a task", "in a handler"])
 async def test_in_a_forked_process_each_call_raises_and_says_why(system: ActorSystem, forks: str) -> None:
     """Idle actors and busy ones; the process that was forked goes on."""
+    sink: Ref[Any]
+    busy: Ref[Any]
     sink, loop, busy, full = (
         system.spawn(Sink, name="sink"),
         system.spawn(Loop, name="loop"),

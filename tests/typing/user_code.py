@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import assert_type
+from typing import Any, assert_type
 
 from levada.framework import (
     Actor,
@@ -16,6 +16,7 @@ from levada.framework import (
     Reply,
     Sender,
     actor,
+    aio,
     channel,
     handles,
     message,
@@ -32,6 +33,11 @@ class Add:
 @message
 class Get(Asks[int]):
     pass
+
+
+@message
+class GetSoon(Get):
+    """A question of a subclass is one of the base."""
 
 
 class Counter(Actor[Add | Get]):
@@ -70,6 +76,12 @@ async def use(system: ActorSystem) -> None:
     only_adds.tell(Add(1))
     counter.tell("text")  # type: ignore[arg-type]
     await counter.ask(Add(1))  # type: ignore[arg-type]
+    await only_adds.ask(Get())  # type: ignore[arg-type]
+    assert_type(await counter.ask(GetSoon()), int)
+    anything: Ref[Any] = counter
+    assert_type(await anything.ask(Get()), int)
+    assert_type(counter.from_thread.ask(Get()), int)
+    only_adds.from_thread.ask(Get())  # type: ignore[arg-type]
     Add("text")  # type: ignore[arg-type]
     Counter(total="text")  # type: ignore[arg-type]
 
@@ -82,6 +94,19 @@ async def use(system: ActorSystem) -> None:
     done, answer = oneshot(int)
     done.send(1)
     assert_type(await answer, int)
+
+
+async def through(portal: aio.Portal, counter: Ref[Add | Get], only_adds: Ref[Add]) -> None:
+    assert_type(await portal.ask(counter, Get()), int)
+    await portal.ask(only_adds, Get())  # type: ignore[misc]
+
+
+class WrongAnswer(Actor[Get]):
+    """What no type checker sees: the class is refused when it is made."""
+
+    @handles
+    def get(self, m: Get) -> str:
+        return ""
 
 
 def later(reply: Reply[int]) -> None:

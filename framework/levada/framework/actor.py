@@ -604,6 +604,8 @@ def actor(function: Callable[[M], Any]) -> Callable[[], Actor[M]]:
 
         handle = handle_sync
 
+    handle.__name__ = "handle"
+    vars(handle)["__wrapped__"] = plain  # it has the annotation of the answer
     generic: Any = Actor
     body = {"handle": handles(annotation)(handle), "__doc__": plain.__doc__, "__module__": plain.__module__}
     return cast(

@@ -61,12 +61,13 @@ from trio.lowlevel import currently_ki_protected, in_trio_task, spawn_system_tas
 
 from .errors import ActorStopped, ConfigurationError, LevadaError
 from .links import SHUTDOWN
-from .message import Asks
+from .message import Question
 from .ref import DEFAULT_TIMEOUT, Ref
 from .system import ActorSystem
 
 __all__ = ["Portal", "TaskCancelled", "open_in_loop", "open_in_thread"]
 
+M = TypeVar("M")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -174,7 +175,7 @@ class Portal:
 
         return await self.run(called)
 
-    async def ask(self, ref: Ref[Any], message: Asks[T], *, timeout: float | None = DEFAULT_TIMEOUT) -> T:
+    async def ask(self, ref: Ref[M], message: Question[M, T], *, timeout: float | None = DEFAULT_TIMEOUT) -> T:
         """Send a question to an actor and return its answer: `Ref.ask`, with the same errors and the same cancellation."""
         return await self.run(partial(ref.ask, message, timeout=timeout))
 

@@ -19,6 +19,10 @@ from typing import Any
 __all__ = ["bits_of", "flag_maker"]
 
 
+_MEMORY = "_value2member_map_"
+"""The attribute of an enum class with its members by value; `Flag` puts combinations there, too."""
+
+
 def bits_of(kind: type[Flag]) -> int:
     """Return the bits that the members of a class have."""
     return functools.reduce(operator.or_, (member.value for member in kind.__members__.values()), 0)
@@ -29,10 +33,11 @@ def flag_maker(kind: type[Flag]) -> Callable[[int], Any]:
 
     The function raises ValueError for a number that is not valid for the class.
     """
+    known: dict[Any, Any] = getattr(kind, _MEMORY)
     if issubclass(kind, int):
-        return functools.partial(_make_and_forget, kind, kind._value2member_map_)
-    if not isinstance(kind._value2member_map_, _Combinations):
-        kind._value2member_map_ = _Combinations(kind._value2member_map_)
+        return functools.partial(_make_and_forget, kind, known)
+    if not isinstance(known, _Combinations):
+        setattr(kind, _MEMORY, _Combinations(known))
     return kind
 
 

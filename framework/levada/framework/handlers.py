@@ -6,8 +6,23 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Awaitable, Callable
-from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin, overload
+from abc import ABCMeta
+from collections import abc
+from collections.abc import Awaitable, Callable, Sequence
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NewType,
+    Protocol,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    is_typeddict,
+    overload,
+)
 
 import trio
 from trio.lowlevel import disable_ki_protection
@@ -15,6 +30,7 @@ from trio.lowlevel import disable_ki_protection
 from ._runtime.awaitables import is_generator_function
 from ._runtime.dispatch import RUNTIME_ENTRIES
 from .errors import ConfigurationError
+from .message import Asks, reply_type
 
 __all__ = [
     "Behaviour", "blocking", "build_table", "find_handler", "flatten", "handles", "refuse_generator", "unprotected",
@@ -111,8 +127,79 @@ def _message_types(owner: str, function: Callable[..., Any]) -> list[type]:
     for kind in found:
         if not isinstance(kind, type):
             raise ConfigurationError(f"{where}: {kind!r} is not a class of messages")
+    _check_answer(where, function, found, marked.names)
     marked.types, marked.names = tuple(found), {}
     return found
+
+
+def _check_answer(where: str, function: Any, kinds: Sequence[type], names: dict[str, Any]) -> None:
+    """Refuse a handler whose annotation says that its answer is never what a question promises. What is not certain is accepted."""
+    plain = inspect.unwrap(function)
+    answer = getattr(plain, "__annotations__", {}).get("return", Any)
+    for kind in kinds:
+        if not issubclass(kind, Asks) or kind is Asks:
+            continue
+        try:
+            while isinstance(answer, str):
+                answer = eval(answer, plain.__globals__, names)
+            promised = reply_type(kind)
+        except Exception:  # noqa: BLE001 - a name that is defined later; type checkers know it
+            continue
+        if not _may_answer(answer, promised):
+            asks = f"Asks[{_text_of(promised)}]"
+            raise ConfigurationError(
+                f"{where} answers with {_text_of(answer)}, and {kind.__name__} is {asks}: correct one of the two"
+            )
+
+
+def _may_answer(answer: Any, promised: Any) -> bool:
+    """Whether a handler with this annotation may answer with a value of the promised type.
+
+    A handler that answers later (`Actor.reply_later`) may be annotated with None.
+    """
+    if get_origin(answer) in (abc.Awaitable, abc.Coroutine):
+        return _may_answer(get_args(answer)[-1], promised)
+    return answer is None or _overlap(answer, promised)
+
+
+def _overlap(one: Any, other: Any) -> bool:
+    """Whether a value may be of both types, as far as their outermost classes say."""
+    ones, others = _members(one), _members(other)
+    return any(_classes_overlap(first, second) for first in ones for second in others)
+
+
+def _members(annotation: Any) -> list[Any]:
+    """List the classes of an annotation; for all that is not a class, `Any`."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _members(annotation.__origin__)
+    if isinstance(annotation, NewType):
+        return _members(annotation.__supertype__)
+    if type(annotation).__name__ == "TypeAliasType":  # `type X = …`, Python 3.12 and later
+        return _members(annotation.__value__)
+    if origin in (Union, types.UnionType):
+        return [kind for part in get_args(annotation) for kind in _members(part)]
+    if origin is Literal:
+        return [type(value) for value in get_args(annotation)]
+    if annotation is None:
+        return [type(None)]
+    kind = origin or annotation
+    return [kind if isinstance(kind, type) else Any]
+
+
+_WIDER = {(int, float), (int, complex), (float, complex), (bytearray, bytes), (memoryview, bytes)}
+"""Where the second is wanted, type checkers take the first (PEP 484), so a function of the second may return it."""
+
+
+def _classes_overlap(one: Any, other: Any) -> bool:
+    # A class may have subclasses that are virtual, or be described by a protocol: of abstract classes nothing is certain.
+    if one is Any or other is Any or any(isinstance(kind, ABCMeta) or is_typeddict(kind) for kind in (one, other)):
+        return True
+    return issubclass(one, other) or issubclass(other, one) or bool({(one, other), (other, one)} & _WIDER)
+
+
+def _text_of(annotation: Any) -> str:
+    return annotation.__qualname__ if type(annotation) is type else str(annotation)
 
 
 def refuse_generator(function: Any, where: str) -> None:
@@ -140,6 +227,7 @@ def build_table(cls: type) -> dict[Any, Any]:
                 for kind, known in names.items():
                     if known == name and inspect.isfunction(function):
                         refuse_generator(function, f"{base.__name__}.{name}")
+                        _check_answer(f"{base.__name__}.{name}", function, [kind], {})
                         table[kind] = unprotected(function)
                 continue
             for kind in _message_types(base.__name__, function):

@@ -18,10 +18,13 @@ import types
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import (
+    TYPE_CHECKING,
     Annotated,
     Any,
     Generic,
     Literal,
+    Protocol,
+    Self,
     TypeVar,
     Union,
     dataclass_transform,
@@ -35,9 +38,10 @@ import attrs
 
 from .errors import ConfigurationError
 
-__all__ = ["Asks", "check_defaults", "class_of", "field_types", "fits", "message", "reply_type", "tag_of"]
+__all__ = ["Asks", "Question", "check_defaults", "class_of", "field_types", "fits", "message", "reply_type", "tag_of"]
 
 T = TypeVar("T")
+M_co = TypeVar("M_co", covariant=True)
 R_co = TypeVar("R_co", covariant=True)
 
 BY_TAG: dict[str, type] = {}
@@ -56,6 +60,23 @@ class Asks(Generic[R_co]):
     """
 
     __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def __levada_question__(self) -> Self: ...
+
+        def __levada_answer__(self) -> R_co: ...
+
+
+class Question(Protocol[M_co, R_co]):
+    """A question of class `M_co` that is answered with an `R_co`: how `Ref.ask` tells type checkers which questions an actor takes.
+
+    Only type checkers see its methods.
+    """
+
+    def __levada_question__(self) -> M_co: ...
+
+    def __levada_answer__(self) -> R_co: ...
 
 
 @overload

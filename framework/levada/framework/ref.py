@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from ._runtime.channel_core import Outcome
     from .links import Reason
-    from .message import Asks
+    from .message import Question
 
 __all__ = ["DEFAULT_TIMEOUT", "FromThread", "Ref", "check_timeout"]
 
@@ -51,7 +51,7 @@ class FromThread(ABC, Generic[M_contra]):
         """
 
     @abstractmethod
-    def ask(self, message: Asks[R], *, timeout: float | None = DEFAULT_TIMEOUT) -> R:
+    def ask(self, message: Question[M_contra, R], *, timeout: float | None = DEFAULT_TIMEOUT) -> R:
         """Send a question and block this thread until the answer.
 
         Raises:
@@ -114,7 +114,7 @@ class Ref(ABC, Generic[M_contra]):
         """
 
     @abstractmethod
-    async def ask(self, message: Asks[R], *, timeout: float | None = DEFAULT_TIMEOUT) -> R:
+    async def ask(self, message: Question[M_contra, R], *, timeout: float | None = DEFAULT_TIMEOUT) -> R:
         """Send a question and return the answer. Waits for room in the mailbox, then for the answer.
 
         Args:

@@ -688,7 +688,7 @@ async def test_lookup_beside_a_typed_entrypoint_and_by_function(
             connect(system, listener.url, int) as peer,
         ):
             await peer.send(1)
-            ref = await peer.lookup("public.clerk", Note)
+            ref: Ref[Any] = await peer.lookup("public.clerk", Note)
             await peer.send(2)
             assert await ref.ask(Do("say", "found")) == "found"
             with pytest.raises(NameUnknown):
