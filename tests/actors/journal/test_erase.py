@@ -40,6 +40,7 @@ from levada.actors.journal import (  # noqa: E402
     Store,
     columns_of,
 )
+from levada.actors.journal.erasures import TRY_EVERY  # noqa: E402
 from levada.actors.journal.inspection import inspect  # noqa: E402
 from levada.framework import ActorSystem, Ref, bounded, message  # noqa: E402
 
@@ -263,6 +264,39 @@ def test_an_erasure_that_cannot_be_finished_without_the_key_waits(
     with Store.open(tmp_path, COLUMNS.schema) as store:
         assert store.extent().end == {0: 100}
     assert ["open it with Keyed(entity='entity')" in text for text in caplog.messages] == [True]
+    with open_store(tmp_path) as store:
+        expect(store, after(100, "anna"), 100)
+
+
+def test_an_erasure_that_the_disk_refused_at_the_opening_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It does not wait for the next opening."""
+    clock = [1000.0]
+    monkeypatch.setattr("levada.actors.journal.erasures.time.monotonic", lambda: clock[0])
+    with open_store(tmp_path) as store:
+        fill(store, 100)
+        next(store.erase("anna", partition=0))
+
+    real = os.pwritev
+
+    def full(descriptor: int, *rest: Any) -> int:
+        if "partition-0000" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(28, "No space left on device")
+        return real(descriptor, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", full)
+        store = open_store(tmp_path)
+    with store:
+        assert ["rows that were to be erased are still there" in text for text in caplog.messages] == [True]
+        store.look()
+        assert len(rows_in(store)) > 66
+        clock[0] += TRY_EVERY
+        store.look()
+        expect(store, after(100, "anna"), 100)
+        clock[0] += TRY_EVERY
+        store.look()
     with open_store(tmp_path) as store:
         expect(store, after(100, "anna"), 100)
 

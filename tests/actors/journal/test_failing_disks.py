@@ -459,3 +459,26 @@ def test_keyed_reads_go_on_when_the_newest_segment_was_sealed_and_deleted(tmp_pa
         assert store.taken(1, "carl-1") is not None
         store.append([(0, of("anna"))])
         assert [each["offset"].to_pylist() for _, each in store.rows_of("anna", partition=0)] == [[2]]
+
+
+def test_a_keyed_read_goes_on_behind_rows_that_retention_deletes_meanwhile(tmp_path: Path) -> None:
+    schema = pa.schema([("entity", pa.string()), ("n", pa.int64())])
+    config = attrs.evolve(SMALL, retain_bytes=None, keyed=Keyed(entity="entity"))
+
+    def of(n: int) -> Any:
+        return pa.record_batch([pa.array(["a"] * 20), pa.array(range(n, n + 20), pa.int64())], schema=schema)
+
+    with Store.open(tmp_path, schema, config) as store:
+        store.declare_group("g")
+        for n in range(0, 200, 20):
+            store.append([(0, of(n))])
+        last = int(segments(tmp_path)[-1].removesuffix(".segment"))
+        reading, newest = store.rows_of("a", partition=0, max_bytes=1), store.newest_of("a", 1000, partition=0)
+        assert next(reading)[0] == 20
+        assert next(newest)["n"].to_pylist() == list(range(180, 200))
+        store.commit_group("g", {0: 200})
+        assert store.extent().first == {0: last}
+        found = [n for _, each in reading for n in each["n"].to_pylist()]
+        assert found[0] < last  # of the segment that was being read
+        assert [n for n in found if n >= last] == list(range(last, 200))
+        assert list(newest) == []

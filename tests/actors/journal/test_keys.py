@@ -397,6 +397,22 @@ async def test_commands_are_forgotten_after_some_rows(system: ActorSystem, tmp_p
     assert await journal.ask(Append([Event("e", "c39", 0)])) == Appended(0, 60, 0, repeated=1)
 
 
+def test_an_id_that_is_used_again_when_it_is_forgotten_has_its_new_rows(tmp_path: Path) -> None:
+    """Its old rows are in the same segment."""
+    config = JournalConfig(keyed=Keyed(command="command", remember=3))
+    with open_store(tmp_path, config) as store:
+        for n, command in enumerate(["a", "b", "c", "d", "a"]):
+            assert store.taken(0, command) is None
+            store.append([(0, batch(Event("e", command, n)))])
+        taken = store.taken(0, "a")
+        assert taken is not None
+        assert (taken.first, taken.rows["amount"].to_pylist()) == (4, [4])
+    with open_store(tmp_path, config) as store:
+        taken = store.taken(0, "a")
+        assert taken is not None
+        assert taken.first == 4
+
+
 async def test_the_same_command_twice_in_a_group(system: ActorSystem, tmp_path: Path) -> None:
     """All asks come while the first one is written."""
     journal = spawn(system, tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from .partitions import Partition
 __all__ = ["Erasures"]
 
 logger = logging.getLogger("levada.actors.journal")
+
+TRY_EVERY = 60.0
+"""Seconds between attempts at an erasure that the disk refuses."""
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported, so type checkers see none
 
@@ -42,6 +46,9 @@ class Erasures:
         self._ledger = ledger
         self._guard = guard
         self._note = note
+        self._left: list[Erasure] = []
+        """Erasures that the disk refused when the journal was opened."""
+        self._tried = 0.0
 
     def begin(self, erasure: Erasure) -> Iterator[int]:
         """Note that rows are to be erased; return an iterator whose steps do it, and yield the number of rows of each."""
@@ -53,21 +60,32 @@ class Erasures:
     def finish(self, keyed: Keyed | None) -> None:
         """Go on where a crash came between."""
         for erasure in self._ledger.erasures:
-            if keyed is None or keyed.entity != erasure.column:
-                why: object = f"open it with Keyed(entity={erasure.column!r})"
+            if keyed is not None and keyed.entity == erasure.column:
+                self._left.append(erasure)
             else:
-                try:
-                    for _ in self._erase(erasure):
-                        pass
-                    continue
-                except JournalError as error:
-                    why = error
-            logger.error(
-                "%s: rows that were to be erased are still there: %s",
-                self._directory,
-                why,
-                extra={"event": "not_erased"},
-            )
+                self._log(f"open it with Keyed(entity={erasure.column!r})")
+        self._try()
+
+    def try_again(self) -> None:
+        """Go on with what `finish` could not do, every `TRY_EVERY` seconds."""
+        if self._left and time.monotonic() - self._tried >= TRY_EVERY:
+            self._try()
+
+    def _try(self) -> None:
+        self._tried = time.monotonic()
+        for erasure in list(self._left):
+            try:
+                for _ in self._erase(erasure):
+                    pass
+            except JournalError as error:
+                self._log(error)
+            else:
+                self._left.remove(erasure)
+
+    def _log(self, why: object) -> None:
+        logger.error(
+            "%s: rows that were to be erased are still there: %s", self._directory, why, extra={"event": "not_erased"}
+        )
 
     def _erase(self, erasure: Erasure) -> Iterator[int]:
         partition, keys = self._partitions[erasure.partition], self._keys[erasure.partition]

@@ -27,6 +27,7 @@ import zlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -40,7 +41,7 @@ from levada.framework.errors import ConfigurationError
 
 from .blocks import Block, padded
 from .config import Keyed
-from .errors import JournalDamaged
+from .errors import JournalDamaged, OffsetGone
 from .partitions import Partition
 from .schema import all_same, fit, joined, offsets
 from .segments import Segment
@@ -164,16 +165,19 @@ class Keys:
     def _blocks_of(self, key: int, start: int) -> Iterator[tuple[Block, Sequence[int]]]:
         """Yield the blocks with rows of a hash from `start` on, and the offsets of the rows."""
         for origin, index in self._indexes(start, newest_first=False):
-            for block, places in self._partition.read_at(index.rows_from(key, start, origin)):
-                if not block.erased:  # meanwhile, or the index is from before
-                    yield block, places
+            with suppress(OffsetGone):  # retention has deleted this segment meanwhile
+                for block, places in self._partition.read_at(index.rows_from(key, start, origin)):
+                    if not block.erased:  # meanwhile, or the index is from before
+                        yield block, places
 
     def newest_of(self, entity: str | bytes, start: int, newest: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the newest rows of an entity, not before `start`, with their offsets: as many as there are, the newest block first."""
         places = self._places(entity, start)
         place = next(places, None)
         while place is not None and newest > 0:
-            block, _ = next(self._partition.read_at([place]))
+            block = self._block_at(place)
+            if block is None:
+                return
             if block.erased:
                 place = next(places, None)
                 continue
@@ -190,13 +194,22 @@ class Keys:
         """Return the value that a column has in the newest row of an entity; None if there is no row, or it is null."""
         # Without `newest_of`, which takes three times as long.
         for place in self._places(entity, 0):
-            block, _ = next(self._partition.read_at([place]))
+            block = self._block_at(place)
+            if block is None:
+                return None
             if block.erased:
                 continue
             row = block.batch().slice(place - block.first, 1)
             if row.column(self._config.entity or "")[0].as_py() == entity:
                 return (row if column in row.schema.names else fit(row, schema)).column(column)[0].as_py()
         return None
+
+    def _block_at(self, place: int) -> Block | None:
+        """Return the block of a row; None if retention has deleted it meanwhile, and with it all older rows."""
+        try:
+            return next(self._partition.read_at([place]))[0]
+        except OffsetGone:
+            return None
 
     def _places(self, entity: str | bytes, start: int) -> Iterator[int]:
         """Yield the offsets of the rows that may be of an entity, newest first; the same hash may be another entity's."""
@@ -237,15 +250,16 @@ class Keys:
     def _command_rows(self, offset: int, command: str | bytes, name: str, schema: pa.Schema) -> pa.RecordBatch | None:
         """Read the rows of a command, which follow each other; None if this is another command with the same hash."""
         found: list[pa.RecordBatch] = []
-        for block in self._partition.read(offset, self._partition.end, 1 << 62):
-            if block.erased:
-                break
-            batch = fit(block.batch(), schema)
-            same = pc.fill_null(pc.equal(batch.column(name), pa.scalar(command)), fill_value=False)
-            other = pc.index(same, pa.scalar(value=False)).as_py()
-            found.append(batch.slice(0, batch.num_rows if other < 0 else other))
-            if other >= 0:
-                break
+        with suppress(OffsetGone):  # retention has deleted them meanwhile
+            for block in self._partition.read(offset, self._partition.end, 1 << 62):
+                if block.erased:
+                    break
+                batch = fit(block.batch(), schema)
+                same = pc.fill_null(pc.equal(batch.column(name), pa.scalar(command)), fill_value=False)
+                other = pc.index(same, pa.scalar(value=False)).as_py()
+                found.append(batch.slice(0, batch.num_rows if other < 0 else other))
+                if other >= 0:
+                    break
         return joined(found) if any(batch.num_rows for batch in found) else None
 
     def segments_of(self, entity: str | bytes) -> list[int]:
@@ -278,7 +292,11 @@ class Keys:
             yield last.first, last
             sealed.reverse()
         for segment in sealed:
-            yield segment.first, self._file_of(segment)
+            try:
+                index = self._file_of(segment)
+            except OffsetGone:  # retention has deleted it meanwhile
+                continue
+            yield segment.first, index
         if not newest_first:
             yield last.first, last
 
