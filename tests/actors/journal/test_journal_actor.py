@@ -36,6 +36,7 @@ from levada.actors.journal import (  # noqa: E402
     GetExtent,
     GetGroups,
     GetJournalStatistics,
+    GetReach,
     GetSchema,
     Journal,
     JournalConfig,
@@ -686,8 +687,49 @@ async def test_senders_wait_while_too_much_waits_for_the_disk(
         lambda: CommitGroup("g", 5),  # type: ignore[arg-type]
         lambda: Deliver(b"q", 1),  # type: ignore[arg-type]
         lambda: Read(0, None),  # type: ignore[arg-type]
+        lambda: CommitGroup("g", {0: "1"}),  # type: ignore[dict-item]
+        lambda: CommitGroup("g", {"0": 1}),  # type: ignore[dict-item]
+        lambda: AwaitRows({0: None}),  # type: ignore[dict-item]
+        lambda: Deliver("q", 1, {0: "0"}),  # type: ignore[dict-item]
+        lambda: Deliver("q", 1, {0: 0}, {None: 0}),  # type: ignore[dict-item]
     ],
 )
 def test_a_question_of_the_wrong_types_is_none(make: Any) -> None:
     with pytest.raises(TypeError):
         make()
+
+
+@pytest.mark.parametrize("name", ["\ud800", "x" * 1001])
+@pytest.mark.parametrize(
+    "make",
+    [
+        DeclareGroup,
+        ForgetGroup,
+        GetReach,
+        lambda name: CommitGroup(name, {0: 1}),
+        lambda name: StageRows(name, 0, 0, 0, []),
+        lambda name: Deliver(name, 0),
+        lambda name: DiscardStaged(name, 0),
+    ],
+)
+def test_a_name_that_cannot_be_kept_is_refused_where_it_is_given(make: Any, name: str) -> None:
+    """The journal would fail on it, and with it all its questions."""
+    with pytest.raises(ValueError):  # noqa: PT011 - Python's own, and attrs' own
+        make(name)
+
+
+@pytest.mark.parametrize("name", ["", "\0", "a\0b", "\N{PILE OF POO}" * 1000, "../../x", "'; DROP TABLE groups"])
+async def test_any_other_name_is_kept(system: ActorSystem, tmp_path: Path, name: str) -> None:
+    journal = system.spawn(Journal, tmp_path, Line)
+    await journal.ask(Append(lines(1)))
+    await journal.ask(DeclareGroup(name))
+    await journal.ask(CommitGroup(name, {0: 1}))
+    await journal.ask(StageRows(name, 0, 0, 0, lines(2)))
+    assert (await journal.ask(Deliver(name, 0, {0: 0}))).ranges == {0: (1, 2)}
+    await journal.ask(StageRows(name, 1, 0, 0, lines(3)))
+    journal.stop()
+    await journal.terminated()
+    with Store.open(tmp_path) as store:
+        assert store.groups() == {name: {0: 1}}
+        assert store.delivered(name, 0) is not None
+        assert store.staged(name, 1)[0, 0].rows == 1

@@ -62,7 +62,17 @@ from levada.actors.spark.protocol import (  # noqa: E402
     raised,
 )
 from levada.actors.spark.worker import RemoteMailbox, call, connection  # noqa: E402
-from levada.framework import Actor, ActorSystem, Codec, Identity, channel, handles, message, restart  # noqa: E402
+from levada.framework import (  # noqa: E402
+    Actor,
+    ActorSystem,
+    Codec,
+    Failed,
+    Identity,
+    channel,
+    handles,
+    message,
+    restart,
+)
 from levada.framework.errors import ActorStopped, ConfigurationError, ConnectionLost, LevadaError  # noqa: E402
 from levada.transports.carriers import TlsConfig  # noqa: E402
 
@@ -719,6 +729,24 @@ async def test_a_subscription_ends_with_its_target(tmp_path: Path) -> None:
         await lines.append([Line(1)])
         with trio.fail_after(100):
             await subscription.terminated()
+
+
+@pytest.mark.parametrize("group", ["\ud800", "g" * 1001, 5])
+async def test_a_subscription_whose_group_is_no_name_fails_alone(tmp_path: Path, group: Any) -> None:
+    async with ActorSystem() as system, serve_bridge(system, tmp_path / "b") as bridge:
+        lines = await bridge.mailbox("lines", Line)
+        rows = Rows()
+        bridge.subscribe("lines", system.spawn(Collector, rows), group="g")
+        await lines.append([Line(1)])
+        await rows.reach(1)
+        wrong = bridge.subscribe("lines", system.spawn(Collector, Rows()), group=group)
+        reason = await wrong.terminated()
+        assert isinstance(reason, Failed)
+        assert isinstance(reason.error, ConfigurationError)
+        assert "the group of a subscription is" in str(reason.error)
+        await lines.append([Line(2)])
+        assert await rows.reach(2) == [(1, 0), (2, 1)]
+        assert system.statistics().restarts == 0
 
 
 async def test_mailboxes_that_cannot_be_are_refused_where_they_are_asked_for(tmp_path: Path) -> None:

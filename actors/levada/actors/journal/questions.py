@@ -32,11 +32,11 @@ MAX_BLOCK = 15 << 20
 """Most bytes of a block that is read on its own; a message of the codec has 16 MiB at most by default."""
 
 # Types are checked where a question is made: a wrong one must not end the journal.
-_INT, _MAP = v.instance_of(int), v.instance_of((Mapping,))
+_INT = v.instance_of(int)
+_NUMBERS: Any = v.deep_mapping(_INT, _INT, v.instance_of((Mapping,)))
 _ROWS = v.instance_of((pa.RecordBatch, Sequence))
 _OFFSET = v.and_(v.instance_of(int), v.ge(0))
 _NUMBER = v.and_(v.instance_of(int), v.ge(0), v.lt(1 << 63))
-_NAME = v.and_(v.instance_of(str), v.max_len(1000))
 
 
 def _key(_: Any, attribute: Any, value: Any) -> None:
@@ -45,6 +45,8 @@ def _key(_: Any, attribute: Any, value: Any) -> None:
     elif not isinstance(value, bytes):
         raise TypeError(f"{attribute.name} is {type(value).__name__}, wanted text or bytes")
 
+
+_NAME = v.and_(v.instance_of(str), v.max_len(1000), _key)
 
 _APPEND = {
     "rows": _ROWS,
@@ -123,9 +125,9 @@ class Deliver(Asks[Delivered]):
 
     query: str = attrs.field(validator=_NAME)
     batch: int = attrs.field(validator=_NUMBER)
-    winners: Mapping[int, int] = attrs.field(factory=dict[int, int], validator=_MAP)
+    winners: Mapping[int, int] = attrs.field(factory=dict[int, int], validator=_NUMBERS)
     """For each part with rows, the attempt that counts. Part n goes to partition n modulo the number of partitions."""
-    rows: Mapping[int, int] = attrs.field(factory=dict[int, int], validator=_MAP)
+    rows: Mapping[int, int] = attrs.field(factory=dict[int, int], validator=_NUMBERS)
     """For some parts, the number of rows that were staged. A power failure may have lost some of them."""
     after: int | None = attrs.field(default=None, validator=v.optional(_NUMBER))
     """The number of the batch before, which this journal should have. An older copy does not have it. None: any or none."""
@@ -166,7 +168,7 @@ class CommitGroup(Asks[None]):
     """Set the offsets of a group. Fails with `JournalError` for an unknown group or an offset beyond the end."""
 
     group: str = attrs.field(validator=_NAME)
-    offsets: Mapping[int, int] = attrs.field(validator=_MAP)
+    offsets: Mapping[int, int] = attrs.field(validator=_NUMBERS)
     """For some partitions, the offset behind the last row the group has done with."""
 
 
@@ -203,7 +205,7 @@ class GetSchema(Asks[bytes]):
 class AwaitRows(Asks[Extent]):
     """Ask for the `Extent` once there are `rows` rows behind some offsets; the ask's own time-out ends the wait."""
 
-    after: Mapping[int, int] = attrs.field(validator=_MAP)
+    after: Mapping[int, int] = attrs.field(validator=_NUMBERS)
     """For each partition, the offset at which counting starts; the oldest one for a partition that is not named."""
     rows: int = attrs.field(default=1, validator=_INT)
 

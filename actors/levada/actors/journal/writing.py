@@ -141,10 +141,10 @@ class Writer:
         """Write. Raises if the store is broken: only a new start tells what was committed."""
         queue = self._queue
         while True:
-            if self._store.broken:
-                raise JournalError(self._store.broken, path=queue.directory)
+            self._require_whole()
             # Only the jobs that are there now: tasks that stage block after block would hold up appends forever.
             for _ in range(len(queue.urgent)):
+                self._require_whole()
                 job = queue.urgent[0]
                 if job.wanted:
                     await self._run(job)
@@ -158,6 +158,11 @@ class Writer:
                 queue.note_progress()
             elif not queue.urgent and not await queue.work(SYNC_EVERY if self._store.unsynced else math.inf):
                 await self._run(Job(self._store.sync_ends, None))
+
+    def _require_whole(self) -> None:
+        """Raise if the store broke behind something that was answered: the next question need not fail for it."""
+        if self._store.broken:
+            raise JournalError(self._store.broken, path=self._queue.directory)
 
     async def in_thread(self, function: Callable[[], T]) -> T:
         """Call a function in the thread that writes."""

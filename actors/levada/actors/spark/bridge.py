@@ -333,8 +333,8 @@ class Bridge(Desk):
             at: where a new group begins.
 
         Returns:
-            The subscription, an actor to stop or watch. It ends with its target, and fails if the target's handler fails repeatedly on the
-            same row.
+            The subscription, an actor to stop or watch. It ends with its target, and fails if the target's handler, or the journal, fails
+            repeatedly on the same rows, or at once if the group is not text of up to 1,000 characters. When the journal restarts, it goes on.
 
         Raises:
             UnknownName: there is no such mailbox.

@@ -9,11 +9,11 @@ import attrs
 import trio
 
 from levada.actors.journal.blocks import Block
-from levada.actors.journal.errors import OffsetGone
+from levada.actors.journal.errors import JournalError, OffsetGone
 from levada.actors.journal.extent import Extent
 from levada.actors.journal.questions import AwaitRows, CommitGroup, DeclareGroup, Read
 from levada.framework import Actor, Asks, Ref, Sender, message
-from levada.framework.errors import ActorStopped, ChannelError
+from levada.framework.errors import ActorStopped, ChannelError, ConfigurationError
 
 if TYPE_CHECKING:
     from .bridge import Mailbox
@@ -66,6 +66,10 @@ class Subscription(Actor[Any]):
 
     def started(self) -> None:
         """Start to read."""
+        try:
+            self._declare = DeclareGroup(self.group, self.at)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"the group of a subscription is {self.group!r:.100}: {error}") from error
         self._failures = 0
         self.start_soon(self._follow)
 
@@ -77,7 +81,7 @@ class Subscription(Actor[Any]):
             except ChannelError as error:
                 logger.info("%s: its receiver is gone: %s", self.ref.path, error, extra={"event": "subscriber_gone"})
                 break
-            except ActorStopped:
+            except (ActorStopped, JournalError):
                 # The journal or the target has ended for good, or it failed and restarts with the same ref.
                 if not journal.is_alive or (isinstance(self.target, Ref) and not self.target.is_alive):
                     break
@@ -88,9 +92,8 @@ class Subscription(Actor[Any]):
         self.stop()
 
     async def _deliver(self, journal: Ref[Any]) -> None:
-        offsets = dict(await journal.ask(DeclareGroup(self.group, self.at), timeout=None))
         while True:
-            extent: Extent = await journal.ask(AwaitRows(offsets), timeout=None)
+            offsets, extent = await self._rows(journal)
             for partition, end in extent.end.items():
                 start = offsets.get(partition, 0)
                 while start < end:
@@ -110,6 +113,17 @@ class Subscription(Actor[Any]):
                         await journal.ask(CommitGroup(self.group, {partition: start}), timeout=None)
                         offsets[partition] = start
                         self._failures = 0
+
+    async def _rows(self, journal: Ref[Any]) -> tuple[dict[int, int], Extent]:
+        """Wait for rows behind the group's offsets. A journal that restarts meanwhile has failed on no row of this group."""
+        while True:
+            try:
+                offsets: dict[int, int] = dict(await journal.ask(self._declare, timeout=None))
+                return offsets, await journal.ask(AwaitRows(offsets), timeout=None)
+            except ActorStopped:
+                if not journal.is_alive:
+                    raise
+                await trio.sleep(PAUSE)
 
     async def _hand_over(self, block: Block, epoch: str) -> None:
         columns, batch = self.mailbox_.columns, block.batch()
