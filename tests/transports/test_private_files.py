@@ -11,7 +11,7 @@ import pytest
 
 from levada.framework.errors import ConfigurationError
 from levada.transports.carriers.tls import TlsConfig, make_context
-from levada.transports.private_files import make_private_folder, private, warn_if_others_can_read
+from levada.transports.private_files import make_durable_folder, make_private_folder, private, warn_if_others_can_read
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="file modes of POSIX")
 
@@ -49,3 +49,22 @@ def test_a_secret_that_all_can_read_is_warned_about(
     warn_if_others_can_read(tmp_path / "nowhere", "a private key")
     with pytest.raises(ConfigurationError):
         make_context(TlsConfig(certificate=file), ssl.Purpose.CLIENT_AUTH)
+
+
+@pytest.mark.skipif(not hasattr(os, "readlink") or not Path("/proc/self/fd").exists(), reason="shows names by /proc")
+def test_the_names_of_new_folders_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a power failure takes all that is in them."""
+    synced: list[str] = []
+    real = os.fsync
+
+    def sync(descriptor: int) -> None:
+        real(descriptor)
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    make_durable_folder(tmp_path / "a" / "b" / "c")
+    assert sorted(synced) == [str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")]
+    assert mode(tmp_path / "a" / "b" / "c") == 0o700
+    synced.clear()
+    make_durable_folder(tmp_path / "a" / "b" / "c")  # the process that made it may have been killed right then
+    assert synced == [str(tmp_path / "a" / "b")]

@@ -156,9 +156,6 @@ def test_the_names_of_a_new_journal_are_on_the_disk(tmp_path: Path, monkeypatch:
     with Store.open(tmp_path / "x" / "y" / "z", SCHEMA, CONFIG) as store:
         assert {".", "x", "x/y", "x/y/z", "x/y/z/partition-0000", "x/y/z/partition-0001"} <= set(calls.synced)
         store.append([(0, rows(1))])
-    calls.synced.clear()
-    with Store.open(tmp_path / "x" / "y" / "z", SCHEMA, CONFIG):
-        assert {".", "x", "x/y"}.isdisjoint(calls.synced)
 
 
 def test_the_folder_of_a_start_that_was_killed_is_synced_by_the_next(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["make_private_folder", "private", "warn_if_others_can_read"]
+__all__ = ["make_durable_folder", "make_private_folder", "private", "sync_folder", "warn_if_others_can_read"]
 
 logger = logging.getLogger("levada.transports.private_files")
 
@@ -24,6 +25,31 @@ def make_private_folder(path: Path) -> None:
         OSError: it cannot be made.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def make_durable_folder(path: Path) -> None:
+    """Make a folder as `make_private_folder` does. Its name and those of new folders above it are on the disk when this returns. Blocks.
+
+    A process that made it may have been killed right then, so the name is synced also if the folder is there.
+
+    Raises:
+        OSError: it cannot be made, or not be synced.
+    """
+    made = [each for each in path.parents if not each.exists()]
+    make_private_folder(path)
+    for each in (path, *made):
+        with suppress(PermissionError):  # a folder that this user may write to and not read cannot be synced
+            sync_folder(each.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk. Blocks. Does nothing on systems that cannot open a folder."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def warn_if_others_can_read(path: str | os.PathLike[str], what: str) -> None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 __all__ = [
     "BLOCK", "BLOCK_MAGIC", "MORE", "NOTHING", "SUMMED", "Block", "Header", "Message", "Uncertain", "header_at", "map_file", "padded",
-    "split_erased", "sync_data", "sync_folder", "write_all",
+    "split_erased", "sync_data", "write_all",
 ]  # fmt: skip
 
 BLOCK = struct.Struct("<4sIIIQQqQ")
@@ -191,12 +191,3 @@ def sync_data(descriptor: int) -> None:
         os.fdatasync(descriptor)
     else:  # macOS
         os.fsync(descriptor)
-
-
-def sync_folder(folder: Path) -> None:
-    """Sync the names in a folder."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

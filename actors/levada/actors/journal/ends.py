@@ -25,7 +25,9 @@ from pathlib import Path
 
 import attrs
 
-from .blocks import Uncertain, sync_folder, write_all
+from levada.transports.private_files import sync_folder
+
+from .blocks import Uncertain, write_all
 from .errors import JournalDamaged, JournalError
 
 __all__ = ["SYNC_EVERY", "Ends", "Promise"]

@@ -17,7 +17,9 @@ from pathlib import Path
 import attrs
 import pyarrow as pa
 
-from .blocks import Block, Message, Uncertain, sync_folder
+from levada.transports.private_files import sync_folder
+
+from .blocks import Block, Message, Uncertain
 from .config import JournalConfig
 from .errors import JournalDamaged, JournalError, OffsetGone
 from .packing import pack

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import attrs
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from levada.framework.errors import ConfigurationError
 
-from .blocks import BLOCK_MAGIC, sync_folder
+from .blocks import BLOCK_MAGIC
 from .columns import Envelope, columns_of
 from .config import JournalConfig
 from .ends import Ends, Promise
@@ -23,7 +23,7 @@ from .ledger import Ledger, drop_unfinished, ledger_errors
 from .partitions import Loss, Partition
 from .schema import check_growth, fingerprint
 
-__all__ = ["SYNC_THREADS", "Recovered", "find_problems", "make_folder", "read_promise", "recover"]
+__all__ = ["SYNC_THREADS", "Recovered", "find_problems", "read_promise", "recover"]
 
 MERGE_AT_OPENING = 1024
 """Small blocks of a last segment that are merged when a journal is opened."""
@@ -79,7 +79,6 @@ def recover(directory: Path, schema: pa.Schema | None, config: JournalConfig, re
     for partition in partitions:
         resources.callback(partition.close)
     if not ledger.ready:
-        _sync_name(directory)  # the start that made the folder may have been killed right then
         for partition in partitions:
             partition.create()
     problems, losses = find_problems(directory, promise, ledger, partitions)
@@ -119,19 +118,6 @@ def recover(directory: Path, schema: pa.Schema | None, config: JournalConfig, re
     with ledger_errors(directory):
         ledger.begin({partition.number: partition.end for partition in partitions})
     return Recovered(ledger=ledger, ends=ends, partitions=partitions, schema=columns, cut=cut, lost=lost)
-
-
-def make_folder(directory: Path) -> None:
-    """Make the folder of a journal, and those above it. The names of the new ones are on the disk when this returns."""
-    made = [each for each in (directory, *directory.parents) if not each.exists()]
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for each in made:
-        _sync_name(each)
-
-
-def _sync_name(directory: Path) -> None:
-    with suppress(PermissionError):  # folders that this user may not read can be written to, and not synced
-        sync_folder(directory.parent)
 
 
 def _clear(directory: Path, ledger: Path) -> None:

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from .blocks import NOTHING, Message, Uncertain, split_erased, sync_folder
+from levada.transports.private_files import sync_folder
+
+from .blocks import NOTHING, Message, Uncertain, split_erased
 from .segments import Segment
 
 __all__ = ["merged", "without"]

@@ -41,6 +41,8 @@ from typing import Literal
 
 import pyarrow as pa
 
+from levada.transports.private_files import sync_folder
+
 from .blocks import (
     BLOCK,
     BLOCK_MAGIC,
@@ -54,7 +56,6 @@ from .blocks import (
     map_file,
     padded,
     sync_data,
-    sync_folder,
     write_all,
 )
 from .errors import JournalDamaged

@@ -33,6 +33,8 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute
 
+from levada.transports.private_files import make_durable_folder
+
 from .blocks import Block, Message
 from .config import JournalConfig
 from .erasures import Erasures
@@ -43,7 +45,7 @@ from .keys import Keys, Taken
 from .ledger import Delivered, Erasure, Line, Reach, ledger_errors
 from .packing import bytes_of, pack
 from .partitions import Partition
-from .recovery import SYNC_THREADS, Recovered, make_folder, recover
+from .recovery import SYNC_THREADS, Recovered, recover
 from .retention import Clock, Retention
 from .room import Room
 from .schema import check_schema, conform, fit
@@ -118,7 +120,7 @@ class Store:
         if schema is not None:
             check_schema(schema)
         path = Path(directory)
-        make_folder(path)
+        make_durable_folder(path)
         with ExitStack() as resources:
             lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             resources.callback(os.close, lock)
@@ -243,8 +245,13 @@ class Store:
         return self._guard.broken
 
     def look(self) -> None:
-        """Check that the files are where they were; if not, all writes fail from now on. Writes do this every `LOOK_EVERY` seconds."""
+        """Check that the files are where they were; if not, all writes fail from now on. Writes do this every `LOOK_EVERY` seconds.
+
+        Then go on with erasures that a crash cut short and the disk refused at the opening; they are tried once a minute.
+        """
         self._guard.look()
+        if not self.broken:
+            self._erasures.try_again()
 
     @property
     def unsynced(self) -> bool:

@@ -43,9 +43,9 @@ from attrs import validators as v
 from levada.framework import Actor, Reason
 from levada.framework.errors import ConfigurationError
 from levada.transports.lumberjack import WriterConfig
-from levada.transports.private_files import private
+from levada.transports.private_files import private, sync_folder
 
-from .folders import locked_folder, replace_file, sync_folder
+from .folders import locked_folder, replace_file
 from .writer_queue import Hub, Ticket
 
 __all__ = ["DiskSpool", "Place", "Segments", "SpoolConfig", "SpoolPump", "check_spool", "open_segments"]

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from levada.framework.errors import ConfigurationError
-from levada.transports.private_files import make_private_folder, private
+from levada.transports.private_files import make_durable_folder, private
 
 try:
     import fcntl
 except ModuleNotFoundError:  # not a POSIX system: no process is kept out
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["locked_folder", "replace_file", "sync_folder"]
+__all__ = ["locked_folder", "replace_file"]
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def locked_folder(folder: str | os.PathLike[str], what: str, user: str) -> Itera
     """
     path = Path(folder)
     try:
-        make_private_folder(path)
+        make_durable_folder(path)
         lock = private(str(path / "lock"), os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise ConfigurationError(f"cannot keep a {what} in {folder}: {error.strerror or error}") from error
@@ -55,13 +55,3 @@ def replace_file(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames in the folder durable. Blocks."""
-    if os.name == "posix":  # other systems cannot open a folder
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

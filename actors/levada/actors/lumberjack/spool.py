@@ -18,9 +18,8 @@ import trio
 
 from levada.framework import Actor, blocking, handles
 from levada.framework.text import finite
-from levada.transports.private_files import make_private_folder, private
+from levada.transports.private_files import make_durable_folder, make_private_folder, private, sync_folder
 
-from .folders import sync_folder
 from .unit import Unit
 
 __all__ = ["SpoolSink", "prepare_spool", "store_unit"]
@@ -67,7 +66,8 @@ def prepare_spool(folder: Path) -> None:
         OSError: the folder cannot be used.
     """
     writing = folder / _WRITING
-    make_private_folder(folder)
+    if not folder.exists():  # each client may have a sink of its own, which does not wait for a sync
+        make_durable_folder(folder)
     make_private_folder(writing)
     # Other processes may be writing here. If one is slower than that, its rename fails, and the unit comes again.
     old = time.time() - _OLD

@@ -42,8 +42,9 @@ from typing import Any
 import attrs
 
 from levada.framework.errors import ConfigurationError
+from levada.transports.private_files import sync_folder
 
-from .folders import locked_folder, replace_file, sync_folder
+from .folders import locked_folder, replace_file
 
 __all__ = ["HEAD", "TAIL", "FileEntry", "FileRegistry", "digest", "names_before_rotation", "open_registry"]
 
