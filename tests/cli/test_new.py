@@ -37,7 +37,7 @@ def test_a_new_project(
     [
         ("Tally", "lower-case letters"),
         ("../tally", "lower-case letters"),
-        ("class", "lower-case letters"),
+        ("class", "'class', a word of Python's own, which names no module: choose another name"),
         ("tally_", "_, which is not the last"),  # pip refuses such a project
         ("trio", "would hide it"),
         ("json", "would hide it"),

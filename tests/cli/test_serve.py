@@ -460,7 +460,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("arguments", "complaint"),
     [
         (["desk"], "expected MODULE:NAME, as in desk:app or shop.desk:app, got 'desk'"),
-        (["desk.py:app"], "no module named 'desk' in "),
+        (["desk.py:app"], "'desk.py:app' names a file, wanted its module and the app in it: desk:app"),
+        (["desk.py"], "'desk.py' names a file, wanted its module and the app in it: desk:app"),
+        (
+            ["./shop/desk.py:main"],
+            "'./shop/desk.py:main' names a file, wanted its module and the app in it: shop.desk:main",
+        ),
+        (["shop/desk:app"], "'shop/desk:app' names a file, wanted its module and the app in it: shop.desk:app"),
         (["no_such_module:app"], "no module named 'no_such_module' in "),
         (["levada.no_such:app"], "no module named 'levada.no_such' in "),
         (["apps_for_serve:ap"], "nothing is named 'ap' in module apps_for_serve; is it 'app'?"),
@@ -473,7 +479,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["apps_for_serve:handler"], "apps_for_serve:handler is a handler, so it needs --url"),
         (["apps_for_serve:Handler"], "apps_for_serve:Handler is a handler, so it needs --url"),
         (["apps_for_serve:nothing"], "apps_for_serve:nothing gave 5, expected an async context manager"),
-        (["apps_for_serve:odd"], "an app yields its listeners, one or several, or nothing; not 'n'"),
+        (
+            ["apps_for_serve:odd"],
+            "an app yields its listeners, which `async with serve(…)` gives, one or several, or nothing; not 'no listener'",
+        ),
         (["apps_for_serve:never"], "apps_for_serve:never ended without a yield; an app is an async generator function"),
         (["apps_for_serve:twice"], "apps_for_serve:twice yields more than once; an app is an async generator function"),
         (["apps_for_serve:app", "--cert", "c"], "--cert goes with --url; an app has its own settings"),

@@ -17,8 +17,10 @@ from levada.framework import (
     ActorSystem,
     Asks,
     Behaviour,
+    Killed,
     Normal,
     Ref,
+    Shutdown,
     Unhandled,
     actor,
     blocking,
@@ -758,3 +760,20 @@ async def test_a_bound_method_and_a_partial_are_functions_too(system: ActorSyste
     system.spawn(functools.partial(sink.take_tagged, "t")).tell(Add(2))
     await wait_all_tasks_blocked()
     assert sink.seen == [1, ("t", 2)]
+
+
+class Slotted(Actor[Any]):
+    __slots__ = ()
+
+
+@pytest.mark.parametrize("cls", [Actor, Slotted])
+async def test_an_actor_without_fields_and_without_a_dictionary_ends_as_any_other(
+    cls: Callable[[], Actor[Any]], system: ActorSystem
+) -> None:
+    first, second = system.spawn(cls), system.spawn(cls)
+    with pytest.raises(ActorError, match="has no handler for Get"):
+        await first.ask(Get())
+    first.stop()
+    second.kill()
+    assert isinstance(await first.terminated(), Shutdown)
+    assert isinstance(await second.terminated(), Killed)

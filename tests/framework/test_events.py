@@ -30,6 +30,7 @@ from levada.framework import (
     message,
     restart,
 )
+from levada.framework.embedding import UntracedMessage
 from levada.framework.errors import ActorError
 
 
@@ -272,6 +273,23 @@ async def test_a_dead_letter_names_message_addressee_and_cause(system: ActorSyst
         (Item(3), full, "mailbox full"),
     ]
     assert system.statistics().dead_letters == 2
+
+
+async def test_a_message_of_levadas_own_to_an_ended_actor_is_no_dead_letter(caplog: pytest.LogCaptureFixture) -> None:
+    class Internal(UntracedMessage):
+        pass
+
+    async with ActorSystem() as system:
+        _, seen = listen(system, DeadLetter)
+        ref: Ref[Any] = system.spawn(Actor)
+        ref.kill()
+        await ref.terminated()
+        ref.tell(Internal())
+        ref.tell("of a user")
+        await wait_all_tasks_blocked()
+        assert [event.message for event in seen] == ["of a user"]
+        assert system.statistics().dead_letters == 1
+    assert [record.getMessage() for record in caplog.records] == [f"dead letter: str to {ref.path} (stopped)"]
 
 
 async def test_at_most_ten_dead_letters_a_second_are_logged(

@@ -49,6 +49,11 @@ def find(target: str) -> Any:
         levada.framework.errors.ConfigurationError: nothing is named 'sqroot' in module math; is it 'sqrt'?
     """
     name, colon, attribute = target.partition(":")
+    if name.endswith(".py") or "/" in name:
+        module = name.removesuffix(".py").strip("./").replace("/", ".")
+        raise ConfigurationError(
+            f"{target!r} names a file, wanted its module and the app in it: {module}:{attribute or 'app'}"
+        )
     if not colon or not all(part.isidentifier() for part in (*name.split("."), *attribute.split("."))):
         raise ConfigurationError(f"expected MODULE:NAME, as in desk:app or shop.desk:app, got {target!r}")
     folder = _folder()
@@ -171,10 +176,13 @@ def listed(listeners: Any) -> list[Served]:
     Raises:
         ConfigurationError: it is neither listeners nor None.
     """
-    found = [] if listeners is None else list(listeners) if isinstance(listeners, Iterable) else [listeners]
+    several = isinstance(listeners, Iterable) and not isinstance(listeners, str | bytes)
+    found = [] if listeners is None else list(listeners) if several else [listeners]
     for listener in found:
         if not hasattr(listener, "url"):
-            raise ConfigurationError(f"an app yields its listeners, one or several, or nothing; not {listener!r}")
+            raise ConfigurationError(
+                f"an app yields its listeners, which `async with serve(…)` gives, one or several, or nothing; not {listener!r}"
+            )
     return found
 
 

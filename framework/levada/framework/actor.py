@@ -521,6 +521,9 @@ class Actor(Generic[M]):
             inbox.let_go()
 
 
+Actor._table = build_table(Actor)  # so that one of no class of its own can be told to stop
+
+
 def _check_names(cls: type) -> None:
     for field in attrs.fields(cls):
         if isinstance(getattr(Actor, field.name, None), property):

@@ -95,7 +95,7 @@ from ._runtime.traced_channel import make_core
 from ._runtime.tracing import TracedAsk, TracedTell
 from .actor import Actor
 from .errors import ActorError, ConfigurationError
-from .events import RateLimitedLog
+from .events import RateLimitedLog, UntracedMessage
 from .identity import RemotePeer
 from .links import NORMAL, Failed, Reason
 from .observe import FlowWindow
@@ -183,12 +183,6 @@ class UntracedActor(Actor[M], Generic[M]):
     """An actor whose own messages are of no interest in a trace: it keeps up connections, or nodes."""
 
     _is_traced: ClassVar[bool] = False
-
-
-class UntracedMessage:
-    """A mixin of messages of levada's own that are of no interest in a trace, even if their actor is in another system."""
-
-    __slots__ = ()
 
 
 class ConnectionActor(DescribedActor[Any], UntracedActor[Any]):

@@ -171,6 +171,12 @@ class EventStream:
                     self.unsubscribe(base, ref)
 
 
+class UntracedMessage:
+    """A mixin of messages of levada's own that are of no interest in a trace or as dead letters, even if their actor is in another system."""
+
+    __slots__ = ()
+
+
 class DeadLetters:
     """Counts lost messages, publishes them, and logs at most ten a second."""
 
@@ -182,7 +188,9 @@ class DeadLetters:
         self._log = RateLimitedLog("dead letter")
 
     def add(self, message: Any, to: Ref[Any], why: str) -> None:
-        """Count, publish and log one. A dead letter about a dead letter is only counted."""
+        """Count, publish and log one. A dead letter about a dead letter is only counted, and one of levada's own not even that."""
+        if isinstance(message, UntracedMessage):
+            return
         self.count += 1
         if isinstance(message, DeadLetter):
             return

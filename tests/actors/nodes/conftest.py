@@ -34,7 +34,12 @@ class Task:
         self.connection = connection
         self.how = NodeLost("was killed by SIGKILL", signal=9)
         self.silence = 0.0
-        self.last_lines: list[str] = []
+        self.written: list[tuple[float, str]] = []
+        """The lines that it has written, each with its age in seconds."""
+
+    def last_lines(self, within: float) -> list[str]:
+        """Tell what it was said to have written."""
+        return [line for age, line in self.written if age <= within]
 
     async def live(self) -> None:
         """Run the body."""

@@ -235,6 +235,25 @@ async def test_an_app_that_fails_in_a_task_or_exits_is_an_error_that_says_why(
     assert str(caught.value) == f"n0 has failed: {text}"
 
 
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ([(3600.0, "Traceback of an hour ago")], ""),
+        ([(3600.0, "Traceback of an hour ago"), (0.5, "out of memory")], "; its last lines: out of memory"),
+    ],
+)
+async def test_an_old_line_of_a_node_that_was_up_is_not_why_it_was_lost(
+    written: list[tuple[float, str]], said: str, autojump_clock: MockClock
+) -> None:
+    async with ActorSystem() as system, nodes_here(system, 1) as (nodes, tasks), nodes.events() as events:
+        tasks[0].written = written
+        tasks[0].kill()
+        down = await events.receive()
+        assert isinstance(down, NodeDown)
+        assert isinstance(down.reason, Failed)
+        assert str(down.reason.error) == f"n0 was killed by SIGKILL{said}"
+
+
 async def test_a_node_that_dies_while_it_drains_is_a_line_in_the_log(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:

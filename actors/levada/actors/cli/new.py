@@ -250,7 +250,11 @@ def run(args: argparse.Namespace) -> int:
         ConfigurationError: the name cannot be used, the folder exists already, or it cannot be written to.
     """
     name: str = args.name
-    if not re.fullmatch(r"[a-z]([a-z0-9_]*[a-z0-9])?", name) or keyword.iskeyword(name):
+    if keyword.iskeyword(name):
+        raise ConfigurationError(
+            f"NAME is {name!r}, a word of Python's own, which names no module: choose another name"
+        )
+    if not re.fullmatch(r"[a-z]([a-z0-9_]*[a-z0-9])?", name):
         raise ConfigurationError(
             f"NAME is {name!r}, wanted the name of a module: lower-case letters, digits and _, which is not the last"
         )

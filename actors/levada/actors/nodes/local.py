@@ -227,7 +227,7 @@ class Child:
         self._process = process
         self._name = name
         self._beats = beats
-        self._kept: deque[str] = deque(maxlen=_KEPT)
+        self._kept: deque[tuple[float, str]] = deque(maxlen=_KEPT)
         self._outputs: list[Lines] = []
 
     @property
@@ -235,10 +235,9 @@ class Child:
         """Seconds since its last heartbeat."""
         return self._beats.silence
 
-    @property
-    def last_lines(self) -> list[str]:
-        """The end of its stderr."""
-        return list(self._kept)
+    def last_lines(self, within: float) -> list[str]:
+        """Return the end of its stderr, of the last `within` seconds."""
+        return [line for time, line in self._kept if trio.current_time() - time <= within]
 
     async def read(self, number: int, level: int) -> None:
         """Log what the process writes to a pipe, line by line."""
@@ -283,10 +282,10 @@ class Lines:
         number: the pipe's file descriptor, which does not block.
         name: the node's name.
         level: the level of lines that do not begin with one.
-        kept: also gets the lines, of standard error.
+        kept: also gets the lines of standard error, and when they came.
     """
 
-    def __init__(self, number: int, name: str, level: int, kept: deque[str] | None) -> None:
+    def __init__(self, number: int, name: str, level: int, kept: deque[tuple[float, str]] | None) -> None:
         self._number = number
         self._name = name
         self._level = level
@@ -334,7 +333,7 @@ class Lines:
             extra={"node": self._name, "stream": "stdout" if self._kept is None else "stderr"},
         )
         if self._kept is not None:
-            self._kept.append(text[:300])
+            self._kept.append((trio.current_time(), text[:300]))
 
 
 def _signal_name(number: int) -> str:

@@ -166,12 +166,12 @@ class Leaving(Asks[None], UntracedMessage):
 
 
 @message("levada.node.Drain", frozen=True)
-class Drain:
+class Drain(UntracedMessage):
     """Drain: let the app end, then end the process."""
 
 
 @message("levada.node.Changed", frozen=True)
-class Changed:
+class Changed(UntracedMessage):
     """Another node has changed."""
 
     member: Member
@@ -216,7 +216,7 @@ class Spawn(Asks[Ref[Any]], UntracedMessage):
 
 
 @message("levada.node.End")
-class End:
+class End(UntracedMessage):
     """Kill an actor that was started in vain: its name is taken, or nobody waits for it any more."""
 
     ref: Ref[Any]
@@ -312,7 +312,7 @@ class Named:
 
 
 @message("levada.node.Shared")
-class Shared:
+class Shared(UntracedMessage):
     """Changes of groups and names. The first messages to a process have the complete state."""
 
     news: list[Membership | Named | Wish]

@@ -47,6 +47,7 @@ __all__ = ["DrainNode", "Greet", "Launcher", "Node", "Place", "Process", "Run", 
 
 logger = logging.getLogger("levada.actors.nodes")
 
+_RECENT: Final = 10.0  # seconds for which the last lines of a node that is up may say why it ends
 _EXPLAINED: Final = 5.0  # seconds to find out why a node is late
 
 _LAST_WORDS: Final = 1.0  # seconds
@@ -87,9 +88,8 @@ class Process(Protocol):
         """Seconds since its last heartbeat; 0 if it has none."""
         ...
 
-    @property
-    def last_lines(self) -> list[str]:
-        """The last lines of its output, for errors; empty if they are not known."""
+    def last_lines(self, within: float) -> list[str]:
+        """Return the last lines of its output of the last `within` seconds, for errors; none if they are not known."""
         ...
 
     async def trouble(self) -> str:
@@ -303,7 +303,9 @@ class Node(UntracedActor[Any]):
         self.stop()
 
     def _lost(self, what: str, how: NodeLost | None = None) -> NodeLost:
-        lines = [] if self.process is None else self.process.last_lines
+        # An old traceback of a node that is up is not why it ends now.
+        within = _RECENT if self.was_up else math.inf
+        lines = [] if self.process is None else self.process.last_lines(within)
         said = f"; its last lines: {' | '.join(lines)}" if lines else ""
         error = NodeLost(f"{self.place.name} {what}{said}", node=self.place.name)
         return error if how is None else attrs.evolve(error, exit_code=how.exit_code, signal=how.signal)

@@ -262,9 +262,8 @@ class TaskProcess:
         """Seconds since its last heartbeat."""
         return 0.0 if self._beats is None else self._beats.silence
 
-    @property
-    def last_lines(self) -> list[str]:
-        """Always empty: the output is in the log of the executor."""
+    def last_lines(self, within: float) -> list[str]:
+        """Return nothing: the output is in the log of the executor."""
         return []
 
     async def listen(self, pulse: Pulse) -> None:

@@ -712,7 +712,7 @@ class Lifecycle:
                 self._signal(self._escalated, parent, error)
             elif extras.failure is not None:
                 self._forget(extras.failure)
-        if actor is not None and (actor.__dict__ or type(actor)._slots):
+        if actor is not None and (getattr(actor, "__dict__", None) or type(actor)._slots):
             end_handles(actor, reason)
         if system.events.wants(ActorTerminated):
             system.events.publish(ActorTerminated(cell, reason))
