@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import socket
@@ -64,6 +65,7 @@ from levada.actors.spark.protocol import (  # noqa: E402
 from levada.actors.spark.worker import RemoteMailbox, call, connection  # noqa: E402
 from levada.framework import (  # noqa: E402
     Actor,
+    ActorRestarted,
     ActorSystem,
     Codec,
     Failed,
@@ -74,6 +76,7 @@ from levada.framework import (  # noqa: E402
     restart,
 )
 from levada.framework.errors import ActorStopped, ConfigurationError, ConnectionLost, LevadaError  # noqa: E402
+from levada.framework.testing import Probe  # noqa: E402
 from levada.transports.carriers import TlsConfig  # noqa: E402
 
 if TYPE_CHECKING:
@@ -747,6 +750,38 @@ async def test_a_subscription_whose_group_is_no_name_fails_alone(tmp_path: Path,
         await lines.append([Line(2)])
         assert await rows.reach(2) == [(1, 0), (2, 1)]
         assert system.statistics().restarts == 0
+
+
+async def test_subscriptions_go_on_when_their_journal_starts_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever they were asking: one notes that it has some rows, the other one waits for rows, or for its own note."""
+    real, failing = os.pwrite, False
+
+    def write(descriptor: int, octets: Any, at: int) -> int:
+        nonlocal failing
+        if failing:
+            failing = False
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(descriptor, octets, at)
+
+    monkeypatch.setattr(os, "pwrite", write)
+    async with ActorSystem() as system, serve_bridge(system, tmp_path / "b") as bridge:
+        restarted = Probe(system)
+        system.events.subscribe(ActorRestarted, restarted.ref)
+        lines = await bridge.mailbox("lines", Line)
+        groups = [Rows(), Rows()]
+        for number, rows in enumerate(groups):
+            bridge.subscribe("lines", system.spawn(Collector, rows), group=f"g{number}")
+        for number in range(4):
+            await lines.append([Line(number)])
+            failing = True  # an offset of a group cannot be noted, so the journal starts anew
+            for rows in groups:
+                while (number, number) not in rows.items:
+                    await rows.reach(len(rows.items) + 1)
+            await restarted.expect(ActorRestarted, within=50.0)
+        for rows in groups:
+            assert list(dict.fromkeys(rows.items)) == [(number, number) for number in range(4)]
 
 
 async def test_mailboxes_that_cannot_be_are_refused_where_they_are_asked_for(tmp_path: Path) -> None:
