@@ -21,15 +21,15 @@ from levada.actors.authentication import Authenticate, Authentication, Gatekeepe
 from levada.actors.metrics.connections import listener_samples
 from levada.framework import ActorSystem, Phase, Reason, Ref, Sample
 from levada.framework.embedding import DescribedActor, adopt
-from levada.framework.errors import CarrierError, ConfigurationError, LevadaError
-from levada.transports.carriers import ByteStream, Incoming, Listener, MessageStream
+from levada.framework.errors import CarrierError, ConfigurationError, ConnectionLost, LevadaError, LocalProtocolError
+from levada.transports.carriers import ByteStream, Connection, Incoming, Listener, MessageStream
 from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.places import Places, share_of
 
 from .driver import Driver
 from .driver import Phase as ConnectionPhase
 
-__all__ = ["Accepted", "Acceptor", "ListenerHandle", "closing", "refuse", "running"]
+__all__ = ["Accepted", "Acceptor", "ListenerHandle", "begin", "closing", "refuse", "running"]
 
 HURRY: Final = 1.0
 """Seconds for the last bytes of a connection that is closed by an exception or a cancellation."""
@@ -148,7 +148,14 @@ class Acceptor(DescribedActor[Any], Generic[C]):
                     while True:
                         if self.waits:
                             await self.places.available()
-                        self._connect(await self.accept(listener))
+                        accepted = await self.accept(listener)
+                        try:
+                            if self.waits:  # the last connection that gave way may be kept by now
+                                await self.places.available()
+                        except trio.Cancelled:
+                            refuse(accepted)
+                            raise
+                        self._connect(accepted)
                 await listener.aclose()
                 # QUIC connections live on the listener's socket: it stays, and this actor with it, until they have ended.
                 await trio.sleep_forever()
@@ -184,6 +191,7 @@ class Acceptor(DescribedActor[Any], Generic[C]):
     def _left(self, connection: C) -> None:
         if connection.place is not None:
             connection.place.leave()
+            connection.place = None  # it refers to the connection
         if connection.identity is not None:
             self.gatekeeper.leave(connection.identity)
         # Not before: a listener that closes waits for work that came before the end, too.
@@ -266,6 +274,18 @@ class ListenerHandle(Generic[A]):
             only the waiting ends.
         """
         return await self._actor.ref.terminated()
+
+
+def begin(incoming: Incoming) -> Connection:
+    """Begin the handshake of a client.
+
+    Raises:
+        ConnectionLost: it has waited too long for a place.
+    """
+    try:
+        return incoming.accept()
+    except LocalProtocolError as error:
+        raise ConnectionLost(f"the client has waited too long: {error}") from error
 
 
 def refuse(accepted: Accepted, why: str = "the listener is ending") -> None:

@@ -27,7 +27,7 @@ from levada.transports import carriers
 from levada.transports.core import Core, StreamsInput
 
 from .driver import DUE, Driver, Ended
-from .listening import Accepted
+from .listening import Accepted, begin
 
 __all__ = [
     "Ending", "Multiplexed", "MultiplexedCore", "MultiplexedDriver", "Opening", "Opens", "Sending", "accepting",
@@ -501,7 +501,7 @@ async def accepting(incoming: Accepted) -> AsyncIterator[carriers.Connection]:
     if not isinstance(incoming, carriers.Incoming):
         incoming.abort()
         raise _one_stream(incoming)
-    async with incoming.accept() as connection:
+    async with begin(incoming) as connection:
         await connection.handshake()
         yield connection
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar
 import attrs
 import trio
 
-from levada.actors.listening import Accepted
+from levada.actors.listening import Accepted, begin
 from levada.framework import handles
 from levada.framework.embedding import local_ref
 from levada.framework.errors import CarrierError, ConfigurationError, ConnectionLost
@@ -186,7 +186,7 @@ async def accept_single(accepted: Accepted) -> AsyncIterator[SingleCarrier[Any]]
         ConnectionLost: the handshake failed, or the peer left.
     """
     if isinstance(accepted, Incoming):
-        async with accepted.accept() as connection:
+        async with begin(accepted) as connection:
             await connection.handshake()
             async with await connection.accept_stream() as stream:
                 yield ByteCarrier(stream)

@@ -34,6 +34,7 @@ from levada.actors.rsocket.encoding import COMPOSITE
 from levada.framework import Actor, ActorSystem, Identity, Receiver, current_peer, handles
 from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost
 from levada.framework.testing import Probe
+from levada.transports.carriers.contracts import ByteStream
 from levada.transports.carriers.memory import MemoryByteStream, dial
 from levada.transports.rsocket.extensions import (
     BearerAuthentication,
@@ -261,14 +262,36 @@ async def test_so_many_connections_and_no_more(autojump_clock: MockClock) -> Non
         async with (
             serve(system, "rsocket+memory://desk", lambda request: request.payload, config=config) as listener,
             connect(system, listener.url) as first,
-            connect(system, listener.url) as second,
         ):
             assert (await first.request_response(b"1")).data == b"1"
-            with trio.move_on_after(1.0) as scope:
-                await second.request_response(b"2")
-            assert scope.cancelled_caught
-            await first.aclose()
-            assert (await second.request_response(b"3")).data == b"3"
+            async with connect(system, listener.url) as second:
+                with trio.move_on_after(1.0) as scope:
+                    await second.request_response(b"2")
+                assert scope.cancelled_caught
+                await first.aclose()
+                assert (await second.request_response(b"3")).data == b"3"
+
+
+async def test_a_client_that_has_not_said_a_whole_setup_makes_room(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ActorSystem() as system:
+        config = ServerConfig(max_connections=2)
+        async with (
+            serve(system, "rsocket+memory://desk", lambda request: request.payload, config=config) as listener,
+            connect(system, listener.url) as first,
+        ):
+            assert (await first.request_response(b"1")).data == b"1"
+            async with dial("memory://desk") as half:
+                assert isinstance(half, ByteStream)
+                await half.send_all(b"\0\0\x40\0")
+                async with connect(system, listener.url) as second:
+                    assert (await second.request_response(b"2")).data == b"2"
+                    assert b"made room" in await half.receive_some()
+                assert (await first.request_response(b"3")).data == b"3"
+            assert trio.current_time() < 10.0
+    (line,) = caplog.messages
+    assert line.endswith("turned desk/client away: it made room for others: it has not said a whole first message")
 
 
 # ---------------------------------------------------------------- handlers
