@@ -1,7 +1,7 @@
 """Crashes: entities, shards and the journal are killed while commands are under way, and the disk stops at every write.
 
 Each client keeps a list of the answers that it got; the model is that list. A number has been added once if its command was answered, and once or
-not at all if not; and each answer comes again, unchanged, for the same id.
+not at all if not; both its events are there, or neither; its reminder comes once; and each answer comes again, unchanged, for the same id.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import logging
 import random
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,13 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pyarrow")
 
-from tests.actors.journal.test_ledger import Crash, Disk, sync_all
+from tests.actors.journal.disk import MEMORY, Disk
+from tests.pace import every
 
 from levada.actors.durable import Durable, OutcomeUnknown, Shards, applies, shards
 from levada.actors.durable.rows import Log, log_config
-from levada.actors.journal import Store
-from levada.framework import ActorSystem, Asks, handles, message
+from levada.actors.journal import Journal, Store
+from levada.framework import ActorSystem, Asks, Ref, handles, message
 from levada.framework.errors import ActorStopped, AskTimeout, MailboxFull
 
 
@@ -41,14 +41,30 @@ class List(Asks[list[int]]):
     pass
 
 
+@message("test.crashes.rung")
+class Rung(Asks[list[int]]):
+    pass
+
+
+@message("test.crashes.ring")
+class Ring:
+    number: int
+
+
 @message("test.crashes.added")
 class Added:
     number: int
     half: bool = False
+    rung: bool = False
 
 
-class Book(Durable[Add | List]):
+REMINDED = 3
+"""Every third number is followed by a reminder."""
+
+
+class Book(Durable[Add | List | Ring | Rung]):
     numbers: list[int] = attrs.field(factory=list)
+    rung: list[int] = attrs.field(factory=list)
     halves: int = 0
 
     @handles
@@ -56,24 +72,42 @@ class Book(Durable[Add | List]):
         self.record(Added(m.number, half=True))
         if m.number % 2:
             await trio.lowlevel.checkpoint()
+        if m.number % REMINDED == 0:
+            self.remind(-1e12, Ring(m.number), key=str(m.number))
         self.record(Added(m.number))
         return len(self.numbers)
 
     @handles
+    def ring(self, m: Ring) -> None:
+        self.record(Added(m.number, half=True, rung=True), Added(m.number, rung=True))
+
+    @handles
     def list_all(self, _: List) -> list[int]:
         return self.numbers
+
+    @handles
+    def list_rung(self, _: Rung) -> list[int]:
+        return self.rung
 
     @applies
     def added(self, e: Added) -> None:
         if e.half:
             self.halves += 1
         else:
-            self.numbers.append(e.number)
+            (self.rung if e.rung else self.numbers).append(e.number)
 
 
 SHARDS = 2
 ENTITIES = ["a", "b", "c"]
-SETTINGS: dict[str, Any] = {"events": Added, "shards": SHARDS, "snapshot_every": 5, "remember": 1000}
+SETTINGS: dict[str, Any] = {
+    "events": Added,
+    "shards": SHARDS,
+    "snapshot_every": 5,
+    "remember": 1000,
+    "clock": trio.current_time,
+}
+CONFIG = attrs.evolve(log_config(SHARDS), block_rows=3, block_bytes=2048, segment_bytes=8192)
+"""A group of commands has several blocks, and may go over the end of a segment."""
 AGAIN = (OutcomeUnknown, ActorStopped, AskTimeout, MailboxFull)
 
 
@@ -84,6 +118,15 @@ class Model:
     answers: dict[str, dict[int, int]] = attrs.field(factory=lambda: {name: {} for name in ENTITIES})
     """For each entity, numbers that were added, and the answer."""
     asked: dict[str, list[int]] = attrs.field(factory=lambda: {name: [] for name in ENTITIES})
+    order: list[tuple[str, int]] = attrs.field(factory=list)
+    """The entity and the number of each answer, as they came."""
+
+    def after(self, told: int) -> Model:
+        """Return what the clients knew when so many answers had come."""
+        known = Model(asked={name: [*asked] for name, asked in self.asked.items()}, order=self.order[:told])
+        for entity, number in known.order:
+            known.answers[entity][number] = self.answers[entity][number]
+        return known
 
     async def add(self, books: Shards[Any], entity: str, number: int) -> None:
         """Ask until there is an answer."""
@@ -95,6 +138,7 @@ class Model:
                 await trio.lowlevel.checkpoint()
                 continue
             self.answers[entity][number] = answer
+            self.order.append((entity, number))
             return
 
     async def check(self, books: Shards[Any]) -> None:
@@ -108,18 +152,27 @@ class Model:
                 assert found[answer - 1] == number
                 assert await books[entity].ask(Add(number), command=f"add-{number}") == answer
             assert await books[entity].ask(List()) == found
+            rung: list[int] = []
+            while len(rung) < sum(number % REMINDED == 0 for number in found):
+                rung = await books[entity].ask(Rung())
+                await trio.lowlevel.checkpoint()
+            assert sorted(rung) == sorted(number for number in found if number % REMINDED == 0)
 
     def check_log(self, folder: Path) -> None:
         """Compare with the rows, read without any of the actors."""
-        with Store.open(folder, None, log_config(SHARDS)) as store:
+        with Store.open(folder, None, CONFIG) as store:
             for entity in ENTITIES:
                 batches = [batch for _, batch in store.rows_of(entity)]
                 rows = [row for batch in batches for row in batch.to_pylist()]
                 events = [row for row in rows if not row["kind"].startswith("$")]
                 assert [row["sequence"] for row in events] == list(range(1, len(events) + 1))
-                numbers = [row["number"] for row in events if not row["half"]]
+                numbers = [row["number"] for row in events if not row["half"] and not row["rung"]]
                 assert set(self.answers[entity]) <= set(numbers)
                 assert len(set(numbers)) == len(numbers)
+                for rung in (False, True):
+                    each = [row for row in events if row["rung"] == rung]
+                    halves = [row["number"] for row in each if row["half"]]
+                    assert halves == [row["number"] for row in each if not row["half"]]
 
 
 steps = st.one_of(
@@ -182,9 +235,13 @@ def test_whatever_is_killed_each_command_is_done_once(plan: list[Any]) -> None:
 # ---------------------------------------------------------------- the disk stops
 
 
+def journal_in(system: ActorSystem, folder: Path) -> Ref[Any]:
+    return system.spawn(lambda: Journal(folder, Log([Added]).schema, config=CONFIG))
+
+
 async def three_each(folder: Path, model: Model) -> None:
     async with ActorSystem("test", ask_timeout=1000.0, shutdown_timeout=1000.0) as system:
-        books = await shards(system, Book, journal=folder, **SETTINGS)
+        books = await shards(system, Book, journal=journal_in(system, folder), **SETTINGS)
         numbers = itertools.count()
         async with trio.open_nursery() as nursery:
             for entity in ENTITIES:
@@ -196,7 +253,7 @@ async def three_each(folder: Path, model: Model) -> None:
 
 async def afterwards(folder: Path, model: Model) -> None:
     async with ActorSystem("test", ask_timeout=1000.0, shutdown_timeout=1000.0) as system:
-        books = await shards(system, Book, journal=folder, **SETTINGS)
+        books = await shards(system, Book, journal=journal_in(system, folder), **SETTINGS)
         await model.check(books)
         for entity, asked in model.asked.items():
             for number in [number for number in asked if number not in model.answers[entity]]:
@@ -205,37 +262,23 @@ async def afterwards(folder: Path, model: Model) -> None:
     model.check_log(folder)
 
 
-@pytest.mark.release
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.ci
+@pytest.mark.timeout(1200)
 def test_a_crash_at_every_write_loses_nothing_that_was_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The process dies, or the power fails, at each call that changes a file."""
     caplog.set_level(logging.CRITICAL + 1, "levada")
-    disk = Disk(monkeypatch)
-    empty = tmp_path / "empty"
-    Store.open(empty, Log([Added]).schema, log_config(SHARDS)).close()
-    crashes = 0
-    for step in itertools.count():
-        folder = shutil.copytree(empty, tmp_path / str(step))
-        sync_all(folder)
-        model = Model()
-        other = None
-        with disk.crash_at(step):
-            try:
-                trio.run(three_each, folder, model)
-                break
-            except BaseExceptionGroup as group:
-                other = group.split(Crash)[1]
-        if other is not None:
-            raise other
-        crashes += 1
-        failed = tmp_path / f"{step}-failed"
-        disk.power_failure(folder, failed, random.Random(step))
-        for each in (folder, failed):
-            trio.run(afterwards, each, attrs.evolve(model, answers={k: dict(v) for k, v in model.answers.items()}))
-            shutil.rmtree(each)
-    assert crashes > 10
+    model = Model()
+    with Disk(monkeypatch).watch(tmp_path, lambda: len(model.order)) as watch:
+        trio.run(three_each, tmp_path / "journal", model)
+    assert len(model.order) == 12
+    for number, moment in enumerate(watch.moments):
+        if number % every(3):
+            continue
+        for files in (moment.killed(), moment.power_failure(random.Random(number))):
+            with tempfile.TemporaryDirectory(dir=MEMORY) as base:
+                trio.run(afterwards, files.write(Path(base, "left")) / "journal", model.after(moment.told))
 
 
 def test_the_log_of_a_crashed_life_is_read_by_the_next(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ pytest.importorskip("pyarrow")
 from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit
 from tests.actors.durable.memory_journal import MemoryJournal, Row
 from tests.actors.durable.test_reminders import Clock, Drop, Plan, Rang, Seen
-from tests.actors.journal.test_ledger import Disk, cut_short
+from tests.actors.journal.disk import Disk
+from tests.actors.journal.test_ledger import cut_short
 
 from levada.actors.durable import EntityErased, ReplayFailed, log_columns, log_config, shards
 from levada.actors.journal import Found, Journal, JournalDamaged, JournalError, ReadEntity

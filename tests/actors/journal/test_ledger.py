@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import shutil
@@ -12,8 +11,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,8 @@ from tests.pace import every
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("levada.actors.journal", exc_type=ImportError)
+
+from tests.actors.journal.disk import Disk  # noqa: E402
 
 from levada.actors.journal import (  # noqa: E402
     Appended,
@@ -262,109 +262,11 @@ def test_a_ledger_that_refuses_decides_when_it_is_opened_again(tmp_path: Path, m
         assert numbers(store, 0) == [1, 2]
 
 
-# ---------------------------------------------------------------- crashes, simulated
-
-
-def sync_all(directory: Path) -> None:
-    """Sync the files of a journal that was copied."""
-    for path in directory.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+# ---------------------------------------------------------------- crashes
 
 
 class Crash(BaseException):
     """The process ends here."""
-
-
-class Disk:
-    """Lets the process die, or the power fail, at the n-th call that changes a file.
-
-    What a file held when it was last synced is known; a power failure leaves that, and of what came later anything.
-    """
-
-    CALLS = ("pwritev", "pwrite", "fdatasync", "fsync", "ftruncate")
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.left: int | None = None
-        self.count = 0
-        self.synced: dict[int, bytes] = {}
-        self.write = os.pwrite
-        for name in self.CALLS:
-            monkeypatch.setattr(os, name, self._wrap(name, getattr(os, name)))
-        for name in ("mkdir", "rename", "unlink"):
-            monkeypatch.setattr(Path, name, self._wrap(name, getattr(Path, name)))
-        real = Ledger.deliver
-
-        def deliver(ledger: Ledger, *args: Any) -> None:
-            self._step(None)
-            real(ledger, *args)
-            self._step(None)
-
-        monkeypatch.setattr(Ledger, "deliver", deliver)
-
-    def _step(self, partial: Callable[[], object] | None) -> None:
-        self.count += 1
-        if self.left is not None:
-            self.left -= 1
-            if self.left < 0:
-                if partial is not None:
-                    partial()
-                raise Crash
-
-    def _wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **keywords: Any) -> Any:
-            half = None
-            if name == "pwritev":
-                octets = b"".join(bytes(view) for view in args[1])
-                half = lambda: self.write(args[0], octets[: len(octets) // 2], args[2])  # noqa: E731
-            elif name == "pwrite":
-                half = lambda: self.write(args[0], args[1][: len(args[1]) // 2], args[2])  # noqa: E731
-            self._step(half)
-            result = real(*args, **keywords)
-            if name in ("fdatasync", "fsync"):
-                state = os.fstat(args[0])
-                if state.st_size and not os.path.isdir(f"/proc/self/fd/{args[0]}"):
-                    self.synced[state.st_ino] = os.pread(args[0], state.st_size, 0)
-            return result
-
-        return call
-
-    @contextmanager
-    def crash_at(self, step: int) -> Iterator[None]:
-        """Crash at this call; calm again behind the block."""
-        self.left = step
-        try:
-            yield
-        except Crash:
-            pass
-        finally:
-            self.left = None
-
-    def power_failure(self, source: Path, target: Path, chance: random.Random) -> None:
-        """Copy a journal as a power failure might leave it: what was not synced is there, or not, or other octets."""
-        shutil.copytree(source, target, ignore=shutil.ignore_patterns("staging", "lock"))
-        ends = source / "ends"
-        known, now = self.synced.get(ends.stat().st_ino, b""), ends.read_bytes()
-        # Written over in place: any octet that is not synced is the old one, the new one, or neither.
-        mixed = bytes(chance.choice([a, b, 0]) if a != b else a for a, b in zip(known, now, strict=True))
-        (target / "ends").write_bytes(chance.choice([known, now, mixed]))
-        for path in source.glob("partition-*/*"):
-            known = self.synced.get(path.stat().st_ino, b"")
-            now = path.read_bytes()
-            same = next(
-                (at for at, (a, b) in enumerate(zip(known, now, strict=False)) if a != b), min(len(known), len(now))
-            )
-            tail = bytearray(now[same:])
-            kind = chance.choice(["kept", "cut", "zeros", "noise"])
-            if kind == "cut":
-                del tail[chance.randint(0, len(tail)) :]
-            elif kind == "zeros":
-                start = chance.randint(0, len(tail))
-                tail[start:] = bytes(len(tail) - start)
-            elif kind == "noise" and tail:
-                tail[chance.randrange(len(tail))] ^= 0x10
-            (target / path.relative_to(source)).write_bytes(now[:same] + tail)
 
 
 def cut_short(base: Path, disk: Disk, schema: Any, config: JournalConfig) -> Iterator[Path]:
@@ -374,16 +276,13 @@ def cut_short(base: Path, disk: Disk, schema: Any, config: JournalConfig) -> Ite
         directory.mkdir()
         (directory / made).touch()
         yield directory
-    stores: list[Store] = []
-    for step in itertools.count(0, every(3)):
-        directory = base / str(step)
-        with disk.crash_at(step):
-            stores.append(Store.open(directory, schema, config))
-        for store in stores:
-            store.close()
-        yield directory
-        if stores:
-            return
+    life = base / "life"
+    life.mkdir()
+    with disk.watch(life) as watch:
+        Store.open(life / "journal", schema, config).close()
+    for number, moment in enumerate(watch.moments):
+        if number % every(3) == 0 or moment is watch.moments[-1]:
+            yield moment.killed().write(base / str(number)) / "journal"
 
 
 def test_a_journal_that_was_cut_short_while_it_was_made_is_made_by_the_next_start(
@@ -415,109 +314,6 @@ def test_a_new_journal_that_is_refused_may_get_other_columns(tmp_path: Path) -> 
     with pytest.raises(SchemaMismatch, match="n: int64, in the journal string"):
         Store.open(tmp_path, SCHEMA, CONFIG)
 
-
-ACTIONS = 4
-
-
-def run_actions(store: Store, done: list[tuple[str, int]]) -> None:
-    """Some appends and deliveries, over several segments; notes which were answered."""
-    for number in range(ACTIONS):
-        if number % 3 == 2:
-            store.append([(0, rows(number * 100)), (1, rows(number * 100 + 1))])
-            done.append(("append", number))
-        else:
-            batch = rows(*range(number * 100, number * 100 + 70))
-            deliver(store, "q", number, (0, batch), (1, batch))
-            done.append(("deliver", number))
-
-
-def wanted(number: int, partition: int) -> list[int]:
-    if number % 3 == 2:
-        return [number * 100 + partition]
-    return list(range(number * 100, number * 100 + 70))
-
-
-def check_after_crash(directory: Path, done: list[tuple[str, int]]) -> None:
-    """What was answered is there, once, whole, in order; what was not is there wholly or, a delivery, not at all. Then all goes on."""
-    with Store.open(directory, SCHEMA, CONFIG) as store:
-        for partition in (0, 1):
-            expected = [n for _, number in done for n in wanted(number, partition)]
-            found = numbers(store, partition)
-            assert found[: len(expected)] == expected
-            following = wanted(len(done), partition) if len(done) < ACTIONS else []
-            # An append that nobody was told about may be in one partition and not in the other.
-            assert found[len(expected) :] in ([], following)
-        delivered = [
-            number for number in range(ACTIONS) if number % 3 != 2 and store.delivered("q", number) is not None
-        ]
-        for partition in (0, 1):
-            found = numbers(store, partition)
-            assert [n for n in range(ACTIONS) if n % 3 != 2 and n * 100 in found] == delivered
-        for number in range(ACTIONS):
-            if number % 3 != 2:
-                batch = rows(*range(number * 100, number * 100 + 70))
-                deliver(store, "q", number, (0, batch), (1, batch))
-        for partition in (0, 1):
-            found = [n for n in numbers(store, partition) if n // 100 % 3 != 2]
-            assert found == [n for number in range(ACTIONS) if number % 3 != 2 for n in wanted(number, partition)]
-
-
-@pytest.mark.ci
-def test_a_crash_at_every_write_and_sync_leaves_each_batch_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The process dies, or the power fails, at each call that changes a file, and before and behind the ledger's commit."""
-    disk = Disk(monkeypatch)
-    Store.open(tmp_path / "empty", SCHEMA, CONFIG).close()
-    step = -1
-    done: list[tuple[str, int]] = []
-    while len(done) < ACTIONS:
-        step += every(3)
-        directory = shutil.copytree(tmp_path / "empty", tmp_path / str(step))
-        sync_all(directory)  # as what was there before the crash
-        done = []
-        store = Store.open(directory, SCHEMA, CONFIG)
-        with disk.crash_at(step):
-            run_actions(store, done)
-        # Copied before the store lets go, as the crash left it.
-        died, failed = tmp_path / f"{step}-died", tmp_path / f"{step}-failed"
-        shutil.copytree(directory, died)
-        disk.power_failure(directory, failed, random.Random(step))
-        store.close()
-        check_after_crash(died, done)
-        check_after_crash(failed, done)
-        for each in (directory, died, failed):
-            shutil.rmtree(each)
-    assert step > 30
-
-
-def test_a_crash_while_recovering_from_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = Disk(monkeypatch)
-    base = tmp_path / "base"
-    done: list[tuple[str, int]] = []
-    store = Store.open(base, SCHEMA, CONFIG)
-    step = 0
-    with disk.crash_at(20):  # in the middle of a delivery over several segments
-        run_actions(store, done)
-    shutil.copytree(base, tmp_path / "crashed")
-    store.close()
-    for step in range(60):
-        directory = tmp_path / f"again-{step}"
-        shutil.copytree(tmp_path / "crashed", directory)
-        opened: list[Store] = []
-        with disk.crash_at(step):
-            opened.append(Store.open(directory, SCHEMA, CONFIG))
-        check = not opened
-        for each in opened:
-            each.close()
-        check_after_crash(directory, done)
-        shutil.rmtree(directory)
-        if not check:
-            break
-    assert step > 2
-
-
-# ---------------------------------------------------------------- crashes, real
 
 WORKER = textwrap.dedent(
     """

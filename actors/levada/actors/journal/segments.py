@@ -332,7 +332,8 @@ class Segment:
         Rows from the offset `promised` on are written anew before: if an earlier process failed to sync them, the system has them in memory,
         takes them for written, and would not write them now.
         """
-        at = self._before(max(promised, self.first)) if promised < self.end else self.size
+        first = max(promised, self.first)
+        at = self._before(first) if first < self.end else self.size
         while at < self.size:
             octets = os.pread(self._descriptor, min(_ANEW, self.size - at), at)
             write_all(self._descriptor, [octets], at)
