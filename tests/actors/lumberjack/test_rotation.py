@@ -347,6 +347,29 @@ async def test_a_text_of_which_only_a_part_was_shipped_may_be_the_original(
     assert set(lines) == set(FIRST.splitlines()), "too little is known of the second night, so its copy comes whole"
 
 
+@pytest.mark.parametrize("running", [True, False], ids=["running", "down"])
+async def test_a_writer_goes_on_in_a_closed_file_that_was_renamed(
+    running: bool, tmp_path: Path, sink: Sink, quick: MockClock
+) -> None:
+    """Rotation renames the file first, and tells the writer later."""
+    log, registry = tmp_path / "app.log", tmp_path / "registry"
+    old = tmp_path / "old"
+    log.write_text(FIRST)
+    config = attrs.evolve(CONFIG, close_inactive=1.0, scan=0.5, rotate_wait=3600.0)
+    if not running:
+        assert len(await ship_once(sink, log, registry=registry)) == 40
+        log.rename(old)
+    async with following(sink, log, registry=registry, config=config) as followed:
+        if running:
+            await until(lambda: len(sink.acked) == 40 and not followed.status().files)
+            sink.events.clear()
+            log.rename(old)
+        await trio.sleep(5.0)
+        append(old, LAST)
+        await until(lambda: len(sink.acked) > 40)
+        assert [(event["line"], event["file"]) for event in sink.acked[40:]] == [(LAST.strip(), str(old))]
+
+
 def test_only_a_few_contents_that_are_gone_are_kept_for_each_path() -> None:
     registry = FileRegistry(None)
     for number in range(100):

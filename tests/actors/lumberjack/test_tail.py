@@ -310,6 +310,21 @@ async def test_from_the_end_only_what_is_new(tmp_path: Path, sink: Sink, quick: 
         await sink.has("while away")
 
 
+async def test_from_the_end_also_if_files_wait(tmp_path: Path, sink: Sink, quick: MockClock) -> None:
+    """They may have grown before it is their turn."""
+    for number in range(6):
+        append(tmp_path / f"{number}.log", "old\nha")
+    sink.hold()
+    config = TailConfig(start="end", max_files=1, drain_timeout=600.0)
+    async with following(sink, tmp_path / "*.log", config=config) as followed:
+        for number in range(6):
+            append(tmp_path / f"{number}.log", f"lf {number}\n")
+        sink.open.set()
+        await until(lambda: len(sink.acked) == 6)
+        assert followed.status().failures == 0
+    assert sorted(sink.lines) == [f"half {number}" for number in range(6)]
+
+
 async def test_a_file_that_cannot_be_read_disturbs_no_other(tmp_path: Path, sink: Sink, quick: MockClock) -> None:
     (tmp_path / "good.log").write_text("good\n")
     (tmp_path / "dangling.log").symlink_to(tmp_path / "nowhere")

@@ -44,7 +44,7 @@ class TailConfig:
     save: float = attrs.field(default=1.0, validator=_positive)
     """Seconds between writes of the registry. After a kill, lines acknowledged since the last write are sent again."""
     rotate_wait: float = attrs.field(default=5.0, validator=_positive)
-    """Seconds without a new byte after which a file that no pattern matches any more (renamed, unlinked) is closed."""
+    """Seconds without a new byte after which a file that no pattern matches any more (renamed, unlinked) is closed, or not searched for."""
     close_inactive: float = attrs.field(default=300.0, validator=_positive)
     """Seconds without a new byte after which any file is closed until it changes; while others wait, a file is closed at its end."""
     max_files: int = attrs.field(default=256, validator=_size)

@@ -120,15 +120,16 @@ class OpenFile:
         self._head = self.head()
         self._tail = os.pread(self._descriptor, TAIL, max(0, position - TAIL))[: min(TAIL, position)]
 
-    def end_of_lines(self, most: int) -> int:
-        """Return the offset behind the last complete line, searched in the last `most` bytes.
+    def end_of_lines(self, size: int, most: int) -> int:
+        """Return the offset behind the last complete line of the first `size` bytes, searched in the last `most` of them.
 
-        Without a line end in them it is 0 if they are the whole file, and otherwise the size.
+        Without a line end in them it is 0 if they are all, and otherwise their number.
         """
-        start = max(0, self.size - most)
-        last = os.pread(self._descriptor, self.size - start, start).rfind(b"\n")
+        size = min(size, self.size)
+        start = max(0, size - most)
+        last = os.pread(self._descriptor, size - start, start).rfind(b"\n")
         if last < 0:
-            return 0 if start == 0 else self.size
+            return 0 if start == 0 else size
         return start + last + 1
 
     @property

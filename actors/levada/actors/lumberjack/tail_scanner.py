@@ -13,6 +13,7 @@ import functools
 import logging
 import time
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import attrs
@@ -45,11 +46,14 @@ class Scanner(Actor[Drain | Down]):
     def __attrs_post_init__(self) -> None:
         self.done: set[Key] = set()  # with `once`: files that were read, or cannot be
         self.unripe: dict[Key, int] = {}  # sizes of files that may be copies in the making
-        # Files that are not read to their end. If one is renamed so that no pattern matches, it must be searched for.
-        self.unfinished = {(entry.device, entry.inode) for entry in self.shared.registry.entries if entry.inode}
+        # Closed files that are searched for if no pattern matches them any more, and until when: a writer may add to a renamed file.
+        self.sought: dict[Key, float] = {}
         self.troubles: dict[
             str, str
         ] = {}  # what cannot be done, and why: each is logged once until it can be done again
+        self.old: dict[
+            Key, int
+        ] = {}  # with `start` "end": sizes that files had at the first look, until they are opened
         self.looked = False
         self.freed = trio.Event()
         self.drained: Reply[Any] | None = None
@@ -57,6 +61,7 @@ class Scanner(Actor[Drain | Down]):
 
     def started(self) -> None:
         """Start to look for files and to save the registry."""
+        self.seek((entry.device, entry.inode) for entry in self.shared.registry.entries if entry.inode)
         self.start_soon(self.look_for_files)
         self.start_soon(self.save)
 
@@ -88,7 +93,7 @@ class Scanner(Actor[Drain | Down]):
         self.shared.files = len(self.readers)
         if isinstance(m.reason, Failed):
             self.shared.counters.failures += 1
-            self.unfinished.add(key)
+            self.seek([key])
         if self.shared.config.once:
             self.done.add(key)
         if len(self.readers) <= self.places // 2:  # one look for many places
@@ -153,7 +158,7 @@ class Scanner(Actor[Drain | Down]):
                 self.looked = True
                 self.shared.looked.set()
                 self.look_whether_done()
-            with trio.move_on_after(config.scan):
+            with trio.move_on_after(config.scan / 2 if self.unripe else config.scan):
                 await self.freed.wait()
 
     async def look_once(self) -> None:
@@ -165,8 +170,8 @@ class Scanner(Actor[Drain | Down]):
         """
         files = await trio.to_thread.run_sync(find_files, self.patterns, self.shared.config.exclude)
         here = {(file.device, file.inode): file for file in files}
-        # Those let go may have grown before they were renamed.
-        sought = (self.unfinished | self.shared.left.keys()) - here.keys()
+        self.seek(self.shared.left.keys() - here.keys() - self.sought.keys())
+        sought = self.sought.keys() - here.keys() - self.readers.keys()
         lost = [entry for key in sought if (entry := self.shared.registry.by_inode(*key)) is not None]
         found = await trio.to_thread.run_sync(find_moved, lost) if lost else []
         moved = {(file.device, file.inode): file for file in found}
@@ -177,9 +182,18 @@ class Scanner(Actor[Drain | Down]):
                 entry.size = entry.offset  # said once
                 self.shared.registry.dirty = True
         self.troubles.pop("no descriptor is free to look for files", None)
-        self.unfinished.clear()
+        if self.shared.config.start == "end" and self.shared.registry.is_new and not self.looked:
+            self.old = {key: file.size for key, file in here.items()}
         await self.take_in(here | moved)
-        self.unfinished |= moved.keys() - self.readers.keys() - self.done  # they wait until others are closed
+        now = trio.current_time()
+        self.sought = {key: until for key, until in self.sought.items() if until > now}
+        self.shared.left = {key: left for key, left in self.shared.left.items() if key in here or key in self.sought}
+        self.seek(moved.keys() - self.readers.keys() - self.done)  # they wait until others are closed
+
+    def seek(self, keys: Iterable[Key]) -> None:
+        """Search for files for `TailConfig.rotate_wait` seconds, if no pattern matches them."""
+        until = trio.current_time() + self.shared.config.rotate_wait
+        self.sought.update(dict.fromkeys(keys, until))
 
     async def take_in(self, here: dict[Key, Found]) -> None:
         """Tell the actors whether their files are still there, and start the missing actors."""
@@ -189,7 +203,6 @@ class Scanner(Actor[Drain | Down]):
                 reader.tell(Located(gone=key not in here))
         self.unripe = {key: size for key, size in self.unripe.items() if key in here}
         shared.refused = {key: why for key, why in shared.refused.items() if key in here}
-        shared.left = {key: left for key, left in shared.left.items() if key in here}
         missing = [
             (key, file)
             for key, file in here.items()
@@ -270,22 +283,24 @@ class Scanner(Actor[Drain | Down]):
         )
         try:
             found = await trio.to_thread.run_sync(known)
+            if found is None:
+                self.unripe[key] = file.size
+                return None
+            opened, entry = found
+            begin = 0
+            if key in self.old:
+                begin = await trio.to_thread.run_sync(opened.end_of_lines, self.old.pop(key), shared.config.max_line)
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise
             shared.refuse(key, file.path, error)
             return None
-        if found is None:
-            self.unripe[key] = file.size
-            return None
-        opened, entry = found
         if (opened.device, opened.inode) != key:
             opened.close()  # another file has replaced it meanwhile
             return None
         if entry is None:
             entry = FileEntry(path=file.path, device=file.device, inode=file.inode, born=opened.born)
-            if shared.config.start == "end" and registry.is_new and not self.looked:
-                entry.offset = await trio.to_thread.run_sync(opened.end_of_lines, shared.config.max_line)
+            entry.offset = begin
         elif (entry.device, entry.inode) != key:
             logger.info("%s is a copy of %s, shipped up to %d", file.path, entry.path, entry.offset)
             registry.remove(entry)
