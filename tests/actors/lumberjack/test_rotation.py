@@ -230,7 +230,9 @@ KINDS: list[type[Log]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", [FIRST, OTHER], ids=["same", "other"])
+@pytest.mark.parametrize(
+    "text", [pytest.param(FIRST, id="same"), pytest.param(OTHER, id="other", marks=pytest.mark.ci)]
+)
 @pytest.mark.parametrize("running", [True, False], ids=["running", "down"])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 async def test_each_line_comes_once(
