@@ -532,21 +532,21 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="coun
 @needs_proc
 async def test_files_take_half_of_the_descriptors(tmp_path: Path, sink: Sink, quick: MockClock) -> None:
     """Those that grow all the time take turns."""
-    logs = [tmp_path / f"{number:03}.log" for number in range(50)]
+    logs = [tmp_path / f"{number:03}.log" for number in range(80)]
     for log in logs:
         log.write_text("one\n")
-    with descriptors(10):
+    with descriptors(60):  # this test opens files, too
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
         async with following(sink, tmp_path / "*.log") as followed:
             for line in ("one", "two", "three"):
-                while sink.lines.count(line) < 50:
+                while sink.lines.count(line) < 80:
                     assert followed.status().files <= most
                     append(logs[-1], "more\n")
                     await trio.sleep(0.1)
                 for log in logs:
                     append(log, {"one": "two\n", "two": "three\n"}.get(line, "end\n"))
-            await until(lambda: sink.lines.count("end") == 50)
-    assert sink.lines.count("one") == sink.lines.count("two") == sink.lines.count("three") == 50
+            await until(lambda: sink.lines.count("end") == 80)
+    assert sink.lines.count("one") == sink.lines.count("two") == sink.lines.count("three") == 80
 
 
 @needs_proc

@@ -874,6 +874,11 @@ async def test_of_several_hosts_one_with_a_closed_connection_is_used_when_the_ot
         left = await a.accept()
         assert (await left.window()).lines == [2, 3]
         assert writer.statistics().faults == 0
+        await right.ack(2)
+        await left.stream.aclose()  # what it has not acked is sent to the other host at once, and its loss is a fault
+        assert (await right.window()).lines == [2, 3]
+        await a.accept()
+        assert writer.statistics().faults == 1
 
 
 async def test_certificates_that_cannot_be_used_are_told_to_whoever_connects() -> None:
