@@ -471,8 +471,10 @@ async def test_a_handler_that_fails_gives_up_the_handles_of_its_message(
             serve(system, "aqueduct+memory://desk", fail, Any) as listener,
             connect(system, listener.url, Parcel) as peer,
         ):
+            began = trio.current_time()
             sender, receiver = channel(int)
             await peer.send(Parcel(sender=sender))
             with pytest.raises(ChannelCancelled):
                 await receiver.receive()
+            assert trio.current_time() == began, "the sender's side waits for no timer"
     assert [record.getMessage().split(": ")[-1] for record in caplog.records] == ["a handler failed"]

@@ -245,6 +245,48 @@ def test_aq45_no_nudge_if_an_answer_must_come(wire: Callable[..., Wire]) -> None
 
 
 @pytest.mark.rule("AQ-45")
+def test_aq45_a_nudge_is_answered_at_once(wire: Callable[..., Wire]) -> None:
+    """Empty ranges open the gate of a sender that cancels; the nack of the number takes a second. Later declarations need no such answer."""
+    w = attached(wire)
+    (half,) = w.sender.send(b"", [Attach.SENDER])
+    w.flush()
+    stream = w.give(w.bidi(), ChannelControl(1), SentUnreliable(1))
+    assert w.take_sent(stream) == [AckNackUnreliable(())]
+    w.give(stream, SentUnreliable(1))
+    assert w.take_sent(stream) == []
+    w.reset(stream, ResetCode.CANCELLED)
+    assert state_of(half) is ReceiverState.CANCELLED
+
+
+@pytest.mark.rule("AQ-45")
+def test_aq45_datagrams_that_came_before_their_declaration_need_no_answer(wire: Callable[..., Wire]) -> None:
+    """They are acked soon."""
+    w = attached(wire)
+    w.sender.send(b"", [Attach.SENDER])
+    w.flush()
+    w.give_datagram(Message(1, 0))
+    stream = w.give(w.bidi(), ChannelControl(1), SentUnreliable(1))
+    assert w.take_sent(stream) == []
+    w.wait(0.1)
+    assert w.take_sent(stream) == [AckNackUnreliable((1,))]
+
+
+@pytest.mark.rule("AQ-45")
+def test_aq45_a_cancelled_channel_ends_without_waiting(pair: Callable[..., Pair]) -> None:
+    """Whichever side minted it: in two round trips, and no timer is waited for."""
+    p = pair()
+    (kept,) = p.client.core.entrypoint.send(b"", [Attach.SENDER])  # type: ignore[union-attr]
+    p.run()
+    given = p.server.core.entrypoint.take().attachments[0]  # type: ignore[union-attr]
+    assert isinstance(given, SenderHalf)
+    given.send(b"on the way")
+    given.cancel()
+    p.run()
+    assert (state_of(given), state_of(kept)) == (SenderState.CANCELLED, ReceiverState.CANCELLED)
+    assert p.now == 0
+
+
+@pytest.mark.rule("AQ-45")
 def test_aq45_the_stack_may_open_the_gate(wire: Callable[..., Wire]) -> None:
     """If QUIC tells that ChannelControl was acknowledged (D-22 b)."""
     w, sender = given_sender(wire)

@@ -324,6 +324,9 @@ class ReceiverHalf:
             self._check_oneshot(self._next, self._count)
         if count:
             self.core.nack_later(self)
+            if self.minted_here and self.total == count > self._count and self.control is not None:
+                # Only that the control stream is known. A sender that cancels waits for this (D-22), and the nack would take a second.
+                self.control.write(b"\x06\x00")
 
     def finish_announced(self, count: int) -> None:
         """Process FinishSender. Source: AQ-42."""
