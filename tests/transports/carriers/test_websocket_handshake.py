@@ -285,6 +285,18 @@ async def test_frames_right_behind_the_answer_are_not_lost() -> None:
     assert await websocket.receive() == b"first"
 
 
+HINTS = b"HTTP/1.1 103 Early Hints\r\nLink: </s.css>; rel=preload\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "interim", [HINTS, b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 102 \r\n\r\n" + HINTS, HINTS * 250]
+)
+async def test_interim_answers_come_before_the_answer(interim: bytes) -> None:
+    """RFC 9110, section 15.2: a client takes any number of them; here they count against the limit of a head."""
+    _, websocket = await answered(lambda head: interim + good(head) + encode_binary(b"first", None))
+    assert await websocket.receive() == b"first"
+
+
 def with_header(header: bytes) -> Callable[[bytes], bytes]:
     return lambda head: good(head).replace(b"\r\n\r\n", b"\r\n" + header + b"\r\n\r\n")
 
@@ -295,7 +307,9 @@ def with_header(header: bytes) -> Callable[[bytes], bytes]:
         (lambda _: b"HTTP/1.1 403 Forbidden\r\n\r\n", 403, "the server answered 403"),
         (lambda _: b"HTTP/1.1 301 Moved\r\nLocation: /there\r\n\r\n", 502, "answered 301, location /there"),
         (lambda _: b"HTTP/1.1 200 OK\r\n\r\nhello", 502, "the server answered 200"),
-        (lambda _: b"HTTP/1.1 100 Continue\r\n\r\n", 502, "the server answered 100"),
+        (lambda _: HINTS + b"HTTP/1.1 403 Forbidden\r\n\r\n", 403, "the server answered 403"),
+        (lambda _: HINTS, None, "the connection ended during the WebSocket handshake"),
+        (lambda head: b"HTTP/1.1 100 \r\n\r\n" * 1000 + good(head), 502, "head of more than"),
         (lambda _: b"HTTP/1.1 700 Whatever\r\n\r\n", 502, "the server answered 700"),
         (lambda _: b"SSH-2.0-OpenSSH\r\n\r\n", 502, "not a WebSocket handshake: Bad HTTP message"),
         (lambda _: b"\x00\x01", 502, "this is not HTTP"),

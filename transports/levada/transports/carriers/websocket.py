@@ -24,6 +24,7 @@ from levada.transports.carriers.websocket_handshake import (
     HandshakeRefused,
     Head,
     answer,
+    is_interim,
     refusal_bytes,
 )
 from levada.transports.carriers.websocket_stream import WebSocketStream
@@ -63,7 +64,11 @@ async def open_over(stream: ByteStream, url: str, config: WebSocketConfig | None
         with trio.move_on_after(config.handshake_timeout):
             stream.send_nowait(handshake.request)
             try:
-                head, rest = await _read_head(stream, config.max_handshake)
+                left = config.max_handshake
+                head, rest = await _read_head(stream, left)
+                while is_interim(head):
+                    left -= len(head)
+                    head, rest = await _read_head(stream, left, rest)
             except HandshakeRefused as refused:
                 raise HandshakeRefused(Refusal(502, f"the server's answer: {refused}")) from refused
             subprotocol = handshake.receive_head(head)
@@ -116,11 +121,13 @@ async def accept_over(
     raise ConnectionLost(f"{stream.info.peer} got no WebSocket: {refusal.status} {refusal.detail}", refusal.status)
 
 
-async def _read_head(stream: ByteStream, limit: int) -> tuple[bytes, bytes]:
+async def _read_head(stream: ByteStream, limit: int, data: bytes = b"") -> tuple[bytes, bytes]:
+    """Read a head that begins with `data`; return it, and the bytes after it."""
     head = Head(limit)
-    while data := await stream.receive_some(limit):
+    while data or (data := await stream.receive_some(max(limit, 1))):
         if (done := head.receive_data(data)) is not None:
             return done
+        data = b""
     raise ConnectionLost("the connection ended during the WebSocket handshake")
 
 

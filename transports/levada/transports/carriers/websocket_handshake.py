@@ -18,11 +18,12 @@ from wsproto.utilities import RemoteProtocolError as WsprotoError
 
 from levada.transports.carriers.websocket_config import Refusal, UpgradeRequest, WebSocketConfig
 
-__all__ = ["ClientHandshake", "HandshakeRefused", "Head", "answer", "refusal_bytes"]
+__all__ = ["ClientHandshake", "HandshakeRefused", "Head", "answer", "is_interim", "refusal_bytes"]
 
 logger = logging.getLogger("levada.transports.websocket")
 
 _END = b"\r\n\r\n"
+_INTERIM = re.compile(rb"HTTP/1\.1 1(?!01)[0-9][0-9]\b")
 _REQUEST_LINE = re.compile(rb"([A-Z]+) \S+ HTTP/1\.([0-9])\r\n")
 _ORIGIN = re.compile(r"(https?)://([^/?#@]+)", re.IGNORECASE)
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
@@ -59,6 +60,11 @@ class Head:
         if end < len(_END):
             return None
         return bytes(self._octets[:end]), bytes(self._octets[end:])
+
+
+def is_interim(head: bytes) -> bool:
+    """Whether another answer follows this one, as after 100 (Continue) and 103 (Early Hints). Source: RFC 9110, section 15.2."""
+    return _INTERIM.match(head) is not None
 
 
 def answer(
