@@ -416,20 +416,30 @@ class SingleDriver(Driver[C]):
         if self.carrier is None:
             await self._carried.wait()
             return
+        await self.await_room(self.carrier).wait()
+
+    def await_room(self, carrier: SingleCarrier[Any]) -> trio.Event:
+        """Begin to wait until the carrier takes more; return the event for it. `relieved` is called, too."""
         if self._room is None:
             self._room = trio.Event()
-            self.start_soon(self._wait_for_room, self.carrier, self._room)
-        await self._room.wait()
+            self.start_soon(self._wait_for_room, carrier, self._room)
+        return self._room
 
     async def _wait_for_room(self, carrier: SingleCarrier[Any], room: trio.Event) -> None:
+        lost = False
         try:
             await carrier.wait_for_room()
         except CarrierError:
-            pass  # the reader finds out
+            lost = True  # the reader finds out
         finally:
             self._own_before = self.own_bytes
             self._room = None
             room.set()
+        if self.carrier is carrier and not lost:
+            self.relieved()
+
+    def relieved(self) -> None:
+        """Note that the carrier takes more."""
 
     async def turn(self) -> None:
         """Wait for a producer's next turn, and for room: one producer of a connection continues in each pass of trio.

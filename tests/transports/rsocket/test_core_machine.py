@@ -35,6 +35,18 @@ payloads = st.builds(
 )
 
 
+class Narrow(CorePair[RSocketCore]):
+    """Two cores whose owners have room for a fragment or two at a time, so that other frames come in between."""
+
+    def __init__(self, client: RSocketCore, server: RSocketCore, *, framed: bool) -> None:
+        super().__init__(client, server, framed=framed)
+        client.room = server.room = 0
+
+    def collect(self) -> None:
+        self.client.room = self.server.room = 100
+        super().collect()
+
+
 class Wired(RuleBasedStateMachine):
     """What both ends do to their streams, in any order, while octets trickle."""
 
@@ -51,8 +63,8 @@ class Wired(RuleBasedStateMachine):
         self.answers: set[int] = set()  # request-responses, which need no credit
         self.broken: set[int] = set()  # a cancel or an error may have swallowed payloads
 
-    @initialize(fragment=st.sampled_from([None, 64]), framed=st.booleans())
-    def connect(self, fragment: int | None, framed: bool) -> None:
+    @initialize(fragment=st.sampled_from([None, 64]), framed=st.booleans(), narrow=st.booleans())
+    def connect(self, fragment: int | None, framed: bool, narrow: bool) -> None:
         self.config = CoreConfig(
             fragment_size=fragment,
             resume=self.resume,
@@ -62,7 +74,8 @@ class Wired(RuleBasedStateMachine):
         )
         self.framed = framed
         self.server = self.new_core(client=False)
-        self.link = CorePair(self.new_core(client=True), self.server, framed=framed)
+        kind = Narrow if narrow else CorePair
+        self.link = kind(self.new_core(client=True), self.server, framed=framed)
         [setup] = self.link.to_server()
         assert isinstance(setup, SetupReceived)
         self.server.accept_setup(0.0)

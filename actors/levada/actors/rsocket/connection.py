@@ -62,7 +62,7 @@ from .fired import Fired
 from .peers import ConnectedPeer
 from .requests import Request
 from .routing import Handler, Responder, Routes, make_responder
-from .streams import BEGIN, SMALL, Answer, Call, Channel, Items, Stream
+from .streams import BEGIN, EMPTY, SMALL, Answer, Call, Channel, Items, Stream
 from .tracing import TracedResponder
 
 __all__ = ["RSocketDriver"]
@@ -73,6 +73,7 @@ MAX_IDLE = 256  # idle actors that are kept, of each class: 0.1 MB
 CHECKPOINT = 64  # fire-and-forget requests from one checkpoint to the next
 JOINED = 4096  # bytes of the largest request that may wait for others
 JOIN_WITHIN = 100e-6  # seconds between fire-and-forget requests; a flush costs 2 us plus 10 in the kernel, a joined request less than 1
+CUT_AT_ONCE = 32_768  # bytes of fragments that a carrier gets when it has room: its queue then holds little more than its watermark
 PUSHES, PUSHED = 64, 1 << 20  # METADATA_PUSHes that wait for the hook, and bytes of them; a single one may be larger
 
 
@@ -132,6 +133,8 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         self.firing = False
         """Whether an actor has been told to take them up but has not begun."""
         self.idle = Pool(self, MAX_IDLE)
+        self._large_line = trio.Lock()
+        self._cut = trio.Event()
         self._fired = 0.0
         self._pushes: deque[bytes] = deque()
         self._pushed = 0
@@ -266,12 +269,46 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         """Note that handlers have released this many bytes."""
         self.request_bytes -= size
 
+    def cut_on(self) -> None:
+        """Hand over fragments that wait in the core as soon as the carrier has room."""
+        if self.carrier is not None:
+            self.await_room(self.carrier)
+
+    def relieved(self) -> None:
+        """Hand over more of the fragments; whatever is sent meanwhile waits for these at most (RS-70, RS-82)."""
+        core = self.core
+        if core.backlog:
+            core.room = min(self.high_watermark, CUT_AT_ONCE) or 1
+            if self.flush() and core.backlog:
+                self.cut_on()
+            if self.phase is not Phase.OPEN:
+                self.retime()  # a drained connection ends with its last fragment
+        if core.backlog <= self.high_watermark:
+            self._cut_enough()
+
+    def _cut_enough(self) -> None:
+        self._cut.set()
+        self._cut = trio.Event()
+
+    def must_wait(self, payload: Payload, stream_id: int = 0) -> bool:
+        """Whether a payload waits until others are cut: a large one, or one behind them on its stream. Small ones of others overtake them."""
+        backlog = self.core.backlog
+        return backlog > self.high_watermark and (payload.size > SMALL or self.core.is_cut(stream_id))
+
+    async def cut_enough(self) -> None:
+        """Wait until little enough of other payloads waits to be cut, or the connection has ended."""
+        async with self._large_line:  # first come, first served
+            while self.core.backlog > self.high_watermark and self.end is None:
+                await self._cut.wait()
+
     async def let_out(self, answer: Payload) -> None:
-        """Wait until the carrier has room for an answer.
+        """Wait until there is room for an answer.
 
         Raises:
             ApplicationError: too many bytes of answers wait already.
         """
+        if not (self.crowded or self.must_wait(answer)):
+            return
         octets, most = answer.size, self.config.max_answer_bytes
         if octets <= SMALL:
             octets = 0
@@ -283,6 +320,8 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         self.answer_bytes += octets
         try:
             await self.turn()
+            if self.must_wait(answer):
+                await self.cut_enough()
         finally:
             self.answer_bytes -= octets
 
@@ -337,11 +376,13 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         self.retime()
         self.log(logging.INFO, "resumed", "goes on, %d bytes again", event.bytes_resent)
         self.resumed()
+        self.cut_on()
         if self.leases:
             self.first_lease()  # RS-103: the last carrier's lease no longer holds
 
     def _on_ended(self, event: ConnectionEnded) -> None:
         self.idle.limit = 0
+        self._cut_enough()
         self.ended(event, f"{event.reason.value}: {event.text}" if event.text else event.reason.value)
 
     def error(self) -> CarrierError:
@@ -351,10 +392,12 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
             return connection_lost(end.code, end.text or end.reason.value)
         return super().error()
 
-    async def ready(self) -> None:
+    async def ready(self, payload: Payload) -> None:
         """Wait until a request may be sent; raises the errors of `check_open`."""
         if self.crowded:
             await self.room()
+        if self.must_wait(payload):
+            await self.cut_enough()
         self.check_open()
 
     @enable_ki_protection
@@ -365,8 +408,13 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
             a CANCEL has been sent, or nothing was.
         """
         carrier = self.carrier
-        if carrier is None or carrier.unsent > self.high_watermark or self.phase not in BEGINNING:
-            await self.ready()
+        if (
+            carrier is None
+            or carrier.unsent > self.high_watermark
+            or self.phase not in BEGINNING
+            or self.core.backlog > self.high_watermark
+        ):
+            await self.ready(payload)
         call = self.idle.take(Call)
         try:
             stream_id = self.core.send_request_response(payload, self._now())
@@ -388,8 +436,13 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
             await trio.lowlevel.checkpoint()
             self._fired = perf_counter()  # the time of other tasks' turns is not a pause of this one
         carrier = self.carrier
-        if carrier is None or carrier.unsent > self.high_watermark or self.phase not in BEGINNING:
-            await self.ready()
+        if (
+            carrier is None
+            or carrier.unsent > self.high_watermark
+            or self.phase not in BEGINNING
+            or self.core.backlog > self.high_watermark
+        ):
+            await self.ready(payload)
         self.core.send_fire_and_forget(payload, trio.current_time())
         now = perf_counter()
         self.sent(payload, alone=now - self._fired > JOIN_WITHIN)
@@ -399,7 +452,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         self, kind: Interaction, payload: Payload, window: int, item_type: Any, convert: Callable[[Payload], Any] | None
     ) -> Receiver[Any]:
         """Open a request-stream, or a subscription."""
-        await self.ready()
+        await self.ready(payload)
         core = self.core
         send = core.send_request_stream if kind is Interaction.REQUEST_STREAM else core.send_request_subscription
         items = self.idle.take(Items)
@@ -422,7 +475,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         encode: Callable[[Any], Payload],
     ) -> tuple[Sender[Any], Receiver[Any]]:
         """Open a request-channel."""
-        await self.ready()
+        await self.ready(payload)
         both = self.idle.take(Channel)
         try:
             stream_id = self.core.send_request_channel(payload, window, trio.current_time())
@@ -439,6 +492,8 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
     def sent(self, payload: Payload, *, alone: bool) -> None:
         """Count and flush a request: at once if it is large or alone, otherwise together with others sent at about the same time."""
         self.requests_sent += 1
+        if self.core.backlog:
+            self.cut_on()
         if alone or len(payload.data) > JOINED:
             self.flush()
         else:
@@ -446,7 +501,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
 
     async def push(self, metadata: bytes) -> None:
         """Send a METADATA_PUSH."""
-        await self.ready()
+        await self.ready(EMPTY)
         self.core.send_metadata_push(metadata)
         self.flush()
 
@@ -484,6 +539,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
 
     def established(self, data_mime_type: str, metadata_mime_type: str) -> None:
         """Store the MIME types, and start the handler's actor if it has one."""
+        self.core.room = 0  # fragments go when the carrier has room
         self.encoding = Encoding(data_mime_type, metadata_mime_type, self.config.codec)
         if isinstance(self.responder, Routes):
             self.spawn(self.responder.make, name="handler", supervise=restart())

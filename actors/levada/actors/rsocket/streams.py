@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from .peers import ConnectedPeer
 
 __all__ = [
-    "BEGIN", "Answer", "Begin", "Call", "Channel", "Items", "Stream", "_Carrying", "before_waiting", "close_source",
+    "BEGIN", "EMPTY", "SMALL", "Answer", "Begin", "Call", "Channel", "Items", "Stream", "_Carrying", "before_waiting", "close_source",
 ]  # fmt: skip
 
 FLUSH_ITEMS, FLUSH_BYTES = 32, 65_536
@@ -125,6 +125,9 @@ class _Carrying(Protocol):
     def fire_on(self) -> bool: ...
     def has_room(self, size: int) -> bool: ...
     async def let_out(self, answer: Payload) -> None: ...
+    def must_wait(self, payload: Payload, stream_id: int = 0) -> bool: ...
+    async def cut_enough(self) -> None: ...
+    def cut_on(self) -> None: ...
     def unhold(self, size: int) -> None: ...
     def flush(self) -> bool: ...
     def flush_soon(self) -> None: ...
@@ -361,9 +364,14 @@ class _Producing(Stream):
                 connection.flush()
                 if connection.crowded or scheduler.slice_over():
                     await connection.turn()
+            if core.backlog and connection.must_wait(payload, stream_id):
+                connection.flush()
+                await connection.cut_enough()
             if self.stream_id != stream_id:
                 return False
             core.send_payload(stream_id, payload)
+            if core.backlog:
+                connection.cut_on()
             credit -= 1
             items += 1
         return self.stream_id == stream_id
@@ -566,14 +574,13 @@ class Answer(_Producing):
     def undelivered(self, messages: list[Any]) -> None:
         """Release the request: this actor was stopped before it could begin."""
         self.connection.begun()
+        self.connection.answering -= 1
         self._release()
 
     def _release(self) -> None:
-        """Stop counting the request and its bytes."""
-        self.connection.answering -= 1
-        if self.held:
-            self.connection.unhold(self.held)
-            self.held = 0
+        """Stop counting the bytes of the request."""
+        self.connection.unhold(self.held)
+        self.held = 0
 
     @handles
     def answer(self, m: Begin) -> Coroutine[Any, Any, None] | None:
@@ -582,6 +589,7 @@ class Answer(_Producing):
         connection.begun()
         self.request = None
         if not self.stream_id or request is None:
+            connection.answering -= 1
             self._release()
             connection.idle.put(self)
             return None
@@ -614,7 +622,8 @@ class Answer(_Producing):
                     await self._send_stream(request, cast("AsyncIterable[Any]", result))
                 elif result is not None or request.holds_message:
                     result = connection.encoding.reply(result, messages=request.holds_message)
-            if not self.answered and connection.crowded and result is not None:
+            crowded = connection.crowded or connection.core.backlog
+            if crowded and not self.answered and result is not None:
                 await connection.let_out(result)
             if request.kind is not RESPONSE and result is not None and not self.answered:
                 # ReactiveSocket's streams may begin without credit (RX-63).
@@ -625,6 +634,8 @@ class Answer(_Producing):
                     connection.core.send_complete(stream_id)
                 else:
                     connection.core.send_payload(stream_id, result, complete=True)
+                    if connection.core.backlog:
+                        connection.cut_on()
                 self.answered = True
                 if connection.unbegun and (result is None or len(result.data) <= SMALL):
                     connection.flush_soon()
@@ -646,7 +657,9 @@ class Answer(_Producing):
                 self._fail(ErrorCode.CANCELED, b"the handler was ended")
             request.close()
             self.leave()
-            self._release()
+            connection.answering -= 1
+            if self.held:
+                self._release()
         self.fit = True
         connection.idle.put(self)
 

@@ -204,7 +204,7 @@ class ConnectionCore(ReactiveStreamsCore):
         """Return when `handle_timeout` is due; in the past if something is due at once (a drained connection ends so)."""
         if self._state is _ENDED:
             return None
-        if self._state is _DRAINING and not self._streams:
+        if self._state is _DRAINING and not (self._streams or self._in_turn):
             return -math.inf
         # While the application decides about SETUP nothing can be late.
         silence = self._judged_from + self._lifetime if self._lifetime and self._state is not _DECIDING else None
@@ -471,7 +471,12 @@ class ConnectionCore(ReactiveStreamsCore):
     def _send_error(self, stream_id: int, code: int, data: bytes, metadata: bytes | None = None) -> None:
         if code == ErrorCode.REJECTED and metadata is None:
             metadata = data  # RX-23: the text has the reason in the metadata, others look at the data
-        self._put_own(f.encode(f.ERROR, stream_id, 0, f.WORD.pack(code), metadata, data))
+        self._put_last(stream_id, f.encode(f.ERROR, stream_id, 0, f.WORD.pack(code), metadata, data))
+
+    def _put_last(self, stream_id: int, frame: bytes) -> None:
+        """Queue the frame that ends this direction, which carries no payload of the owner."""
+        self.own_bytes += len(frame)
+        self._put_behind(stream_id, frame)
 
     def _put_own(self, frame: bytes) -> None:
         """Queue a frame of a stream that carries no payload of the owner."""
@@ -502,7 +507,7 @@ class ConnectionCore(ReactiveStreamsCore):
         self._state = CONNECTION[self._state, by]
 
     def _end_if_drained(self, events: list[Event]) -> None:
-        if self._state is _DRAINING and not self._streams:
+        if self._state is _DRAINING and not (self._streams or self._in_turn):
             self._end(EndReason.CLOSED, 0, "every stream has ended", events)
 
     def _check_live(self, size: int = 0) -> None:

@@ -11,7 +11,7 @@ and in `connection`, `frames` and `state`, each marked with the id of its rule. 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from levada.framework.errors import LocalProtocolError
@@ -264,6 +264,7 @@ class ReactiveSocketCore(ConnectionCore):
 
     def _give_up(self, stream: Stream, stream_id: int, reason: bytes, events: list[Event]) -> None:
         """End a stream because the peer broke a rule: a requester cancels, a responder sends INVALID (RX-62, RX-74)."""
+        self._drop_turn(stream_id)
         if stream.requester:
             self._put_own(f.encode(f.CANCEL, stream_id))
         else:
@@ -288,6 +289,8 @@ class ReactiveSocketCore(ConnectionCore):
 
     def _on_cancel(self, kind: int, stream_id: int, flags: int, parsed: Parsed, events: list[Event]) -> None:
         stream = self._streams.get(stream_id)
+        if stream is None or not stream.requester:
+            self._drop_turn(stream_id)
         if stream is None or stream.requester:
             return  # RX-101
         if stream.heard_of:
@@ -299,6 +302,7 @@ class ReactiveSocketCore(ConnectionCore):
         data = data.removesuffix(b"\0")  # RX-23
         if not stream_id:
             return self._on_connection_error(code, data, events)
+        self._drop_turn(stream_id)
         stream = self._streams.get(stream_id)
         # RX-102. RX-57: of a requester's ERRORs only those on a channel make sense.
         if stream is None or not (stream.requester or stream.kind is _CHANNEL):
@@ -370,10 +374,10 @@ class ReactiveSocketCore(ConnectionCore):
                 raise LocalProtocolError(
                     f"{len(self._waiting)} requests wait for a lease (see max_pending)", rule="RX-66"
                 )
-            stream_id = self._ids.take(self._streams, self._waiting)
+            stream_id = self._ids.take(self._streams, self._waiting, self._in_turn)
             self._waiting[stream_id] = PendingRequest(kind, payload, n, complete)
             return stream_id
-        stream_id = self._ids.take(self._streams, self._waiting)
+        stream_id = self._ids.take(self._streams, self._waiting, self._in_turn)
         self._open(stream_id, kind, payload, n, complete)
         return stream_id
 
@@ -471,7 +475,7 @@ class ReactiveSocketCore(ConnectionCore):
         if stream.kind is _SUBSCRIPTION:
             self._send_error(stream_id, ErrorCode.CANCELED, b"the source has ended")  # RX-53
         elif not told:
-            self._put_own(f.encode(kind, stream_id, f.COMPLETE))
+            self._put_last(stream_id, f.encode(kind, stream_id, f.COMPLETE))
         stream.credit = 0
         self._move(stream, stream_id, by)
 
@@ -522,6 +526,7 @@ class ReactiveSocketCore(ConnectionCore):
         if stream is None:
             self._waiting.pop(stream_id, None)  # the peer never heard of it
         elif stream.requester:
+            self._drop_turn(stream_id)
             self._put_own(f.encode(f.CANCEL, stream_id, metadata=metadata))
             self._move(stream, stream_id, StreamInput.CANCEL)
         elif stream.kind is not _CHANNEL:
@@ -537,23 +542,29 @@ class ReactiveSocketCore(ConnectionCore):
         """Queue a payload, and the end of this direction if it is the last one."""
         if complete and not payload.data and payload.metadata is None:
             # RX-58: C would swallow it.
-            self._out.append(f.encode(kind, stream_id, flags, fixed))
-            self._out.append(f.encode(kind, stream_id, f.COMPLETE))
+            self._put_behind(stream_id, f.encode(kind, stream_id, flags, fixed))
+            self._put_behind(stream_id, f.encode(kind, stream_id, f.COMPLETE))
         else:
             self._send_frames(kind, stream_id, flags | f.COMPLETE if complete else flags, fixed, payload)
 
     def _send_frames(self, kind: int, stream_id: int, flags: int, fixed: bytes, payload: Payload) -> None:
         """Queue a payload as RESPONSE or REQUEST_CHANNEL, in fragments if it is too large for one frame."""
         frame = f.encode(kind, stream_id, flags, fixed, payload.metadata, payload.data)
-        if len(frame) <= self._max_out:
-            self._out.append(frame)
-            return
+        if len(frame) > self._max_out:
+            self._put_in_turn(stream_id, self._fragments(kind, stream_id, flags, fixed, payload))
+        else:
+            self._put_behind(stream_id, frame)
+
+    def _put(self, frame: bytes) -> None:
+        self._out.append(frame)
+
+    def _fragments(self, kind: int, stream_id: int, flags: int, fixed: bytes, payload: Payload) -> Iterator[bytes]:
         # RX-75: with the header. `split` counts 3 bytes for a metadata length, here it has 4.
         room = self._fragment - 13
         for part, follows in split(payload, room - len(fixed), room):
             # RX-72: C on the last only. RX-71: N and the initial n on the first only.
             part_flags = flags & ~f.COMPLETE | f.FOLLOWS if follows else flags
-            self._out.append(f.encode(kind, stream_id, part_flags, fixed, part.metadata, part.data))
+            yield f.encode(kind, stream_id, part_flags, fixed, part.metadata, part.data)
             flags &= ~f.INITIAL
             fixed = b""
 
@@ -582,6 +593,7 @@ class ReactiveSocketCore(ConnectionCore):
             events.append(StreamFailed(stream_id, code, text.encode(), FailedBy.CONNECTION))
         self._streams.clear()
         self._waiting.clear()
+        self._drop_turns()
         self._peer_streams = self._gathered = 0
 
 

@@ -100,6 +100,8 @@ class CoreConfig:
     fragment_size: int | None = attrs.field(default=None, validator=v.optional([v.instance_of(int), v.ge(64)]))
     """Bytes of the largest frame to send, its length field included; larger payloads are sent as fragments of this size.
 
+    Frames of other streams, and KEEPALIVE, need not wait for the whole of a large payload then.
+
     ``None``: only payloads that do not fit into any frame are fragmented, into 1 MiB each (RS-86).
     """
     extensions: frozenset[int] = frozenset()

@@ -194,6 +194,7 @@ class RSocketConnection(ReactiveStreamsCore):
         events += [StreamFailed(stream_id, shown, text.encode(), FailedBy.CONNECTION) for stream_id in self._waiting]
         self._streams.clear()
         self._waiting.clear()
+        self._drop_turns()
         self._peer_streams = self._gathered = 0
         self._forget_unread()
         if self._replay is not None:
@@ -213,7 +214,7 @@ class RSocketConnection(ReactiveStreamsCore):
         self._end(events, EndReason.REFUSED, code, text, rule, tell=True)
 
     def _end_if_drained(self, events: list[Event]) -> None:
-        if self._state is ConnectionState.DRAINING and not self._streams:
+        if self._state is ConnectionState.DRAINING and not (self._streams or self._in_turn):
             self._end_drain(events, "every stream has ended")
 
     def _end_drain(self, events: list[Event], text: str) -> None:
@@ -527,7 +528,8 @@ class RSocketConnection(ReactiveStreamsCore):
             case ConnectionState.OPEN | ConnectionState.OPENING:
                 return min(silent, self._keepalive_at)
             case ConnectionState.DRAINING:
-                return min(silent, self._keepalive_at, self._until) if self._streams else -math.inf
+                left = self._streams or self._in_turn
+                return min(silent, self._keepalive_at, self._until) if left else -math.inf
             case ConnectionState.AWAITING_SETUP | ConnectionState.SUSPENDED:
                 return self._until
             case ConnectionState.RESUMING:

@@ -11,7 +11,7 @@ and are ignored, like frames of a stream that never existed (RS-21, RS-120).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from levada.framework.errors import LocalProtocolError
@@ -449,6 +449,7 @@ class RSocketCore(RSocketConnection):
     def _give_up(self, stream_id: int, stream: Stream, text: str, events: list[Event]) -> None:
         """End a stream because the peer passed a limit: a requester sends CANCEL, a responder ERROR[INVALID] (RS-77, RS-85)."""
         heard_of = stream.heard_of
+        self._drop_turn(stream_id)
         if stream.requester:
             self._put_own(CancelFrame(stream_id).encode())
             self._advance(stream_id, stream, StreamInput.SEND_CANCEL)
@@ -476,6 +477,8 @@ class RSocketCore(RSocketConnection):
             events.append(CreditGranted(stream_id, n))
 
     def _on_cancel(self, stream_id: int, word: int, data: bytes, at: int, end: int, events: list[Event]) -> None:
+        if self.backlog:
+            self._drop_turn(stream_id)
         stream = self._streams.get(stream_id)
         if stream is None:
             return  # RS-122
@@ -499,6 +502,8 @@ class RSocketCore(RSocketConnection):
     def _on_error(self, stream_id: int, word: int, data: bytes, at: int, end: int, events: list[Event]) -> None:
         if end - at < U32.size:
             raise InvalidFrame("ERROR without its code")
+        if self.backlog:
+            self._drop_turn(stream_id)
         stream = self._streams.get(stream_id)
         if stream is None:
             return  # RS-123
@@ -582,10 +587,10 @@ class RSocketCore(RSocketConnection):
             # RS-54, RS-133: first come, first served.
             if len(self._waiting) >= self._config.max_pending:
                 raise LocalProtocolError(f"{len(self._waiting)} requests wait for a lease already", rule="RS-133")
-            stream_id = self._ids.take(self._streams, self._waiting)
+            stream_id = self._ids.take(self._streams, self._waiting, self._in_turn)
             self._waiting[stream_id] = PendingRequest(kind, payload, n, complete)
             return stream_id
-        stream_id = self._ids.take(self._streams, self._waiting)
+        stream_id = self._ids.take(self._streams, self._waiting, self._in_turn)
         if kind is _RESPONSE:  # as `_start`, whose call costs 0.2 us
             self._streams[stream_id] = Stream(_RESPONSE, True, _RECEIVING, 0, 0)
             self._put_payload(stream_id, _RESPONSE_WORD, b"", payload)
@@ -680,7 +685,7 @@ class RSocketCore(RSocketConnection):
         stream = self._streams.get(stream_id)
         if stream is None or stream.state is _RECEIVING:
             raise self._why_not(stream_id, stream)
-        self._put_own(HEADER.pack(stream_id, _PAYLOAD | COMPLETE))
+        self._put_last(stream_id, HEADER.pack(stream_id, _PAYLOAD | COMPLETE))
         self._advance(stream_id, stream, _SEND_COMPLETE)
 
     def send_error(self, stream_id: int, code: int = ErrorCode.APPLICATION_ERROR, data: bytes = b"") -> None:
@@ -704,7 +709,7 @@ class RSocketCore(RSocketConnection):
         if stream is None:
             del self._waiting[stream_id]  # the peer has not heard of it
             return
-        self._put_own(ErrorFrame(stream_id, code, data.rstrip(b"\0")).encode())
+        self._put_last(stream_id, ErrorFrame(stream_id, code, data.rstrip(b"\0")).encode())
         self._advance(stream_id, stream, StreamInput.SEND_ERROR)
 
     def send_cancel(self, stream_id: int) -> None:
@@ -719,6 +724,7 @@ class RSocketCore(RSocketConnection):
         if stream is None:
             return
         if stream.requester:
+            self._drop_turn(stream_id)
             self._put_own(CancelFrame(stream_id).encode())
             self._advance(stream_id, stream, StreamInput.SEND_CANCEL)
         elif stream.kind is not _CHANNEL:
@@ -735,7 +741,10 @@ class RSocketCore(RSocketConnection):
             size += 3 + len(metadata)
             word |= METADATA
         if size > self._max_sent:
-            self._put_fragments(stream_id, word, fixed, payload)
+            self._put_in_turn(stream_id, self._fragments(stream_id, word, fixed, payload))
+        elif self.backlog and stream_id in self._in_turn:
+            before = () if metadata is None else (metadata_length(metadata), metadata)
+            self._put_in_turn(stream_id, (b"".join((HEADER.pack(stream_id, word), fixed, *before, data)),))
         elif self._plain:
             header = PREFIXED_HEADER.pack(size >> 16, size & 0xFFFF, stream_id, word) + fixed
             if metadata is None:
@@ -747,18 +756,22 @@ class RSocketCore(RSocketConnection):
         else:
             self._put(b"".join((HEADER.pack(stream_id, word), fixed, metadata_length(metadata), metadata, data)))
 
-    def _put_fragments(self, stream_id: int, word: int, fixed: bytes, payload: Payload) -> None:
+    def _put_last(self, stream_id: int, frame: bytes) -> None:
+        """Queue the frame that ends this direction, which carries no payload of the owner."""
+        self.own_bytes += len(frame)
+        self._put_behind(stream_id, frame)
+
+    def _fragments(self, stream_id: int, word: int, fixed: bytes, payload: Payload) -> Iterator[bytes]:
         complete = word & COMPLETE
         word &= ~(COMPLETE | METADATA)
         room = self._fragment - _SMALLEST
-        # All at once, so that nothing of the same stream comes in between (RS-82).
         for part, follows in split(payload, room - len(fixed), room):
             parts = [fixed, part.data]
             flags = FOLLOWS if follows else complete  # RS-80: C on the last one only
             if part.metadata is not None:
                 flags |= METADATA
                 parts[1:1] = (metadata_length(part.metadata), part.metadata)
-            self._put(b"".join((HEADER.pack(stream_id, word | flags), *parts)))
+            yield b"".join((HEADER.pack(stream_id, word | flags), *parts))
             word, fixed = _ITEM, b""
 
 

@@ -6,9 +6,11 @@ The dialects differ in frames and rules, so each has its own core; methods, even
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections import OrderedDict
-from typing import Any
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from typing import Any, Final
 
 import attrs
 
@@ -22,6 +24,8 @@ from levada.transports.rsocket.state import ConnectionState
 from levada.transports.rsocket.streams import PendingRequest, Stream, live_ids
 
 __all__ = ["CoreStatistics", "ReactiveStreamsCore"]
+
+_WITHOUT_CARRIER: Final = (ConnectionState.SUSPENDED, ConnectionState.RESUMING)
 
 
 @attrs.frozen(kw_only=True)
@@ -63,6 +67,12 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
         self._waiting: OrderedDict[int, PendingRequest] = OrderedDict()  # for a lease
         self._peer_streams = 0
         self._gathered = 0  # bytes of all unfinished payloads
+        self._in_turn: OrderedDict[int, deque[bytes]] = OrderedDict()  # frames of each stream that wait for room
+        self.backlog = 0
+        """Bytes of fragments, and of frames behind them, that wait for `room`."""
+        self.room: float = math.inf
+        """How many bytes of them `data_to_send` may take, and one frame more; counted down. An owner that sets it lets other frames overtake
+        fragments."""
         self.own_bytes = 0
         """Bytes that this core has queued by itself, such as errors, grants and answers to KEEPALIVE: because of the peer, however much waits."""
 
@@ -77,7 +87,12 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
         return events
 
     def data_to_send(self, now: float) -> list[bytes]:
-        """Take the queued output: pieces to join for a byte stream, otherwise one frame for each message. Frames of stream 0 go first."""
+        """Take the queued output: pieces to join for a byte stream, otherwise one frame for each message. Frames of stream 0 go first.
+
+        Fragments stay in the backlog if there is no `room` for them.
+        """
+        if self.backlog:
+            self._take_turns()
         out, self._out = self._out, []
         if self._control:
             out = self._control + out
@@ -109,8 +124,65 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
         """Return the ids of the live streams that the caller has seen, and of those that wait for a lease."""
         return live_ids(self._streams, self._waiting)
 
+    def is_cut(self, stream_id: int) -> bool:
+        """Return whether frames of a stream wait for room; its later frames wait behind them."""
+        return stream_id in self._in_turn
+
+    def _put_in_turn(self, stream_id: int, frames: Iterable[bytes]) -> None:
+        """Queue frames of a stream in order; if `room` is bounded, frames of other streams may go between them (RS-82).
+
+        The first one goes at once: the peer has to know of a request before REQUEST_N or CANCEL.
+        """
+        later = deque(frames)
+        waiting = self._in_turn.get(stream_id)
+        if waiting is None and self.room == math.inf:
+            for frame in later:
+                self._put(frame)
+            return
+        if waiting is not None:
+            waiting += later
+        else:
+            self._put(later.popleft())
+            if later:
+                self._in_turn[stream_id] = later
+        self.backlog += sum(map(len, later))
+
+    def _put_behind(self, stream_id: int, frame: bytes) -> None:
+        """Queue a frame of a stream behind those that wait."""
+        if stream_id in self._in_turn:
+            self._put_in_turn(stream_id, (frame,))
+        else:
+            self._put(frame)
+
+    def _take_turns(self) -> None:
+        """Queue a frame of each stream in turn, as long as there is room."""
+        if self._state in _WITHOUT_CARRIER:
+            return
+        waiting = self._in_turn
+        while waiting and self.room > 0:
+            stream_id, frames = waiting.popitem(last=False)
+            frame = frames.popleft()
+            if frames:
+                waiting[stream_id] = frames
+            self.room -= len(frame)
+            self.backlog -= len(frame)
+            self._put(frame)
+
+    def _drop_turn(self, stream_id: int) -> None:
+        """Drop the frames of a stream that wait: the peer or this side has given the stream up (RS-83)."""
+        self.backlog -= sum(map(len, self._in_turn.pop(stream_id, ())))
+
+    def _drop_turns(self) -> None:
+        """Drop all waiting frames: the connection has ended."""
+        self._in_turn.clear()
+        self.backlog = 0
+
+    @abstractmethod
+    def _put(self, frame: bytes) -> None:
+        """Queue a frame of a stream."""
+
     def _bytes_unsent(self) -> int:
-        return sum(map(len, self._control)) + sum(map(len, self._out))
+        return sum(map(len, self._control)) + sum(map(len, self._out)) + self.backlog
 
     def _other_input(self) -> LocalProtocolError:
         carrier, call = ("of messages", "receive_message") if self._framed else ("of bytes", "receive_data")

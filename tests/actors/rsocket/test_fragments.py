@@ -1,0 +1,159 @@
+"""Large payloads on a slow carrier: with `fragment_size` other requests and KEEPALIVE do not wait for them, in both dialects (RS-70, RS-82)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from levada.actors.rsocket import ClientConfig, CoreConfig, Request, ServerConfig
+from levada.framework import ActorSystem
+from levada.transports.carriers import MemoryConfig
+
+from .conftest import below, connect, serve
+
+SLOW = MemoryConfig(latency=0.01, window=8_000)  # 400 kB/s
+SIZE = 1_000_000
+CORE = CoreConfig(fragment_size=16_384, keepalive_interval=0.5, max_lifetime=1.0)
+LONGEST = 0.35  # seconds for the carrier's queue of 64 KiB, the 32 KiB and a fragment that it gets, and the round trip
+TAKES = SIZE / 400_000
+
+DIALECTS = pytest.mark.parametrize("dialect", ["rsocket", "reactivesocket"])
+
+
+async def handler(request: Request) -> Any:
+    if request.data == b"items":
+        return items()
+    return bytes(SIZE) if request.data == b"large" else str(len(request.data)).encode()
+
+
+async def items() -> AsyncIterator[bytes]:
+    yield bytes(SIZE // 2)
+    yield bytes(SIZE // 2)
+
+
+@DIALECTS
+@pytest.mark.parametrize("kind", ["answer", "items", "request"])
+async def test_small_requests_do_not_wait_for_a_large_payload(
+    autojump_clock: MockClock, dialect: str, kind: str
+) -> None:
+    """Nor does KEEPALIVE: the peer, which takes a second of silence for an end, stays."""
+    waited: list[float] = []
+    async with (
+        ActorSystem() as system,
+        serve(system, f"{dialect}+memory://desk", handler, config=ServerConfig(core=CORE, carrier=SLOW)) as listener,
+        connect(system, listener.url, config=ClientConfig(core=CORE, carrier=SLOW)) as peer,
+        trio.open_nursery() as nursery,
+    ):
+        began = trio.current_time()
+
+        async def large() -> None:
+            if kind == "answer":
+                assert len((await peer.request_response(b"large")).data) == SIZE
+            elif kind == "items":
+                assert [len(item.data) async for item in await peer.request_stream(b"items")] == [SIZE // 2] * 2
+            else:
+                sender, receiver = await peer.request_channel(bytes(SIZE))
+                sender.finish_nowait()
+                assert [item.data async for item in receiver] == [str(SIZE).encode()]
+            assert trio.current_time() - began == pytest.approx(TAKES, abs=0.5)
+            nursery.cancel_scope.cancel()
+
+        async def small() -> None:
+            while True:
+                await trio.sleep(0.2)
+                asked = trio.current_time()
+                assert (await peer.request_response(b"small")).data == b"5"
+                waited.append(trio.current_time() - asked)
+
+        nursery.start_soon(large)
+        nursery.start_soon(small)
+    assert len(waited) > 3
+    assert max(waited) < LONGEST
+
+
+@DIALECTS
+async def test_large_payloads_wait_for_each_other(autojump_clock: MockClock, dialect: str) -> None:
+    """However many there are, this side queues little more than one of them."""
+    most = 0
+    async with (
+        ActorSystem() as system,
+        serve(system, f"{dialect}+memory://desk", handler, config=ServerConfig(core=CORE, carrier=SLOW)) as listener,
+        connect(system, listener.url, config=ClientConfig(core=CORE, carrier=SLOW, window=64)) as peer,
+        trio.open_nursery() as nursery,
+    ):
+        got: list[int] = []
+
+        async def ask(number: int) -> None:
+            if number % 2:
+                got.append(len((await peer.request_response(b"large")).data))
+            else:
+                got.append(sum([len(item.data) async for item in await peer.request_stream(b"items")]))
+            if len(got) == 4:
+                nursery.cancel_scope.cancel()
+
+        for number in range(4):
+            nursery.start_soon(ask, number)
+        while True:
+            await trio.sleep(0.05)
+            most = max(most, below(listener.peers[0]).core.statistics().bytes_unsent)
+    assert got == [SIZE] * 4
+    assert SIZE // 2 < most < SIZE + ServerConfig().high_watermark
+
+
+@DIALECTS
+async def test_closing_waits_for_the_rest_of_an_answer(autojump_clock: MockClock, dialect: str) -> None:
+    async with (
+        ActorSystem() as system,
+        serve(system, f"{dialect}+memory://desk", handler, config=ServerConfig(core=CORE, carrier=SLOW)) as listener,
+        connect(system, listener.url, config=ClientConfig(core=CORE, carrier=SLOW)) as peer,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def ask() -> None:
+            assert len((await peer.request_response(b"large")).data) == SIZE
+
+        nursery.start_soon(ask)
+        await trio.sleep(0.5)
+        began = trio.current_time()
+        await listener.aclose()
+        assert trio.current_time() - began == pytest.approx(TAKES - 0.5, abs=0.5)
+
+
+async def test_an_answer_goes_on_over_the_next_carrier(autojump_clock: MockClock) -> None:
+    core = CoreConfig(fragment_size=16_384, resume=True)
+    async with (
+        ActorSystem() as system,
+        serve(system, "rsocket+memory://desk", handler, config=ServerConfig(core=core, carrier=SLOW)) as listener,
+        connect(system, listener.url, config=ClientConfig(core=core, carrier=SLOW)) as peer,
+        trio.open_nursery() as nursery,
+    ):
+        got: list[int] = []
+
+        async def ask() -> None:
+            got.append(len((await peer.request_response(b"large")).data))
+
+        nursery.start_soon(ask)
+        for _ in range(3):
+            await trio.sleep(0.5)
+            wire: Any = below(peer).carrier
+            wire.abort()
+    assert got == [SIZE]
+    assert peer.statistics().sessions_resumed == 3
+
+
+@DIALECTS
+async def test_a_cancelled_answer_frees_the_carrier(autojump_clock: MockClock, dialect: str) -> None:
+    async with (
+        ActorSystem() as system,
+        serve(system, f"{dialect}+memory://desk", handler, config=ServerConfig(core=CORE, carrier=SLOW)) as listener,
+        connect(system, listener.url, config=ClientConfig(core=CORE, carrier=SLOW)) as peer,
+    ):
+        with trio.move_on_after(0.5):
+            await peer.request_response(b"large")
+        began = trio.current_time()
+        assert len((await peer.request_response(b"large")).data) == SIZE
+        assert trio.current_time() - began < TAKES + LONGEST
