@@ -60,29 +60,34 @@ PLAIN = frozenset({types.NoneType, bool, int, float, str, bytes})
 _TOO_DEEP = "nested too deeply (max_depth)"
 
 
-def _type_name(annotation: Any) -> str:
-    """An annotation as its author wrote it, without modules: the same in a script and in the module that it is to others."""
+def type_name(annotation: Any) -> str:
+    """Return an annotation as its author wrote it, without modules: the same in a script and in the module that it is to others.
+
+    Example:
+        >>> type_name(dict[str, int] | None)
+        'None | dict[str, int]'
+    """
     if annotation is None or annotation is types.NoneType:
         return "None"
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return f"Literal[{', '.join(map(repr, arguments))}]"
     if origin is Union or origin is types.UnionType:
-        return " | ".join(sorted(map(_type_name, arguments)))
+        return " | ".join(sorted(map(type_name, arguments)))
     if arguments:
-        return f"{_type_name(origin)}[{', '.join(map(_type_name, arguments))}]"
+        return f"{type_name(origin)}[{', '.join(map(type_name, arguments))}]"
     return str(getattr(annotation, "__name__", annotation))
 
 
 def _refuse(name: str, value: Any) -> Misfit:
-    return Misfit(f"expected {name}, got {_type_name(type(value))}")
+    return Misfit(f"expected {name}, got {type_name(type(value))}")
 
 
 def _native(
     kind: type, widen: Callable[[Any], Any] | None = None, also: tuple[type, ...] = (), also_wire: tuple[type, ...] = ()
 ) -> Shape:
     """A type that msgpack has. Encoding also takes `also` and subclasses, made exact by `widen`; decoding also `also_wire`."""
-    name = _type_name(kind)
+    name = type_name(kind)
 
     def lower(value: Any, out: Out, depth: int) -> Any:
         if type(value) is kind:
@@ -646,7 +651,7 @@ def _compile(annotation: Any) -> Shape:
         return _ANY
     origin = get_origin(annotation) or annotation
     arguments = get_args(annotation)
-    name = _type_name(annotation)
+    name = type_name(annotation)
     if origin is Literal:
         return _literal(name, arguments)
     if origin is Union or origin is types.UnionType:

@@ -53,7 +53,7 @@ import attrs
 from attrs import validators as v
 from msgpack import Packer
 
-from ._shapes import PLAIN, is_message, plan_of, shape_of
+from ._shapes import PLAIN, is_message, plan_of, shape_of, type_name
 from ._wire import (
     EXT_MESSAGE,
     PLAIN_KINDS,
@@ -75,7 +75,7 @@ from .message import BY_TAG
 
 __all__ = [
     "Attachable", "AttachmentKind", "Attachments", "Codec", "Detach", "has_at_most", "schema_fingerprint",
-    "schema_of",
+    "schema_of", "type_name",
 ]  # fmt: skip
 
 _BIN8 = [bytes((0xC4, size)) for size in range(0x100)]

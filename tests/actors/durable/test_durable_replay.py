@@ -145,7 +145,7 @@ async def test_command_ids_are_part_of_a_snapshot(tmp_path: Path) -> None:
     assert await run(tmp_path, cls, Added) == [0, 1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("change", ["field", "version"])
+@pytest.mark.parametrize("change", ["field", "type", "version"])
 async def test_a_snapshot_that_does_not_fit_is_ignored(
     tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -156,10 +156,28 @@ async def test_a_snapshot_that_does_not_fit_is_ignored(
     }
     if change == "field":
         members = {"total": 0, "__annotations__": {"numbers": "list[int]", "total": "int"}}
+    elif change == "type":
+        members = {"__annotations__": {"numbers": "list[float]"}}
     caplog.set_level(logging.WARNING, "levada.actors.durable")
     assert await run(tmp_path, adder(**members), Added, 7) == [0, 1, 2, 3, 4, 7]
     assert [event.number for event in CALLS] == [0, 1, 2, 3, 4, 7]
     assert "Adder 'a': its snapshot does not fit the class" in caplog.text
+
+
+async def test_a_snapshot_of_version_0_2_which_names_no_types_is_taken(tmp_path: Path) -> None:
+    cls = adder()
+    assert await run(tmp_path / "new", cls, Added, *range(4), ids=True, snapshot_every=4) == [0, 1, 2, 3]
+    with Store.open(tmp_path / "new", None, log_config(1)) as store:
+        schema = store.schema
+        found = [row for _, batch in store.batches(0, 0) for row in batch.to_pylist()]
+    [snapshot] = [row for row in found if row["kind"] == "$snapshot"]
+    state = snapshots.WHOLE.decode(snapshot["_data"])
+    assert state.pop("types") == {"numbers": "list[int]"}
+    snapshot["_data"] = snapshots.WHOLE.encode(state)
+    with Store.open(tmp_path / "old", schema, log_config(1)) as store:
+        store.append([(0, pa.RecordBatch.from_pylist(found, schema))])
+    assert await run(tmp_path / "old", cls, Added) == [0, 1, 2, 3]
+    assert CALLS == []
 
 
 async def test_a_snapshot_whose_values_the_class_refuses_is_ignored(

@@ -247,6 +247,93 @@ async def test_every_command_under_way_gets_the_refusal_and_is_not_done(autojump
         assert [await accounts[f"e{n}"].ask(Deposit(1)) for n in range(10)] == [1] * 10
 
 
+async def test_a_full_disk_does_not_hold_up_what_writes_nothing(autojump_clock: MockClock) -> None:
+    full = JournalFull("the disk is full", path="/var/log")
+    refusal: list[JournalFull] = []
+    async with ActorSystem("test", ask_timeout=1000.0) as system:
+        rows: list[list[Row]] = [[]]
+        journal = system.spawn(Picky, log_columns(EVENTS), rows, refusal)
+        accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=1)
+        for n in range(3):
+            assert await accounts[f"e{n}"].ask(Deposit(n)) == n
+        refusal.append(full)
+        before = trio.current_time()
+        for _ in range(2):  # the first is refused by the append, the second by the shard
+            with pytest.raises(JournalFull, match=r"^/var/log: the disk is full$"):
+                await accounts["e1"].ask(Deposit(10))
+            assert [await accounts[f"e{n}"].ask(Balance()) for n in range(3)] == [0, 1, 2]
+        assert await accounts["new"].ask(Balance()) == 0
+        with pytest.raises(JournalFull):  # its answer would be written
+            await accounts["e2"].ask(Balance(), command="one")
+        with pytest.raises(JournalFull):
+            await accounts.erase("e2")
+
+        async def both() -> None:
+            """The second waits for the first, which is refused and costs the entity its place in memory."""
+            async with trio.open_nursery() as nursery:
+                for question in (Deposit(1), Balance()):
+                    nursery.start_soon(ask, question)
+
+        async def ask(question: Any) -> None:
+            try:
+                answers.append(await accounts["e2"].ask(question))
+            except JournalFull:
+                answers.append(None)
+
+        answers: list[int | None] = []
+        await both()
+        assert sorted(answers, key=str) == [2, None]
+        assert trio.current_time() - before < 1.0
+        assert len(rows[0]) == 4
+        refusal.clear()
+        await trio.sleep(shard.LAST_DELAY + 0.1)
+        assert [await accounts[f"e{n}"].ask(Deposit(1)) for n in range(3)] == [1, 2, 3]
+        assert [row["kind"] for row in rows[0][4:5]] == ["$owned"]
+
+
+async def test_a_shard_that_waited_for_room_reads_what_another_has_written_meanwhile(
+    autojump_clock: MockClock,
+) -> None:
+    refusal: list[JournalFull] = []
+    async with ActorSystem("test", ask_timeout=1000.0) as system:
+        rows: list[list[Row]] = [[]]
+        journal = system.spawn(Picky, log_columns(EVENTS), rows, refusal)
+        accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=1)
+        assert await accounts["anna"].ask(Deposit(1)) == 1
+        refusal.append(JournalFull("the disk is full", path="/var/log"))
+        with pytest.raises(JournalFull):
+            await accounts["anna"].ask(Deposit(10))
+        assert await accounts["anna"].ask(Balance()) == 1
+        refusal.clear()
+        others = await shards(system, Account, events=EVENTS, journal=journal, shards=1, name="others")
+        assert await others["anna"].ask(Deposit(5)) == 6
+        await trio.sleep(shard.LAST_DELAY + 0.1)
+        assert await accounts["anna"].ask(Balance()) == 6
+        assert await accounts["anna"].ask(Deposit(1)) == 7
+
+
+async def test_reminders_wait_for_room(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "levada.actors.durable")
+    refusal: list[JournalFull] = []
+    async with ActorSystem("test", ask_timeout=1000.0) as system:
+        rows: list[list[Row]] = [[]]
+        journal = system.spawn(Picky, log_columns(Deposited), rows, refusal)
+        start = trio.current_time()
+        accounts = await shards(system, Reminded, events=Deposited, journal=journal, shards=1, clock=trio.current_time)
+        assert await accounts["anna"].ask(Halves(str(start + 1.0))) == 0
+        refusal.append(JournalFull("the disk is full", path="/var/log"))
+        with pytest.raises(JournalFull):
+            await accounts["anna"].ask(Deposit(10))
+        await trio.sleep(2.0)
+        assert await accounts["anna"].ask(Balance()) == 0
+        caplog.clear()
+        await trio.sleep(2.0)
+        refusal.clear()
+        await trio.sleep(shard.LAST_DELAY)
+        assert await accounts["anna"].ask(Balance()) == 7
+        assert caplog.messages == []  # it was not tried in vain
+
+
 @message("test.durable.halves", frozen=True)
 class Halves(Asks[int]):
     """Do something and commit it, then deposit one."""
@@ -287,6 +374,45 @@ class Halving(Durable[Halves | Deposit | Balance]):
     @applies
     def deposited(self, e: Deposited) -> None:
         self.balance += e.amount
+
+
+class Reminded(Durable[Halves | Deposit | Balance]):
+    """Deposits seven at a time that it is given."""
+
+    balance: int = 0
+
+    @handles
+    def begin(self, m: Halves) -> int:
+        self.remind(float(m.first), Deposit(7))
+        return self.balance
+
+    @handles
+    def deposit(self, m: Deposit) -> int:
+        self.record(Deposited(m.amount))
+        return self.balance
+
+    @handles
+    def look(self, _: Balance) -> int:
+        return self.balance
+
+    @applies
+    def deposited(self, e: Deposited) -> None:
+        self.balance += e.amount
+
+
+async def test_a_handler_that_commits_on_a_full_disk_gets_the_refusal(autojump_clock: MockClock) -> None:
+    refusal = [JournalFull("the disk is full", path="/var/log")]
+    async with ActorSystem("test", ask_timeout=1000.0) as system:
+        rows: list[list[Row]] = [[]]
+        journal = system.spawn(Picky, log_columns(Deposited), rows, refusal)
+        accounts = await shards(system, Halving, events=Deposited, journal=journal, shards=1)
+        BETWEEN.update(do=list, probe=Probe(system))
+        for first in ("event", "reminder", "message", ""):
+            with pytest.raises(JournalFull, match=r"^/var/log: the disk is full$"):
+                await accounts["anna"].ask(Halves(first))
+        assert await accounts["anna"].ask(Balance()) == 0
+        assert BETWEEN["probe"].received == []
+        assert rows == [[]]
 
 
 @pytest.mark.parametrize(

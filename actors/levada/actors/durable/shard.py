@@ -7,8 +7,9 @@ At a normal end the shard finishes the commands that it has (`Finisher`, `Leave`
 
 The shard ends if its partition takes no more of its rows: another process has written there, or the journal failed. Then all commands under way
 fail with `OutcomeUnknown`, the entities end, and the supervisor starts the shard again, which reads everything anew. A shard whose own rows cannot
-be read or written refuses all commands with the journal's error, and tries again later; if the journal refuses rows, the commands under way get its
-error too, but a command that is partly on the disk fails with `OutcomeUnknown`.
+be read refuses all commands with the journal's error, and tries again later. If the journal refuses rows, because the disk is full, the commands
+under way get its error too, but a command that is partly on the disk fails with `OutcomeUnknown`; until there is room, the shard answers the
+commands that write nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,14 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from levada.actors.journal import Appended, CommandReused, JournalBehind, JournalError
+from levada.actors.journal import (
+    Appended,
+    CommandReused,
+    JournalBehind,
+    JournalError,
+    JournalFull,
+    JournalUnwritable,
+)
 from levada.actors.journal.errors import fresh
 from levada.actors.metrics.journal import shard_samples
 from levada.framework import Actor, Failed, Killed, Normal, Reason, Ref, Reply, Sample, Shutdown, handles
@@ -135,7 +143,9 @@ class Shard(DescribedActor[Any]):
         self._snapshot_every = self.settings.snapshot_every
         self._reminding = Reminding(self)
         self._refusal: JournalError | None = JournalError("it is being opened")
-        """Why it takes no commands; None: it owns its partition."""
+        """Why it takes no commands; None: it takes them."""
+        self._unwritable: JournalError | None = None
+        """Why the journal takes no rows, so that it answers only what needs none; None: it owns its partition."""
         self._commits = Commits(self.access, self.log, 0)
         self._under_way = UnderWay(self._commits, self._reminding.again)
         self._entities = Population(self._commits, self.settings.max_live)
@@ -153,7 +163,7 @@ class Shard(DescribedActor[Any]):
             self.own = Live("", self)
             self.reminders = Reminders(self.settings.codec)
             try:
-                end = await self._take()
+                is_writable = await self._take()
                 break
             except JournalError as error:
                 if str(error) != str(self._refusal):
@@ -168,19 +178,15 @@ class Shard(DescribedActor[Any]):
                 await trio.sleep(delay)
                 delay = min(2 * delay, LAST_DELAY)
         self._refusal = None
-        self._commits.end = end
-        self.start_task(self._commits.run)
         self.timers.every("sweep", self.settings.idle / 4, _Sweep())
-        self._reminding.arm()
+        if is_writable:
+            self._begin_to_write()
 
-    async def _take(self) -> int:
-        """Write that this process owns the partition, and read the reminders; return the offset behind all rows."""
-        end = await self.access.end()
+    async def _take(self) -> bool:
+        """Take the partition, and read the reminders; return whether the journal takes rows."""
+        self._commits.end = await self.access.end()
         _, self.own.snapshot = await self.access.newest("")
-        data = self.settings.codec.encode({"node": self.settings.node})
-        batch = self.log.batch([Row(self.own, OWNED, self.now(), data=data)], end)
-        if not isinstance(await self.access.append(batch, end), Appended):
-            raise ShardLost(f"shard {self.number}: another process writes to it", shard=self.number)
+        is_writable = await self._claim()
         self.own.since = 0
         async with aclosing(self.access.rows("", self.own.snapshot or 0)) as batches:
             async for rows in batches:
@@ -190,7 +196,29 @@ class Shard(DescribedActor[Any]):
                         self.reminders.restore(data)
                     elif kind in (REMIND, FIRED, FORGOT):
                         self.reminders.note(kind, data)
-        return end + 1
+        return is_writable
+
+    async def _claim(self) -> bool:
+        """Write that this process owns the partition. If there is no room for that, note why, and return False."""
+        data = self.settings.codec.encode({"node": self.settings.node})
+        batch = self.log.batch([Row(self.own, OWNED, self.now(), data=data)], self._commits.end)
+        try:
+            answer = await self.access.append(batch, self._commits.end)
+        except (JournalFull, JournalUnwritable) as error:
+            if str(error) != str(self._unwritable):
+                logger.error("%s cannot be written: %s", self.ref.path, error, extra={"event": "shard_refused"})
+            self._unwritable = error
+            self.timers.once("again", LAST_DELAY, _Again())
+            return False
+        if not isinstance(answer, Appended):
+            raise ShardLost(f"shard {self.number}: another process writes to it", shard=self.number)
+        self._unwritable = None
+        self._commits.end += 1
+        return True
+
+    def _begin_to_write(self) -> None:
+        self.start_task(self._commits.run)
+        self._reminding.arm()
 
     def start_task(self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
         """Start a task; if it finds that the partition is lost, the shard ends."""
@@ -206,8 +234,18 @@ class Shard(DescribedActor[Any]):
 
     @handles
     async def again(self, _: _Again) -> None:
-        """Try to open a shard that could not be opened."""
-        await self._open()
+        """Try to open a shard that could not be opened, or to take the partition of one that could not be written."""
+        if self._refusal is not None:
+            await self._open()
+        else:
+            self.start_task(self._claim_again)
+
+    async def _claim_again(self) -> None:
+        try:
+            if await self._claim():
+                self._begin_to_write()
+        except JournalError as error:
+            raise ShardLost(str(error), shard=self.number) from error
 
     async def stopping(self, reason: Reason) -> None:
         """Write the rows of finished handlers; the other commands fail."""
@@ -455,6 +493,10 @@ class Shard(DescribedActor[Any]):
                 raise ValueError(f"the events and the answer of one command have more than {MOST_BYTES} bytes")
             rows[-1].reply, rows[-1].body = reply, turn.body
         turn.settled = True
+        if self._unwritable is not None and (rows or live.own or turn.reminder):
+            release(live.actor)  # its state has what is not written
+            self.failed(turn, fresh(self._unwritable))
+            return
         turn.value, turn.tells = value, live.tells
         for each in (turn, *turn.also) if turn.also else (turn,):
             if each.question is not None:
@@ -483,6 +525,9 @@ class Shard(DescribedActor[Any]):
             raise live.failed
         if not live.recorded and not live.own and not live.tells and live.ticket <= self._commits.written:
             return None
+        if self._unwritable is not None:
+            live.failed = fresh(self._unwritable)
+            raise live.failed
         event = trio.Event()
         rows, octets = self._take_rows(live)
         live.ticket = self._commits.put(Part(self, rows, octets, event, live.entity, live.tells or ()))
@@ -571,9 +616,10 @@ class Shard(DescribedActor[Any]):
             turn.settled = False
             behind.insert(0, turn)
         else:
-            if (
-                isinstance(error, ActorStopped) and failed
-            ):  # not if it ended with its shard or its node: then a command with an id is asked again
+            if isinstance(live.failed, JournalError):
+                error = live.failed
+            elif isinstance(error, ActorStopped) and failed:
+                # Not if it ended with its shard or its node: then a command with an id is asked again.
                 cause = error.__cause__
                 error = CommandFailed(error.detail, actor=error.actor, reason=error.reason, message=error.message)
                 error.__cause__ = cause
@@ -591,8 +637,9 @@ class Shard(DescribedActor[Any]):
         """End an entity and erase its rows."""
         question = self.place.take_question()  # not `reply_later`: `_give_up` fails it
         assert question is not None  # only `Shards.erase` sends it
-        if self._refusal is not None:
-            question.fail(fresh(self._refusal))
+        refusal = self._refusal or self._unwritable
+        if refusal is not None:
+            question.fail(fresh(refusal))
         else:
             self._erasing.begin(m.entity, question)
 
@@ -619,8 +666,9 @@ class Shard(DescribedActor[Any]):
         self._reminding.remind()
 
     def wake_in(self, seconds: float) -> None:
-        """Look at the reminders in so many seconds, and at no other time."""
-        self.timers.once("due", seconds, _Due())
+        """Look at the reminders in so many seconds, and at no other time; not while nothing can be written."""
+        if self._unwritable is None:
+            self.timers.once("due", seconds, _Due())
 
     @property
     def has_place(self) -> bool:

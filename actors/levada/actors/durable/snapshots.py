@@ -1,8 +1,8 @@
 """Snapshots: the state of an entity as bytes.
 
 A snapshot has the fields of the class by name, each encoded by its annotation, and the command ids that the entity remembers. It fits a class
-that has exactly these fields, takes their values, and has the same `Durable.snapshot_version`. Any other snapshot is ignored, and the entity is
-replayed from its first row.
+that has exactly these fields, of the same types, takes their values, and has the same `Durable.snapshot_version`. Any other snapshot is ignored,
+and the entity is replayed from its first row.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from levada.framework import Codec
+from levada.framework.codec import type_name
 from levada.framework.errors import ConfigurationError, LevadaError
 from levada.framework.message import field_types
 
@@ -47,6 +48,7 @@ class Snapshots:
         self._codec = codec = WHOLE
         self._version = cls.snapshot_version
         self._types = _types_of(cls, [field.name for field in kept])
+        self._names = {name: type_name(kind) for name, kind in self._types.items()}
         fresh = cls()
         for name, kind in self._types.items():
             try:
@@ -69,7 +71,9 @@ class Snapshots:
     def pack(self, state: Mapping[str, bytes], live: Live) -> bytes:
         """Encode a state together with the remembered commands."""
         commands = [[command, *known] for command, known in (live.commands or {}).items()]
-        return self._codec.encode({"version": self._version, "state": dict(state), "commands": commands})
+        return self._codec.encode(
+            {"version": self._version, "types": self._names, "state": dict(state), "commands": commands}
+        )
 
     def restore(self, data: bytes, actor: Durable[Any], live: Live) -> bool:
         """Give a new actor the state of a snapshot. Return False if it does not fit: then the actor may have a part of it."""
@@ -77,6 +81,8 @@ class Snapshots:
             found = self._codec.decode(data)
             state = found["state"]
             if found["version"] != self._version or state.keys() != self._types.keys():
+                return False
+            if "types" in found and found["types"] != self._names:  # version 0.2 wrote none
                 return False
             values = {name: self._codec.decode(state[name], kind) for name, kind in self._types.items()}
             for name, value in values.items():
