@@ -17,7 +17,7 @@ from trio.testing import MockClock
 pytest.importorskip("pyarrow")
 
 from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Deposited
-from tests.actors.durable.memory_journal import MemoryJournal, Row
+from tests.actors.durable.memory_journal import MemoryJournal, no_rows
 from tests.actors.durable.test_placement import APP, placed
 from tests.actors.nodes.conftest import nodes_here
 
@@ -221,7 +221,7 @@ async def test_a_refusal_is_the_journals_own_at_once_however_many_processes_it_c
 async def test_every_command_under_way_gets_the_refusal_and_is_not_done(autojump_clock: MockClock) -> None:
     refusal: list[JournalFull] = []
     async with ActorSystem("test", ask_timeout=1000.0) as system:
-        rows: list[list[Row]] = [[]]
+        rows = no_rows()
         journal = system.spawn(Picky, log_columns(EVENTS), rows, refusal)
         accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=1)
         for n in range(10):
@@ -251,7 +251,7 @@ async def test_a_full_disk_does_not_hold_up_what_writes_nothing(autojump_clock: 
     full = JournalFull("the disk is full", path="/var/log")
     refusal: list[JournalFull] = []
     async with ActorSystem("test", ask_timeout=1000.0) as system:
-        rows: list[list[Row]] = [[]]
+        rows = no_rows()
         journal = system.spawn(Picky, log_columns(EVENTS), rows, refusal)
         accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=1)
         for n in range(3):
@@ -296,7 +296,7 @@ async def test_a_shard_that_waited_for_room_reads_what_another_has_written_meanw
 ) -> None:
     refusal: list[JournalFull] = []
     async with ActorSystem("test", ask_timeout=1000.0) as system:
-        rows: list[list[Row]] = [[]]
+        rows = no_rows()
         journal = system.spawn(Picky, log_columns(EVENTS), rows, refusal)
         accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=1)
         assert await accounts["anna"].ask(Deposit(1)) == 1
@@ -316,7 +316,7 @@ async def test_reminders_wait_for_room(autojump_clock: MockClock, caplog: pytest
     caplog.set_level(logging.WARNING, "levada.actors.durable")
     refusal: list[JournalFull] = []
     async with ActorSystem("test", ask_timeout=1000.0) as system:
-        rows: list[list[Row]] = [[]]
+        rows = no_rows()
         journal = system.spawn(Picky, log_columns(Deposited), rows, refusal)
         start = trio.current_time()
         accounts = await shards(system, Reminded, events=Deposited, journal=journal, shards=1, clock=trio.current_time)
@@ -403,7 +403,7 @@ class Reminded(Durable[Halves | Deposit | Balance]):
 async def test_a_handler_that_commits_on_a_full_disk_gets_the_refusal(autojump_clock: MockClock) -> None:
     refusal = [JournalFull("the disk is full", path="/var/log")]
     async with ActorSystem("test", ask_timeout=1000.0) as system:
-        rows: list[list[Row]] = [[]]
+        rows = no_rows()
         journal = system.spawn(Picky, log_columns(Deposited), rows, refusal)
         accounts = await shards(system, Halving, events=Deposited, journal=journal, shards=1)
         BETWEEN.update(do=list, probe=Probe(system))
@@ -431,7 +431,7 @@ async def test_a_command_of_which_a_part_is_on_the_disk_is_not_said_to_be_undone
     refusal: list[JournalFull] = []
     outcomes: list[tuple[str, type[Exception], str]] = []
     async with ActorSystem("test", ask_timeout=1000.0) as system:
-        rows: list[list[Row]] = [[]]
+        rows = no_rows()
         journal = system.spawn(Picky, log_columns(Deposited), rows, refusal)
         accounts = await shards(system, Halving, events=Deposited, journal=journal, shards=1)
         assert await accounts["bert"].ask(Balance()) == 0
@@ -467,6 +467,28 @@ async def test_a_command_of_which_a_part_is_on_the_disk_is_not_said_to_be_undone
         assert BETWEEN["probe"].received == ["told"] * 2 * (first == "message")
 
 
+@pytest.mark.parametrize("first", ["event", "reminder"])
+async def test_a_command_whose_first_part_is_refused_is_said_to_be_undone(
+    autojump_clock: MockClock, first: str
+) -> None:
+    """The part is in the queue of the shard, and the append that has it is refused; a part of another command is on the disk."""
+    full = JournalFull("the disk is full", path="/var/log")
+    refusal: list[JournalFull] = []
+    async with ActorSystem("test", ask_timeout=1000.0) as system:
+        journal = system.spawn(Picky, log_columns(Deposited), no_rows(), refusal)
+        accounts = await shards(system, Halving, events=Deposited, journal=journal, shards=1)
+        BETWEEN.update(do=list, probe=Probe(system))
+        assert await accounts["anna"].ask(Halves("event")) == 2
+        assert await accounts["bert"].ask(Balance()) == 0
+        refusal.append(full)
+        with pytest.raises(JournalFull, match=r"^/var/log: the disk is full$"):
+            await accounts["bert"].ask(Halves(first), command="one")
+        refusal.clear()
+        await trio.sleep(shard.LAST_DELAY + 0.1)
+        assert await accounts["bert"].ask(Balance()) == 0
+        assert await accounts["bert"].ask(Halves(first), command="one") == 1 + (first == "event")
+
+
 @pytest.mark.ci
 async def test_a_command_that_is_asked_again_and_refused_may_have_been_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -492,7 +514,7 @@ async def test_a_command_that_is_asked_again_and_refused_may_have_been_done(
 
 async def test_an_erasure_that_is_refused_after_its_tombstone_says_so(autojump_clock: MockClock) -> None:
     async with ActorSystem("test", ask_timeout=1000.0) as system:
-        rows: list[list[Row]] = [[]]
+        rows = no_rows()
         journal = system.spawn(Picky, log_columns(EVENTS), rows, None)
         accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=1)
         assert await accounts["anna"].ask(Deposit(1)) == 1
