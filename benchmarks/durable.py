@@ -1,8 +1,8 @@
 """Durable actors against what they are made of: ``levada bench durable``.
 
 Events are 220 bytes, as the rows of ``levada bench journal``. A command is answered when its event is on the disk. The bases are one-row appends
-to a journal, the disk's own fdatasync with two asks, and a loop that decodes and applies the same events. Rows that say so compare the CPU
-time of the process, all threads together, because the time of a sync depends on the disk.
+to a journal, here or in a keeper, the disk's own fdatasync with asks, and a loop that decodes and applies the same events. Rows that say so compare
+the CPU time of the process, all threads together, because the time of a sync depends on the disk.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import pyarrow as pa
 import trio
 
 from levada.actors.durable import Durable, Shards, applies, shards
-from levada.actors.journal import Append, Journal, columns_of
+from levada.actors.journal import Append, Journal, columns_of, keeper, stream_of
 from levada.actors.nodes import local_nodes
 from levada.framework import ActorSystem, Asks, bounded, handles, message
 
@@ -42,6 +42,8 @@ TIMES = 5
 """How often that and its base are done; the best counts, because the first time finds everything cold."""
 MOST = 10_000
 """Operations of a base, whatever it is asked for."""
+ALONE = 500
+"""Operations of a base that does one at a time."""
 
 
 @message("bench.durable.put")
@@ -157,20 +159,39 @@ def appends(n: int) -> float:
     return trio.run(main)
 
 
-def sync_and_asks(n: int) -> float:
-    """Write 220 bytes, sync them, ask an actor of this process, and one of another process."""
-    count = min(n, 500)
+def appends_alone_to_a_keeper(n: int) -> float:
+    """Append one row after the other to a journal in a keeper."""
+
+    async def main() -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            async with ActorSystem(ask_timeout=600.0) as system, keeper(system) as keep:
+                journal = await keep.open(folder, WasPut)
+                columns = columns_of(WasPut)
+
+                async def append(number: int) -> None:
+                    await journal.ask(Append(stream_of(columns.encode([WasPut(number, 200, b"x" * 200)]))))
+
+                await append(0)
+                return await under_way(min(n, ALONE), append, 1, clock)
+
+    return trio.run(main)
+
+
+def sync_and_asks(n: int, *, near: bool) -> float:
+    """Write 220 bytes, sync them, and ask an actor of another process; with `near`, one of this process before."""
+    count = min(n, ALONE)
 
     async def main() -> float:
         async with ActorSystem() as system, local_nodes(system, 1, app) as nodes:
-            near, far = system.spawn(Echo), await nodes.spawn(Echo, on=0)
+            here, far = system.spawn(Echo), await nodes.spawn(Echo, on=0)
             await far.ask(Ping(0))
             with tempfile.NamedTemporaryFile() as file:
                 start = clock()
                 for _ in range(count):
                     os.write(file.fileno(), b"x" * 220)
                     os.fdatasync(file.fileno())
-                    await near.ask(Ping(0))
+                    if near:
+                        await here.ask(Ping(0))
                     await far.ask(Ping(0))
                 return (clock() - start) / count * 1e9
 
@@ -264,16 +285,24 @@ WORKLOADS = (
     Workload(
         key="alone_kept",
         title="command, one at a time, keeper",
-        n=500,
-        base=sync_and_asks,
-        base_name="fdatasync and two asks",
-        budget=1.5,
+        n=ALONE,
+        base=appends_alone_to_a_keeper,
+        base_name="append to a keeper",
+        budget=1.25,
+    ),
+    Workload(
+        key="append_kept",
+        title="append of a row, one at a time, keeper",
+        n=ALONE,
+        base=partial(sync_and_asks, near=False),
+        base_name="fdatasync and an ask",
+        budget=2,
     ),
     Workload(
         key="alone",
         title="command, one at a time",
-        n=500,
-        base=sync_and_asks,
+        n=ALONE,
+        base=partial(sync_and_asks, near=True),
         base_name="fdatasync and two asks",
     ),
     Workload(
@@ -308,6 +337,7 @@ CONTENDER = Contender(
         "seconds": in_boxes(commands_in_seconds, 1),
         "seconds_kept": in_boxes(commands_in_seconds, 1, keeper=True),
         "alone_kept": in_boxes(commands_alone, 1, keeper=True),
+        "append_kept": appends_alone_to_a_keeper,
         "alone": in_boxes(commands_alone, 1),
         "replay": replay,
         "live": partial(memory, live=True),
