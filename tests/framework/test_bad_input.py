@@ -341,7 +341,7 @@ async def test_blocks_the_thread_the_alarm_is_given(caplog: pytest.LogCaptureFix
         assert ref.is_alive
     (record,) = (r for r in caplog.records if vars(r).get("event") == "slow_handler")
     assert record.levelno == logging.WARNING
-    assert record.getMessage().startswith("/blocks held everything up for 2.000 s with 1 messages, last Item")
+    assert record.getMessage().startswith("/blocks held everything up for 2.000 s with 1 message, last Item")
 
 
 async def test_blocks_the_thread_also_when_its_asker_called_it() -> None:

@@ -233,7 +233,7 @@ async def test_a_slow_handler_gives_the_alarm(way: str, caplog: pytest.LogCaptur
         assert [(e.ref, e.message, e.seconds, e.count) for e in seen] == [(ref, Item, 0.25, 1)]
         assert system.statistics().slow_turns == 1
     (text,) = (r.getMessage() for r in caplog.records if r.levelno == logging.WARNING and "held" in r.getMessage())
-    assert text == "/slow held everything up for 0.250 s with 1 messages, last Item (use @blocking, or await something)"
+    assert text == "/slow held everything up for 0.250 s with 1 message, last Item (use @blocking, or await something)"
 
 
 async def test_a_handler_that_waits_long_is_not_slow() -> None:

@@ -546,7 +546,7 @@ async def test_a_slow_actor_is_named_alone(caplog: pytest.LogCaptureFixture) -> 
         caplog.clear()
         await ref.ask(Set("one"))
     [line] = caplog.messages
-    assert line.startswith("/parent/slow held everything up for 1.000 s with 1 messages, last str")
+    assert line.startswith("/parent/slow held everything up for 1.000 s with 1 message, last str")
 
 
 async def test_a_busy_actor_handles_an_entry_behind_what_it_has(system: ActorSystem) -> None:

@@ -26,6 +26,7 @@ from levada.framework import (
     Ref,
     Shutdown,
     SlowHandler,
+    Stalls,
     Unhandled,
     bounded,
     handles,
@@ -448,7 +449,7 @@ async def test_the_alarm_for_handlers_that_hold_everything_up(caplog: pytest.Log
         assert system.statistics().slow_turns == 1
     (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert record.getMessage() == (
-        "/slow held everything up for 0.250 s with 1 messages, last Do (use @blocking, or await something)"
+        "/slow held everything up for 0.250 s with 1 message, last Do (use @blocking, or await something)"
     )
 
 
@@ -498,9 +499,95 @@ async def test_times_are_sampled() -> None:
         for n in range(500):
             ref.tell(Note(str(n)))
             await wait_all_tasks_blocked()
-    assert system.observe.turn_times.total >= 5
+    assert system.observe.turn_times.total == pytest.approx(500, abs=63)
     assert system.observe.queue_times.total == system.observe.turn_times.total
     assert system.observe.turn_times.quantile(1.0) < 30.0
+
+
+class Stalling(Actor[Note]):
+    """Holds the loop up for as many milliseconds as its message says."""
+
+    hold: Callable[[float], None]
+
+    @handles
+    def note(self, m: Note) -> None:
+        self.hold(float(m.text) / 1000)
+
+
+async def test_each_turn_that_is_longer_than_a_slice_is_counted() -> None:
+    """They ended their slices, so none of them was ever the one that is measured."""
+    clock = Ticking()
+    async with ActorSystem(_clock=clock) as system:
+        ref = system.spawn(Stalling, clock.hold)
+        for n in range(1000):
+            ref.tell(Note("150" if n % 50 == 0 else "0"))
+            await wait_all_tasks_blocked()
+        assert sum(system.observe.turn_times.counts[17:]) == 20  # 131 ms and more
+        assert system.observe.turn_times.total == pytest.approx(1000, abs=200)
+        assert system.observe.turn_times.quantile(0.99) == pytest.approx(0.262, abs=0.001)
+        assert system.observe.turn_times.quantile(0.9) < 0.001
+
+
+class Ticking:
+    """A clock of a microsecond for each look, and of time that passes by request."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1e-6
+        return self.now
+
+    def hold(self, seconds: float) -> None:
+        self.now += seconds
+
+
+async def test_the_longest_stall_of_each_interval_is_exact(autojump_clock: MockClock) -> None:
+    """Also if it came first, if a longer one follows, and for two readers with intervals of their own."""
+    clock = Ticking()
+    async with ActorSystem(_clock=clock) as system:
+        ref = system.spawn(Stalling, clock.hold)
+        stalls = system.observe.stalls
+        assert stalls.longest(0.0) == 0.0
+        found = []
+        quick = slow = trio.current_time()
+        for number, holds in enumerate([(150, 30), (30, 150), (7, 7), (0, 0), (40,), (20,)]):
+            for hold in holds:
+                await trio.sleep(1)
+                ref.tell(Note(str(hold)))
+                await wait_all_tasks_blocked()
+            found.append(round(stalls.longest(quick), 3))
+            quick = trio.current_time()
+            if number % 3 == 2:
+                found.append(-round(stalls.longest(slow), 3))
+                slow = trio.current_time()
+        assert found == [0.15, 0.15, 0.007, -0.15, 0.0, 0.04, 0.02, -0.04]
+
+
+async def test_few_stalls_are_kept_and_none_for_long(autojump_clock: MockClock) -> None:
+    stalls = Stalls()
+    for number in range(1000):
+        stalls.add(float(number), 1 - number / 10_000)
+    assert len(list(stalls)) == 100
+    assert stalls.longest(950.0) == 1 - 951 / 10_000
+    stalls.add(1600.0, 0.001)
+    assert list(stalls) == [(1600.0, 0.001)]
+
+
+async def test_a_late_timer_is_a_stall_and_counts_as_a_wait() -> None:
+    """What holds the loop up is no actor, so no turn is long."""
+    async with ActorSystem() as system:
+        runner = system.spawn(Worker, [])
+        began = trio.current_time()
+        system.heap.after(0.01, lambda: None)
+        await trio.lowlevel.checkpoint()
+        while trio.current_time() < began + 0.05:
+            pass  # as a task that computes
+        await wait_all_tasks_blocked(0.001)
+        assert 0.03 < system.observe.stalls.longest(began) < 30
+        assert sum(system.observe.queue_times.counts[15:]) == 1  # 16 ms and more
+        assert sum(system.observe.turn_times.counts[15:]) == 0
+        runner.kill()
 
 
 async def test_waits_for_turns_are_those_of_actors() -> None:

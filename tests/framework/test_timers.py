@@ -396,7 +396,7 @@ def test_the_heap_fires_what_was_not_cancelled_in_order_of_deadline(data: st.Dat
     doomed = data.draw(st.sets(st.integers(0, len(delays) - 1)))
 
     async def main() -> list[tuple[float, int]]:
-        heap = TimerHeap()
+        heap = TimerHeap(lambda late: None)
         fired: list[tuple[float, int]] = []
         async with trio.open_nursery() as nursery:
             nursery.start_soon(heap.run)
@@ -424,7 +424,7 @@ def test_the_heap_fires_what_was_not_cancelled_in_order_of_deadline(data: st.Dat
 
 
 async def test_a_timer_may_set_an_earlier_one(autojump_clock: MockClock) -> None:
-    heap = TimerHeap()
+    heap = TimerHeap(lambda late: None)
     fired: Log = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(heap.run)

@@ -76,7 +76,7 @@ from .loop import Inbox
 from .mailbox import MailboxPolicy, Overflow, bounded, conflate, unbounded
 from .message import Asks, message
 from .metrics import Distribution, Measured, Metric, Sample
-from .observe import ActorDetail, ActorInfo, ChannelInfo, FlowWindow, Histogram
+from .observe import ActorDetail, ActorInfo, ChannelInfo, FlowWindow, Histogram, Stalls
 from .ref import FromThread, Ref
 from .registry import Groups, Joined, Left, Registry
 from .supervision import (
@@ -169,6 +169,7 @@ __all__ = [
     "SenderFinished",
     "Shutdown",
     "SlowHandler",
+    "Stalls",
     "StartChild",
     "Statistics",
     "StopChild",

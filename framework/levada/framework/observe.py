@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final, Literal
 
@@ -9,7 +11,16 @@ import attrs
 
 from .metrics import Distribution
 
-__all__ = ["ActorDetail", "ActorInfo", "ChannelInfo", "ClassFigures", "FlowWindow", "Histogram"]
+__all__ = [
+    "ActorDetail",
+    "ActorInfo",
+    "ChannelInfo",
+    "ClassFigures",
+    "FlowWindow",
+    "Histogram",
+    "Stalls",
+    "longest_stall",
+]
 
 _BOUNDS: Final = tuple(2.0**power * 1e-6 for power in range(0, 26, 2))
 """Upper bounds of `Histogram.distribution`: every second power of two of a microsecond, up to 17 s."""
@@ -24,10 +35,10 @@ class Histogram:
         self.seconds = 0.0
         """The sum of the samples."""
 
-    def add(self, seconds: float) -> None:
-        """Count one sample."""
-        self.seconds += seconds
-        self.counts[min(31, int(seconds * 1e6).bit_length())] += 1
+    def add(self, seconds: float, count: int = 1) -> None:
+        """Count a sample, which stands for `count` alike."""
+        self.seconds += seconds * count
+        self.counts[min(31, int(seconds * 1e6).bit_length())] += count
 
     @property
     def total(self) -> int:
@@ -51,6 +62,38 @@ class Histogram:
         # 2**0 µs alone, then two powers at a time.
         buckets = [next(counts), *(sum(islice(counts, 2)) for _ in _BOUNDS[1:])]
         return Distribution(_BOUNDS, (*buckets, sum(counts)), self.seconds)
+
+
+class Stalls:
+    """The times for which the event loop was held up, so that each reader gets the longest of its own interval, exactly.
+
+    Of two stalls the shorter one counts only until the longer one ends, so few are kept.
+    """
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[float, float]] = deque(maxlen=100)
+
+    def add(self, ended: float, seconds: float) -> None:
+        """Add a stall that ended at a time on trio's clock."""
+        kept = self._kept
+        while kept and kept[-1][1] <= seconds:
+            kept.pop()
+        while kept and kept[0][0] < ended - 600:
+            kept.popleft()
+        kept.append((ended, seconds))
+
+    def __iter__(self) -> Iterator[tuple[float, float]]:
+        """Yield when a stall ended and how long it took, for those that no later one exceeds: of ten minutes, and a hundred at most."""
+        return iter(self._kept)
+
+    def longest(self, since: float) -> float:
+        """Return the seconds of the longest stall that ended after `since`, on trio's clock; 0.0 if there was none."""
+        return longest_stall(self, since)
+
+
+def longest_stall(stalls: Iterable[Sequence[float]], since: float) -> float:
+    """Return the seconds of the longest of some stalls, each (end, seconds), that ended after `since`; 0.0 if there is none."""
+    return max((seconds for ended, seconds in stalls if ended > since), default=0.0)
 
 
 @attrs.define

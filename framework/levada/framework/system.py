@@ -168,8 +168,8 @@ class ActorSystem:
         self.groups = Groups(self)
         """Actors by topic, many under each: `Groups`."""
         self.blocking_limiter = trio.CapacityLimiter(blocking_threads)
-        self.heap = TimerHeap()
         self.observe = Observer(self, slow_handler)
+        self.heap = TimerHeap(self.observe.late)
         self._strict = strict
         self._plain = not strict and tracing is None
         """Whether the cell of an unbounded mailbox is nothing but a `Cell`."""

@@ -50,7 +50,9 @@ def _nothing() -> None:
 class TimerHeap:
     """All deadlines of one system, on trio's clock (virtual in tests)."""
 
-    def __init__(self) -> None:
+    def __init__(self, late: Callable[[float], None]) -> None:
+        self._late = late
+        """Called with the seconds that a timer was late."""
         # By deadline and number: equal deadlines fire in the order in which they were set. Tuples, which C compares: a timer
         # that is set and cancelled takes 0.9 µs, and with a method to compare 1.1.
         self._entries: list[tuple[float, int, Timer]] = []
@@ -92,6 +94,8 @@ class TimerHeap:
 
     def _fire(self) -> float:
         last = self._count
+        if self._entries and self._entries[0][0] < trio.current_time():
+            self._late(trio.current_time() - self._entries[0][0])
         while self._entries:
             # Look up the list each turn: an action may cancel timers, and the sweep makes a new list.
             deadline, number, timer = self._entries[0]

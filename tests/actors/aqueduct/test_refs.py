@@ -218,7 +218,7 @@ async def test_a_mailbox_that_drops_refuses_the_question(two: Any, autojump_cloc
         nursery.start_soon(both.ref.ask, Do("wait"))
         await wait_all_tasks_blocked()
         both.ref.tell("takes the room")
-        with pytest.raises(MailboxFull, match="holds 1 messages") as full:
+        with pytest.raises(MailboxFull, match="holds 1 message") as full:
             await both.ref.ask(Do("count"))
         assert (full.value.capacity, full.value.actor) == (1, "/clerk")
         both.clerk.gate.set()

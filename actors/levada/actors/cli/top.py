@@ -105,7 +105,9 @@ def _watch_live(args: argparse.Namespace) -> None:
     screen = Console()
 
     def draw(snapshot: Snapshot, previous: Snapshot | None) -> None:
-        head = [Text(line, style="bold" if number == 0 else "") for number, line in enumerate(headline(snapshot))]
+        head = [
+            Text(line, style="bold" if number == 0 else "") for number, line in enumerate(headline(snapshot, previous))
+        ]
         grid = Table(box=None, header_style="reverse", expand=True, pad_edge=False)
         for number, heading in enumerate(HEADINGS):
             grid.add_column(heading, justify="right" if number in NUMBERS else "left", no_wrap=True)

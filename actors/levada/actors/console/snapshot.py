@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -12,6 +12,7 @@ import trio
 
 from levada.framework import Histogram, Statistics
 from levada.framework.errors import ConfigurationError, DecodeError
+from levada.framework.observe import longest_stall
 
 if TYPE_CHECKING:
     from levada.framework import ActorInfo, ActorSystem
@@ -92,13 +93,19 @@ class Snapshot:
     """Seconds on trio's clock; only differences are meaningful."""
     statistics: Statistics
     turn_times: tuple[int, ...]
-    """Counts of a `levada.framework.Histogram`: seconds per turn of an actor; one turn in 63 is measured."""
+    """Counts of a `levada.framework.Histogram`: seconds per turn of an actor. Turns longer than 0.5 ms are measured, and one in 63 of the others."""
     queue_times: tuple[int, ...]
-    """Likewise: seconds that an actor waited for its turn."""
+    """Likewise: seconds that an actor waited for its turn, of one turn in 63, and of timers that were late."""
     actors: tuple[Row, ...]
     """All actors: the root first, parents before children, siblings in order of start."""
     nodes: tuple[NodeSnapshot, ...] = ()
     """The nodes, if the system is a driver and the snapshot came from its console."""
+    stalls: tuple[Sequence[float], ...] = ()
+    """As `levada.framework.Stalls`: for how long the event loop was held up, each with the end on the clock of `time`."""
+
+    def longest_stall(self, since: float = 0.0) -> float:
+        """Return the seconds of the longest time that the event loop was held up after `since`, the `time` of an earlier snapshot."""
+        return longest_stall(self.stalls, since)
 
     @property
     def waits(self) -> list[tuple[str, str]]:
@@ -253,5 +260,6 @@ def take_snapshot(system: ActorSystem, *, limit: int = MOST_ACTORS) -> Snapshot:
         statistics=system.statistics(),
         turn_times=tuple(system.observe.turn_times.counts),
         queue_times=tuple(system.observe.queue_times.counts),
+        stalls=tuple(system.observe.stalls),
         actors=tuple(rows),
     )

@@ -47,7 +47,7 @@ def text(snapshot: Snapshot, *, previous: Snapshot | None = None, sort: Sort = "
     """Return a snapshot as text. Arguments as for `table`."""
     rows = [HEADINGS, *table(snapshot, previous=previous, sort=sort, depth=depth)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [*headline(snapshot)]
+    lines = [*headline(snapshot, previous)]
     for row in rows:
         cells = [
             cell.rjust(width) if number in NUMBERS else cell.ljust(width)
@@ -57,15 +57,16 @@ def text(snapshot: Snapshot, *, previous: Snapshot | None = None, sort: Sort = "
     return "\n".join(lines) + "\n"
 
 
-def headline(snapshot: Snapshot) -> list[str]:
-    """Return a summary of the system in two to four lines."""
+def headline(snapshot: Snapshot, previous: Snapshot | None = None) -> list[str]:
+    """Return a summary of the system in two to four lines; the longest stall is that since `previous`, or of ten minutes."""
     counts = snapshot.statistics
+    stall = duration(snapshot.longest_stall(0.0 if previous is None else previous.time))
     q = {name: duration(seconds) for name, seconds in snapshot.quantiles().items()}
     lines = [
         f"{printable(snapshot.system)} (process {snapshot.pid}, {printable(snapshot.phase)}): {counts.actors:,} actors, "
         f"{counts.ready:,} ready, {counts.waiting:,} waiting, {counts.timers:,} timers; so far {counts.failures:,} failures, "
         f"{counts.restarts:,} restarts, {counts.dead_letters:,} dead letters, {counts.slow_turns:,} slow turns",
-        f"wait for a turn: 50 % below {q['queue_50']}, 99 % {q['queue_99']}; a turn: 50 % {q['turn_50']}, 99 % {q['turn_99']}",
+        f"wait for a turn: 50 % below {q['queue_50']}, 99 % {q['queue_99']}; a turn: 50 % {q['turn_50']}, 99 % {q['turn_99']}; longest stall {stall}",
     ]
     if snapshot.nodes:
         states = Counter(node.state for node in snapshot.nodes)

@@ -293,6 +293,7 @@ class Viewer:
             "statistics": attrs.asdict(system.statistics()),
             "turn_times": list(system.observe.turn_times.counts),
             "queue_times": list(system.observe.queue_times.counts),
+            "stalls": list(system.observe.stalls),
             "actions": list(ACTIONS) if self._actions else [],
         }
 
@@ -410,4 +411,7 @@ def _node(node: Mapping[str, Any]) -> dict[str, Any]:
     rest = {name: value for name, value in node.items() if name != "snapshot"}
     if not isinstance(snapshot, dict):
         return rest
-    return {**rest, **{name: snapshot.get(name) for name in ("statistics", "phase", "turn_times", "queue_times")}}
+    return {
+        **rest,
+        **{name: snapshot.get(name) for name in ("statistics", "phase", "turn_times", "queue_times", "stalls")},
+    }

@@ -220,7 +220,8 @@ class BoundedCell(Cell):
 
     def _full(self, message: Any) -> MailboxFull:
         return MailboxFull(
-            f"the mailbox of {self.path} holds {self._capacity} messages; send() waits for room, or give it a larger one",
+            f"the mailbox of {self.path} holds {self._capacity} message{'s' if self._capacity > 1 else ''}; "
+            "send() waits for room, or give it a larger one",
             actor=self.path,
             capacity=self._capacity,
             message=content_of(message),

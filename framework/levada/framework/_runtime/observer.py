@@ -1,6 +1,7 @@
 """Observation of a running system: the tree of actors, how long turns take, which actor waits for which.
 
-Nothing is collected per message.  One turn in 63 goes into the histograms; the clock is read once per turn anyway.
+Nothing is collected per message.  One turn in 63 goes into the histograms, and each that is longer than a slice; the clock is read once per
+turn anyway.
 
 Private fields used here: ``Cell._actor``, ``Cell._extras``, ``Cell._handled``, ``Cell._idle``, ``Cell._parent``,
 ``Cell._since``, ``Cell._worker``, ``Actor._has_about``, ``Actor._has_metrics``.
@@ -15,15 +16,18 @@ from itertools import islice
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+import trio
+
 from levada.framework.errors import ActorError
 from levada.framework.events import SlowHandler
 from levada.framework.metrics import OTHER, Sample, Tally
-from levada.framework.observe import ActorDetail, ActorInfo, ChannelInfo, ClassFigures, Histogram
+from levada.framework.observe import ActorDetail, ActorInfo, ChannelInfo, ClassFigures, Histogram, Stalls
 from levada.framework.supervision import RestartPolicy
 
 from .ask import content_of
 from .phase import PAUSED, RUNNING
 from .remains import open_handles
+from .slices import EVERY, SLICE
 
 if TYPE_CHECKING:
     from .cell import Cell
@@ -48,9 +52,12 @@ class Observer:
         self._tells = 0
         self._told_at = -1
         self.turn_times = Histogram()
-        """Seconds per turn of an actor (a batch of its messages)."""
+        """Seconds per turn of an actor (a batch of its messages): of each turn longer than a slice, and of one in 63 of the others, for which it
+        stands."""
         self.queue_times = Histogram()
-        """Seconds that actors waited for their turns."""
+        """Seconds that actors waited for their turns: of one turn in 63, for which it stands, and of timers that were late by more than a slice."""
+        self.stalls = Stalls()
+        """How long turns longer than a slice took, and by how much timers were late."""
         self.ended = Tally()
         """The totals (`Actor.metrics`) of actors that have ended or restarted."""
         self.failures: Counter[str] = Counter()
@@ -90,20 +97,31 @@ class Observer:
         if cell._parent is None:
             return  # signals of the runtime, which wait for no turn
         scheduler = self._system.scheduler
-        self.turn_times.add(max(0.0, now - scheduler.turn_began))
-        self.queue_times.add(max(0.0, scheduler.turn_began - cell._since))
+        self.turn_times.add(max(0.0, now - scheduler.turn_began), EVERY)
+        self.queue_times.add(max(0.0, scheduler.turn_began - cell._since), EVERY)
+
+    def late(self, seconds: float) -> None:
+        """Note that a timer was late."""
+        if seconds > SLICE:
+            self.queue_times.add(seconds)
+            self.stalls.add(trio.current_time(), seconds)
 
     def took_long(self, cell: Cell, message: Any, seconds: float, count: int) -> None:
-        """Log and publish a turn that took longer than ``slow_handler``."""
-        if seconds < self._slow_handler or cell._parent is None:
+        """Count a turn that took longer than a slice; log and publish it if it took longer than ``slow_handler``."""
+        self.stalls.add(trio.current_time(), seconds)
+        if cell._parent is None:
+            return
+        self.turn_times.add(seconds)
+        if seconds < self._slow_handler:
             return
         self._system.counters.slow_turns += 1
         kind = type(content_of(message))
         logger.warning(
-            "%s held everything up for %.3f s with %d messages, last %s (use @blocking, or await something)",
+            "%s held everything up for %.3f s with %d message%s, last %s (use @blocking, or await something)",
             cell.path,
             seconds,
             count,
+            "" if count == 1 else "s",
             kind.__name__,
             extra={"actor": cell.path, "event": "slow_handler"},
         )

@@ -53,6 +53,7 @@ from .ask import Ask, Edge
 from .awaitables import coroutine_of
 from .cell import NO_MESSAGES, Cell, NoActor
 from .phase import RUNNING, STOPPED
+from .slices import EVERY, SLICE
 from .tokens import END_TURN, TURN
 
 if TYPE_CHECKING:
@@ -63,9 +64,6 @@ if TYPE_CHECKING:
 __all__ = ["SOURCE", "RunQueue", "Worker"]
 
 _IDLE, _SLICE_OVER, _WAITS, _OWN_CONTEXT, _CONTEXT_SET, _FAILED = range(6)
-
-SLICE: Final = 0.0005
-"""Seconds between checkpoints. Any value from 0.2 to 10 ms costs the same; timers of other tasks are late by one to one and a half slices."""
 
 MOST_AT_ONCE: Final = 128
 """Most messages of one cell in a turn; fewer for cells with slow handlers."""
@@ -672,12 +670,8 @@ def _close(coroutine: Any) -> bool:
     return True
 
 
-_SAMPLE: Final[Iterable[None]] = (None,) * 63
-"""One turn in 63 is measured. A loop around the loop costs nothing, unlike a counter.
-
-The iterator lives across slices, so quiet systems are measured too. The number is odd, because in a quiet system a slice is one turn and
-one look at the empty queue: with an even number the last item would always be that look.
-"""
+_SAMPLE: Final[Iterable[None]] = (None,) * EVERY
+"""A loop around the loop costs nothing, unlike a counter. The iterator lives across slices, so quiet systems are measured too."""
 
 _MOST_CLASSES: Final = 1000
 """Most classes whose ended actors are counted by class, since a program may make new classes without end."""

@@ -34,6 +34,7 @@ const charts = {
   turns: new Chart("turns of actors per s", rate),
   wait: new Chart("wait for a turn, 99 %", seconds),
   turn: new Chart("a turn takes, 99 %", seconds),
+  stall: new Chart("longest stall of the event loop", seconds),
   actors: new Chart("actors", count),
   waiting: new Chart("handlers that wait", count),
   bad: new Chart("failures, dead letters per s", rate, { bad: true }),
@@ -191,14 +192,15 @@ function chart(view) {
     const span = view.time - before.time;
     const bad = (each) => each.statistics.failures + each.statistics.dead_letters;
     charts.cpu.push(view.time, (100 * (view.cpu - before.cpu)) / span);
-    // One turn in 63 is counted, so a few seconds are taken together.
+    // Of short turns one in 63 is measured, so a few seconds are taken together.
     const turns = view.turn_times.reduce((sum, value) => sum + value, 0);
     turned.push([view.time, turns]);
     if (turned.length > 10) turned.shift();
     const [time, first] = turned[0];
-    if (view.time > time) charts.turns.push(view.time, (63 * (turns - first)) / (view.time - time));
+    if (view.time > time) charts.turns.push(view.time, (turns - first) / (view.time - time));
     charts.wait.push(view.time, quantile(view.queue_times, before.queue_times, 0.99) ?? 0);
     charts.turn.push(view.time, quantile(view.turn_times, before.turn_times, 0.99)); // none: no turn was measured
+    charts.stall.push(view.time, Math.max(0, ...(view.stalls ?? []).filter(([ended]) => ended > before.time).map(([, took]) => took)));
     charts.bad.push(view.time, Math.max(0, bad(view) - bad(before)) / span);
   }
   Object.values(charts).forEach((each) => each.draw());
