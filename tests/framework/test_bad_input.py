@@ -673,13 +673,16 @@ async def test_those_adopted_that_hang_have_one_time_together(
         ("ask_timeout", -1.0, "ask_timeout is -1.0, wanted None or more than 0 seconds"),
         ("ask_timeout", 0, "ask_timeout is 0, wanted None or more than 0 seconds"),
         ("shutdown_timeout", 0, "shutdown_timeout is 0, wanted more than 0 seconds"),
+        ("ask_timeout", "5", "ask_timeout is '5', wanted None or more than 0 seconds"),
+        ("shutdown_timeout", "5", "shutdown_timeout is '5', wanted more than 0 seconds"),
+        ("stop_timeout", None, "stop_timeout is None, wanted more than 0 seconds"),
         ("stop_timeout", math.nan, "stop_timeout is nan, wanted more than 0 seconds"),
         ("slow_handler", -0.1, "slow_handler is -0.1, wanted more than 0 seconds"),
         ("blocking_threads", 0, "max_waiting, blocking_threads and thread_inbox are 1 or more"),
     ],
 )
 def test_a_setting_of_a_system_that_cannot_work_is_refused_when_it_is_made(
-    setting: str, value: float, refused: str
+    setting: str, value: Any, refused: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=f"^{re.escape(refused)}$"):
-        ActorSystem(**{setting: value})  # type: ignore[arg-type]
+        ActorSystem(**{setting: value})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -479,3 +481,34 @@ async def test_the_beats_that_were_handled_take_no_room_and_make_none(
         ref.tell("one")
     with pytest.raises(MailboxFull):
         ref.tell("one too many")
+
+
+@pytest.mark.parametrize("wrong", ["5", None, -1, math.nan, 1j])
+async def test_a_time_that_is_no_number_is_refused_where_it_is_given(wrong: Any) -> None:
+    """With the value, not by an error of some comparison."""
+    text = re.escape(repr(wrong))
+    async with ActorSystem() as system:
+        refused: list[str] = []
+
+        class Sets(Actor[Any]):
+            def started(self) -> None:
+                for call in (
+                    lambda: self.timers.once("key", wrong, 1),
+                    lambda: self.timers.every("key", wrong, 1),
+                    lambda: self.set_receive_timeout(0 if wrong is None else wrong),
+                    lambda: restart(within=wrong),
+                    lambda: restart(initial_backoff=wrong),
+                    lambda: restart(max_backoff=wrong),
+                ):
+                    with pytest.raises(ConfigurationError, match="wanted "):
+                        call()
+                    refused.append("refused")
+                if not isinstance(wrong, float | int):
+                    with pytest.raises(
+                        ConfigurationError, match=rf"^the deadline is {text}, wanted a time on trio's clock$"
+                    ):
+                        self.timers.at("key", wrong, 1)
+
+        system.spawn(Sets)
+        await wait_all_tasks_blocked()
+        assert refused == ["refused"] * 6

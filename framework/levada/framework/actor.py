@@ -39,6 +39,7 @@ from ._runtime.dispatch import RUNTIME_ENTRIES
 from ._runtime.host import Host
 from ._runtime.remote import peer_of
 from ._runtime.tokens import TURN
+from .durations import is_duration
 from .errors import ActorError, ConfigurationError, MailboxFull
 from .events import Unhandled
 from .handlers import Behaviour, build_table, find_handler, flatten, handles, is_handler, refuse_generator, unprotected
@@ -425,7 +426,7 @@ class Actor(Generic[M]):
 
         For actors with handlers. A loop puts `trio.move_on_after` around its ``receive``.
         """
-        if seconds is not None and not seconds > 0:
+        if seconds is not None and not is_duration(seconds):
             raise ConfigurationError(f"the receive timeout is {seconds!r}, wanted more than 0 seconds")
         cell = self._here()
         extras = cell.make_extras()

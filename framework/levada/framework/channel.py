@@ -12,8 +12,9 @@ For every channel:
   network, ``receive`` lets other tasks run for as long as decoding it took.
 * **One thread.** A channel belongs to the thread of the trio run that made it, or that first waited on it. A call from another thread
   that would wake a task, move a message on or end the channel raises `WrongThread` and changes nothing.
-* **One owner.** A handle that is sent inside a message is *moved* and raises `HandleMoved` from then on; the other half stays and
-  works as before, whether its counterpart is in this process or behind a network.
+* **One owner.** A handle that is sent inside a message belongs to the receiver of the message. If the message goes to another process, the
+  handle is *moved* and raises `HandleMoved` from then on. Within a process the same object arrives, and only `levada.framework.testing.strict`
+  notices that it is sent twice. The other half stays and works as before.
 
 A handle that is collected before its channel ended gives a `ResourceWarning`: a forgotten sender cancels its channel, a forgotten
 receiver closes it, a forgotten oneshot sender finishes without a value. The other side learns of it at the next step of the trio loop.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
+from .durations import is_duration
 from .errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -24,12 +25,12 @@ DEFAULT_TIMEOUT: Final = -1.0
 
 
 def check_timeout(timeout: float | None) -> None:
-    """Refuse what no clock can count, before anything is sent: a negative number, NaN.
+    """Refuse what no clock can count, before anything is sent: a negative number, NaN, text.
 
     Raises:
         ConfigurationError: it is no number of seconds.
     """
-    if timeout is not None and timeout is not DEFAULT_TIMEOUT and not timeout >= 0:
+    if timeout is not None and timeout is not DEFAULT_TIMEOUT and not is_duration(timeout, zero=True):
         raise ConfigurationError(f"timeout is {timeout!r}, wanted None, or 0 seconds or more")
 
 
@@ -123,7 +124,7 @@ class Ref(ABC, Generic[M_contra]):
 
         Raises:
             AskTimeout: no answer came in time.
-            ConfigurationError: `timeout` is negative or NaN; nothing was sent.
+            ConfigurationError: `timeout` is not a number of seconds, 0 or more; nothing was sent.
             ActorStopped: the actor has stopped, stops before it answers (raised at once, even if the question was still queued),
                 or fails on this question (then the handler's exception is the ``__cause__``).
             AskCycle: the target already waits for the asker, directly or through other actors.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
+from .durations import is_duration
 from .errors import ConfigurationError
 from .links import Failed, Killed, Lost, Reason
 
@@ -80,11 +81,15 @@ def restart(
     """
     if kind not in ("permanent", "transient", "temporary"):
         raise ConfigurationError(f"kind is {kind!r}, wanted permanent, transient or temporary")
-    if max < 0 or not within > 0:
+    if max < 0 or not is_duration(within):
         raise ConfigurationError(
             f"max and within are {max!r} and {within!r}, wanted 0 or more restarts in more than 0 seconds"
         )
-    if not 0 <= initial_backoff <= max_backoff:
+    if not (
+        is_duration(initial_backoff, zero=True)
+        and is_duration(max_backoff, zero=True)
+        and initial_backoff <= max_backoff
+    ):
         raise ConfigurationError(
             f"initial_backoff is {initial_backoff!r}, wanted 0 to max_backoff ({max_backoff!r}) seconds"
         )

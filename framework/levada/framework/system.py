@@ -36,6 +36,7 @@ from ._runtime.scheduler import RunQueue
 from ._runtime.tokens import START, Stop
 from .actor import Actor
 from .actor import actor as function_actor
+from .durations import is_duration
 from .errors import ActorError, ActorStopped, ConfigurationError, LevadaError, MailboxFull, NameTaken, wrong_thread
 from .events import DeadLetters, EventStream, RateLimitedLog
 from .handlers import find_handler
@@ -143,9 +144,9 @@ class ActorSystem:
             ("stop_timeout", stop_timeout),
             ("slow_handler", slow_handler),
         ):
-            if not value > 0:
+            if not is_duration(value):
                 raise ConfigurationError(f"{setting} is {value!r}, wanted more than 0 seconds")
-        if ask_timeout is not None and not ask_timeout > 0:
+        if ask_timeout is not None and not is_duration(ask_timeout):
             raise ConfigurationError(f"ask_timeout is {ask_timeout!r}, wanted None or more than 0 seconds")
         if max_waiting < 1 or blocking_threads < 1 or thread_inbox < 1:
             raise ConfigurationError("max_waiting, blocking_threads and thread_inbox are 1 or more")

@@ -13,11 +13,13 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Hashable
+from numbers import Real
 from typing import Any, Protocol
 
 import trio
 from trio.lowlevel import enable_ki_protection
 
+from .durations import is_duration
 from .errors import ConfigurationError
 
 __all__ = ["Tick", "Timer", "TimerHeap", "Timers"]
@@ -187,11 +189,13 @@ class Timers:
 
     def at(self, key: Hashable, deadline: float, message: Any) -> None:
         """Deliver `message` once, at `deadline` on `trio.current_time`'s clock; at once if that has passed."""
-        self._set(key, max(0.0, deadline - trio.current_time()), message, None)
+        if not isinstance(deadline, Real):
+            raise ConfigurationError(f"the deadline is {deadline!r}, wanted a time on trio's clock")
+        self._set(key, max(0.0, float(deadline) - trio.current_time()), message, None)
 
     def every(self, key: Hashable, period: float, message: Any) -> None:
         """Deliver `message` every `period` seconds (more than 0), first after one period; skip it while the last one is queued."""
-        if not period > 0:
+        if not is_duration(period):
             raise ConfigurationError(f"the period is {period!r}, wanted more than 0 seconds")
         self._set(key, period, message, period)
 
@@ -216,7 +220,7 @@ class Timers:
 
     @enable_ki_protection
     def _set(self, key: Hashable, delay: float, message: Any, period: float | None) -> None:
-        if not 0 <= delay < math.inf:
+        if not is_duration(delay, zero=True) or delay == math.inf:
             raise ConfigurationError(f"the delay is {delay!r}, wanted 0 seconds or more, and finite")
         self.cancel(key)
         alarm = self.alarms[key] = Alarm(self, key, self.cell.enveloped(message), period)

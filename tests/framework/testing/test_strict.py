@@ -106,6 +106,49 @@ async def test_a_message_changed_while_it_is_queued_ends_the_system(mailbox: Any
             await trio.sleep_forever()
 
 
+async def test_an_end_of_a_channel_that_is_sent_twice_ends_the_system() -> None:
+    lines, received = channel(int)
+    gate = trio.Event()
+    with pytest.raises(
+        StrictViolation, match=r"^<Sender of channel int: .*> was sent to /one, and again to /two: it has one owner$"
+    ):
+        async with strict()() as system:
+            refs = [system.spawn(LateShop, [], gate, name=name) for name in ("one", "two")]
+            for ref in refs:
+                ref.tell(Follow(lines))
+    lines.cancel()
+    received.close()
+
+
+async def test_an_end_of_a_channel_may_be_passed_on_and_one_message_may_be_sent_to_many() -> None:
+    class Forwards(Actor[Follow]):
+        to: Ref[Any]
+
+        @handles
+        def follow(self, m: Follow) -> None:
+            self.to.tell(Follow(m.prices))
+
+    lines, received = channel(int)
+    clone = lines.clone()
+    async with strict()() as system:
+        one = Shop([])
+        shop = system.spawn(lambda: one)
+        other = system.spawn(Shop, [])
+        system.spawn(Forwards, shop).tell(Follow(lines))
+        other.tell(Follow(clone))
+        third, kept = channel(int)
+        shared = Follow(third)
+        for ref in (shop, other):
+            ref.tell(shared)
+        await wait_all_tasks_blocked()
+        assert [m.prices for m in one.got] == [shared.prices, lines]
+        shared.prices.cancel()
+        lines.cancel()
+    clone.cancel()
+    kept.close()
+    received.close()
+
+
 async def test_a_message_changed_between_two_receivers_is_found() -> None:
     class Greedy(Actor[Order]):
         @handles

@@ -30,6 +30,7 @@ import attrs
 import trio
 
 from levada.framework import ActorSystem, Lost, Reason, Ref, oneshot
+from levada.framework.durations import is_duration
 from levada.framework.embedding import DescribedActor, LocalRef, dead_ref
 from levada.framework.errors import ActorStopped, ConfigurationError, ConnectionLost, LevadaError
 from levada.transports.aqueduct import Headers
@@ -86,7 +87,7 @@ class FleetRefs:
         idle: float = 30.0,
     ) -> None:
         for name, seconds in (("dial_timeout", dial_timeout), ("claim_timeout", claim_timeout), ("idle", idle)):
-            if not seconds > 0:
+            if not is_duration(seconds):
                 raise ConfigurationError(f"{name} is {seconds!r}, wanted more than 0 seconds")
         if len(node_id) != ID_SIZE:
             raise ValueError(f"the node id has {len(node_id)} bytes, wanted {ID_SIZE}")

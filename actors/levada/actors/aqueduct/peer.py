@@ -11,7 +11,7 @@ import trio
 from levada.framework import Identity, Reason, Ref, Sender, oneshot
 from levada.framework.channel import Receipt
 from levada.framework.errors import AskTimeout, ConfigurationError, NameUnknown
-from levada.framework.ref import DEFAULT_TIMEOUT
+from levada.framework.ref import DEFAULT_TIMEOUT, check_timeout
 from levada.transports.aqueduct import Headers
 from levada.transports.carriers import CarrierInfo, CarrierStatistics
 
@@ -152,7 +152,7 @@ class Peer(Generic[T]):
         Raises:
             NameUnknown: the peer exposes no living actor of this name.
             AskTimeout: the peer did not answer in time.
-            ConfigurationError: the messages of the connection are `RawMessage`.
+            ConfigurationError: the messages of the connection are `RawMessage`, or `timeout` is not a number of seconds, 0 or more.
             ChannelError: the entrypoint was finished, the server's handler has closed it, or the connection is closing.
             ChannelConnectionLost: the connection was lost.
 
@@ -162,7 +162,8 @@ class Peer(Generic[T]):
         connection = self._connection
         if connection.item_type is RawMessage:
             raise ConfigurationError("a connection of RawMessage has no names to look up")
-        seconds = connection.system.ask_timeout if timeout == DEFAULT_TIMEOUT else timeout
+        check_timeout(timeout)
+        seconds = connection.system.ask_timeout if timeout is DEFAULT_TIMEOUT else timeout
         if connection.lookups is None:
             raise NameUnknown(f"{self.info.peer} exposes no actors", name=name)
         item: Any = Ref[Any] | None

@@ -9,6 +9,7 @@ from typing import Any
 
 import trio
 
+from levada.framework.durations import is_duration
 from levada.framework.errors import CarrierError, ConfigurationError, ConnectionLost, IdleTimeout
 
 from .snapshot import Snapshot
@@ -105,7 +106,7 @@ async def connect_console(path: str | os.PathLike[str], *, timeout: float = 5.0)
         CarrierError: no program listens there; the text says why.
         ConfigurationError: the timeout is not more than 0.
     """
-    if not timeout > 0:
+    if not is_duration(timeout):
         raise ConfigurationError(f"timeout is {timeout!r}, wanted more than 0 seconds")
     path = os.fspath(path)
     try:

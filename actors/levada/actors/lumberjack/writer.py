@@ -28,6 +28,7 @@ import trio
 from levada.actors.metrics.connections import connection_samples
 from levada.actors.metrics.protocols import writer_samples
 from levada.framework import Actor, ActorSystem, FlowWindow, Sample, restart
+from levada.framework.durations import is_duration
 from levada.framework.embedding import DescribedActor
 from levada.framework.errors import CarrierError, ConfigurationError, ConnectionClosed
 from levada.framework.tracing import Tracing
@@ -488,7 +489,7 @@ async def connect(
     """
     if traces and system.tracing is None:
         raise ConfigurationError("traces=True needs a traced system: ActorSystem(tracing=…)")
-    if not close_timeout >= 0:
+    if not is_duration(close_timeout, zero=True):
         raise ConfigurationError(f"close_timeout is {close_timeout!r}, wanted 0 or more seconds")
     config = config or WriterConfig()
     check_spool(config, spool)

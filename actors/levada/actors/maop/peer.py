@@ -12,6 +12,7 @@ import attrs
 import trio
 
 from levada.framework import Codec, Identity, Reason
+from levada.framework.durations import is_duration
 from levada.framework.errors import DecodeError
 from levada.framework.tracing import Tracing
 from levada.transports.carriers import CarrierInfo, CarrierStatistics
@@ -535,7 +536,7 @@ def _milliseconds(timeout: float | None) -> int:
     """Return a timeout in wire format, 0 for none."""
     if timeout is None:
         return 0
-    if not timeout > 0:
+    if not is_duration(timeout):
         raise ValueError(f"timeout is {timeout!r}, wanted more than 0 seconds, or None for no limit")
     return max(1, round(timeout * 1000))
 

@@ -47,6 +47,7 @@ from levada.framework.errors import (
     ReceiverClosed,
     SenderFinished,
 )
+from levada.framework.ref import check_timeout
 from levada.transports.carriers import TcpConfig, TlsConfig, UnixConfig
 from levada.transports.carriers.streams import host_and_port
 from levada.transports.carriers.tcp import set_options
@@ -834,6 +835,7 @@ class BlockingChannel(BlockingStream[T]):
 
 
 def _until(timeout: float | None) -> float | None:
+    check_timeout(timeout)
     return None if timeout is None else time.monotonic() + timeout
 
 

@@ -43,6 +43,7 @@ from levada.actors.journal.columns import columns_of
 from levada.actors.rsocket import RequestFailed, RequestRejected
 from levada.actors.rsocket.blocking import BlockingPeer, PendingAnswer, RequestTimeout
 from levada.framework import Actor, Asks, Ref, handles
+from levada.framework.durations import is_duration
 from levada.framework.errors import (
     ActorStopped,
     AskTimeout,
@@ -229,7 +230,7 @@ class _Asking:
     """Questions to one actor, answered in order."""
 
     def __init__(self, actor: RemoteActor, kind: _Single | _Batch, timeout: float, *, idempotent: bool) -> None:
-        if not timeout > 0:
+        if not is_duration(timeout):
             raise ConfigurationError(f"timeout is {timeout!r}, wanted more than 0 seconds")
         if trio.lowlevel.in_trio_run():
             raise ConfigurationError("ask(), ask_many() and ask_batches() block their thread: inside trio, use Ref.ask")

@@ -11,7 +11,7 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
-from levada.framework._runtime.scheduler import SLICE
+from levada.framework._runtime.slices import SLICE
 
 __all__ = ["CountingClock", "autojump", "deterministic"]
 

@@ -47,6 +47,7 @@ def strict(*, codec: bool = False) -> type[ActorSystem]:
     * a message that was changed after it was sent and before it was handled;
     * with `codec`, a message that would not survive a connection: its class is no message class, a field holds a wrong value, or the
       decoded message differs (checked in the call that sends it);
+    * an end of a channel that is sent again before its first message was handled: its receiver has it. `Sender.clone` makes another;
     * a cancel scope or a nursery that a handler entered and did not leave.  Use `Actor.enter` for longer contexts.
 
     Each raises `StrictViolation`, on the spot and out of the system's block.
@@ -79,14 +80,10 @@ class _Seal:
 
     message: Any
     data: bytes
-    pending: int
+    halves: list[Any]
+    """The ends of channels in the message."""
+    pending: int = 1
     """The number of deliveries that have not been handled."""
-
-    def opened(self, seals: dict[int, _Seal]) -> None:
-        """Count one copy less in the mailboxes."""
-        self.pending -= 1
-        if not self.pending:
-            del seals[id(self.message)]
 
 
 def _of_app(entry: Any) -> list[Any]:
@@ -117,6 +114,8 @@ class _StrictSystem(ActorSystem):
         super().__init__(*args, **settings)
         self._seals: dict[int, _Seal] = {}
         """By id; the seal holds the message, so no id is given out again."""
+        self._under_way: dict[int, str] = {}
+        """Where each end of a channel is being sent to, by its id."""
 
     def install(self, *args: Any, **keywords: Any) -> Cell:
         cell = super().install(*args, **keywords)
@@ -140,7 +139,13 @@ class _StrictSystem(ActorSystem):
             self._make_round_trip(cell, message, octets, handles)
         seal = self._seals.get(id(message))
         if seal is None:
-            self._seals[id(message)] = _Seal(message, octets, 1)
+            halves = [each for each in handles.taken if hasattr(each, "take_over")]
+            for half in halves:
+                if id(half) in self._under_way:
+                    to = self._under_way[id(half)]
+                    raise self.violation(f"{half!r} was sent to {to}, and again to {cell.path}: it has one owner")
+                self._under_way[id(half)] = cell.path
+            self._seals[id(message)] = _Seal(message, octets, halves)
         elif seal.data != octets:
             raise self.violation(f"{message!r} was changed after it was sent and sent again, to {cell.path}: {_WHY}")
         else:
@@ -161,7 +166,7 @@ class _StrictSystem(ActorSystem):
             seal = self._seals.get(id(each))
             if seal is None:
                 continue
-            seal.opened(self._seals)
+            self._opened(seal)
             try:
                 octets = Codec().encode(each, attachments=_Handles())
             except (TypeError, ValueError, LevadaError):
@@ -174,7 +179,15 @@ class _StrictSystem(ActorSystem):
         for each in _of_app(message):
             seal = self._seals.get(id(each))
             if seal is not None:
-                seal.opened(self._seals)
+                self._opened(seal)
+
+    def _opened(self, seal: _Seal) -> None:
+        """Count one copy less in the mailboxes."""
+        seal.pending -= 1
+        if not seal.pending:
+            del self._seals[id(seal.message)]
+            for half in seal.halves:
+                self._under_way.pop(id(half), None)
 
     def violation(self, text: str) -> StrictViolation:
         """Make the error, and let the system end with it."""
@@ -196,19 +209,19 @@ class _Handles:
     """Attachments that are not moved: only their encoding matters here."""
 
     def __init__(self) -> None:
-        self._taken: list[Any] = []
+        self.taken: list[Any] = []
 
     def attach(self, handle: Any, /) -> tuple[AttachmentKind, int]:
         kind = kind_of(type(handle))
         assert kind is not None
-        self._taken.append(handle)
-        return kind, len(self._taken) - 1
+        self.taken.append(handle)
+        return kind, len(self.taken) - 1
 
     def rollback(self) -> None:
         """Nothing was taken."""
 
     def detach(self, number: int, kind: AttachmentKind, item: Any, note: bytes = b"") -> Any:
-        return self._taken[number]
+        return self.taken[number]
 
 
 _TABLE: Any = vars(Cell)["_table"]
