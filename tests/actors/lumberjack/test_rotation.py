@@ -300,19 +300,22 @@ def test_a_file_counts_as_rewritten_when_it_was_changed_and_has_not_grown(tmp_pa
 async def test_a_file_that_is_shorter_than_it_was_seen_begins_anew(
     tmp_path: Path, sink: Sink, quick: MockClock
 ) -> None:
-    """It is longer than the part that was acknowledged, and begins with that."""
+    """It is longer than the part that was acknowledged, and begins with that. So a copy of it is known as one."""
     log, registry = tmp_path / "app.log", tmp_path / "registry"
+    pattern = tmp_path / "app.log*"
     log.write_text(FIRST)
-    await ship_once(sink, log, registry=registry)
+    await ship_once(sink, pattern, registry=registry)
     append(log, OTHER)
     sink.hold()
-    async with following(sink, log, registry=registry, config=attrs.evolve(CONFIG, drain_timeout=0.0)):
+    async with following(sink, pattern, registry=registry, config=attrs.evolve(CONFIG, drain_timeout=0.0)):
         await until(lambda: len(sink.events) == 40)
     sink.events.clear()
     sink.open.set()
+    shutil.copy(log, tmp_path / "app.log.1")
     text = FIRST + OTHER[:200] + "\n"
     log.write_text(text)
-    assert await ship_once(sink, log, registry=registry) == text.splitlines()
+    lines = await ship_once(sink, pattern, registry=registry)
+    assert sorted(lines) == sorted(OTHER.splitlines() + text.splitlines())
 
 
 async def test_of_several_originals_with_the_same_text_the_least_shipped_is_copied(
@@ -370,6 +373,48 @@ async def test_a_writer_goes_on_in_a_closed_file_that_was_renamed(
         append(old, LAST)
         await until(lambda: len(sink.acked) > 40)
         assert [(event["line"], event["file"]) for event in sink.acked[40:]] == [(LAST.strip(), str(old))]
+
+
+def test_a_file_that_is_truncated_to_more_than_was_read_is_noticed(tmp_path: Path) -> None:
+    log = tmp_path / "app.log"
+    log.write_text(FIRST)
+    file = OpenFile(str(log))
+    try:
+        file.go_to(0)
+        assert file.look(100, 0.0).data == FIRST[:100].encode()
+        os.truncate(log, 200)
+        assert file.look(100, 0.0).replaced
+    finally:
+        file.close()
+
+
+async def test_a_text_that_was_rewritten_and_renamed_while_no_shipper_ran_comes_again(
+    tmp_path: Path, sink: Sink, quick: MockClock
+) -> None:
+    log, registry = tmp_path / "app.log", tmp_path / "registry"
+    log.write_text(FIRST)
+    assert len(await ship_once(sink, log, registry=registry)) == 40
+    log.write_text(FIRST)
+    log.rename(tmp_path / "old")
+    assert await ship_once(sink, log, registry=registry) == FIRST.splitlines()
+
+
+def test_a_removed_file_whose_inode_is_used_again_is_no_original() -> None:
+    registry = FileRegistry(None)
+    for born, path in ((1, "/a"), (2, "/b"), (2, "/b"), (0, "/c")):
+        registry.add(FileEntry(path=path, device=1, inode=1, born=born))
+    assert [(entry.path, entry.inode) for entry in registry.entries] == [("/b", 0), ("/b", 0), ("/c", 1)]
+
+
+async def test_records_of_several_lines_are_finished_before_files_take_turns(
+    tmp_path: Path, sink: Sink, quick: MockClock
+) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.log").write_text(f"[{number}] boom\n at desk\n")
+    config = attrs.evolve(CONFIG, max_files=1, multiline=r"^\[")
+    async with following(sink, tmp_path / "*.log", config=config):
+        await until(lambda: len(sink.events) == 3)
+    assert sorted(sink.lines) == [f"[{number}] boom\n at desk" for number in range(3)]
 
 
 def test_only_a_few_contents_that_are_gone_are_kept_for_each_path() -> None:
