@@ -7,6 +7,9 @@
 * `Moment.power_failure`: what was synced is there. What came later is there, or not, or in part, or as other bytes; and names that were not
   synced with their folder are there or not.
 
+Calls may fail (`Disk.before`). After a sync that failed, the system has what was written in memory and takes it for written: later syncs do not
+bring it to the disk, unless it is written again. So do Linux and others.
+
 The ledger's files are taken as they are: SQLite syncs each commit, and has tests of its own.
 """
 
@@ -146,10 +149,15 @@ class Disk:
         self.before: Callable[[str], None] | None = None
         """Called with the name of each call that comes. It may raise `OSError` in place of it."""
         self._watch: Watch | None = None
+        self._notes = True
         self._lock = threading.RLock()  # files are synced in several threads
         self._uses = Counter[int]()
         self._synced: dict[Identity, bytes] = {}
         self._content: dict[Identity, bytes] = {}
+        self._written: dict[Identity, set[int]] = {}
+        """The bytes of each file that were written since its last sync, also if that failed."""
+        self._failed = set[Identity]()
+        """Files of which a sync has failed."""
         self._durable: dict[str, dict[str, Identity | None]] = {}
         self._pwrite = os.pwrite
         for name in ("pwritev", "pwrite", "ftruncate", *_SYNCS):
@@ -158,13 +166,15 @@ class Disk:
             monkeypatch.setattr(Path, name, self._wrap(name, getattr(Path, name)))
 
     @contextmanager
-    def watch(self, folder: Path, told: Callable[[], int] = int) -> Iterator[Watch]:
+    def watch(self, folder: Path, told: Callable[[], int] = int, *, notes: bool = True) -> Iterator[Watch]:
         """Note the moments of what is done below a folder; all that is there before is synced.
 
         Args:
             folder: is there.
             told: returns how much has been answered by now.
+            notes: False: only the last moment is noted.
         """
+        self._written, self._failed, self._notes = {}, set(), notes
         self._watch, self._synced, self._content, self._durable = Watch(folder, told), {}, {}, {}
         folders, names = self._look(folder)
         self._synced = dict(self._content)
@@ -172,6 +182,7 @@ class Disk:
             self._sync_names(path, folders, names)
         try:
             yield self._watch
+            self._notes = True
             self._note("the end")
         finally:
             self._watch = None
@@ -179,12 +190,18 @@ class Disk:
     def _wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **keywords: Any) -> Any:
             with self._lock:
-                if self.before is not None:
-                    self.before(name)
                 watch = self._watch
                 if watch is None:
                     return real(*args, **keywords)
                 watch.calls[name] += 1
+                if self.before is not None:
+                    try:
+                        self.before(name)
+                    except OSError:
+                        if name in _SYNCS:
+                            self._failed.add(self._identity(args[0]))
+                            self._written.pop(self._identity(args[0]), None)
+                        raise
                 self._note(name)
                 if name == "pwritev":
                     self._write_parts([bytes(view) for view in args[1]], args[0], args[2])
@@ -192,6 +209,8 @@ class Disk:
                     self._write_parts([bytes(args[1])], args[0], args[2])
                 gone = self._forgotten(name, args)
                 result = real(*args, **keywords)
+                if name in ("pwritev", "pwrite"):
+                    self._written.setdefault(self._identity(args[0]), set()).update(range(args[2], args[2] + result))
                 if gone is not None:
                     self._uses[gone] += 1
                 if name in _SYNCS:
@@ -208,6 +227,10 @@ class Disk:
             self._pwrite(descriptor, octets[:end], at)
             self._note(f"{end} of {len(octets)} bytes written")
 
+    def _identity(self, descriptor: int) -> Identity:
+        number = os.fstat(descriptor).st_ino
+        return number, self._uses[number]
+
     @staticmethod
     def _forgotten(name: str, args: tuple[Any, ...]) -> int | None:
         """Return the inode that loses its last name by a call."""
@@ -221,8 +244,13 @@ class Disk:
         state = os.fstat(descriptor)
         path = os.readlink(f"/proc/self/fd/{descriptor}")
         if not os.path.isdir(path):
-            identity = state.st_ino, self._uses[state.st_ino]
-            self._synced[identity] = self._content[identity] = os.pread(descriptor, state.st_size, 0)
+            identity = self._identity(descriptor)
+            now, written = os.pread(descriptor, state.st_size, 0), self._written.pop(identity, set())
+            self._content[identity] = now
+            if identity in self._failed:
+                known = self._synced.get(identity, b"")[: len(now)].ljust(len(now), b"\0")
+                now = bytes(octet if at in written else known[at] for at, octet in enumerate(now))
+            self._synced[identity] = now
         elif Path(path).is_relative_to(folder.resolve()):
             inside = str(Path(path).relative_to(folder.resolve()))
             self._sync_names("" if inside == "." else inside, *self._look(folder))
@@ -251,6 +279,8 @@ class Disk:
     def _note(self, call: str) -> None:
         watch = self._watch
         assert watch is not None
+        if not self._notes:
+            return
         folders, names = self._look(watch.folder)
         durable = {folder: dict(here) for folder, here in self._durable.items()}
         found = Moment(call, watch.told(), folders, names, dict(self._content), dict(self._synced), durable)

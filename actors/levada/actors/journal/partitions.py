@@ -365,9 +365,12 @@ class Partition:
     def rollback(self) -> None:
         """Take back all writes since `publish`, on the disk too. After an `OSError`, only opening the journal again helps."""
         kept = self._published.segments
-        for segment in reversed(self.segments[len(kept) :]):
+        for segment in self.segments[len(kept) :]:
             segment.close()
-            self._delete_newest(segment.path)
+        # By name: the making of the last one may have failed when it had its name already.
+        behind = [path for path in sorted(self.folder.glob("*.segment")) if int(path.stem) > kept[-1].first]
+        for path in reversed(behind):
+            self._delete_newest(path)
         self.segments = kept
         kept[-1].cut_to(self._published.size, self._published.end)
         kept[-1].newest, kept[-1].last = self._published.newest, self._published.last
@@ -375,7 +378,7 @@ class Partition:
 
     def _delete_newest(self, path: Path) -> None:
         """Delete the newest segment, which has rows that nobody was told about. A crash must leave no gap, so the name goes before the next does."""
-        path.unlink(missing_ok=True)
+        path.unlink()
         sync_folder(self.folder)
 
     def drop_oldest(self) -> Path:
