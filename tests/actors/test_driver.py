@@ -13,6 +13,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors import aqueduct, lumberjack, maop, rsocket
+from levada.actors.authentication import Credentials
 from levada.actors.authenticators import BearerTokens
 from levada.actors.driver import Phase
 from levada.actors.listening import HURRY, Accepted, Acceptor, running
@@ -241,6 +242,62 @@ async def test_a_connection_that_is_closed_just_when_it_gets_a_carrier_ends_in_o
         assert not isinstance(accepted, carriers.Incoming)
         accepted.abort()
     assert [issubclass(end, Exception) for end in ends] == [False]  # only the cancellation
+
+
+class LeavingCore(BytesCore):
+    """Its open work takes longer than the drain."""
+
+    def drain(self, now: float) -> list[Ended]:
+        return []
+
+
+class Greeting(Connection):
+    """Lets the client in when the listener's hook says so."""
+
+    let_in: list[Identity | None]
+
+    async def carry(self) -> None:
+        async with self.opening() as carrier:
+            self.core = self.make_core()
+            self.attach(carrier)
+            self.connected(carrier.info)
+            self.authenticate(self.credentials)
+            await self.read(carrier)
+
+    def admitted(self, identity: Identity | None) -> None:
+        self.let_in.append(identity)
+        super().admitted(identity)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_decision_about_a_client_that_is_leaving_comes_too_late(
+    autojump_clock: MockClock, leaves: bool
+) -> None:
+    """It is not let in, and counts for no identity."""
+    decide, let_in = trio.Event(), list[Identity | None]()
+
+    async def hook(_: Credentials) -> Identity:
+        await decide.wait()
+        return Identity("ada")
+
+    class Gate(Listener):
+        def make(self, accepted: Accepted) -> Connection:
+            self.made = Greeting(lambda: accept_single(accepted), self.make_core, let_in=let_in)
+            return self.made
+
+    gate = Gate("memory://desk", MemoryConfig(), LeavingCore, authenticate=hook)
+    async with ActorSystem("test") as system, running(system, gate), dial("memory://desk"):
+        await wait_all_tasks_blocked()
+        async with trio.open_nursery() as nursery:
+            if leaves:
+                nursery.start_soon(gate.made.aclose)
+                await wait_all_tasks_blocked()
+            assert gate.made.phase is (Phase.DRAINING if leaves else Phase.GREETING)
+            decide.set()
+            await wait_all_tasks_blocked()
+            assert let_in == ([] if leaves else [Identity("ada")])
+            assert gate.made.identity == (None if leaves else Identity("ada"))
+            gate.made.shut()
 
 
 async def greet(system: ActorSystem, protocol: str, url: str, stack: AsyncExitStack) -> Any:

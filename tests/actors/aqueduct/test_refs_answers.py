@@ -321,6 +321,25 @@ async def test_handles_travel_in_numbered_questions_and_answers(two: Any, autoju
         )  # entrypoint, ref, answers, withdrawals
 
 
+async def test_numbers_of_questions_begin_again(two: Any, autojump_clock: MockClock) -> None:
+    """After 2^32 of them; a question that is still open keeps its number."""
+    async with two() as both, trio.open_nursery() as nursery:
+        await both.ref.ask(Do("say", 0))
+        for _ in range(FEW):
+            await both.ref.ask(Do("say", 0))
+        both.ref.answers._asked = 2**32 - 2
+        got: list[int] = []
+
+        async def ask(value: int) -> None:
+            got.append(await both.ref.ask(Do("say", value)))
+
+        for value in range(4):
+            nursery.start_soon(ask, value)
+        await settled()
+        assert sorted(got) == [0, 1, 2, 3]
+        assert await both.ref.ask(Do("say", 4)) == 4
+
+
 async def test_a_cut_fails_numbered_questions(two: Any, autojump_clock: MockClock) -> None:
     async with two() as both:
         for _ in range(FEW):

@@ -43,8 +43,9 @@ from levada.framework.errors import (
     SenderFinished,
 )
 from levada.transports.carriers import TcpConfig, UnixConfig
+from levada.transports.rsocket.codes import ErrorCode
 from levada.transports.rsocket.events import PayloadReceived
-from levada.transports.rsocket.frames import KeepaliveFrame
+from levada.transports.rsocket.frames import ErrorFrame, KeepaliveFrame
 
 from .conftest import CarrierSettings, serve
 from .conftest import connect as connect_async
@@ -429,6 +430,24 @@ def test_closing_waits_until_the_server_closes() -> None:
             assert closing.is_alive()
         closing.join(50)
         assert not closing.is_alive()
+
+
+@pytest.mark.parametrize("kind", ["stream", "channel"])
+def test_a_drain_of_the_peer_ends_with_the_last_stream_of_this_side(kind: str) -> None:
+    """Which a thread of the program gives up, while the connection's own thread waits for input."""
+    patient = CoreConfig(keepalive_interval=1000.0, max_lifetime=2000.0, drain_timeout=1000.0)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"rsocket+tcp://127.0.0.1:{listening.getsockname()[1]}"
+        with connect(url, config=ClientConfig(core=patient)) as peer, listening.accept()[0] as server:
+            server.settimeout(10.0)
+            stream = peer.request_stream(b"") if kind == "stream" else peer.request_channel(b"")
+            goodbye = ErrorFrame(0, ErrorCode.CONNECTION_CLOSE, b"").encode()
+            server.sendall(len(goodbye).to_bytes(3) + goodbye)
+            until(lambda: peer._draining)
+            stream.close()
+            while server.recv(65_536):  # until this side has closed
+                pass
+            until(lambda: peer.closed)
 
 
 def test_closing_waits_no_longer_than_it_may() -> None:

@@ -6,16 +6,18 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import trio
 from trio.testing import wait_all_tasks_blocked
 
 from levada.actors.rsocket import Payload, Request, ServerConfig
+from levada.actors.rsocket.connection import RSocketDriver
 from levada.framework import ActorSystem
-from levada.transports.carriers import dial
+from levada.transports.carriers import MemoryConfig, dial
 from levada.transports.carriers.memory import MemoryByteStream
 from levada.transports.rsocket import CoreConfig, RSocketCore
 from levada.transports.rsocket.events import PayloadReceived
 
-from .conftest import connect, serve
+from .conftest import below, connect, serve
 
 MANY = 667
 UNBOUNDED = 2**31 - 1
@@ -108,3 +110,51 @@ async def test_all_have_their_turn(high_watermark: int) -> None:
                     assert int((await receiver.receive()).data) == number
         await wait_all_tasks_blocked()
         assert listener.peers[0].statistics().open_streams == 0
+
+
+class Unbegun(trio.abc.Instrument):
+    """Notes how many requests of a connection are read and have not begun, after each step of a task."""
+
+    def __init__(self, connection: RSocketDriver) -> None:
+        self.connection = connection
+        self.most = 0
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.most = max(self.most, self.connection.unbegun)
+
+
+@pytest.mark.parametrize("chunk", [None, (200, 200)], ids=["at once", "in small pieces"])
+@pytest.mark.parametrize("kind", ["response", "forget"])
+async def test_requests_are_read_as_they_begin(chunk: tuple[int, int] | None, kind: str) -> None:
+    """A peer that sends 2,000 requests at once has `most_unbegun` of them in memory, and what one piece, of 8 KiB at most, adds."""
+    began = 0
+
+    async def count(_: Request) -> bytes:
+        nonlocal began
+        began += 1
+        return b""
+
+    config = ServerConfig(
+        carrier=MemoryConfig(chunk=chunk, window=1 << 20),
+        core=CoreConfig(max_streams=10_000),
+        max_fire_and_forget=10_000,
+    )
+    async with (
+        ActorSystem() as system,
+        serve(system, "rsocket+memory://desk", count, config=config) as listener,
+        dial("memory://desk") as stream,
+    ):
+        client = RSocketCore(CoreConfig(), client=True, framed=False, now=0.0, random_bytes=bytes)
+        send = client.send_request_response if kind == "response" else client.send_fire_and_forget
+        await stream.send_all(b"".join(client.data_to_send(0.0)))
+        await wait_all_tasks_blocked()
+        connection = below(listener.peers[0])
+        unbegun = Unbegun(connection)
+        trio.lowlevel.add_instrument(unbegun)
+        for _ in range(2_000):
+            send(Payload(b""), 0.0)
+        await stream.send_all(b"".join(client.data_to_send(0.0)))
+        await wait_all_tasks_blocked()
+        trio.lowlevel.remove_instrument(unbegun)
+        assert began == 2_000
+        assert 0 < unbegun.most <= connection.most_unbegun + (8192 if chunk is None else chunk[1]) // 9

@@ -308,6 +308,24 @@ def test_aq45_close_receiver_while_the_gate_is_shut(wire: Callable[..., Wire]) -
     assert (sender.state, w.resets, 5 in w.done) == (SenderState.CANCELLED, {}, True)
 
 
+@pytest.mark.rule("AQ-48", "AQ-56")
+@pytest.mark.parametrize("ending", ["finish", "cancel"])
+def test_d25_a_sender_whose_peer_says_that_it_is_lost_does_not_tell_it_back(
+    wire: Callable[..., Wire], ending: str
+) -> None:
+    """ClosedChannelLost is for a peer that cannot know: this side has ended its direction, and then lost the half by itself."""
+    w = attached(wire)
+    (half,) = w.sender.send(b"", [Attach.RECEIVER])
+    assert isinstance(half, SenderHalf)
+    control = w.give(w.bidi(), ChannelControl(half.id))
+    getattr(half, ending)()
+    w.flush()
+    uni = [stream_id for stream_id in w.octets if stream_id & 2]
+    w.reset(control, ResetCode.LOST)
+    assert state_of(half) is SenderState.LOST
+    assert [stream_id for stream_id in w.octets if stream_id & 2] == uni
+
+
 @pytest.mark.rule("AQ-46", "AQ-50")
 def test_aq46_a_cancelled_receiver_closes_at_once(wire: Callable[..., Wire]) -> None:
     """No gap is waited for; its mailbox is discarded."""

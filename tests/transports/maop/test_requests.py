@@ -195,6 +195,23 @@ def test_ma68_ma127_the_responder_keeps_the_time() -> None:
     assert own.body(1) == [Request(101, 0, timeout_ms=5000)]
 
 
+@pytest.mark.rule("MA-68")
+@pytest.mark.parametrize(("length", "cancelled_at"), [(0, 0.7), (1, 1.1)])
+def test_ma68_time_at_the_gate_counts_for_an_operation_without_body(length: int, cancelled_at: float) -> None:
+    """Its time runs from the header; otherwise from the completion of the body."""
+    wire = Wire(handlers={7: HandlerSpec(gated=True)})
+    stream = wire.bidi()
+    wire.give(stream, Request(7, length, timeout_ms=700), fin=not length)
+    wire.wait(0.4)
+    wire.core.proceed(stream, now=wire.now)
+    wire.flush()
+    if length:
+        wire.give(stream, Block(b"x"), BlockEnd(1))
+    left = cancelled_at - 0.4
+    assert [event for event in wire.wait(left - 0.05) if isinstance(event, OperationCancelled)] == []
+    assert [event.stream_id for event in wire.wait(0.1) if isinstance(event, OperationCancelled)] == [stream]
+
+
 @pytest.mark.rule("MA-69")
 def test_ma69_the_requester_keeps_the_time_too() -> None:
     """Timeout and 1 s for the header, 30 s between chunks of the body."""

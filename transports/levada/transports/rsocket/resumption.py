@@ -85,8 +85,8 @@ class Replay:
             room.used += len(frame) + _FRAME_COST
         while self.cost > self._bound:
             self._drop(frames.popleft())
-        while room is not None and room.used > room.bound:
-            room.shrink()
+        if room is not None and room.used > room.bound:
+            room.shrink()  # once is enough: the session that keeps the most keeps at least this frame
 
     def release(self, position: int) -> bool:
         """Drop the frames up to the peer's position. Return false if the position is impossible (RS-93)."""
