@@ -71,9 +71,7 @@ def append(*parts: tuple[int, int, int]) -> Action:
 def group(*parts: tuple[int, int, int]) -> Action:
     """Return appends of several senders that are written together, one to a partition."""
     return Action(
-        lambda store: store.append_prepared(
-            [store.prepare(number, rows(start, stop)) for number, start, stop in parts]
-        ),
+        lambda store: store.append_group([store.prepare(number, rows(start, stop)) for number, start, stop in parts]),
         apart=True,
     )
 
@@ -121,7 +119,12 @@ class Story:
 STORIES = {
     "appends": Story(
         [append((0, 0, 3))],
-        [append((0, 100, 101)), append((0, 200, 290)), append((1, 300, 400)), append((1, 600, 603))],
+        [
+            append((0, 100, 101)),
+            append((0, 200, 290)),
+            append((1, 300, 400)),
+            append((0, 500, 560), (1, 600, 690), (0, 700, 701)),
+        ],
     ),
     "groups": Story([append((0, 0, 3))], [group((0, 100, 190), (1, 200, 201)), group((1, 300, 400), (0, 400, 401))]),
     "deliveries": Story(

@@ -553,7 +553,10 @@ def test_a_full_journal_takes_nothing_until_there_is_room(tmp_path: Path) -> Non
         # Of a group, as many are taken as there is room for.
         store.commit_group("reader", {0: written})
         many = [(0, span(written + n, written + n + 10)) for n in range(0, 400, 10)]
-        taken = store.append(many)
+        with pytest.raises(JournalFull):
+            store.append(many)
+        assert numbers(store, 0, written) == []
+        taken = store.append_group([store.prepare(*each) for each in many])
         assert 1 <= len(taken) < len(many)
         assert store.size <= 10_000
         assert numbers(store, 0, written) == list(range(written, written + 10 * len(taken)))

@@ -167,7 +167,7 @@ class Appends:
             self._judge(parts, keyed)
         answers: list[tuple[Job, Answer]] = []
         written = iter(
-            self._store.append_prepared([(part.number, part.batch) for part in parts if part.batch is not None])
+            self._store.append_group([(part.number, part.batch) for part in parts if part.batch is not None])
         )
         for part in parts:
             done = next(written, None) if part.batch is not None else Appended(part.number, 0, 0)

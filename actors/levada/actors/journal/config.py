@@ -67,7 +67,8 @@ class JournalConfig:
     """Largest size of all batches that are staged and not delivered yet."""
     sync: Literal["group", "never"] = attrs.field(default="group", validator=v.in_(("group", "never")))
     """``group``: appends that are written together are synced before any of them is answered. ``never``: the operating system decides when, so a
-    power failure may lose the newest appends. Deliveries and the rows that groups have read are synced in both cases."""
+    power failure may lose the newest appends. Deliveries, appends to several partitions and the
+    rows that groups have read are synced in both cases."""
     keyed: Keyed | None = attrs.field(default=None, validator=v.optional(v.instance_of(Keyed)))
     """Columns by which rows are found, and taken once. None: rows are found by their offsets only, and nothing is indexed."""
     accept_loss: bool = attrs.field(default=False, validator=v.instance_of(bool))

@@ -66,7 +66,7 @@ class Inspection:
     staged: int
     """Files of batches that are not delivered yet."""
     transaction: int
-    """Number of batches that were delivered."""
+    """Number of transactions: batches that were delivered, and appends to several partitions."""
 
     def batches(self, number: int, start: int | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield the rows of a partition from an offset on, in the columns of `schema`, with the offset of the first.

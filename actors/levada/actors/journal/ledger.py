@@ -370,12 +370,20 @@ class Ledger:
                 "(SELECT batch FROM batches WHERE query = ? ORDER BY batch DESC LIMIT 1 OFFSET ?)",
                 (query, query, KEPT),
             )
-            connection.executemany(
-                "UPDATE partitions SET end = ? WHERE number = ?",
-                [(end, number) for number, (_, end) in line.ranges.items()],
-            )
-            connection.execute("UPDATE facts SET value = ? WHERE name = 'transaction'", (self.transaction + 1,))
+            self._add_transaction(connection, line.ranges)
         self.transaction += 1
+
+    def append(self, ranges: Mapping[int, tuple[int, int]]) -> None:
+        """Commit the transaction `transaction` + 1: the rows in these ranges of partitions, which are synced, are one append. Raises as `deliver`."""
+        with self._change() as connection:
+            self._add_transaction(connection, ranges)
+        self.transaction += 1
+
+    def _add_transaction(self, connection: sqlite3.Connection, ranges: Mapping[int, tuple[int, int]]) -> None:
+        connection.executemany(
+            "UPDATE partitions SET end = ? WHERE number = ?", [(end, number) for number, (_, end) in ranges.items()]
+        )
+        connection.execute("UPDATE facts SET value = ? WHERE name = 'transaction'", (self.transaction + 1,))
 
     def groups(self) -> dict[str, dict[int, int]]:
         """For each group, the offset behind the last row it has done with, by partition."""

@@ -54,7 +54,7 @@ class Room:
             messages = list(pack([batch], self._config))
             if not self.takes([*packed.values(), messages]):
                 if not count:
-                    raise self._full(sum(message.size for message in messages))
+                    raise self.full([messages])
                 return parts[:count], packed
             packed.setdefault(number, []).extend(messages)
         return parts, packed
@@ -70,6 +70,10 @@ class Room:
             )
         if self.size + more + self._header_size > config.max_bytes:
             raise self._full(size)
+
+    def full(self, packed: Iterable[Sequence[Message]]) -> JournalFull:
+        """Return the error for messages that there is no room for."""
+        return self._full(sum(message.size for messages in packed for message in messages))
 
     def _full(self, needed: int) -> JournalFull:
         limit = self._config.max_bytes

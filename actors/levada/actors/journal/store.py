@@ -6,7 +6,8 @@ see only whole appends that have been synced.
 All guarantees rest on the order of writes:
 
     append      blocks → sync → seen by readers → the record of ends → answered
-    deliver     blocks marked with transaction n + 1 → sync → the ledger's line, synced → seen by readers → the record of ends → answered
+    deliver     blocks marked with transaction n + 1 → sync → the ledger's line, synced → seen by readers → the record of ends → answered;
+                an append to several partitions likewise
     new segment written aside → synced → renamed; the segment before it is synced first
     group       rows synced → the ledger's line → the record of ends
     retention   the record of ends, synced → files deleted
@@ -180,30 +181,49 @@ class Store:
         return number, conformed
 
     def append(self, parts: Sequence[tuple[int, pa.RecordBatch]]) -> list[Appended]:
-        """Write batches, each to a partition, and sync them together. If this raises, nothing was written.
+        """Write batches, each to a partition, as one append. If this raises, nothing was written; after a crash all of it is there, or nothing.
+
+        An append to several partitions costs a commit of the ledger, which is synced.
+
+        Returns:
+            The place of each batch.
+
+        Raises:
+            JournalFull: there is no room for all of them.
+            SchemaMismatch, JournalError: as `prepare`.
+            JournalUnwritable: the disk refuses; or the ledger does, and then only opening the journal again tells whether they were written.
+        """
+        return self._append([self.prepare(number, batch) for number, batch in parts], together=True)
+
+    def append_group(self, prepared: list[tuple[int, pa.RecordBatch]]) -> list[Appended]:
+        """Write batches that `prepare` has returned, each an append of its own, and sync them together. If this raises, nothing was written.
 
         Returns:
             The place of each batch; fewer than were given if there was no room for the others, which were not written.
 
         Raises:
             JournalFull: there was no room for the first one.
-            SchemaMismatch, JournalError: as `prepare`.
             JournalUnwritable: the disk refuses.
         """
-        return self.append_prepared([self.prepare(number, batch) for number, batch in parts])
+        return self._append(prepared, together=False)
 
-    def append_prepared(self, conformed: list[tuple[int, pa.RecordBatch]]) -> list[Appended]:
-        """Append what `prepare` has returned, as `append`."""
+    def _append(self, prepared: list[tuple[int, pa.RecordBatch]], *, together: bool) -> list[Appended]:
         self._guard.require_usable()
-        packed = {number: list(self.pack(batches)) for number, batches in _by_partition(conformed).items()}
+        packed = {number: list(self.pack(batches)) for number, batches in _by_partition(prepared).items()}
         if not self._room.takes(packed.values()):
             self.retain()
             if not self._room.takes(packed.values()):
-                conformed, packed = self._room.prefix(conformed)
+                if together:
+                    raise self._room.full(packed.values())
+                prepared, packed = self._room.prefix(prepared)
         ends = {number: self._partitions[number].end for number in packed}
-        self._write(packed, _by_partition(conformed) if self._keys else {})
+        batches = _by_partition(prepared) if self._keys else {}
+        if together and len(packed) > 1:
+            self._transact("an append", packed.items(), self._ledger.append, batches)
+        else:
+            self._write(packed, batches)
         answers = []
-        for number, batch in conformed:
+        for number, batch in prepared:
             answers.append(Appended(number, ends[number], batch.num_rows))
             ends[number] += batch.num_rows
         self._appends += len(answers)
@@ -326,33 +346,62 @@ class Store:
         if done is not None:
             self._repeated += 1
             return done
-        now, transaction = self._clock.now(), self._ledger.transaction + 1
-        begun: dict[int, int] = {}
-        rows = size = digest = 0
-        with Undone(self._guard, self._partitions):
+        size = digest = 0
+
+        def checked() -> Iterator[tuple[int, Sequence[Message]]]:
+            nonlocal size, digest
             for number, message in parts:
-                partition = self._partition(number)
                 size += message.size
-                rows += message.rows
                 digest = message.digest(digest)
                 self._room.require_for_batch(size, message.size)
+                yield number, [message]
+
+        ranges = self._transact(
+            f"the delivery of batch {batch} of {query}",
+            checked(),
+            lambda ranges: self._ledger.deliver(query, batch, Line(ranges, digest, attempts)),
+        )
+        self._delivered += 1
+        return Delivered(already=False, ranges=ranges)
+
+    def _transact(
+        self,
+        what: str,
+        parts: Iterable[tuple[int, Sequence[Message]]],
+        decide: Callable[[Mapping[int, tuple[int, int]]], None],
+        batches: Mapping[int, Sequence[pa.RecordBatch]] | None = None,
+    ) -> Mapping[int, tuple[int, int]]:
+        """Write rows that are there when the ledger has a line about them; return their ranges.
+
+        Args:
+            what: it is, for an error.
+            parts: partitions and messages.
+            decide: writes the line, about these ranges.
+            batches: the rows for the index, if they are at hand.
+        """
+        now, transaction = self._clock.now(), self._ledger.transaction + 1
+        begun: dict[int, int] = {}
+        octets = 0
+        with Undone(self._guard, self._partitions):
+            for number, messages in parts:
+                partition = self._partition(number)
                 begun.setdefault(number, partition.end)
-                partition.write([message], transaction=transaction, time=now)
+                octets += sum(message.size for message in messages)
+                partition.write(messages, transaction=transaction, time=now)
             touched = [self._partitions[number] for number in begun]
             self._sync(touched)
             # From here on the ledger decides. After an error, only opening the journal again tells what it decided.
-            self._guard.broken = f"the delivery of batch {batch} of {query} was cut short, open the journal again"
+            self._guard.broken = f"{what} was cut short, open the journal again"
         ranges = {number: (first, self._partitions[number].segments[-1].end) for number, first in begun.items()}
         try:
-            self._ledger.deliver(query, batch, Line(ranges, digest, attempts))
+            decide(ranges)
         except sqlite3.Error as error:
             raise JournalUnwritable(f"{self._guard.broken}: {error}", path=str(self.directory)) from error
         self._guard.broken = ""
-        self._publish(touched, {})
-        self._delivered += 1
-        self._rows += rows
-        self._octets += size
-        return Delivered(already=False, ranges=ranges)
+        self._publish(touched, batches or {})
+        self._rows += sum(end - first for first, end in ranges.values())
+        self._octets += octets
+        return ranges
 
     def delivered(self, query: str, batch: int) -> Delivered | None:
         """Look up whether a batch has been delivered; None if not."""
