@@ -397,6 +397,24 @@ async def test_commands_are_forgotten_after_some_rows(system: ActorSystem, tmp_p
     assert await journal.ask(Append([Event("e", "c39", 0)])) == Appended(0, 60, 0, repeated=1)
 
 
+async def test_a_command_that_goes_over_the_end_of_a_segment_is_taken_once(system: ActorSystem, tmp_path: Path) -> None:
+    config = JournalConfig(keyed=Keyed(command="command"), segment_bytes=4096, block_bytes=512, retain_bytes=None)
+    journal = spawn(system, tmp_path, config)
+    before, order = ([Event("e", name, n) for n in range(150)] for name in ("c1", "c2"))
+    assert await journal.ask(Append(before)) == Appended(0, 0, 150)
+    assert await journal.ask(Append(order)) == Appended(0, 150, 150)
+    assert len(list((tmp_path / "partition-0000").glob("*.segment"))) == 5
+    for again in (False, True):
+        for first, rows in ((0, before), (150, order)):
+            assert await journal.ask(Append(rows)) == Appended(0, first, 0, repeated=150)
+            with pytest.raises(CommandReused):
+                await journal.ask(Append(rows[75:]))
+        if not again:
+            journal.stop()
+            await journal.terminated()
+            journal = spawn(system, tmp_path, config)
+
+
 def test_an_id_that_is_used_again_when_it_is_forgotten_has_its_new_rows(tmp_path: Path) -> None:
     """Its old rows are in the same segment."""
     config = JournalConfig(keyed=Keyed(command="command", remember=3))

@@ -239,13 +239,20 @@ class Keys:
         key, name = _hash(command), self._config.command
         assert name is not None
         oldest = self._partition.end - self._config.remember
+        found: Taken | None = None
         for first, index in self._indexes(oldest):
             place = index.command_at(key)
-            if place is not None and first + place >= oldest:
-                rows = self._command_rows(first + place, command, name, schema)
-                if rows is not None:
-                    return Taken(first + place, rows)
-        return None
+            rows = None if place is None else self._command_rows(first + place, command, name, schema)
+            if place is None or rows is None:
+                if found is not None:
+                    break
+                continue
+            if found is not None and first + place + rows.num_rows <= found.first:
+                break  # the id was used again
+            found = Taken(first + place, rows)
+            if place:
+                break  # else it may have begun in the segment before
+        return found if found is not None and found.first >= oldest else None
 
     def _command_rows(self, offset: int, command: str | bytes, name: str, schema: pa.Schema) -> pa.RecordBatch | None:
         """Read the rows of a command, which follow each other; None if this is another command with the same hash."""
