@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import attrs
 import pytest
@@ -286,24 +286,33 @@ def test_a_segment_that_a_clock_began_ahead_is_sealed_by_time(tmp_path: Path) ->
 def test_a_block_that_was_taken_back_says_nothing_about_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It was the last one of its segment, and written when the clock was years ahead."""
     clock = Clock()
-    with Store.open(tmp_path, SCHEMA, TIMED, clock=clock) as store:
-        fill(store, 0, 10)
+    config = attrs.evolve(TIMED, partitions=2, segment_time=60.0)
+    with Store.open(tmp_path, SCHEMA, config, clock=clock) as store:
+        store.append([(0, rows(1))])
         with monkeypatch.context() as patch:
-            failures = [OSError(errno.EIO, "no")]
+            writes: list[int] = []
             real = os.pwritev
-            patch.setattr(os, "pwritev", lambda *args: real(*args) if not failures else _raise(failures.pop()))
+
+            def write(descriptor: int, *args: Any) -> int:
+                writes.append(descriptor)
+                return real(descriptor, *args) if len(writes) < 2 else _raise(OSError(errno.EIO, "no"))
+
+            patch.setattr(os, "pwritev", write)
             clock.now += YEARS
             with pytest.raises(JournalUnwritable):
-                store.append([(0, rows(10))])
-        clock.now -= YEARS
-        fill(store, 10, 100)
-        clock.now += 1000
-        store.retain()
-        assert len(segments(tmp_path)) == 1
+                store.append([(0, rows(2)), (1, rows(3))])
+        clock.now += 60 - YEARS
+        assert (store.retain(), len(segments(tmp_path))) == (0, 2)
+        clock.now += 939
+        assert store.retain() == 0
+        clock.now += 1
+        assert store.retain() == 1
+        assert numbers(store, 1) == []
 
 
-def _raise(error: Exception) -> None:
+def _raise(error: Exception) -> NoReturn:
     raise error
 
 

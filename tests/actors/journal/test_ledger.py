@@ -240,6 +240,24 @@ def test_a_ledger_older_than_the_segments_destroys_nothing(tmp_path: Path) -> No
     assert path.read_bytes() == before
 
 
+def test_a_ledger_from_before_a_delivery_is_older_than_the_appends_behind_it(tmp_path: Path) -> None:
+    """Nothing is cut off: only the last transaction can have been cut short."""
+    with Store.open(tmp_path, SCHEMA, CONFIG) as store:
+        store.append([(0, rows(0))])
+    shutil.copy(tmp_path / "ledger.sqlite", tmp_path / "old")
+    with Store.open(tmp_path, SCHEMA, CONFIG) as store:
+        deliver(store, "q", 0, (0, rows(1)))
+        store.append([(0, rows(2))])
+    shutil.copy(tmp_path / "old", tmp_path / "ledger.sqlite")
+    [path] = (tmp_path / "partition-0000").glob("*.segment")
+    before = path.read_bytes()
+    with pytest.raises(
+        JournalDamaged, match="offset 2 is behind transaction 1, but the ledger ends with 0: it is older"
+    ):
+        Store.open(tmp_path, SCHEMA, attrs.evolve(CONFIG, accept_loss=True))
+    assert path.read_bytes() == before
+
+
 def test_a_ledger_that_refuses_decides_when_it_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store does no more: only what is on the disk tells whether the line was written."""
     store = Store.open(tmp_path, SCHEMA, CONFIG)

@@ -302,8 +302,10 @@ class Segment:
                     return "damaged"
                 return "unfinished" if begun else "torn"
             if header.transaction > committed + 1 or (pending and header.transaction <= committed):
+                later = header.transaction > committed + 1
+                place = f"of transaction {header.transaction}" if later else f"behind transaction {committed + 1}"
                 raise JournalDamaged(
-                    f"offset {offset} is of transaction {header.transaction}, but the ledger ends with {committed}: "
+                    f"offset {offset} is {place}, but the ledger ends with {committed}: "
                     "it is older than this segment, restore the ledger of the same moment",
                     path=str(self.path),
                     offset=at,
