@@ -1,4 +1,6 @@
-"""A job for ``spark-submit``: rows go through an actor that only TLS and a shipped token lead to. Prints what it found as JSON.
+"""A job for ``spark-submit``: rows go through an actor, and from mailbox to mailbox, with only TLS, a shipped zip and a shipped token.
+
+Prints what it found as JSON.
 
 Started by ``test_cluster.py`` with the bridge's address, and the name of the token file as it was shipped.
 """
@@ -7,12 +9,13 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections.abc import Iterator
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 
 from levada.actors.spark.asks import RemoteActor, ask_batches
+from levada.actors.spark.session import session
 
 
 def main(address: str, token_file: str) -> None:
@@ -29,12 +32,17 @@ def main(address: str, token_file: str) -> None:
                 "package", pa.array([here.__file__] * rows)
             )
 
-    spark = SparkSession.builder.getOrCreate()
+    spark = session()
     found = (
         spark.range(0, 1000, numPartitions=8)
         .mapInArrow(doubled, "doubled long, executor string, package string")
         .collect()
     )
+    options = {"address": address, "tokenFile": token_file}
+    lines = spark.readStream.format("mailbox").options(mailbox="lines", **options).load()
+    writer = lines.writeStream.format("mailbox").options(mailbox="out", **options)
+    query = writer.option("checkpointLocation", tempfile.mkdtemp(dir=".")).trigger(availableNow=True).start()
+    query.awaitTermination()
     sys.stdout.write(
         json.dumps(
             {

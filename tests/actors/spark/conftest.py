@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 import threading
+import venv
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,21 @@ def run_to_the_end(writer: DataStreamWriter, *path: str) -> StreamingQuery:
         except StreamingQueryException as error:
             if "Python worker failed to connect back" not in str(error):
                 raise
+
+
+def without_levada(folder: Path) -> Path:
+    """Make a Python that has all packages of this one but levada."""
+    packages = folder / "packages"
+    packages.mkdir()
+    for place in map(Path, sys.path):
+        if place.name == "site-packages":
+            for entry in place.iterdir():
+                if "levada" not in entry.name and not (packages / entry.name).exists():
+                    (packages / entry.name).symlink_to(entry)
+    venv.create(folder / "python", symlinks=True)
+    [site] = (folder / "python" / "lib").glob("*/site-packages")
+    (site / "packages.pth").write_text(f"{packages}\n")
+    return folder / "python" / "bin" / "python"
 
 
 class Actors:

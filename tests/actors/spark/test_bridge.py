@@ -51,6 +51,7 @@ from levada.actors.spark.protocol import (  # noqa: E402
     WINDOW,
     BlockHead,
     BridgeError,
+    BridgeUnreachable,
     Commit,
     Declare,
     DeliverBatch,
@@ -476,7 +477,7 @@ def test_addresses_that_cannot_be_used_say_why(actors: Actors, tmp_path: Path, m
             connection(f"unix://{tmp_path}/mute.socket", token)
     away = tmp_path / "away.token"
     attrs.evolve(Token.read(token), host="another").write(away)
-    with pytest.raises(ConnectionLost, match="on another machine"):
+    with pytest.raises(BridgeUnreachable, match="on another machine"):
         connection(actors.bridge.address, str(away))
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import socket
+import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import pytest
 import trio
 from trio.testing import MockClock
@@ -15,8 +19,17 @@ pytest.importorskip("levada.actors.spark", exc_type=ImportError)
 
 from levada.actors.journal import GetJournalStatistics, JournalConfig, JournalError, columns_of  # noqa: E402
 from levada.actors.spark import BridgeConfig, UnknownName, serve_bridge  # noqa: E402
+from levada.actors.spark.asks import RemoteActor, ask_many  # noqa: E402
 from levada.actors.spark.bridge import OPENING  # noqa: E402
-from levada.actors.spark.protocol import Commit, Declare, DeliverBatch, StageHead  # noqa: E402
+from levada.actors.spark.protocol import (  # noqa: E402
+    BridgeUnreachable,
+    Commit,
+    Declare,
+    DeliverBatch,
+    Describe,
+    StageHead,
+    Token,
+)
 from levada.actors.spark.worker import PATIENCE, RemoteMailbox, call, connection  # noqa: E402
 from levada.framework import ActorSystem, message  # noqa: E402
 from levada.framework.errors import ConnectionLost  # noqa: E402
@@ -247,3 +260,50 @@ async def test_a_mailbox_that_is_not_opened_again_is_unknown_after_half_a_minute
                 UnknownName, match="no mailbox 'lines' is open, although it is on disk; there are: none"
             ):
                 await trio.to_thread.run_sync(lines.describe)
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        OSError(errno.EHOSTUNREACH, "No route to host"),
+        OSError(errno.ENETUNREACH, "Network is unreachable"),
+        ssl.SSLCertVerificationError(1, "certificate verify failed"),
+    ],
+    ids=lambda reason: str(reason),
+)
+def test_an_address_that_cannot_be_right_is_not_waited_for(
+    desk: Desk, virtual_time: VirtualTime, monkeypatch: pytest.MonkeyPatch, reason: OSError
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise reason
+
+    monkeypatch.setattr(socket, "create_connection", fail)
+    url, token = "tls://127.0.0.1:1", str(desk.actors.bridge.token_file)
+    with pytest.raises(BridgeUnreachable, match="no bridge answers: "):
+        RemoteMailbox(url, "lines", token).describe()
+    actor = RemoteActor("nobody", f"{url};tls://127.0.0.1:2", token)
+    with pytest.raises(BridgeUnreachable, match="no bridge answers: "):
+        list(ask_many(actor, [Describe()]))
+    assert virtual_time.now == 0.0
+
+
+def test_one_way_that_may_come_back_is_waited_for(
+    desk: Desk, virtual_time: VirtualTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EHOSTUNREACH, "No route to host")
+
+    monkeypatch.setattr(socket, "create_connection", fail)
+    socket_path = desk.actors.bridge.address.split(",")[0]
+    desk.actors.stop()
+    with pytest.raises(ConnectionLost) as lost:
+        RemoteMailbox(f"tls://127.0.0.1:1,{socket_path}", "lines", str(desk.actors.bridge.token_file)).describe()
+    assert not isinstance(lost.value, BridgeUnreachable)
+    assert PATIENCE - 2 < virtual_time.now <= PATIENCE
+
+
+def test_a_bridge_on_another_machine_is_not_waited_for(desk: Desk, virtual_time: VirtualTime, tmp_path: Path) -> None:
+    attrs.evolve(Token.read(desk.actors.bridge.token_file), host="another").write(tmp_path / "away.token")
+    with pytest.raises(BridgeUnreachable, match="is on another machine"):
+        RemoteMailbox(desk.actors.bridge.address.split(",")[0], "lines", str(tmp_path / "away.token")).describe()
+    assert virtual_time.now == 0.0

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyspark
 
 from levada.actors.interop.certificates import make_certificates
+from levada.actors.journal import Append, Read
 from levada.actors.spark.asks import AskRows
 from levada.actors.spark.desk import BridgeConfig
 from levada.actors.spark.session import find_java
@@ -28,6 +29,9 @@ from levada.actors.spark.shipping import DEPENDENCIES, main, make_zip
 from levada.framework import Actor, handles
 from levada.transports.carriers import TlsConfig
 
+from .conftest import without_levada
+
+LINES = pa.schema([("n", pa.int64())])
 JOB = Path(__file__).with_name("cluster_job.py")
 
 
@@ -78,24 +82,63 @@ def test_a_zip_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest
     assert f"error: cannot write {tmp_path}/missing/levada.zip: No such file" in capsys.readouterr().err
 
 
+@pytest.mark.ci
+def test_a_source_finds_the_zip_and_shipped_files_by_the_path_that_it_brings(tmp_path: Path) -> None:
+    """Spark gives the process of a stream's source a folder that does not exist instead of the one with the shipped files."""
+    packed = make_zip(tmp_path / "levada.zip", dependencies=True)
+    (tmp_path / "bridge.token").touch()
+    python = [str(without_levada(tmp_path)), "-c"]
+    pickling = """
+import sys
+sys.path += sys.argv[1:]
+from pyspark.serializers import CPickleSerializer
+from levada.actors.spark.datasource import MailboxSource
+sys.stdout.buffer.write(CPickleSerializer().dumps(MailboxSource({"mailbox": "lines"})))
+"""
+    loading = """
+import sys
+from pyspark import SparkFiles
+from pyspark.serializers import CPickleSerializer
+SparkFiles._root_directory, SparkFiles._is_running_on_worker = "/nowhere/streaming_job", True
+source = CPickleSerializer().loads(sys.stdin.buffer.read())
+from levada.actors.spark.worker import connection
+try:
+    connection("tls://localhost:1", "bridge.token")
+except ValueError as error:
+    print(type(source).__name__, source.options, error)
+"""
+    made = subprocess.run([*python, pickling, str(tmp_path), str(packed)], capture_output=True, check=True)
+    done = subprocess.run([*python, loading], input=made.stdout, capture_output=True, check=True)
+    assert done.stdout.decode() == (
+        f"MailboxSource {{'mailbox': 'lines'}} {tmp_path}/bridge.token is not a token file of a bridge\n"
+    )
+
+
 @pytest.mark.release
 @pytest.mark.loopback
-def test_a_submitted_job_on_a_cluster_asks_over_tls_with_the_package_from_a_zip(
+def test_a_submitted_job_on_a_cluster_asks_and_streams_over_tls_with_the_package_from_a_zip(
     make_actors: Any, tmp_path: Path
 ) -> None:
+    """No Python of Spark has levada, and the token has only the name under which it was shipped."""
     made = make_certificates(tmp_path)
     tls = TlsConfig(certificate=made.certificate, key=made.key)
     actors = make_actors(url="tls://127.0.0.1:0", config=BridgeConfig(tls=tls))
     asked: list[int] = []
+    lines, out = actors.mailbox("lines", LINES, partitions=2), actors.mailbox("out", LINES)
+    for n in range(2):
+        actors.ask(lines, Append(pa.record_batch([[n, n + 2]], schema=LINES), partition=n))
     actors.do(lambda: actors.bridge.expose("doubler", actors.system.spawn(partial(Doubler, asked))))
     (address,) = [url for url in actors.bridge.address.split(",") if url.startswith("tls:")]
-    done = submit(tmp_path, make_zip(tmp_path / "levada.zip"), actors.bridge.token_file, [address, "bridge.token"])
+    packed = make_zip(tmp_path / "levada.zip", dependencies=True)
+    done = submit(tmp_path, packed, actors.bridge.token_file, [address, "bridge.token"])
     assert done["rows"] == 1000
     assert done["sum"] == 2 * sum(range(1000))
     # Two processes, each with a working directory of its own, into which Spark has put the zip.
     assert len(done["executors"]) == 2
     assert done["packages"] == ["./levada.zip/levada/actors/spark/asks.py"]
     assert sum(asked) == 1000
+    blocks = actors.ask(out, Read(0, 0))
+    assert sorted(n for block in blocks for n in block.batch().column("n").to_pylist()) == [0, 1, 2, 3]
 
 
 def submit(folder: Path, packed: Path, token: Path, arguments: list[str]) -> Any:
@@ -117,9 +160,11 @@ def submit(folder: Path, packed: Path, token: Path, arguments: list[str]) -> Any
     environment = os.environ | {
         "JAVA_HOME": str(find_java().home),
         "SPARK_HOME": str(home),
-        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": str(python := without_levada(folder)),
+        "PYSPARK_DRIVER_PYTHON": str(python),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
+    environment.pop("PYTHONPATH", None)
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=5500, check=False
     )

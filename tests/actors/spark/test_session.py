@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+pyspark = pytest.importorskip("pyspark")
 pytest.importorskip("levada.actors.spark", exc_type=ImportError)
 
-from levada.actors.spark.session import find_java
-from levada.framework.errors import ConfigurationError
+from levada.actors.spark.session import find_java, require_pyspark, session  # noqa: E402
+from levada.framework.errors import ConfigurationError  # noqa: E402
 
 
 def fake_java(home: Path, version: str, *modules: str) -> Path:
@@ -143,3 +144,23 @@ def test_spark_starts_on_a_machine_without_java(tmp_path: Path) -> None:
                 (tools / tool.name).symlink_to(tool)
     printed, _ = start(tmp_path, str(tools))
     assert printed == ["True", "3 UTC", "[]"]
+
+
+def test_a_name_that_is_no_setting_of_spark_is_refused_before_anything_starts() -> None:
+    for conf in ({"config": {"spark.ui.enabled": True}}, {"appName": "x"}):
+        with pytest.raises(
+            ConfigurationError, match=f"{next(iter(conf))} is no setting of Spark, whose names begin with spark"
+        ):
+            session(**conf)
+
+
+def test_an_old_pyspark_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in ("4.0.2", "4.1.0.dev3", "3.5.6"):
+        monkeypatch.setattr(pyspark, "__version__", version)
+        with pytest.raises(
+            ImportError, match=f"need pyspark 4.2 or later, and this Python .* has {version}: pip install"
+        ):
+            session()
+    for version in ("4.2.0", "4.10.0", "5.0.0.dev1"):
+        monkeypatch.setattr(pyspark, "__version__", version)
+        require_pyspark()

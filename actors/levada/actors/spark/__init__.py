@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from .bridge import Bridge, Delivery, Mailbox, RowKey, serve_bridge
     from .desk import BridgeConfig, Desk, serve_asks
     from .entities import EachCommand
-    from .protocol import ActorFailed, BridgeError, BridgeRefused, EpochChanged, UnknownName
+    from .protocol import ActorFailed, BridgeError, BridgeRefused, BridgeUnreachable, EpochChanged, UnknownName
 
 __all__ = [
-    "ActorFailed", "AskRows", "Bridge", "BridgeConfig", "BridgeError", "BridgeRefused", "Delivery", "Desk",
+    "ActorFailed", "AskRows", "Bridge", "BridgeConfig", "BridgeError", "BridgeRefused", "BridgeUnreachable", "Delivery", "Desk",
     "EachCommand", "EachRow", "EpochChanged", "Java", "Mailbox", "RemoteActor", "RowKey", "UnknownName", "ask", "ask_batches", "ask_many",
     "find_java", "serve_asks", "serve_bridge", "session",
 ]  # fmt: skip

@@ -58,7 +58,7 @@ from levada.framework.tracing import TraceHeaders
 from levada.transports.rsocket import Payload
 from levada.transports.rsocket.extensions import Entry, ZipkinTracing
 
-from .protocol import REQUEST_ID, ActorFailed, raised
+from .protocol import REQUEST_ID, ActorFailed, BridgeUnreachable, raised
 from .tracing import current_trace
 from .worker import addresses, connection, traced
 
@@ -124,7 +124,7 @@ def ask(actor: RemoteActor, value: Asks[R], *, timeout: float = TIMEOUT, idempot
         AskTimeout: no answer in time.
         ConnectionLost: the bridge cannot be reached; or, without `idempotent`, it was lost and the question may have been handled.
         UnknownName: the bridge has no actor of this name.
-        BridgeRefused, ConfigurationError: see `levada.actors.spark.worker.connection`.
+        BridgeRefused, BridgeUnreachable, ConfigurationError: see `levada.actors.spark.worker.connection`.
     """
     if next(_asked) == HINT_AFTER:
         logger.warning(
@@ -287,7 +287,9 @@ class _Asking:
         question.pending = None
         while True:
             error: LevadaError = ConnectionLost(f"no node serves at {self._actor.address}")
-            for question.address in self._by_load():
+            found = self._by_load()
+            hopeless = bool(found)
+            for question.address in found:
                 try:
                     peer = connection(question.address, self._actor.token_file)
                     question.pending = self._kind.start(peer, question.value, self._metadata(question), question.left)
@@ -296,7 +298,8 @@ class _Asking:
                     raise self._late() from None
                 except (ConnectionLost, ConnectionClosed) as lost:
                     error = lost  # nothing was sent, so every question may be repeated
-            if question.left < pause:
+                    hopeless = hopeless and isinstance(lost, BridgeUnreachable)
+            if hopeless or question.left < pause:
                 raise error
             time.sleep(pause)
             pause = min(2 * pause, most)

@@ -19,19 +19,47 @@ traceparent           the trace that the requests of tasks belong to, for a brid
 jobId                 writing a batch: the same rows with the same id are written once. Default: each job has a new id
 ====================  ==========================================================================================================
 
-`levada.actors.spark.session` registers it, and Spark itself finds it through the module ``pyspark_mailbox``. Instances travel to the executors
-by pickle, so they hold plain data only.
+`levada.actors.spark.session` registers it, and Spark itself finds it through the module ``pyspark_mailbox``. Readers and writers travel to the
+executors by pickle, so they hold plain data only. A source travels between Python processes of the driver.
 """
 
 from __future__ import annotations
 
-from pyspark.sql.datasource import DataSource
-from pyspark.sql.types import StructType
+import sys
+from collections.abc import Mapping
+from typing import Any
 
-from .sink import BatchSink, StreamSink
-from .source import BatchSource, Options, StreamSource, columns_for
+from .session import require_pyspark
+
+require_pyspark()
+
+from pyspark.sql.datasource import DataSource  # noqa: E402 - an older pyspark lacks names that the modules below import
+from pyspark.sql.types import StructType  # noqa: E402
+
+from .sink import BatchSink, StreamSink  # noqa: E402
+from .source import BatchSource, Options, StreamSource, columns_for  # noqa: E402
 
 __all__ = ["MailboxSource"]
+
+
+def _source(options: Mapping[str, str], path: list[str]) -> Any:
+    """Make a source where it arrives.
+
+    The process of a stream's source has the shipped files of no job on its path: Spark names a folder ``streaming_job``, which does not exist.
+    The process that made the source has the right ones.
+    """
+    import os
+    import sys
+
+    sys.path += [place for place in path if place not in sys.path and os.path.exists(place)]
+    from levada.actors.spark.datasource import MailboxSource
+
+    return MailboxSource(dict(options))
+
+
+_source.__module__ = (
+    "__main__"  # so Spark pickles its code and not its name: without the path there is no levada to look it up in
+)
 
 
 class MailboxSource(DataSource):
@@ -58,6 +86,9 @@ class MailboxSource(DataSource):
     def streamReader(self, schema: StructType) -> StreamSource:  # noqa: N802 - Spark's name
         """Read the existing rows, and new rows as they arrive."""
         return StreamSource(Options.read(self.options), schema)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _source, (self.options, sys.path)
 
     # The names of the parameters are Spark's: it passes them by keyword in one of two places.
 

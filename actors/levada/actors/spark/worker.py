@@ -9,8 +9,10 @@ This module imports trio through the framework, and never runs it.
 
 from __future__ import annotations
 
+import errno
 import os
 import ssl
+import sys
 import threading
 import time
 from collections import deque
@@ -40,6 +42,7 @@ from .protocol import (
     BlockHead,
     BridgeError,
     BridgeRefused,
+    BridgeUnreachable,
     Describe,
     Description,
     Measure,
@@ -87,6 +90,7 @@ def connection(address: str, token_file: str | None = None) -> BlockingPeer:
 
     Raises:
         BridgeRefused: the bridge refuses this process.
+        BridgeUnreachable: no attempt can succeed with this address and token.
         ConnectionLost: no address answers.
         ConfigurationError: an address or the token file cannot be used.
     """
@@ -147,10 +151,11 @@ def _connect(address: str, token_file: str | None) -> tuple[BlockingPeer, bool]:
     token = Token.read(path)
     ways = [url for url in urls if urlsplit(url).scheme != "unix" or token.host == host_id()]
     if not ways:
-        raise ConnectionLost(
+        raise BridgeUnreachable(
             f"the bridge at {address} is on another machine: give it a tls:// URL (serve_bridge(url=…)) and this job its address"
         )
     failures: list[str] = []
+    hopeless = True
     for url in ways:
         try:
             return _open(url, token)
@@ -158,10 +163,20 @@ def _connect(address: str, token_file: str | None) -> tuple[BlockingPeer, bool]:
             raise BridgeRefused(f"the bridge at {url} refuses this process: {error} ({path})") from error
         except ConnectionLost as error:
             failures.append(str(error))
+            hopeless = hopeless and _is_hopeless(error)
         except (RequestTimeout, RequestRejected):
             # Not raised: callers wait for a bridge that is busy or closing, as for one that is away.
             failures.append(f"{url} takes connections and said nothing for {CONNECT_TIMEOUT:g} s")
-    raise ConnectionLost(f"no bridge answers: {'; '.join(failures)}")
+            hopeless = False
+    raise (BridgeUnreachable if hopeless else ConnectionLost)(f"no bridge answers: {'; '.join(failures)}")
+
+
+def _is_hopeless(error: ConnectionLost) -> bool:
+    """Whether another attempt fails the same way. A refused connection or an unknown name may be of a bridge that starts again."""
+    cause = error.__cause__
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return True
+    return isinstance(cause, OSError) and cause.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 def _open(url: str, token: Token) -> tuple[BlockingPeer, bool]:
@@ -195,7 +210,9 @@ def _token_path(urls: list[str], token_file: str | None) -> str:
     if not Path(token_file).exists() and not os.path.isabs(token_file):
         from pyspark import SparkFiles
 
-        return str(SparkFiles.get(token_file))
+        # Spark puts the folder of shipped files on the path, too. In the process of a stream's source, only that is right.
+        found: list[str] = [SparkFiles.get(token_file), *(os.path.join(place, token_file) for place in sys.path)]
+        return next(filter(os.path.exists, found), found[0])
     return token_file
 
 
@@ -230,7 +247,7 @@ class _Patience:
         now = time.monotonic()
         if self._until is None:
             self._until = now + self._seconds
-        if not isinstance(problem, away) or now + self._pause > self._until:
+        if isinstance(problem, BridgeUnreachable) or not isinstance(problem, away) or now + self._pause > self._until:
             raise problem from (None if problem is error else error)
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, PAUSES[1])
