@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from trio.testing import MockClock
@@ -233,6 +234,26 @@ async def test_an_app_that_fails_in_a_task_or_exits_is_an_error_that_says_why(
             async with nodes_here(system, 1, f"tests.actors.nodes.apps:{name}"):
                 pass
     assert str(caught.value) == f"n0 has failed: {text}"
+
+
+async def test_silence_from_before_a_node_was_up_does_not_count_as_a_hang(autojump_clock: MockClock) -> None:
+    settings = attrs.evolve(SETTINGS, hang_timeout=2.0)
+    async with (
+        ActorSystem() as system,
+        nodes_here(system, 1, settings=settings) as (nodes, tasks),
+        nodes.events() as events,
+    ):
+        tasks[0].silence = 100.0  # of a start that held up its heartbeat
+        await trio.sleep(1.5)
+        assert nodes["n0"].state is MemberState.UP
+        tasks[0].silence = 0.0
+        await trio.sleep(10.0)
+        assert (nodes["n0"].state, nodes["n0"].restarts) == (MemberState.UP, 0)
+        tasks[0].silence = 100.0
+        down = await events.receive()
+        assert isinstance(down, NodeDown)
+        assert isinstance(down.reason, Failed)
+        assert str(down.reason.error).startswith("n0 hangs: no heartbeat for ")
 
 
 @pytest.mark.parametrize(
