@@ -128,8 +128,24 @@ class Quit:
     code: int
 
 
-class Quitter(Actor[Quit]):
+@message("tests.nodes.QuitInATask")
+class QuitInATask:
+    """Let a task of a nursery in the handler call `sys.exit`."""
+
+    code: int
+
+
+class Quitter(Actor[Quit | QuitInATask]):
     """Ends its process, as no actor should."""
+
+    @handles
+    async def quit_in_a_task(self, m: QuitInATask) -> None:
+        """Exit."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._quit, m.code)
+
+    async def _quit(self, code: int) -> None:
+        sys.exit(code)
 
     @handles
     def quit(self, m: Quit) -> None:

@@ -27,7 +27,7 @@ from levada.framework import ActorSystem, Failed, Lost, restart
 from levada.framework.errors import ConfigurationError, ConnectionClosed, HandleNotForwardable
 from levada.transports.carriers import unix
 
-from .apps import Add, Ask, Counter, Facts, Friend, Quit, Quitter, Reporter, app, forks, not_async, talks
+from .apps import Add, Ask, Counter, Facts, Friend, Quit, QuitInATask, Quitter, Reporter, app, forks, not_async, talks
 from .processes import ROOT, START, driver, gone, is_alive, processes_of
 from .single import Where
 
@@ -242,13 +242,13 @@ async def test_an_actor_that_calls_exit_ends_its_node_with_that_code_and_a_line_
     assert "n0: levada.actors.nodes: ended by an actor: SystemExit: 4" in [r.getMessage() for r in caplog.records]
 
 
-@pytest.mark.parametrize("code", [4, 0])
-async def test_a_supervised_actor_that_calls_exit_starts_again_with_its_node(code: int) -> None:
+@pytest.mark.parametrize("quits", [Quit(4), Quit(0), QuitInATask(4)], ids=str)
+async def test_a_supervised_actor_that_calls_exit_starts_again_with_its_node(quits: Quit | QuitInATask) -> None:
     async with ActorSystem() as system, local_nodes(system, 1, app) as nodes:
         for name in ("quitter", "neighbour"):
             await nodes.spawn(Quitter, name=name, supervise=restart("permanent", max=5))
         quitter, neighbour = [await nodes.lookup(name) for name in ("quitter", "neighbour")]
-        quitter.tell(Quit(code))
+        quitter.tell(quits)
         assert isinstance(await quitter.terminated(), Failed)
         assert isinstance(await neighbour.terminated(), Lost)
         for name, before in (("quitter", quitter), ("neighbour", neighbour)):
