@@ -5,11 +5,12 @@ from __future__ import annotations
 from functools import partial
 from math import inf
 
+import pytest
 import trio
 import trio.testing
 
 from levada.transports.carriers.contracts import CarrierInfo
-from levada.transports.carriers.places import Place, Places, share_of
+from levada.transports.carriers.places import GRACE, Place, Places, share_of
 
 
 class Clients:
@@ -103,6 +104,27 @@ async def test_newcomers_wait_while_all_are_kept(autojump_clock: trio.testing.Mo
         place.keep()
     assert [at - waited[0] for at in waited] == [0.0, 1.0]
     assert clients.ended == ["next"]
+
+
+async def test_newcomers_wait_a_moment_for_one_that_has_just_come(autojump_clock: trio.testing.MockClock) -> None:
+    """Not if there is a place, nor for one that gives way again."""
+    clients = Clients(2)
+    began = trio.current_time()
+    await clients.places.available()
+    clients.come("first")
+    await trio.sleep(0.1)
+    clients.come("second")
+    await clients.places.available()
+    assert trio.current_time() - began == pytest.approx(GRACE)
+    clients.come("third").keep()
+    await clients.places.available()
+    assert trio.current_time() - began == pytest.approx(0.1 + GRACE)
+    session = clients.come("session")
+    session.keep()
+    session.give_way()
+    await clients.places.available()
+    assert trio.current_time() - began == pytest.approx(0.1 + GRACE)
+    assert clients.ended == ["first", "second"]
 
 
 async def test_a_place_is_free_when_its_connection_is_told_to_end() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import cast
+from urllib.parse import urlsplit
 
 import attrs
 import pytest
@@ -16,6 +17,7 @@ from levada.framework.errors import ConfigurationError, ConnectionClosed, Connec
 from levada.transports.carriers import memory
 from levada.transports.carriers.contracts import ByteStream, Listener
 from levada.transports.carriers.memory import MemoryByteStream
+from levada.transports.carriers.places import GRACE
 from levada.transports.carriers.tcp import TcpConfig
 from levada.transports.carriers.tls import TlsConfig
 from levada.transports.carriers.websocket import (
@@ -89,7 +91,7 @@ async def test_one_handshake_too_many_ends_the_oldest(autojump_clock: MockClock)
         async with client(), await listener.accept():
             with pytest.raises(ConnectionLost):
                 await dawdlers[0].receive_some()
-            assert trio.current_time() == 0
+            assert trio.current_time() == GRACE
             assert (await dawdlers[1].receive_some())[9:12] == b"408"
 
 
@@ -279,3 +281,16 @@ async def test_keeps_the_promise_over_sockets(check: CarrierCheck, socket_config
             accepted.abort()
 
     await check(pair)
+
+
+@pytest.mark.loopback
+async def test_a_listener_at_loopback_refuses_foreign_hosts() -> None:
+    """Asked of a real socket: the address at which the client has come is the kernel's word."""
+    async with listen("ws://127.0.0.1:0/") as listener:
+        stream = await trio.open_tcp_stream("127.0.0.1", urlsplit(listener.url).port or 0)
+        async with stream:
+            await stream.send_all(
+                b"GET / HTTP/1.1\r\nHost: evil.example\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+            )
+            assert (await stream.receive_some()).startswith(b"HTTP/1.1 421 ")

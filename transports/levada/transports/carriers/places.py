@@ -4,18 +4,25 @@ Every listener has a limit: of handshakes, connections, requests or sessions. `P
 reached. A connection gives way from its beginning until it is kept, which its listener does when the client has said a whole first message
 and was let in. It gives way again when its session was left. Of the networks, the one with the most connections that give way loses its
 oldest one. So a client that connects and says nothing keeps no other out, and many of one address take nothing from the other addresses.
+
+A listener that can let new clients wait does so for a moment (`GRACE`), so that clients that come together do not end each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
+from typing import Final
 
 import trio
 
 from levada.transports.carriers.admission import network_of
 from levada.transports.carriers.contracts import CarrierInfo
 
-__all__ = ["Place", "Places", "share_of"]
+__all__ = ["GRACE", "Place", "Places", "share_of"]
+
+GRACE: Final = 0.25
+"""Seconds that a new connection has for its first message while others wait for its place."""
 
 
 class Place:
@@ -51,7 +58,7 @@ class Places:
     def __init__(self, room: float) -> None:
         self._room = room
         self._taken: set[Place] = set()
-        self._giving: dict[str, dict[Place, None]] = {}  # by share, the oldest first
+        self._giving: dict[str, dict[Place, float]] = {}  # from when on each may end, by share, the oldest first
         self._waiting = trio.lowlevel.ParkingLot()
 
     def __len__(self) -> int:
@@ -63,10 +70,11 @@ class Places:
         return len(self._taken) >= self._room and not self._giving
 
     async def available(self) -> None:
-        """Wait until `take` has a place."""
+        """Wait until `take` has a place without ending a connection that has just come."""
         await trio.lowlevel.checkpoint()
-        while self.full:
-            await self._waiting.park()
+        while len(self._taken) >= self._room and (due := self._due()) > trio.current_time():
+            with trio.move_on_at(due):
+                await self._waiting.park()
 
     def take(self, share: str, end: Callable[[], None]) -> Place:
         """Take a place for a new connection, which gives way until `Place.keep`. If all are taken, another connection ends.
@@ -79,18 +87,28 @@ class Places:
             assert self.make_room(), "wait until places are available"
         place = Place(self, share, end)
         self._taken.add(place)
-        self.give_way(place)
+        self._give(place, trio.current_time() + GRACE)
         return place
 
     def make_room(self) -> bool:
         """End the connection whose turn it is to give way; return whether there was one."""
         if not self._giving:
             return False
-        largest = max(self._giving.values(), key=len)
-        place = next(iter(largest))
+        place = next(iter(self._largest()))
         self.leave(place)
         place.end()
         return True
+
+    def _largest(self) -> dict[Place, float]:
+        return max(self._giving.values(), key=len)
+
+    def _due(self) -> float:
+        """Return when the next connection may end for another; infinity if none gives way."""
+        return next(iter(self._largest().values())) if self._giving else inf
+
+    def _give(self, place: Place, due: float) -> None:
+        self._giving.setdefault(place.share, {})[place] = due
+        self._waiting.unpark_all()
 
     def keep(self, place: Place) -> None:
         """Have a connection give way no longer."""
@@ -103,8 +121,7 @@ class Places:
     def give_way(self, place: Place) -> None:
         """Have a connection give way from now on."""
         if place in self._taken:
-            self._giving.setdefault(place.share, {})[place] = None
-            self._waiting.unpark_all()
+            self._give(place, -inf)
 
     def leave(self, place: Place) -> None:
         """Free the place of a connection."""
