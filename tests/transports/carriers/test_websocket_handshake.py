@@ -28,7 +28,7 @@ from levada.transports.carriers.websocket import (
     open_over,
 )
 from levada.transports.carriers.websocket_frames import encode_binary
-from levada.transports.carriers.websocket_handshake import refusal_bytes
+from levada.transports.carriers.websocket_handshake import HandshakeRefused, answer, refusal_bytes
 
 QUIET = WebSocketConfig(keepalive_interval=None)
 URL = "ws://desk.example/rsocket"
@@ -230,6 +230,41 @@ def test_any_request_gets_an_answer(octets: bytes) -> None:
         assert isinstance(outcome[0], WebSocketStream | ConnectionLost)
 
     trio.run(main)
+
+
+HOSTS: list[tuple[str, bool]] = [
+    ("localhost", True), ("LOCALHOST:80", True), ("app.localhost", True), ("127.0.0.1:8080", True), ("[::1]:80", True),
+    ("192.0.2.1", True), ("desk", True), ("evil.example", False), ("evil.example.:80", False), ("EVIL.example:80", False),
+    ("127.0.0.1.evil.example", False), ("localhost.evil.example", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("host", "served"), HOSTS)
+async def test_a_domain_name_is_refused_at_a_loopback_address(host: str, served: bool) -> None:
+    """A page of that name could have given it this machine's address; its own origin changes nothing."""
+    head = request(Host=host, Origin=f"http://{host}")
+    for at in ("127.0.0.1:80", "[::1]:80", "127.1.2.3:80"):
+        if served:
+            assert answer(head, b"", QUIET, None, at=at)[0].host == host
+        else:
+            with pytest.raises(HandshakeRefused) as refused:
+                answer(head, b"", QUIET, None, at=at)
+            assert refused.value.refusal.status == 421
+    for config, at in (
+        (QUIET, "192.0.2.1:80"),
+        (QUIET, "[2001:db8::1]:80"),
+        (QUIET, "desk/server"),
+        (QUIET, ""),
+        (attrs.evolve(QUIET, hosts=("*",)), "127.0.0.1:80"),
+    ):
+        assert answer(head, b"", config, None, at=at)[0].host == host
+
+
+async def test_domain_names_that_are_listed_are_served_at_a_loopback_address() -> None:
+    config = attrs.evolve(QUIET, hosts=("App.example",))
+    assert answer(request(Host="app.example:8080"), b"", config, None, at="127.0.0.1:80")[0].host == "app.example:8080"
+    with pytest.raises(HandshakeRefused):
+        answer(request(Host="api.app.example"), b"", config, None, at="127.0.0.1:80")
 
 
 # ---------------------------------------------------------------- handshake: the client

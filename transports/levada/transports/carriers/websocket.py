@@ -107,7 +107,7 @@ async def accept_over(
         with trio.move_on_after(config.handshake_timeout):
             try:
                 head, rest = await _read_head(stream, config.max_handshake)
-                request, subprotocol, octets = answer(head, rest, config, path)
+                request, subprotocol, octets = answer(head, rest, config, path, at=stream.info.local)
                 stream.send_nowait(octets)
                 return WebSocketStream(
                     stream, config=config, client=False, early=b"", subprotocol=subprotocol, request=request

@@ -10,6 +10,7 @@ import attrs
 from attrs import validators as v
 
 from levada.framework.errors import ConfigurationError
+from levada.framework.text import texts
 from levada.transports.carriers import tcp, tls
 
 __all__ = ["Refusal", "UpgradeRequest", "WebSocketConfig"]
@@ -60,7 +61,7 @@ class UpgradeRequest:
     """The ``Origin`` header: the origin of the web page that connects. Clients other than browsers usually send none."""
     subprotocols: tuple[str, ...]
     """The subprotocols that the client offers, in its order of preference."""
-    headers: Headers
+    headers: Headers = attrs.field(repr=False)
     """The other headers, names in lower case."""
 
     @property
@@ -94,11 +95,14 @@ class WebSocketConfig:
     `ConnectionLost` at once, and messages can be sent until `aclose`."""
     subprotocols: tuple[str, ...] = attrs.field(default=(), validator=[_STRINGS, _check_tokens])
     """Subprotocols that a client offers, or that a server can choose: the first of its own that the client offered."""
-    headers: Headers = attrs.field(default=(), validator=[v.instance_of(tuple), _check_fields, _check_own])
+    headers: Headers = attrs.field(default=(), validator=[v.instance_of(tuple), _check_fields, _check_own], repr=False)
     """Further headers of the request, or of the 101 response."""
     origins: tuple[str, ...] = attrs.field(default=(), validator=_STRINGS)
     """Server: origins (``"https://app.example"``) whose pages may connect, besides the host's own; ``"*"`` for any. Clients that send no
     ``Origin``, which are most clients except browsers, are not affected."""
+    hosts: tuple[str, ...] = attrs.field(default=(), converter=texts, validator=_STRINGS)
+    """Server: domain names (``"app.example"``) under which clients may reach it at a loopback address, besides ``localhost``; ``"*"`` for any.
+    Otherwise a web page could give its own domain name the address of this machine, and read what is served here (DNS rebinding)."""
     allow: Callable[[UpgradeRequest], Refusal | None] | None = None
     """Server: called with each valid request. It returns a `Refusal`, or ``None`` to admit the client."""
     max_handshake: int = attrs.field(default=16_384, validator=[v.instance_of(int), v.ge(1024)])
@@ -106,7 +110,7 @@ class WebSocketConfig:
     handshake_timeout: float = attrs.field(default=10.0, validator=v.gt(0.0))
     """Seconds for the HTTP exchange."""
     backlog: int = attrs.field(default=256, validator=[v.instance_of(int), v.ge(1)])
-    """Server: most peers that are in their handshake or wait for `accept`. Any further peer ends the oldest handshake."""
+    """Server: most peers that are in their handshake or wait for `accept`. Any further peer ends the handshake of another."""
     keepalive_interval: float | None = attrs.field(default=20.0, validator=_check_seconds)
     """Seconds of silence, while a task waits in `receive`, after which a ping is sent; ``None`` for never."""
     keepalive_timeout: float = attrs.field(default=20.0, validator=v.gt(0.0))

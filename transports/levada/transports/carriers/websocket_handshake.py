@@ -10,6 +10,8 @@ import base64
 import logging
 import re
 from http import HTTPStatus
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 from wsproto.connection import ConnectionType
 from wsproto.events import AcceptConnection, RejectConnection, Request
@@ -68,7 +70,7 @@ def is_interim(head: bytes) -> bool:
 
 
 def answer(
-    head: bytes, rest: bytes, config: WebSocketConfig, path: str | None
+    head: bytes, rest: bytes, config: WebSocketConfig, path: str | None, *, at: str = ""
 ) -> tuple[UpgradeRequest, str | None, bytes]:
     """Check a request for a WebSocket, and make the answer.
 
@@ -77,6 +79,7 @@ def answer(
         rest: bytes after it.
         config: subprotocols, headers, origins and the application's own check.
         path: the only path to serve; ``None`` for any.
+        at: the address at which the client has reached this server, if it is one of IP.
 
     Returns:
         The request, the chosen subprotocol, and the bytes of the 101 answer.
@@ -116,6 +119,8 @@ def answer(
     asked = UpgradeRequest(
         target=request.target, host=request.host, origin=origin, subprotocols=offered, headers=tuple(headers)
     )
+    if not _may_name(asked.host, config.hosts, at):
+        raise HandshakeRefused(Refusal(421, "this host is not served at a loopback address"))
     _admit(asked, config, path)
     subprotocol = next((name for name in config.subprotocols if name in offered), None)
     octets = server.send(AcceptConnection(subprotocol=subprotocol, extra_headers=_encoded(config.headers)))
@@ -135,6 +140,33 @@ def _parse(server: H11Handshake, head: bytes) -> tuple[Request, list[tuple[str, 
         raise HandshakeRefused(Refusal(400, "a header is not ASCII")) from error
     assert isinstance(request, Request)
     return request, [(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.extra_headers]
+
+
+def _may_name(host: str, hosts: tuple[str, ...], at: str) -> bool:
+    """Whether clients may know a server by a host, with the port or without. Only domain names can be rebound, and only those with a dot be had."""
+    if "*" in hosts or not _is_loopback(_name(at)):
+        return True
+    name = _name(host).rstrip(".")
+    return "." not in name or name.endswith(".localhost") or _is_address(name) or name in map(str.lower, hosts)
+
+
+def _name(authority: str) -> str:
+    try:
+        return (urlsplit(f"//{authority}").hostname or "").partition("%")[0]
+    except ValueError:
+        return authority
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(name: str) -> bool:
+    return _is_address(name) and ip_address(name).is_loopback
 
 
 def _admit(asked: UpgradeRequest, config: WebSocketConfig, path: str | None) -> None:
