@@ -26,7 +26,7 @@ __all__ = [
 class HeadersReceived:
     """The peer's ConnectionControl came. A server answers with `AqueductCore.accept`; a client may now use channels."""
 
-    headers: Headers
+    headers: Headers = attrs.field(repr=False)
     """The peer's connection headers."""
 
 

@@ -189,7 +189,7 @@ class Version:
 class ConnectionControl:
     """One side's introduction at the start."""
 
-    headers: Headers = ()
+    headers: Headers = attrs.field(default=(), repr=False)
     """Connection headers."""
 
     def encode(self) -> bytes:

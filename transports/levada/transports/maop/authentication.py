@@ -40,7 +40,7 @@ class Authentication:
 
     auth_type: str
     token: bytes = attrs.field(repr=False)
-    pairs: dict[str, str]
+    pairs: dict[str, str] = attrs.field(repr=False)
     version: Version
     vendor: str
 

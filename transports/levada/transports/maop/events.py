@@ -35,7 +35,7 @@ class AuthenticationReceived:
     """Scheme, in lower case."""
     token: bytes = attrs.field(repr=False)
     """Opaque, never logged."""
-    pairs: dict[str, str]
+    pairs: dict[str, str] = attrs.field(repr=False)
     """Metadata of the session."""
     version: Version
     """The client's protocol version."""

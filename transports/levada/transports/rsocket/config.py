@@ -71,7 +71,7 @@ class CoreConfig:
     """Client: the MIME type of all metadata on the connection, not interpreted here (RS-17). 1 to 128 printable ASCII characters."""
     data_mime_type: str = "application/octet-stream"
     """Client: the MIME type of all data on the connection, not interpreted here (RS-17). At most 255 printable ASCII characters."""
-    setup_payload: Payload = attrs.field(factory=Payload, validator=v.instance_of(Payload))
+    setup_payload: Payload = attrs.field(factory=Payload, validator=v.instance_of(Payload), repr=False)
     """Client: the payload of SETUP, for the server's application."""
 
     # Features.
@@ -86,7 +86,7 @@ class CoreConfig:
     """Requests that may wait for a lease. With 0, a request without a lease fails at once (RS-133)."""
     resume: bool = False
     """Client: ask for a session that outlives its carrier. Server: give one to each client that asks."""
-    resume_token: bytes | None = attrs.field(default=None, validator=v.optional(v.max_len(65_535)))
+    resume_token: bytes | None = attrs.field(default=None, validator=v.optional(v.max_len(65_535)), repr=False)
     """Client: the session's token; 16 random bytes if not given (RS-104)."""
     resume_buffer: int = attrs.field(default=16 * 1024 * 1024, validator=_COUNT)
     """Bytes of sent frames that are kept until the peer has received them; each frame counts as 48 bytes more.

@@ -170,10 +170,10 @@ class SetupReceived:
     """Seconds of silence after which the client considers this side dead."""
     metadata_mime_type: str
     data_mime_type: str
-    payload: Payload
+    payload: Payload = attrs.field(repr=False)
     lease: bool = False
     """Both sides will need leases for requests."""
-    resume_token: bytes | None = None
+    resume_token: bytes | None = attrs.field(default=None, repr=False)
     """The token of a session that can be resumed."""
     strict: bool = False
     """ReactiveSocket only: refuse the client if a MIME type is not understood."""

@@ -111,11 +111,11 @@ class SetupFrame:
     version: tuple[int, int]
     keepalive_ms: int
     lifetime_ms: int
-    token: bytes | None = None
+    token: bytes | None = attrs.field(default=None, repr=False)
     """The session can be resumed with this token; ``None`` for a session that cannot be resumed."""
     metadata_mime_type: str
     data_mime_type: str
-    payload: Payload
+    payload: Payload = attrs.field(repr=False)
     lease: bool = False
     stream_id: int = 0
 
@@ -256,7 +256,7 @@ class ResumeFrame:
     """RESUME: the client continues on a new carrier."""
 
     version: tuple[int, int]
-    token: bytes
+    token: bytes = attrs.field(repr=False)
     server_position: int
     """The client has received everything up to this position."""
     client_position: int
