@@ -25,6 +25,7 @@ import trio
 from attrs import validators as v
 
 from levada.framework import Actor, Asks, Identity, Reason, Ref
+from levada.framework.embedding import FailureLog
 from levada.framework.errors import ConfigurationError
 from levada.transports.carriers import CarrierInfo
 from levada.transports.carriers.admission import Admission
@@ -215,6 +216,7 @@ class Gatekeeper:
         self._places = trio.CapacityLimiter(authentication.at_once if authentication is not None else 1)
         self._tenants: Counter[str] = Counter()
         self._admission = Admission("")
+        self._failures = FailureLog()
 
     @property
     def refused(self) -> int:
@@ -234,8 +236,9 @@ class Gatekeeper:
             await acquire(self._places, place)
             try:
                 return await authentication.ask(credentials)
-            except Exception:
-                logger.exception("%s: authenticate failed", credentials.listener, extra={"event": "hook_failed"})
+            except Exception as error:  # noqa: BLE001 - the failure log has it
+                text = "%s: authenticate failed"
+                self._failures.log(logger, error, text, credentials.listener, event="hook_failed")
                 return FAILED
             finally:
                 self._places.release_on_behalf_of(place)

@@ -350,12 +350,10 @@ class Driver(ConnectionActor, Generic[C]):
     def _decided(self, answer: Identity | Refused) -> None:
         try:
             self._act_on(answer)
-        except Exception:
+        except Exception as error:  # noqa: BLE001 - the failure log has it
             # Otherwise the client would wait for an answer that never comes.
-            logging.getLogger(f"levada.actors.{self.protocol}").exception(
-                "%s: the decision about the client could not be carried out",
-                self.who,
-                extra=self.extra("decision_failed"),
+            self.log_failure(
+                error, "%s: the decision about the client could not be carried out", self.who, event="decision_failed"
             )
             self.record_refusal(FAILED)
             self.shut(reason=FAILED.reason)
@@ -598,7 +596,7 @@ class Driver(ConnectionActor, Generic[C]):
     @property
     def who(self) -> str:
         """The actor's path, and the client's name if it is known: for logs."""
-        return f"{self.ref.path} ({self.identity.name})" if self.identity is not None else self.ref.path
+        return f"{self.ref.path} ({printable(self.identity.name)})" if self.identity is not None else self.ref.path
 
     def log_end(self, event: Any) -> None:
         """Log how the connection ended."""
@@ -608,4 +606,9 @@ class Driver(ConnectionActor, Generic[C]):
         """Log a line about this connection, under the protocol's logger."""
         logger = logging.getLogger(f"levada.actors.{self.protocol}")
         if logger.isEnabledFor(level):
-            logger.log(level, "%s: %s", self.who, text % arguments, extra=self.extra(event))
+            logger.log(level, "%s: %s", self.who, printable(text % arguments), extra=self.extra(event))
+
+    def log_failure(self, error: BaseException, text: str, *arguments: object, event: str) -> None:
+        """Log an exception of the user's code, under the protocol's logger: see `FailureLog.log`."""
+        logger = logging.getLogger(f"levada.actors.{self.protocol}")
+        self.system.failure_log.log(logger, error, text, *arguments, **self.extra(event))

@@ -23,7 +23,6 @@ from .mailbox import MailboxPolicy
 from .ref import Ref
 from .registry import Joined, Left
 from .supervision import Supervision
-from .text import exc_info
 
 __all__ = ["GroupMembers", "PoolChildren", "Resize", "RouterBase"]
 
@@ -179,8 +178,9 @@ class RouterBase(Actor[Any], ABC):
         """Note that a routee's mailbox, or the connection to it, refuses a message."""
         path = self.ref.path
         what = type(content_of(entry)).__name__
-        extra = {"actor": path, "event": "not_taken"}
-        logger.error("%s: %s does not take a %s", path, routee.where, what, exc_info=exc_info(error), extra=extra)
+        self.system.failure_log.log(
+            logger, error, "%s: %s does not take a %s", path, routee.where, what, actor=path, event="not_taken"
+        )
         self.refuse(entry, error, "no key" if isinstance(routee, Cell) else "cannot travel")
 
     def refuse(self, entry: Any, error: Exception, why: str) -> None:

@@ -19,7 +19,7 @@ It has things that applications do not need:
 * **Routers whose routees are in another process**: a `Work` in an actor's mailbox brings one message of a `pull` router, and reports when
   it is finished.
 * **Errors that are kept**: `drop_frames` leaves the lines of their tracebacks, but not the frames, which hold messages and refer to each other.
-* **Lines that peers cause**: a `RateLimitedLog` logs ten a second.
+* **Lines that peers cause**: a `RateLimitedLog` logs ten a second. The `FailureLog` of a system (`failure_log`) limits tracebacks.
 * **Traces**: `TracedTell` and `TracedAsk` carry the context of a sender to a ref of another system; `make_core` makes the channels that a
   message brings. `levada.framework.tracing` describes contexts.
 
@@ -96,6 +96,7 @@ from ._runtime.tracing import TracedAsk, TracedTell
 from .actor import Actor
 from .errors import ActorError, ConfigurationError
 from .events import RateLimitedLog, UntracedMessage
+from .failure_log import FailureLog
 from .identity import RemotePeer
 from .links import NORMAL, Failed, Reason
 from .observe import FlowWindow
@@ -112,6 +113,7 @@ __all__ = [
     "ConnectionActor",
     "DescribedActor",
     "Envelope",
+    "FailureLog",
     "Half",
     "LocalRef",
     "Mode",

@@ -48,7 +48,6 @@ from .handlers import handles
 from .mailbox import MailboxPolicy
 from .ref import Ref
 from .supervision import Supervision, restart
-from .text import exc_info
 
 __all__ = [
     "Resize", "Routing", "at_random", "broadcast", "consistent_hash", "group", "least_mailbox", "pool", "pull",
@@ -499,9 +498,7 @@ class Router(RouterBase):
         if not self._picker.routees:
             self.refuse(entry, ActorError(f"{path} has no routees now", actor=path), "no routee")
             return
-        logger.error(
-            "%s: the key function failed", path, exc_info=exc_info(error), extra={"actor": path, "event": "no_key"}
-        )
+        self.system.failure_log.log(logger, error, "%s: the key function failed", path, actor=path, event="no_key")
         self.refuse(entry, error, "no key")
 
 

@@ -39,6 +39,7 @@ from .actor import actor as function_actor
 from .durations import is_duration
 from .errors import ActorError, ActorStopped, ConfigurationError, LevadaError, MailboxFull, NameTaken, wrong_thread
 from .events import DeadLetters, EventStream, RateLimitedLog
+from .failure_log import FailureLog
 from .handlers import find_handler
 from .links import CANCELLED, KILLED, SHUTDOWN
 from .mailbox import MailboxPolicy, unbounded
@@ -180,6 +181,8 @@ class ActorSystem:
         self._clock = _clock
         self._dead_letters = DeadLetters(self.events)
         self.log_unhandled = RateLimitedLog("unhandled message")
+        self.failure_log = FailureLog()
+        """Logs the failures of all actors, and of code that peers cause to run."""
         self._numbers = itertools.count(1)
         self._phase_calls: dict[Phase, dict[object, Callable[[], Awaitable[object]]]] = {phase: {} for phase in PHASES}
         self._phase: Phase | Literal["new", "running", "over"] = "new"
@@ -638,9 +641,10 @@ class ThreadInbox:
                     else:
                         full = isinstance(error, MailboxFull)
                         self._system.dead_letter(message, cell, "mailbox full" if full else str(error))
-                except Exception:
+                except Exception as error:
                     # The key function is the user's code, and the sending thread has gone on.
-                    logger.exception("%s: no key for a message from a thread", cell.path, extra={"actor": cell.path})
+                    text = "%s: no key for a message from a thread"
+                    self._system.failure_log.log(logger, error, text, cell.path, actor=cell.path)
                     self._system.dead_letter(message, cell, "no key")
         if queue and not self._woken:
             self._woken = True

@@ -260,9 +260,10 @@ class Desk(Actor[Any]):
 
 async def test_an_answer_that_quotes_the_request_fits_into_a_frame(caplog: pytest.LogCaptureFixture) -> None:
     text = ClientConfig(core=CoreConfig(metadata_mime_type="text/plain"))
+    telling = ServerConfig(error_texts=True)
     async with (
         ActorSystem() as system,
-        serve(system, "rsocket+memory://desk", Desk) as listener,
+        serve(system, "rsocket+memory://desk", Desk, config=telling) as listener,
         connect(system, listener.url, config=text) as peer,
     ):
         with pytest.raises(ApplicationError, match="unknown route") as unknown:

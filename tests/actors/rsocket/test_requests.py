@@ -223,8 +223,10 @@ async def test_a_handler_that_fails_fails_its_stream_only(caplog: pytest.LogCapt
         return b"fine"
 
     async with pair(handler) as (peer, _, system):
-        with pytest.raises(ApplicationError, match="EURUSD"):
+        with pytest.raises(ApplicationError, match=r"^the handler failed \[([0-9a-f]{8})\]") as failed:
             await peer.request_response(b"bad")
+        assert b"EURUSD" not in failed.value.data
+        assert f"\nfailure {failed.value.data[-9:-1].decode()}" in caplog.text
         assert (await peer.request_response(b"good")).data == b"fine"
         assert system.statistics().failures == 1
     assert "failed" in caplog.text
@@ -243,7 +245,7 @@ async def test_wrong_answers_and_wrong_questions() -> None:
 
         return items()
 
-    async with pair(handler) as (peer, _, _system):
+    async with pair(handler, server=ServerConfig(error_texts=True)) as (peer, _, _system):
         with pytest.raises(ApplicationError, match="wanted bytes"):
             await peer.request_response(b"text")
         with pytest.raises(RequestInvalid, match="send a request-stream"):
@@ -556,7 +558,7 @@ async def test_messages_to_a_ref(whole: bool, caplog: pytest.LogCaptureFixture) 
                 assert [price async for price in receiver] == [1.08]
             with pytest.raises(RequestInvalid):
                 await peer.request_response(b"\xc1")
-            with pytest.raises(ApplicationError, match="EURUSX"):
+            with pytest.raises(ApplicationError, match="the handler failed"):
                 await peer.request_response(Quote("EURUSX"))
     assert "EURUSX" in caplog.text
 

@@ -327,9 +327,10 @@ class Export(HalfActor):
                 cell.on_room(self._room)
         except ActorStopped:
             cell.tell(entry)  # a dead letter, or an error for the asker
-        except Exception:
+        except Exception as error:  # noqa: BLE001 - the failure log has it
             # The key function of a conflating mailbox is the user's code; the peer is not at fault.
-            logger.exception("%s: no key for a message from %s", cell.path, self.halves.peer)
+            text = "%s: no key for a message from %s"
+            cell.system.failure_log.log(logger, error, text, cell.path, self.halves.peer, actor=cell.path)
             if isinstance(entry, Ask):
                 entry.fail(ActorError(f"{cell.path} has no key for this question", actor=cell.path))
             else:
@@ -464,8 +465,9 @@ class PeersQuestion(RemoteAsk, ABC):
                 payload = envelopes.ANSWER + refs.codec.encode(value, expected, attachments=refs.halves.packing)
                 if refs.halves.packing.taken:
                     refs.halves.require_room(self.target.path)
-            except Exception as broken:
-                logger.exception("%s: an answer cannot travel", self.target.path)
+            except Exception as broken:  # noqa: BLE001 - the failure log has it
+                path = self.target.path
+                self.target.system.failure_log.log(logger, broken, "%s: an answer cannot travel", path, actor=path)
                 error = ActorError(f"the answer to {kind} cannot travel: {broken}", actor=self.target.path)
             waiting, most = refs.halves.answers, refs.halves.max_answer_bytes
             if waiting and len(payload) > SMALL_ANSWER and waiting + len(payload) > most:

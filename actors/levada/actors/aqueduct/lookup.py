@@ -75,7 +75,6 @@ class Names:
         self._system = system
         self._expose = expose
         self._asker = asker
-        self._failed = 0
 
     def find(self, name: str) -> Ref[Any] | None:
         """Find the actor of this name, if it is exposed to the other side."""
@@ -84,15 +83,14 @@ class Names:
         return self._system.registry.get(name) if (expose(name) if callable(expose) else name in expose) else None
 
     def answer(self, question: Lookup) -> None:
-        """Answer a lookup. If it fails, the oneshot ends without a value, and the failure is logged, of many the 1st, 2nd, 4th, 8th and so on."""
+        """Answer a lookup. If it fails, the oneshot ends without a value, and the failure is logged."""
         with question.found as found:
             try:
                 ref = copy_context().run(self.find, question.name)
-            except Exception:
-                # The predicate is the user's code; the peer only learns that there is no answer, and must not fill the log.
-                self._failed += 1
-                if self._failed.bit_count() == 1:
-                    logger.exception("the lookup of %s failed (%d so far)", printable(question.name), self._failed)
+            except Exception as error:  # noqa: BLE001 - the failure log has it
+                # The predicate is the user's code; the peer only learns that there is no answer.
+                text = "the lookup of %s failed"
+                self._system.failure_log.log(logger, error, text, printable(question.name), event="lookup_failed")
                 return
             try:
                 found.send(ref)

@@ -100,12 +100,12 @@ class Calls:
             else:
                 with halves.tracing.serve("aqueduct", type(message).__name__, str(halves.remote), arrival.context):
                     await self._function(message)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the failure log has it
             senders = [handle for handle in arrival.handles if isinstance(handle, Sender | OneshotSender)]
             if any(sender.says_reader_left(error) for sender in senders):
                 logger.debug("%s: the client wants no more from a handler: %s", path, error)
             else:
-                logger.exception("%s: a handler failed", path)
+                self._connection.log_failure(error, "%s: a handler failed", path, event="handler_failed")
             give_up(arrival.handles)
         except BaseException:
             give_up(arrival.handles)

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import trio
 
 from levada.framework import ActorSystem
+from levada.framework.embedding import FailureLog
 from levada.framework.errors import CarrierError
 from levada.transports.carriers import ByteStream, Listener
 from levada.transports.carriers.admission import Admission
@@ -53,6 +54,7 @@ class Dashboard:
         self._source = source
         self._site = site
         self._admission = Admission(url)
+        self._failures = FailureLog()
         self._places = Places(MOST_CONNECTIONS)
         self._browsers = 0
 
@@ -111,8 +113,8 @@ class Dashboard:
             logger.debug(
                 "a browser has disconnected: %r", group.exceptions[0], extra={"event": "dashboard_client_gone"}
             )
-        except* Exception:
-            logger.exception("the dashboard has failed on a request", extra={"event": "dashboard_failed"})
+        except* Exception as group:  # noqa: BLE001 - the failure log has it
+            self._failures.log(logger, group, "the dashboard has failed on a request", event="dashboard_failed")
         if why is not None:
             self._admission.turn_away(stream.info.peer, why)
 

@@ -390,7 +390,9 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
 
     def started(self) -> None:
         """Create the log, which needs the actor's path, then begin."""
-        records = self.records = Log(self.core, self.ref.path, reasons=self.config.log_reasons)
+        records = self.records = Log(
+            self.core, self.ref.path, reasons=self.config.log_reasons, failures=self.system.failure_log
+        )
         self.core.steps = records.verbose
         self.core.wake = self.flush_soon
         if records.verbose:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 from typing import Literal
 
 import trio
 
-from levada.framework.text import exc_info
+from levada.framework.embedding import FailureLog
 from levada.transports.maop import (
     Begun,
     Completed,
@@ -35,8 +34,11 @@ MAX_TEXT = 100
 class Log:
     """Writes one connection's records: `info` for the connection, `debug` for each operation, `error` for failures of handlers."""
 
-    def __init__(self, core: MaopCore, path: str, *, reasons: Literal["debug", "production"]) -> None:
+    def __init__(
+        self, core: MaopCore, path: str, *, reasons: Literal["debug", "production"], failures: FailureLog
+    ) -> None:
         self._core = core
+        self._failures = failures
         self._path = path
         self.who = path
         """The name of the connection in each line: the path, and the client's name if it is known."""
@@ -148,14 +150,7 @@ class Log:
 
     def failed(self, what: str, operation: Received, error: Exception) -> str:
         """Log an exception of the user's code; return the audit id that the peer gets instead. Source: MA-79."""
-        audit = os.urandom(4).hex()
-        logger.error(
-            "%s: %s of msg_id %d failed, audit id %s",
-            self.who,
-            what,
-            operation.msg_id,
-            audit,
-            exc_info=exc_info(error),
-            extra=self._extra("handler_failed", operation.stream_id),
-        )
+        audit = self._failures.mark(error)
+        text, extra = "%s: %s of msg_id %d failed, audit id %s", self._extra("handler_failed", operation.stream_id)
+        self._failures.log(logger, error, text, self.who, what, operation.msg_id, audit, **extra)
         return audit

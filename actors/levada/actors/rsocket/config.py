@@ -80,6 +80,9 @@ class _SideConfig:
     begin; the answers of those that run already are errors beyond this limit, except one that is alone. Up to 4 KiB does not count."""
     lease: Lease | None = None
     """Makes requests of either side need a lease from the other; this is the lease that this side gives (section 10 of the rules)."""
+    error_texts: bool = attrs.field(default=False, validator=v.instance_of(bool))
+    """Whether the peer gets the texts of exceptions that handlers raise, other than `RequestFailed` and `DecodeError`. By default it gets an id
+    that ends the traceback in the log: texts quote file names, addresses and data."""
     metadata_pushed: Callable[[ConnectedPeer, bytes], Awaitable[None]] | None = None
     """Called with each METADATA_PUSH, one at a time; if more than 64 or more than 1 MiB wait, the oldest are dropped."""
 

@@ -26,6 +26,7 @@ from levada.actors.single import SingleDriver
 from levada.framework import FlowWindow, Receiver, Sample, Sender, handles, restart
 from levada.framework.embedding import ChannelCore
 from levada.framework.errors import ActorStopped, CarrierError
+from levada.framework.text import text_of
 from levada.framework.tracing import Tracing
 from levada.transports.rsocket import CoreConfig, ErrorCode, LeaseGrant, Payload, RSocketCore
 from levada.transports.rsocket.events import (
@@ -57,7 +58,7 @@ from levada.transports.rsocket.reactive_streams import ReactiveStreamsCore
 from .config import ClientConfig, ServerConfig
 from .dialects import CoreFactory
 from .encoding import Encoding
-from .errors import ApplicationError, connection_lost
+from .errors import ApplicationError, connection_lost, error_data
 from .fired import Fired
 from .peers import ConnectedPeer
 from .requests import Request
@@ -355,9 +356,16 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
             self._pushed -= len(metadata)
             try:
                 await hook(self.handle, metadata)
-            except Exception:
-                logger.exception("%s: the hook for metadata failed", self.ref.path, extra=self.extra("hook_failed"))
+            except Exception as error:  # noqa: BLE001 - the failure log has it
+                self.log_failure(error, "%s: the hook for metadata failed", self.ref.path, event="hook_failed")
         self._pushing = False
+
+    def text_for_peer(self, error: Exception) -> bytes:
+        """Return what the peer hears of an exception of a handler, which is about to be raised."""
+        failure_id = self.system.failure_log.mark(error)
+        if self.config.error_texts:
+            return error_data(text_of(error) or type(error).__name__)
+        return f"the handler failed [{failure_id}]".encode()
 
     def _on_draining(self, event: ConnectionDraining) -> None:
         self.leaving()

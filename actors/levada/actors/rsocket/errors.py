@@ -2,7 +2,8 @@
 
 A handler raises a subclass of `RequestFailed` to choose the code that the peer sees, and the requester catches the same class. If the
 handler itself got the error from another peer, its requester sees an `ApplicationError`. Any other exception of a handler fails its
-stream and is an `ApplicationError` for the peer. Requests on a lost connection end with `levada.framework.errors.ConnectionLost`.
+stream and is an `ApplicationError` for the peer, with an id in place of its text (`ServerConfig.error_texts`). Requests on a lost
+connection end with `levada.framework.errors.ConnectionLost`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from levada.transports.rsocket.events import FailedBy, StreamFailed
 
 __all__ = [
     "ApplicationError", "NoEndpoint", "RequestCanceled", "RequestFailed", "RequestInvalid", "RequestRejected", "SetupRejected",
-    "connection_lost", "stream_failed",
+    "connection_lost", "error_data", "stream_failed",
 ]  # fmt: skip
 
 
@@ -94,6 +95,11 @@ class SetupRejected(ConnectionLost):
 @attrs.define(eq=False, slots=False, str=False)
 class NoEndpoint(ConnectionLost):
     """All endpoints are down, and the time to wait for one is over."""
+
+
+def error_data(text: str) -> bytes:
+    """Return a text as the data of an ERROR frame, which has room for it, whatever the text quotes."""
+    return text.encode("utf-8", "backslashreplace")[:65_536]
 
 
 def stream_failed(event: StreamFailed) -> ChannelError | ConnectionLost:

@@ -41,7 +41,7 @@ from levada.transports.rsocket import ErrorCode, Payload
 from levada.transports.rsocket.events import FailedBy, Interaction, RequestReceived, StreamFailed
 from levada.transports.rsocket.reactive_streams import ReactiveStreamsCore
 
-from .errors import RequestFailed, RequestInvalid, stream_failed
+from .errors import RequestFailed, RequestInvalid, error_data, stream_failed
 from .flows import Inbound
 from .requests import Request
 from .routing import Responder
@@ -60,7 +60,6 @@ FLUSH_ITEMS, FLUSH_BYTES = 32, 65_536
 
 SMALL = 4096  # bytes of a payload that are not counted: counting takes time, and 4,096 streams with so many hold 16 MiB
 EMPTY = Payload(b"")
-MAX_TEXT = 65_536  # bytes of an exception's text that the peer gets
 
 # Members of an enum under names of this module: that takes a tenth of the time of an attribute lookup.
 OPEN = Phase.OPEN
@@ -129,6 +128,7 @@ class _Carrying(Protocol):
     async def cut_enough(self) -> None: ...
     def cut_on(self) -> None: ...
     def unhold(self, size: int) -> None: ...
+    def text_for_peer(self, error: Exception) -> bytes: ...
     def flush(self) -> bool: ...
     def flush_soon(self) -> None: ...
     def retime(self) -> None: ...
@@ -424,7 +424,7 @@ class Channel(Items, _Producing):
         except Exception as error:
             if self.stream_id:
                 self.fit = False
-                core.send_error(stream_id, ErrorCode.APPLICATION_ERROR, _text_of(error))
+                core.send_error(stream_id, ErrorCode.APPLICATION_ERROR, self.connection.text_for_peer(error))
                 self.end(RequestInvalid(f"a payload could not be sent: {error}"))
             raise
         self.outbound = None
@@ -647,9 +647,9 @@ class Answer(_Producing):
             # An error from another peer says nothing about this request: REJECTED would promise that it was not processed.
             self._fail(ErrorCode.APPLICATION_ERROR if error.channel else error.code, error.data)
         except DecodeError as error:
-            self._fail(ErrorCode.INVALID, _text_of(error))
+            self._fail(ErrorCode.INVALID, error_data(text_of(error)))
         except Exception as error:
-            self._fail(ErrorCode.APPLICATION_ERROR, _text_of(error))
+            self._fail(ErrorCode.APPLICATION_ERROR, self.connection.text_for_peer(error))
             raise
         finally:
             self.running = False
@@ -683,11 +683,6 @@ class Answer(_Producing):
             self.connection.core.send_error(self.stream_id, code, data)
             self.answered = True  # not before: if the payload's length or code cannot be sent, CANCELED follows
             self.connection.flush_soon()
-
-
-def _text_of(error: Exception) -> bytes:
-    """Return the text of an error for the peer. An ERROR frame has room for it, whatever the text quotes."""
-    return (text_of(error) or type(error).__name__).encode("utf-8", "backslashreplace")[:MAX_TEXT]
 
 
 async def close_source(source: Any) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from trio import CapacityLimiter
 
     from levada.framework.events import EventStream
+    from levada.framework.failure_log import FailureLog
     from levada.framework.ref import Ref
     from levada.framework.timers import TimerHeap
     from levada.framework.tracing import Tracing
@@ -71,6 +72,7 @@ class System(Protocol):
     random: random.Random
     counters: Counters
     events: EventStream
+    failure_log: FailureLog
     heap: TimerHeap
     tracing: Tracing | None
     observe: Observer

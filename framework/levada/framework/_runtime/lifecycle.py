@@ -52,7 +52,7 @@ from levada.framework.links import (
     more_severe,
 )
 from levada.framework.supervision import RestartPolicy, Strategy, delay, record, resumes, wants_restart
-from levada.framework.text import exc_info, text_of
+from levada.framework.text import text_of
 from levada.framework.timers import Tick
 
 from .ask import Ask, content_of, stopped_error
@@ -324,7 +324,7 @@ class Lifecycle:
             # The system's block raises it with the traceback; once is enough.
             logger.info("%s was interrupted%s: %s", cell.path, what, text_of(error, repr), extra=extra)
         else:
-            logger.error("%s failed%s", cell.path, what, exc_info=exc_info(error), extra=extra)
+            self._system.failure_log.log(logger, error, "%s failed%s", cell.path, what, **extra)
         self._system.counters.failures += 1
         self._system.observe.count_failure(cell)
         self._system.events.publish(ActorFailed(cell, error, message))

@@ -1,0 +1,126 @@
+"""The log of failures that others may cause as often as they like: tracebacks that are limited, counted and safe to read.
+
+A handler that raises at a peer's input would otherwise write a traceback for each message, and the text of its exception could quote
+escape sequences or whole log lines of the peer.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import traceback
+from contextlib import suppress
+from hashlib import blake2b
+from typing import Final, TypeAlias
+
+import attrs
+import trio
+
+from .text import exc_info, printable
+
+__all__ = ["FailureLog"]
+
+_LOGGED: Final = 10  # of one cause in an interval
+_INTERVAL: Final = 60.0  # seconds
+_CAUSES: Final = 1_000
+_TEXT: Final = 2_000  # characters of an exception's text, which may quote a message
+_FRAME: Final = re.compile(r'[ |]*  File "')
+
+Cause: TypeAlias = tuple[object, ...]
+
+
+@attrs.define
+class _Seen:
+    """What is known of a cause."""
+
+    until: float
+    """The end of the interval."""
+    logged: int = 0
+    """Lines in the interval."""
+    more: int = 0
+    """Failures since then without a line."""
+
+
+class FailureLog:
+    """Logs failures with their tracebacks: in a minute the first ten of each cause, then how many more there were.
+
+    Failures have the same cause if they were logged at the same place, and the same class of exception came along the same lines of code.
+    The texts of exceptions are made printable, and their further lines are indented, so that none looks like a line of the log.
+    """
+
+    def __init__(self) -> None:
+        self._key = os.urandom(16)  # so that an id says nothing about the code
+        self._seen: dict[Cause, _Seen] = {}  # the oldest first
+
+    def log(self, logger: logging.Logger, error: BaseException, text: str, *arguments: object, **extra: object) -> None:
+        """Log a failure, or count it.
+
+        Args:
+            logger: where it goes, at the level ``ERROR``.
+            error: the exception.
+            text: see `logging.Logger.log`; so are the arguments.
+            extra: fields of the record.
+        """
+        more = self._note(_cause(error, text))
+        if more is not None:
+            _write(logger, error, text + more, arguments, extra)
+
+    def mark(self, error: BaseException) -> str:
+        """Give a failure an id that its traceback in the log ends with; return it, for a peer that may not see the text.
+
+        Failures that were raised at the same place have the same id, so at least one of them has a line in the log.
+        """
+        ends = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)][-1:]
+        failure_id = blake2b(repr((type(error), ends)).encode(), digest_size=4, key=self._key).hexdigest()
+        with suppress(Exception):  # an odd class, which takes no notes
+            error.add_note(f"failure {failure_id}")
+        return failure_id
+
+    def _note(self, cause: Cause) -> str | None:
+        """Count a failure; return how its text ends, or None if it gets no line."""
+        now = trio.current_time()
+        seen = self._seen.get(cause)
+        if seen is None:
+            if len(self._seen) >= _CAUSES:
+                del self._seen[next(iter(self._seen))]
+            seen = self._seen[cause] = _Seen(now + _INTERVAL)
+        elif now >= seen.until:
+            seen.until, seen.logged = now + _INTERVAL, 0
+        if seen.logged >= _LOGGED:
+            seen.more += 1
+            return None
+        seen.logged += 1
+        more, seen.more = seen.more, 0
+        return f" ({more:,} more of this cause since the last such line)" if more else ""
+
+
+def _cause(error: BaseException, text: str) -> Cause:
+    """Return what failures of one cause have in common. A recursion counts as one pass, so that a peer cannot make causes of its depth."""
+    lines = dict.fromkeys((frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__))
+    return text, type(error), *lines
+
+
+def _write(
+    logger: logging.Logger, error: BaseException, text: str, arguments: tuple[object, ...], extra: dict[str, object]
+) -> None:
+    if not logger.isEnabledFor(logging.ERROR):
+        return
+    file, line, function, _ = logger.findCaller(stacklevel=3)
+    record = logger.makeRecord(
+        logger.name, logging.ERROR, file, line, text, arguments, exc_info(error), function, extra
+    )
+    record.exc_text = _traceback(error)  # which formatters take instead of their own
+    logger.handle(record)
+
+
+def _traceback(error: BaseException) -> str:
+    """Write a traceback in which only code begins a line."""
+    shown = []
+    for part in traceback.format_exception(error):
+        if _FRAME.match(part) or part.startswith("\n"):  # between two exceptions
+            shown.append(part)
+        else:
+            lines = part.rstrip("\n")[:_TEXT].split("\n")
+            shown.append("\n    ".join(printable(line, _TEXT) for line in lines) + "\n")
+    return "".join(shown).rstrip("\n")

@@ -1,0 +1,150 @@
+"""The log of failures: whole tracebacks, a limit for each cause, and nothing that a peer could forge."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from levada.framework import Actor, ActorSystem, handles, message
+from levada.framework.embedding import FailureLog
+
+logger = logging.getLogger("levada.tests")
+EVIL = "x\x1b[2J\nCRITICAL:root:forged\u2028more"
+
+
+def wrong_value(text: str) -> None:
+    raise ValueError(text)
+
+
+def wrong_key(text: str) -> None:
+    raise KeyError(text)
+
+
+def deep(text: str, depth: int) -> None:
+    if depth:
+        deep(text, depth - 1)
+    raise ValueError(text)
+
+
+def failed(function: Callable[..., None], *arguments: Any) -> Exception:
+    try:
+        function(*arguments)
+    except Exception as error:  # noqa: BLE001 - what is tested
+        return error
+    raise AssertionError("it must fail")
+
+
+async def test_the_first_ten_of_a_cause_in_a_minute_have_lines(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever their texts are, and however deep a recursion was; other causes have lines of their own."""
+    log = FailureLog()
+    for number in range(100):
+        log.log(logger, failed(wrong_value, f"bad {number}"), "%s failed", "desk", actor="/desk")
+        log.log(logger, failed(deep, "bad", 2 + number), "%s failed", "deep")
+    log.log(logger, failed(wrong_key, "bad"), "%s failed", "desk")
+    log.log(logger, failed(wrong_value, "bad"), "%s failed elsewhere", "desk")
+    assert caplog.messages == ["desk failed", "deep failed"] * 10 + ["desk failed", "desk failed elsewhere"]
+    assert all(record.exc_info and record.levelno == logging.ERROR for record in caplog.records)
+    assert vars(caplog.records[0])["actor"] == "/desk"
+    assert caplog.records[0].funcName == "test_the_first_ten_of_a_cause_in_a_minute_have_lines"
+    caplog.clear()
+    await trio.sleep(59.0)
+    log.log(logger, failed(wrong_value, "bad"), "%s failed", "desk")
+    assert caplog.messages == []
+    await trio.sleep(1.0)
+    for _ in range(11):
+        log.log(logger, failed(wrong_value, "bad"), "%s failed", "desk")
+    assert caplog.messages[:2] == ["desk failed (91 more of this cause since the last such line)", "desk failed"]
+    assert len(caplog.messages) == 10
+
+
+async def test_so_many_causes_are_remembered(caplog: pytest.LogCaptureFixture) -> None:
+    log = FailureLog()
+    error = failed(wrong_value, "bad")
+    for _ in range(11):
+        log.log(logger, error, "first")
+    for number in range(1_000):
+        log.log(logger, error, f"other {number}")
+    log.log(logger, error, "first")
+    assert caplog.messages.count("first") == 11
+
+
+async def test_the_traceback_is_whole_and_only_code_begins_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    """Causes and the errors of a group among them; further lines of a text are indented, other control characters escaped."""
+
+    def both() -> None:
+        try:
+            wrong_value(EVIL)
+        except ValueError as error:
+            raise ExceptionGroup(EVIL, [KeyError(EVIL), error]) from error
+
+    FailureLog().log(logger, failed(both), "it failed")
+    written = logging.Formatter("%(levelname)s:%(message)s").format(caplog.records[0])
+    assert written.startswith("ERROR:it failed\nTraceback (most recent call last):\n  File ")
+    assert ", in wrong_value\n    raise ValueError(text)\n" in written
+    assert "ValueError: x\\x1b[2J\n    CRITICAL:root:forged\\u2028more\n" in written
+    assert "direct cause of the following exception" in written
+    assert "\x1b" not in written
+    assert "\u2028" not in written
+    assert not [line for line in written.split("\n") if line.startswith("CRITICAL")]
+
+
+async def test_a_long_text_is_cut(caplog: pytest.LogCaptureFixture) -> None:
+    FailureLog().log(logger, failed(wrong_value, "long " * 1_000_000), "it failed")
+    FailureLog().log(logger, failed(wrong_value, "\n" * 1_000_000), "it failed")
+    assert max(len(record.exc_text or "") for record in caplog.records) < 15_000
+
+
+async def test_an_id_for_the_peer_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Failures of one place have one id, so that it is found although only ten have lines; it differs between places and processes."""
+    log = FailureLog()
+    ids = set()
+    for number in range(20):
+        error = failed(wrong_value, f"bad {number}")
+        ids.add(log.mark(error))
+        log.log(logger, error, "it failed")
+    (only,) = ids
+    assert all((record.exc_text or "").endswith(f"\nfailure {only}") for record in caplog.records)
+    assert log.mark(failed(wrong_key, "bad")) != only
+    assert FailureLog().mark(failed(wrong_value, "bad")) != only
+
+
+class NoNotes(Exception):
+    def add_note(self, note: str, /) -> None:
+        raise TypeError("no notes")
+
+
+async def test_an_error_that_takes_no_notes_has_an_id_too() -> None:
+    assert len(FailureLog().mark(NoNotes())) == 8
+
+
+@message
+class Bad:
+    text: str
+
+
+class Desk(Actor[Bad]):
+    @handles
+    def on_bad(self, m: Bad) -> None:
+        raise ValueError(m.text)
+
+
+async def test_actors_that_fail_from_one_cause_do_not_fill_the_log(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ActorSystem() as system:
+        for _ in range(50):
+            desk = system.spawn(Desk)
+            desk.tell(Bad(EVIL))
+            await desk.terminated()
+        assert system.statistics().failures == 50
+    lines = [record for record in caplog.records if "failed while it handled Bad" in record.getMessage()]
+    assert len(lines) == 10
+    assert "raise ValueError(m.text)" in caplog.text
+    assert "\nCRITICAL" not in caplog.text
