@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Union, get_args
 
 import pytest
 import trio
@@ -283,3 +283,48 @@ async def test_a_command_that_could_not_travel_is_counted_all_the_same() -> None
         journal = system.spawn(MemoryJournal, log_columns(Deposited), rows)
         counters = await shards(system, Counter, events=Deposited, journal=journal, shards=1)
         assert await counters["a"].ask(Local(1, "xy")) == 3
+
+
+def wide(number: int) -> type:
+    """Make a class of events with seven columns of its own."""
+    fields = {f"f{number}_{place}": int for place in range(7)}
+    return message(f"test.bounds.wide{number}")(type(f"Wide{number}", (), {"__annotations__": fields}))
+
+
+WIDE: Any = Union[tuple(wide(number) for number in range(40))]  # noqa: UP007 - made at run time
+
+
+def count_wide(self: Any, e: Any) -> None:
+    self.count += 1
+
+
+count_wide.__annotations__ = {"e": WIDE, "return": None}
+
+
+class Wide(Durable[Deposit]):
+    count: int = 0
+    counted = applies(count_wide)
+
+    @handles
+    def deposit(self, m: Deposit) -> int:
+        cls = get_args(WIDE)[m.amount]
+        self.record(cls(*range(7)))
+        return self.count
+
+
+async def test_a_group_of_rows_of_many_columns_has_as_few_rows_as_its_bytes_need(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row has 280 columns, most of them empty, and takes 2.3 KB in the journal."""
+    monkeypatch.setattr(commits, "MOST_BYTES", 20_000)
+    gate = Gate()
+    async with ActorSystem("test", ask_timeout=1000.0) as system, trio.open_nursery() as nursery:
+        journal = system.spawn(partial(Slow, log_columns(WIDE), [[]], gate))
+        entities = await shards(system, Wide, events=WIDE, journal=journal, shards=1)
+        gate.open = trio.Event()
+        for number in range(40):
+            nursery.start_soon(entities[f"e{number}"].ask, Deposit(number))
+        await wait_all_tasks_blocked()
+        gate.open.set()
+    assert sum(gate.sizes) == 41
+    assert max(gate.sizes) == 8

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -143,24 +144,49 @@ class Row:
         self.body: bytes | None = None
         self.state: Mapping[str, bytes] | None = None
         """The fields of the entity, if the row is a snapshot."""
-        self.size = 128 + size if data is None else 128 + len(data)
+        if values is None:
+            size = live.writer.log.width + (len(data) if data is not None else 0)
+        self.size = _USUAL + size
         """About the size of the row."""
 
 
-def _values_of(columns: Columns[Any] | None, names: list[str]) -> Callable[[Any], tuple[Sequence[Any], int]]:
-    """Return a function that gives an event's values for the columns with these names, and about their size."""
+_USUAL = 128
+"""About the bytes of a row besides its texts: in Python, and in `BOOKKEEPING` and a few columns more."""
+
+
+def _width(kind: pa.DataType) -> float:
+    """Return the bytes that a column takes for each row, even if that is null."""
+    if pa.types.is_struct(kind):
+        return 0.125 + sum(_width(field.type) for field in kind)
+    try:
+        width: int = kind.bit_width
+    except ValueError:  # its size varies, so it has offsets
+        width = 64 if kind in (pa.large_string(), pa.large_binary()) else 32
+    return (width + 1) / 8
+
+
+def _values_of(
+    columns: Columns[Any] | None, names: list[str], width: int
+) -> Callable[[Any], tuple[Sequence[Any], int]]:
+    """Return a function that gives an event's values for the columns with these names, and about their size.
+
+    Args:
+        columns: of the event's class; None if it has no fields.
+        names: of the columns of all events.
+        width: bytes that each row takes more than usual.
+    """
     if columns is None:
         nulls = (None,) * len(names)
-        return lambda event: (nulls, 0)
+        return lambda event: (nulls, width)
     row, own = columns.row, list(columns.schema.names)
-    if own == names:
+    if own == names and not width:
         return row
     places = [own.index(name) if name in own else len(own) for name in names]
 
     def spread(event: Any) -> tuple[Sequence[Any], int]:
         values, size = row(event)
         values = (*values, None)
-        return [values[place] for place in places], size
+        return [values[place] for place in places], size + width
 
     return spread
 
@@ -278,8 +304,11 @@ class Log:
         """All columns."""
         self._struct = pa.struct(list(self.schema))
         self._nulls = (None,) * len(fields)
+        # A log of forty kinds of events may have 280 columns, and each row then takes 1.5 KiB, whatever is in it.
+        self.width = max(0, ceil(sum(_width(field.type) for field in self.schema)) - _USUAL)
+        """The bytes that each row takes more than usual, because there are many columns."""
         self.kinds: dict[type, EventKind] = {
-            cls: EventKind(cls, tag, _version_of(cls), columns, _values_of(columns, list(fields)))
+            cls: EventKind(cls, tag, _version_of(cls), columns, _values_of(columns, list(fields), self.width))
             for cls, tag, columns in kinds
         }
         """The kinds, by class."""
