@@ -241,7 +241,8 @@ def test_whatever_a_crash_leaves_is_what_was_answered(base: Path, monkeypatch: p
     for number, moment in enumerate(trial.live(Disk(monkeypatch)).moments):
         trial.check(moment.killed(), moment.told)
         for seed in range(0 if number % every(2) else 8 // every(8)):
-            trial.check(moment.power_failure(random.Random(f"{number} {seed}")), moment.told)
+            chance = random.Random(f"{number} {seed}")
+            trial.check(moment.power_failure(chance, names_lost=chance.random() < 0.5), moment.told)
 
 
 @pytest.mark.ci
@@ -262,4 +263,5 @@ def test_whatever_a_crash_leaves_that_cuts_a_recovery_short_is_what_was_answered
         for each in watch.moments:
             exactly = shown[0] if each.told else None
             trial.check(each.killed(), moment.told, exactly=exactly)
-            trial.check(each.power_failure(chance), moment.told, exactly=exactly)
+            lost = chance.random() < 0.5
+            trial.check(each.power_failure(chance, names_lost=lost), moment.told, exactly=exactly)
