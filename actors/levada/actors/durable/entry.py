@@ -57,6 +57,8 @@ R = TypeVar("R")
 LONGEST_ID = 1000
 """The most bytes of an id."""
 _AGAIN = restart("transient", max=1 << 30, within=60.0, initial_backoff=0.05, max_backoff=5.0)
+_SHARD_AGAIN = attrs.evolve(_AGAIN, max_backoff=1.0)
+"""A shard ends with each append that a failing disk refuses, and what needs no rows should not wait for long."""
 
 
 @attrs.define(eq=False)
@@ -200,7 +202,7 @@ class _Root(Actor[_Start]):
             found = [
                 self.spawn(
                     Shard, self.settings, Access(journal, number, streams=streams),
-                    name=str(number), mailbox=bounded(MAILBOX), supervise=_AGAIN,
+                    name=str(number), mailbox=bounded(MAILBOX), supervise=_SHARD_AGAIN,
                 )
                 for number in range(self.count)
             ]  # fmt: skip

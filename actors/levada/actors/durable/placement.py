@@ -36,8 +36,8 @@ OPENING: Final = 30.0
 """Seconds for a node to answer."""
 FIRST_PAUSE, LAST_PAUSE = 0.05, 5.0
 """The first and the longest pause in seconds before a shard that has ended is opened again."""
-LONG: Final = 10.0
-"""Seconds after which a shard that ends is opened again after the first pause."""
+LONG: Final = 4.0
+"""Seconds after which a shard that ends is opened again after the first pause; less than the five that a shard waits for room on the disk."""
 
 
 def target(members: list[Member], shard: int) -> Member | None:
