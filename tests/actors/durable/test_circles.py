@@ -66,6 +66,21 @@ class Wait(Asks[int]):
     """Wait for the gate, then deposit one."""
 
 
+@message("test.circles.meet", frozen=True)
+class Meet(Asks[int]):
+    """Ask an entity to greet."""
+
+    whom: str
+
+
+@message("test.circles.greet", frozen=True)
+class Greet(Asks[int]):
+    """Ask an entity the same as it was asked."""
+
+    whom: str
+    question: Meet
+
+
 async def visit(system: ActorSystem, m: Visit) -> str:
     if not m.way:
         return "the end"
@@ -76,7 +91,7 @@ async def visit(system: ActorSystem, m: Visit) -> str:
     return str(await boxes[first].ask(Visit(rest, m.command), command=m.command))
 
 
-class Box(Durable[Visit | Later | Remember | Wait | Deposit]):
+class Box(Durable[Visit | Later | Remember | Wait | Deposit | Meet | Greet]):
     balance: int = 0
 
     @handles
@@ -94,6 +109,16 @@ class Box(Durable[Visit | Later | Remember | Wait | Deposit]):
             WORLD["found"] = await visit(self.system, Visit(m.way))
         except CommandFailed as error:
             WORLD["found"] = error
+
+    @handles
+    async def meet(self, m: Meet) -> int:
+        boxes: Shards[Any] = await shards_of(self.system, Box)
+        return int(await boxes[m.whom].ask(Greet(self.entity, m)))
+
+    @handles
+    async def greet(self, m: Greet) -> int:
+        boxes: Shards[Any] = await shards_of(self.system, Box)
+        return int(await boxes[m.whom].ask(m.question, command="one"))
 
     @handles
     async def wait(self, m: Wait) -> int:
@@ -163,6 +188,14 @@ async def test_a_circle_of_asks_is_refused_at_once_and_names_the_entities(
         assert trio.current_time() - before < 0.1
         assert system.observe.waits() == []
         assert await boxes["a"].ask(Visit(["b", "c"])) == "the end"
+
+
+async def test_a_circle_by_the_repetition_of_a_command_is_found(autojump_clock: MockClock) -> None:
+    """An entity asks for the answer of the command on whose behalf it was asked."""
+    async with boxes_of() as (_, boxes):
+        with pytest.raises(CommandFailed) as caught:
+            await boxes["a"].ask(Meet("b"), command="one")
+        assert cycle_in(caught.value).cycle == ("/Box/0/b", "/Box/0/a", "/Box/0/b")
 
 
 async def test_a_circle_through_shards_that_are_busy_is_found(autojump_clock: MockClock) -> None:
@@ -251,8 +284,8 @@ class Asker(Actor[Any]):
         return "was visited"
 
 
-@pytest.mark.parametrize("repeated", [False, True])
-async def test_an_asker_that_waits_for_the_disk_only_is_in_no_circle(autojump_clock: MockClock, repeated: bool) -> None:
+@pytest.mark.parametrize("asks", ["first", "again", "again, when the handler has ended"])
+async def test_an_asker_that_waits_for_the_disk_only_is_in_no_circle(autojump_clock: MockClock, asks: str) -> None:
     """An entity has answered one command, whose row is on its way to the disk, and asks the asker in the next."""
     WORLD["disk"], WORLD["gate"] = trio.Event(), trio.Event()
     WORLD["disk"].set()
@@ -262,20 +295,25 @@ async def test_an_asker_that_waits_for_the_disk_only_is_in_no_circle(autojump_cl
         answers: list[int] = []
         WORLD["/asker"] = system.spawn(Asker, answers, name="asker")
         await boxes["b"].ask(Deposit(1))
-        if repeated:
+        WORLD["disk"] = trio.Event()
+        if asks != "first":
             nursery.start_soon(lambda: boxes["b"].ask(Wait(), command="one"))
             await wait_all_tasks_blocked()
-        WORLD["/asker"].tell("one" if repeated else "")
+        if asks == "again, when the handler has ended":
+            WORLD["gate"].set()
+            await wait_all_tasks_blocked()
+        else:
+            nursery.start_soon(boxes["b"].ask, Wait())  # keeps what follows behind it
+        WORLD["/asker"].tell("" if asks == "first" else "one")
         await wait_all_tasks_blocked()
         nursery.start_soon(boxes["b"].ask, Visit(["/asker"]))
         await wait_all_tasks_blocked()
-        WORLD["disk"] = trio.Event()
         WORLD["gate"].set()  # the box answers, and visits the asker, which waits for the disk
         await wait_all_tasks_blocked()
         assert ("/Box/0/b", "/asker") in system.observe.waits()
         assert answers == []
         WORLD["disk"].set()
-    assert answers == [2]
+    assert answers == [3 if asks == "first" else 2]
 
 
 async def test_a_command_whose_asker_gave_up_before_it_began_is_not_done(autojump_clock: MockClock) -> None:

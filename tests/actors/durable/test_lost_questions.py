@@ -109,7 +109,7 @@ async def test_every_question_to_a_shard_that_is_killed_fails_at_once(autojump_c
         async with trio.open_nursery() as nursery:
             for what, question in questions.items():
                 nursery.start_soon(ask, what, question)
-            await wait_all_tasks_blocked()
+                await wait_all_tasks_blocked()
             assert ends == {}
             owner.kill()
         assert ends == dict.fromkeys(questions, "OutcomeUnknown")

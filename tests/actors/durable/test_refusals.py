@@ -17,7 +17,7 @@ from trio.testing import MockClock
 pytest.importorskip("pyarrow")
 
 from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Deposited
-from tests.actors.durable.memory_journal import MemoryJournal, no_rows
+from tests.actors.durable.memory_journal import MemoryJournal, Row, no_rows
 from tests.actors.durable.test_placement import APP, placed
 from tests.actors.nodes.conftest import nodes_here
 
@@ -37,15 +37,18 @@ from levada.actors.journal import (
     Appended,
     EraseEntity,
     Fenced,
+    Found,
     GetExtent,
     Journal,
     JournalFull,
     JournalLocked,
     JournalUnwritable,
+    ReadEntity,
     Store,
 )
 from levada.actors.nodes import nodes_of
 from levada.framework import ActorSystem, Asks, Ref, handles, message
+from levada.framework.errors import ActorError
 from levada.framework.router import group
 from levada.framework.testing import Probe
 
@@ -312,6 +315,35 @@ async def test_a_shard_that_waited_for_room_reads_what_another_has_written_meanw
         assert await accounts["anna"].ask(Deposit(1)) == 7
 
 
+class Unlucky(Picky):
+    """Has no room for the first row, and is away when the shard's rows are read for the first time."""
+
+    def __init__(self, rows: list[list[Row]]) -> None:
+        super().__init__(log_columns(EVENTS), rows, [JournalFull("the disk is full", path="/var/log")])
+        self.reads = 0
+
+    @handles
+    def find(self, m: ReadEntity) -> Found | None:
+        if not m.entity and m.newest is None:
+            self.reads += 1
+            if self.reads == 1:
+                self.refusal.clear()
+                self.reply_later().fail(ActorError("it is away"))
+                return None
+        return super().find(m)
+
+
+async def test_a_shard_that_has_its_partition_after_all_takes_it_once(autojump_clock: MockClock) -> None:
+    async with ActorSystem("test", ask_timeout=1000.0) as system:
+        rows = no_rows()
+        journal = system.spawn(Unlucky, rows)
+        accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=1)
+        assert await accounts["anna"].ask(Deposit(1)) == 1
+        await trio.sleep(3 * shard.LAST_DELAY)
+        assert await accounts["anna"].ask(Deposit(1)) == 2
+        assert [row["kind"] for row in rows[0]] == ["$owned", *["test.durable.deposited"] * 2]
+
+
 async def test_reminders_wait_for_room(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "levada.actors.durable")
     refusal: list[JournalFull] = []
@@ -324,13 +356,15 @@ async def test_reminders_wait_for_room(autojump_clock: MockClock, caplog: pytest
         refusal.append(JournalFull("the disk is full", path="/var/log"))
         with pytest.raises(JournalFull):
             await accounts["anna"].ask(Deposit(10))
+        with pytest.raises(JournalFull):
+            await accounts["bert"].ask(Halves(str(start + 2.0)))
         await trio.sleep(2.0)
         assert await accounts["anna"].ask(Balance()) == 0
         caplog.clear()
         await trio.sleep(2.0)
         refusal.clear()
         await trio.sleep(shard.LAST_DELAY)
-        assert await accounts["anna"].ask(Balance()) == 7
+        assert [await accounts[name].ask(Balance()) for name in ("anna", "bert")] == [7, 0]
         assert caplog.messages == []  # it was not tried in vain
 
 

@@ -237,7 +237,7 @@ class Shard(DescribedActor[Any]):
         """Try to open a shard that could not be opened, or to take the partition of one that could not be written."""
         if self._refusal is not None:
             await self._open()
-        else:
+        elif self._unwritable is not None:
             self.start_task(self._claim_again)
 
     async def _claim_again(self) -> None:
@@ -493,7 +493,7 @@ class Shard(DescribedActor[Any]):
                 raise ValueError(f"the events and the answer of one command have more than {MOST_BYTES} bytes")
             rows[-1].reply, rows[-1].body = reply, turn.body
         turn.settled = True
-        if self._unwritable is not None and (rows or live.own or turn.reminder):
+        if self._unwritable is not None and (rows or live.own):
             release(live.actor)  # its state has what is not written
             self.failed(turn, fresh(self._unwritable))
             return
