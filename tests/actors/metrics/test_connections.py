@@ -177,16 +177,22 @@ async def test_lumberjack(autojump_clock: MockClock) -> None:
         assert ended["levada_connection_received_bytes_total", "lumberjack", "server"] == sent
 
 
+class NeverDone(Actor[lumberjack.Unit]):
+    @handles
+    async def take(self, m: lumberjack.Unit) -> None:
+        await trio.sleep_forever()
+
+
 async def test_lost_connections_of_a_writer_are_counted_each(autojump_clock: MockClock) -> None:
     async with ActorSystem() as system:
         metrics = Metrics(system)
         url = "lumberjack+memory://logs"
-        sink = system.spawn(Sink)
+        sink = system.spawn(NeverDone)
         async with lumberjack.connect(system, url) as writer:
+            await writer.send({"line": 1})  # stays unacked, so the writer dials again
             for round_ in (1, 2):
                 async with lumberjack.serve(system, url, sink):
-                    await writer.send({"line": 1})
-                    await writer.flush()
+                    await trio.sleep(100)
                 await trio.sleep(100)
                 found = await scrape(metrics)
                 assert found["levada_connections_opened_total", "lumberjack", "client"] == round_

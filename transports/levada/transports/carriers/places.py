@@ -25,6 +25,10 @@ GRACE: Final = 0.25
 """Seconds that a new connection has for its first message while others wait for its place."""
 
 
+def _nothing() -> None:
+    pass
+
+
 class Place:
     """The place of one connection. Made by `Places.take`. After `leave`, and when it gave way, every call does nothing."""
 
@@ -95,8 +99,9 @@ class Places:
         if not self._giving:
             return False
         place = next(iter(self._largest()))
+        end = place.end
         self.leave(place)
-        place.end()
+        end()
         return True
 
     def _largest(self) -> dict[Place, float]:
@@ -128,6 +133,7 @@ class Places:
         if place in self._taken:
             self._taken.remove(place)
             self.keep(place)
+            place.end = _nothing  # it belongs to the connection, and the connection has this place
             self._waiting.unpark_all()
 
 
