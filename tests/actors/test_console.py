@@ -289,6 +289,11 @@ async def test_one_too_many_is_told_so(raw: tuple[ActorSystem, Server]) -> None:
         json.loads(await LineReader(late, 1000).line() or b"")["error"]
         == "8 clients are connected already; try again later"
     )
+    async with connect_console(late.socket.getpeername()) as client:  # type: ignore[attr-defined]
+        await wait_all_tasks_blocked()  # the console has closed the connection before it is asked
+        with pytest.raises(CarrierError, match=r"/c: 8 clients are connected already; try again later$") as refused:
+            await client.snapshot()
+        assert type(refused.value) is CarrierError
     for stream in [*streams, late]:
         await stream.aclose()
     await wait_all_tasks_blocked()

@@ -52,6 +52,19 @@ def test_the_folder_is_for_this_user_alone(folder: Path) -> None:
         own_console()
 
 
+def test_the_folder_of_a_systemd_unit_is_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one, if the unit has several; not before the user's own, where commands in a shell look."""
+    unit = folder.parent / "unit"
+    unit.mkdir()
+    monkeypatch.setenv("RUNTIME_DIRECTORY", f"{unit}:/run/other")
+    assert own_console() == folder / f"{os.getpid()}.console"
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert own_console() == unit / "levada" / f"{os.getpid()}.console"
+    monkeypatch.delenv("RUNTIME_DIRECTORY")
+    monkeypatch.setattr("tempfile.tempdir", str(folder.parent))
+    assert own_console() == folder.parent / f"levada-{os.getuid()}" / f"{os.getpid()}.console"
+
+
 def test_which_server(servers: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert console_of(40) == servers[0]
     with pytest.raises(ConfigurationError, match=r"choose a server: --pid 40 or 5"):

@@ -30,11 +30,13 @@ from levada.actors.rsocket import (
     SetupRejected,
     route,
 )
+from levada.actors.rsocket.dialects import core_of
 from levada.actors.rsocket.encoding import COMPOSITE
+from levada.actors.rsocket.server import ListenerActor
 from levada.framework import Actor, ActorSystem, Identity, Receiver, current_peer, handles
 from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost
 from levada.framework.testing import Probe
-from levada.transports.carriers.contracts import ByteStream
+from levada.transports.carriers.contracts import ByteStream, CarrierInfo
 from levada.transports.carriers.memory import MemoryByteStream, dial
 from levada.transports.rsocket.extensions import (
     BearerAuthentication,
@@ -292,6 +294,33 @@ async def test_a_client_that_has_not_said_a_whole_setup_makes_room(
             assert trio.current_time() < 10.0
     (line,) = caplog.messages
     assert line.endswith("turned desk/client away: it made room for others: it has not said a whole first message")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "peer", "token", "warned"),
+    [
+        ("tcp", "192.0.2.1:1", b"secret", True),
+        ("ws", "[2001:db8::1]:1", b"secret", True),
+        ("tcp", "192.0.2.1:1", b"", False),
+        ("tcp", "127.0.0.1:1", b"secret", False),
+        ("ws", "[::1]:1", b"secret", False),
+        ("tls", "192.0.2.1:1", b"secret", False),
+        ("wss", "192.0.2.1:1", b"secret", False),
+        ("unix", "pid=1 uid=2 gid=3", b"secret", False),
+    ],
+)
+async def test_a_warning_of_credentials_that_others_can_read(
+    caplog: pytest.LogCaptureFixture, scheme: str, peer: str, token: bytes, warned: bool
+) -> None:
+    listener = ListenerActor(ServerConfig(), None, core_of("rsocket"), "rsocket", "tcp://0.0.0.0:7000")
+    info = CarrierInfo(scheme=scheme, local="", peer=peer)
+    credentials = Credentials(protocol="rsocket", listener="", info=info, token=token)
+    for _ in range(3):
+        listener.note_credentials(credentials)
+    assert len(caplog.messages) == warned
+    assert "secret" not in caplog.text
+    if warned:
+        assert f"is not on this machine: use rsocket+{'tls' if scheme == 'tcp' else 'wss'}://" in caplog.text
 
 
 # ---------------------------------------------------------------- handlers

@@ -1,7 +1,8 @@
 """The consoles of ``levada serve --nodes``: where they are, and how other commands find them.
 
 Each server has a socket, named after its process, in a folder that only this user can open: ``$XDG_RUNTIME_DIR/levada``, or
-``/tmp/levada-UID`` if that variable is not set.
+``$RUNTIME_DIRECTORY/levada`` (of a systemd unit with ``RuntimeDirectory=``), or ``/tmp/levada-UID`` if neither variable is set. Another user
+can take the last of these names first; then the server does not start.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def _folder() -> Path:
     Raises:
         ConfigurationError: it cannot be made, or other users own it or can open it.
     """
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
     folder = Path(runtime, "levada") if runtime else Path(tempfile.gettempdir(), f"levada-{os.getuid()}")
     try:
         folder.mkdir(mode=0o700, exist_ok=True)

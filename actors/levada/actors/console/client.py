@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import trio
@@ -78,7 +78,8 @@ class ConsoleClient:
     async def _ask(self, request: dict[str, object], timeout: float) -> dict[str, Any]:
         try:
             with trio.fail_after(timeout):
-                await self._stream.send_all(to_line(request))
+                with suppress(trio.BrokenResourceError):  # it has closed the connection, and may have said why
+                    await self._stream.send_all(to_line(request))
                 line = await self._lines.line()
         except trio.TooSlowError:
             raise IdleTimeout(

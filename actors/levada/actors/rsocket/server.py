@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from contextlib import AbstractAsyncContextManager
@@ -17,6 +18,7 @@ from levada.framework import Identity
 from levada.framework.embedding import act_for
 from levada.framework.errors import DecodeError
 from levada.transports import carriers
+from levada.transports.carriers.addresses import is_loopback
 from levada.transports.carriers.places import Place, Places
 from levada.transports.rsocket import ErrorCode, RSocketCore, Sessions
 from levada.transports.rsocket.codes import SETUP_CODES, is_stream_code
@@ -27,6 +29,7 @@ from levada.transports.rsocket.extensions import (
     OtherAuthentication,
     SimpleAuthentication,
 )
+from levada.transports.text import printable
 
 from .config import ServerConfig
 from .connection import RSocketDriver
@@ -39,6 +42,8 @@ from .routing import Handler, make_responder
 from .urls import ALPN
 
 __all__ = ["Listener", "ListenerActor", "ServerConnection"]
+
+logger = logging.getLogger("levada.actors.rsocket")
 
 _CODES = SETUP_CODES - {ErrorCode.REJECTED_RESUME}
 
@@ -138,6 +143,7 @@ class ServerConnection(RSocketDriver):
                 self.listener.gatekeeper.refuse(self.system, credentials, refusal)
                 self.refused(refusal)
                 return
+        self.listener.note_credentials(credentials)
         self.authenticate(credentials)
 
     def admitted(self, identity: Identity | None) -> None:
@@ -170,6 +176,7 @@ class ServerConnection(RSocketDriver):
         gatekeeper = self.listener.gatekeeper
         own = attrs.evolve(self.credentials, setup=self.handle.setup, identity=self.identity)
         credentials = _with(own, shown)
+        self.listener.note_credentials(credentials)
         await acquire(self._checks, request)
         try:
             answer = await gatekeeper.decide(credentials)
@@ -231,6 +238,7 @@ class ListenerActor(Acceptor[ServerConnection]):
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         make_responder(self.handler)  # so that a mistake is raised here
+        self._warned = False
         self.left = Places(math.inf)
         """The sessions without a carrier."""
         self.sessions: Sessions[RSocketCore] = Sessions(
@@ -238,6 +246,20 @@ class ListenerActor(Acceptor[ServerConnection]):
         )
         self.owners: dict[object, ServerConnection] = {}
         """The connection of each core whose session can be resumed."""
+
+    def note_credentials(self, credentials: Credentials) -> None:
+        """Warn once if a client shows a password or a token over a network that others can read."""
+        info = credentials.info
+        readable = info.scheme in ("tcp", "ws") and not is_loopback(info.peer)
+        if credentials.token and readable and not self._warned:
+            self._warned = True
+            text = (
+                "%s: clients send passwords or tokens without encryption, and %s is not on this machine: use %s+%s://"
+            )
+            encrypted = "tls" if info.scheme == "tcp" else "wss"
+            logger.warning(
+                text, self.url, printable(info.peer), self.scheme, encrypted, extra={"event": "credentials_readable"}
+            )
 
     @property
     def max_connections(self) -> int:

@@ -10,14 +10,13 @@ import base64
 import logging
 import re
 from http import HTTPStatus
-from ipaddress import ip_address
-from urllib.parse import urlsplit
 
 from wsproto.connection import ConnectionType
 from wsproto.events import AcceptConnection, RejectConnection, Request
 from wsproto.handshake import H11Handshake
 from wsproto.utilities import RemoteProtocolError as WsprotoError
 
+from levada.transports.carriers.addresses import host_of, is_address, is_loopback
 from levada.transports.carriers.websocket_config import Refusal, UpgradeRequest, WebSocketConfig
 
 __all__ = ["ClientHandshake", "HandshakeRefused", "Head", "answer", "is_interim", "refusal_bytes"]
@@ -144,29 +143,10 @@ def _parse(server: H11Handshake, head: bytes) -> tuple[Request, list[tuple[str, 
 
 def _may_name(host: str, hosts: tuple[str, ...], at: str) -> bool:
     """Whether clients may know a server by a host, with the port or without. Only domain names can be rebound, and only those with a dot be had."""
-    if "*" in hosts or not _is_loopback(_name(at)):
+    if "*" in hosts or not is_loopback(at):
         return True
-    name = _name(host).rstrip(".")
-    return "." not in name or name.endswith(".localhost") or _is_address(name) or name in map(str.lower, hosts)
-
-
-def _name(authority: str) -> str:
-    try:
-        return (urlsplit(f"//{authority}").hostname or "").partition("%")[0]
-    except ValueError:
-        return authority
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-def _is_loopback(name: str) -> bool:
-    return _is_address(name) and ip_address(name).is_loopback
+    name = host_of(host).rstrip(".")
+    return "." not in name or name.endswith(".localhost") or is_address(name) or name in map(str.lower, hosts)
 
 
 def _admit(asked: UpgradeRequest, config: WebSocketConfig, path: str | None) -> None:
