@@ -686,3 +686,32 @@ def test_a_setting_of_a_system_that_cannot_work_is_refused_when_it_is_made(
 ) -> None:
     with pytest.raises(ConfigurationError, match=f"^{re.escape(refused)}$"):
         ActorSystem(**{setting: value})
+
+
+async def test_those_adopted_have_one_time_together_though_some_end_before_it(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each end that came first gave the others their time again."""
+
+    class Ends(Actor[Do]):
+        after: float
+
+        @handles
+        async def do(self, m: Do) -> None:
+            await trio.sleep(self.after)
+
+    class Parent(Actor[Any]):
+        def started(self) -> None:
+            for seconds in (1.0, 1.5, math.inf, math.inf):
+                child = Ends(seconds)
+                assert adopt(self, child)
+                child.ref.tell(Do())
+
+    start = trio.current_time()
+    async with ActorSystem("hung", stop_timeout=2.0, slow_handler=math.inf) as system:
+        parent = system.spawn(Parent, name="parent")
+        await wait_all_tasks_blocked()
+        parent.stop()
+        await parent.terminated()
+        assert trio.current_time() - start == 2.0
+    assert caplog.messages == ["2 children of /parent did not stop in 2 s: killed"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -397,3 +398,35 @@ async def test_nothing_is_left_to_the_collector(
 
 def describe(thing: Any) -> str:
     return f"{type(thing).__module__}.{type(thing).__qualname__}: {thing!r}"[:200]
+
+
+async def test_a_worker_that_waits_for_work_lets_go_of_the_actor_that_has_ended(system: ActorSystem) -> None:
+    """It stayed with a handler, and another worker took over the run queue meanwhile."""
+
+    class Waits(Actor[Item]):
+        gate: trio.Event
+
+        @handles
+        async def item(self, m: Item) -> None:
+            await self.gate.wait()
+            self.stop()
+
+    gate = trio.Event()
+    ref = system.spawn(Waits, gate)
+    gc.disable()
+    try:
+        ref.tell(Item())
+        await wait_all_tasks_blocked()
+        system.spawn(Waits, trio.Event(), name="other").tell(Item())  # another worker takes over
+        await wait_all_tasks_blocked()
+        gate.set()
+        await ref.terminated()
+        await wait_all_tasks_blocked()
+        alive = weakref.ref(ref)
+        del ref
+        assert alive() is None
+    finally:
+        gc.enable()
+        other = system.lookup("/other")
+        assert other is not None
+        other.kill()

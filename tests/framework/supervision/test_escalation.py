@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from levada.framework import Actor, ActorSystem, Failed, Reason, Ref, Shutdown, one_for_one, restart
+from levada.framework import Actor, ActorSystem, Failed, Reason, Ref, Shutdown, handles, one_for_one, restart
 
 from .conftest import PERMANENT, Log, Raise, Wait, Worker, crew, end, restarts
 
@@ -97,3 +97,62 @@ async def test_an_escalation_cancels_the_parents_handler(system: ActorSystem, au
     ref.tell(Raise(ValueError()))
     assert isinstance(await parent.terminated(), Failed)
     assert trio.current_time() == 0.0
+
+
+async def test_the_final_stop_of_a_child_that_escalates_is_no_failure_of_its_parent(
+    system: ActorSystem, autojump_clock: MockClock
+) -> None:
+    """The child has failed, and its hook is at work, when its parent is asked to stop."""
+
+    class Child(Actor[Raise]):
+        async def stopping(self, reason: Reason) -> None:
+            await trio.sleep(1)
+
+        @handles
+        def fail(self, m: Raise) -> None:
+            raise m.error
+
+    class Parent(Actor[Any]):
+        def started(self) -> None:
+            self.spawn(Child, name="child", supervise="escalate")
+
+    parent = system.spawn(Parent, name="parent")
+    await wait_all_tasks_blocked()
+    child = system.lookup("/parent/child")
+    assert child is not None
+    child.tell(Raise(ValueError()))
+    await trio.sleep(0.5)
+    parent.stop()
+    assert await parent.terminated() == Shutdown()
+    assert trio.current_time() == 1
+    assert system.statistics().failures == 1
+
+
+async def test_a_child_that_fails_while_its_parent_ends_does_not_restart(
+    system: ActorSystem, autojump_clock: MockClock
+) -> None:
+    """Its turn to be stopped has not come: a later sibling still stops."""
+    log: Log = []
+
+    class Slow(Actor[Any]):
+        async def stopping(self, reason: Reason) -> None:
+            await trio.sleep(1)
+
+    class Parent(Actor[Any]):
+        def started(self) -> None:
+            self.spawn(Worker, log, "child", name="child", supervise=PERMANENT)
+            self.spawn(Slow)
+
+    parent = system.spawn(Parent, name="parent")
+    await wait_all_tasks_blocked()
+    child = system.lookup("/parent/child")
+    assert child is not None
+    parent.stop()
+    await trio.sleep(0.5)
+    error = ValueError()
+    child.tell(Raise(error))
+    assert await child.terminated() == Failed(error)
+    assert trio.current_time() == 0.5
+    assert await parent.terminated() == Shutdown()
+    assert log == [("child", "start"), ("child", "stop", Failed)]
+    assert system.statistics().restarts == 0
