@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -634,6 +635,18 @@ async def test_a_block_passes_on_a_cancellation_and_the_other_ends_of_its_channe
         async with unreliable.unreliable(1):
             queued(unreliable, 1, 2)
             receiver.receive_nowait()
+
+
+async def test_a_block_leaves_a_sender_alone_that_was_sent_away_inside() -> None:
+    for fails in (False, True):
+        sender, receiver = channel(int)
+        with pytest.raises(KeyError) if fails else contextlib.nullcontext():
+            async with sender:
+                core = sender.take_over("message 1")
+                if fails:
+                    raise KeyError
+        assert receiver.state is OPEN
+        core.end(CANCELLED)
 
 
 async def test_a_block_of_a_oneshot_ends_quietly_when_its_reader_left() -> None:

@@ -572,6 +572,10 @@ async def test_few_stalls_are_kept_and_none_for_long(autojump_clock: MockClock) 
     assert stalls.longest(950.0) == 1 - 951 / 10_000
     stalls.add(1600.0, 0.001)
     assert list(stalls) == [(1600.0, 0.001)]
+    stalls.add(1601.0, 5.0)
+    for number in range(200):  # each hides the one before it, and none the longest
+        stalls.add(1602.0 + number / 100, 0.001 * number)
+    assert list(stalls) == [(1601.0, 5.0), (1603.99, 0.199)]
 
 
 async def test_a_late_timer_is_a_stall_and_counts_as_a_wait() -> None:

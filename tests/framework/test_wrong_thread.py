@@ -609,3 +609,15 @@ def test_a_forked_process_may_run_a_system_of_its_own() -> None:
 
     assert trio.run(main) == {"run": "ValueError: [2]"}
     assert in_forked_process({"run": total}) == {"run": "ValueError: [2]"}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_in_a_forked_process_a_system_that_had_ended_has_ended() -> None:
+    async def main() -> Ref[Any]:
+        async with ActorSystem() as system:
+            return system.spawn(Sink, name="sink")
+
+    ref = trio.run(main)
+    said = in_forked_process({"tell": lambda: ref.from_thread.tell(Item(1))})
+    assert said == {"tell": "ActorStopped: /sink has stopped (shutdown)"}

@@ -64,4 +64,4 @@ class _Combinations(dict[Any, Any]):
         self._in_use[value] = member
 
     def setdefault(self, value: int, member: Flag) -> Flag:  # type: ignore[override]  # the caller is `Flag._missing_`
-        return self[value] if value in self else self._in_use.setdefault(value, member)
+        return self._in_use.setdefault(value, member)

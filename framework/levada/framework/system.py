@@ -672,7 +672,6 @@ def _mark_copies() -> None:
     for system in _RUNNING:
         system.scheduler.forked(system.root)
         system.inbox.forked()
-    _RUNNING.clear()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows

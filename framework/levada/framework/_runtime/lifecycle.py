@@ -700,9 +700,9 @@ class Lifecycle:
         cell.context = None
         system.counters.stopped += 1
         parent = cell._parent
-        self._fail_taken_over(cell, reason, over=True)
         extras = cell._extras
         if extras is not None:
+            self._fail_taken_over(cell, reason, over=True)
             cell._extras = None
             self._tell_of_end(cell, extras, reason)
             if extras.ending is not None and extras.ending.escalate and parent is not None:
