@@ -144,6 +144,7 @@ async def test_requests_are_read_as_they_begin(chunk: tuple[int, int] | None, ki
         serve(system, "rsocket+memory://desk", count, config=config) as listener,
         dial("memory://desk") as stream,
     ):
+        assert isinstance(stream, MemoryByteStream)
         client = RSocketCore(CoreConfig(), client=True, framed=False, now=0.0, random_bytes=bytes)
         send = client.send_request_response if kind == "response" else client.send_fire_and_forget
         await stream.send_all(b"".join(client.data_to_send(0.0)))
