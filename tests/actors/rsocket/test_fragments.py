@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from trio.testing import MockClock
 
 from levada.actors.rsocket import ClientConfig, CoreConfig, Request, ServerConfig
 from levada.framework import ActorSystem
+from levada.framework.errors import ConnectionLost
 from levada.transports.carriers import MemoryConfig
 
 from .conftest import below, connect, serve
@@ -21,6 +23,7 @@ CORE = CoreConfig(fragment_size=16_384, keepalive_interval=0.5, max_lifetime=1.0
 LONGEST = 0.35  # seconds for the carrier's queue of 64 KiB, the 32 KiB and a fragment that it gets, and the round trip
 TAKES = SIZE / 400_000
 
+pytestmark = pytest.mark.timeout(30)
 DIALECTS = pytest.mark.parametrize("dialect", ["rsocket", "reactivesocket"])
 
 
@@ -106,10 +109,11 @@ async def test_large_payloads_wait_for_each_other(autojump_clock: MockClock, dia
 
 @DIALECTS
 async def test_closing_waits_for_the_rest_of_an_answer(autojump_clock: MockClock, dialect: str) -> None:
+    core = attrs.evolve(CORE, keepalive_interval=20.0, max_lifetime=90.0, drain_timeout=30.0)  # nothing else wakes it
     async with (
         ActorSystem() as system,
-        serve(system, f"{dialect}+memory://desk", handler, config=ServerConfig(core=CORE, carrier=SLOW)) as listener,
-        connect(system, listener.url, config=ClientConfig(core=CORE, carrier=SLOW)) as peer,
+        serve(system, f"{dialect}+memory://desk", handler, config=ServerConfig(core=core, carrier=SLOW)) as listener,
+        connect(system, listener.url, config=ClientConfig(core=core, carrier=SLOW)) as peer,
         trio.open_nursery() as nursery,
     ):
 
@@ -157,3 +161,26 @@ async def test_a_cancelled_answer_frees_the_carrier(autojump_clock: MockClock, d
         began = trio.current_time()
         assert len((await peer.request_response(b"large")).data) == SIZE
         assert trio.current_time() - began < TAKES + LONGEST
+
+
+@DIALECTS
+async def test_a_request_that_waits_for_its_turn_hears_of_the_end(autojump_clock: MockClock, dialect: str) -> None:
+    async with (
+        ActorSystem() as system,
+        serve(system, f"{dialect}+memory://desk", handler, config=ServerConfig(core=CORE, carrier=SLOW)) as listener,
+        connect(system, listener.url, config=ClientConfig(core=CORE, carrier=SLOW)) as peer,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def late() -> None:
+            with pytest.raises(ConnectionLost):
+                await peer.request_channel(bytes(SIZE))
+
+        sender, receiver = await peer.request_channel(bytes(SIZE))
+        nursery.start_soon(late)
+        await trio.sleep(0.5)
+        wire: Any = below(peer).carrier
+        wire.stream.link.cut("somebody dug")
+        await peer.terminated()
+        sender.cancel()
+        receiver.close()
