@@ -64,6 +64,24 @@ async def test_the_first_ten_of_a_cause_in_a_minute_have_lines(
     assert len(caplog.messages) == 10
 
 
+def wrong_either(kind: type[Exception], text: str) -> None:
+    raise kind(text)
+
+
+def wrong_value_elsewhere(text: str) -> None:
+    raise ValueError(text)
+
+
+async def test_errors_of_two_classes_or_places_are_two_causes(caplog: pytest.LogCaptureFixture) -> None:
+    log = FailureLog()
+    for _ in range(11):
+        log.log(logger, failed(wrong_either, ValueError, "bad"), "it failed")
+    log.log(logger, failed(wrong_either, KeyError, "bad"), "it failed")
+    assert len(caplog.messages) == 11
+    errors = [failed(wrong_value, "bad"), failed(wrong_value_elsewhere, "bad"), failed(wrong_either, KeyError, "bad")]
+    assert len({log.mark(error) for error in errors}) == 3
+
+
 async def test_so_many_causes_are_remembered(caplog: pytest.LogCaptureFixture) -> None:
     log = FailureLog()
     error = failed(wrong_value, "bad")

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import pytest
@@ -297,6 +297,70 @@ async def test_rs104_sessions_that_were_left_make_room(
             await say(using, ASK)
             assert isinstance(await hear(using), KeepaliveFrame)
     assert caplog.messages[0].endswith("it made room for others: its session was left")
+
+
+@pytest.mark.rule("RS-104")
+async def test_rs104_the_carrier_of_a_resumed_session_makes_no_room(autojump_clock: MockClock) -> None:
+    """RS-104: its connection has said a whole first message, RESUME; silent clients that came later go first."""
+    setup, back = HELLO.encode(), BACK.encode()
+    config = ServerConfig(core=CORE, max_connections=3)
+    async with ActorSystem() as system, serve(system, "rsocket+memory://desk", handler, config=config) as listener:
+        async with dial("memory://desk") as first:
+            assert isinstance(first, ByteStream)
+            await first.send_all(len(setup).to_bytes(3) + setup)
+            await wait_all_tasks_blocked()
+            first.abort()
+        async with dial("memory://desk") as resumed, dial("memory://desk") as silent:
+            assert isinstance(resumed, ByteStream)
+            assert isinstance(silent, ByteStream)
+            await resumed.send_all(len(back).to_bytes(3) + back)
+            await trio.sleep(1.0)
+            async with dial("memory://desk"):
+                assert b"made room" in await silent.receive_some()
+            assert listener.peers[0].statistics().sessions_resumed == 1
+            octets = ASK.encode()
+            await resumed.receive_some()
+            await resumed.send_all(len(octets).to_bytes(3) + octets)
+            assert isinstance(decode((await resumed.receive_some())[3:]), KeepaliveFrame)
+            resumed.abort()
+
+
+async def said(carrier: Any, *frames: Frame) -> Frame:
+    """Send frames; return the first that comes back."""
+    for octets in [frame.encode() for frame in frames]:
+        await carrier.send_all(len(octets).to_bytes(3) + octets)
+    got = await carrier.receive_some()
+    return decode(got[3 : 3 + int.from_bytes(got[:3])])
+
+
+@pytest.mark.rule("RS-104")
+async def test_rs104_only_sessions_that_are_left_now_make_room(autojump_clock: MockClock) -> None:
+    """RS-104: not one that was resumed, and one whose time is over frees no second place."""
+    config = ServerConfig(core=CORE, max_sessions=2)
+    a, b, c, d = (attrs.evolve(HELLO, token=token) for token in (b"a", b"b", b"c", b"d"))
+    async with ActorSystem() as system, serve(system, "rsocket+memory://desk", handler, config=config):
+
+        async def leave(hello: SetupFrame) -> None:
+            async with dial("memory://desk") as carrier:
+                assert isinstance(await said(carrier, hello, ASK), KeepaliveFrame)
+                cast("ByteStream", carrier).abort()
+            await wait_all_tasks_blocked()
+
+        await leave(a)
+        await trio.sleep(CORE.resume_timeout + 1.0)
+        await leave(b)
+        async with dial("memory://desk") as third, dial("memory://desk") as second, dial("memory://desk") as fourth:
+            assert isinstance(await said(third, c, ASK), KeepaliveFrame)
+            assert isinstance(await said(second, attrs.evolve(BACK, token=b"b")), ResumeOkFrame)
+            refusal = await said(fourth, d, ASK)
+            assert isinstance(refusal, ErrorFrame)
+            assert refusal.code == ErrorCode.REJECTED_SETUP
+            assert isinstance(await said(second, ASK), KeepaliveFrame)
+            cast("ByteStream", second).abort()
+            await wait_all_tasks_blocked()
+            await leave(d)
+            async with dial("memory://desk") as late:
+                assert isinstance(await said(late, attrs.evolve(BACK, token=b"b")), ErrorFrame)
 
 
 async def is_refused(listener: Listener, system: ActorSystem, answer: Callable[[], Awaitable[Frame]]) -> None:

@@ -37,7 +37,7 @@ from levada.framework import Actor, ActorSystem, Identity, Receiver, current_pee
 from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost
 from levada.framework.testing import Probe
 from levada.transports.carriers.contracts import ByteStream, CarrierInfo
-from levada.transports.carriers.memory import MemoryByteStream, dial
+from levada.transports.carriers.memory import MemoryByteStream, MemoryConfig, dial
 from levada.transports.rsocket.extensions import (
     BearerAuthentication,
     CompositeMetadata,
@@ -45,6 +45,7 @@ from levada.transports.rsocket.extensions import (
     OtherAuthentication,
     SimpleAuthentication,
 )
+from levada.transports.rsocket.frames import SetupFrame
 
 from .conftest import below, connect, serve
 from .test_requests import pair
@@ -274,6 +275,30 @@ async def test_so_many_connections_and_no_more(autojump_clock: MockClock) -> Non
                 assert (await second.request_response(b"3")).data == b"3"
 
 
+async def test_a_client_waits_if_the_last_one_without_setup_has_sent_it_meanwhile(autojump_clock: MockClock) -> None:
+    """The listener has been waiting for a newcomer since the place of the late one was to be had."""
+    setup = SetupFrame(
+        version=(1, 0), keepalive_ms=20_000, lifetime_ms=90_000, metadata_mime_type="a/b", data_mime_type="a/b",
+        payload=Payload(b""),
+    ).encode()  # fmt: skip
+    async with ActorSystem() as system:
+        config = ServerConfig(max_connections=1)
+        async with serve(system, "rsocket+memory://desk", lambda asked: asked.payload, config=config) as listener:
+            async with dial("memory://desk") as late:
+                assert isinstance(late, ByteStream)
+                await trio.sleep(1.0)
+                await late.send_all(len(setup).to_bytes(3) + setup)
+                await wait_all_tasks_blocked()
+                async with connect(system, listener.url) as second:
+                    with trio.move_on_after(1.0) as scope:
+                        await second.request_response(b"2")
+                    assert scope.cancelled_caught
+                    assert len(listener.peers) == 1
+                    await late.aclose()
+                    assert (await second.request_response(b"3")).data == b"3"
+            assert listener.refused == 0
+
+
 async def test_a_client_that_has_not_said_a_whole_setup_makes_room(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -294,6 +319,24 @@ async def test_a_client_that_has_not_said_a_whole_setup_makes_room(
             assert trio.current_time() < 10.0
     (line,) = caplog.messages
     assert line.endswith("turned desk/client away: it made room for others: it has not said a whole first message")
+
+
+async def test_a_client_that_reads_nothing_makes_room_at_once(autojump_clock: MockClock) -> None:
+    """Not after the time for the last words, for which its window has no room."""
+    carrier = MemoryConfig(window=8)
+    config = ServerConfig(max_connections=1, carrier=carrier)
+    async with (
+        ActorSystem() as system,
+        serve(system, "rsocket+memory://desk", None, config=config),
+        dial("memory://desk", carrier) as half,
+    ):
+        assert isinstance(half, ByteStream)
+        await half.send_all(b"\0\0\x40")
+        await trio.sleep(1.0)
+        actors = system.statistics().actors
+        async with dial("memory://desk", carrier):
+            await wait_all_tasks_blocked()
+            assert system.statistics().actors == actors
 
 
 @pytest.mark.parametrize(

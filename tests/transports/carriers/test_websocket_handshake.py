@@ -233,7 +233,7 @@ def test_any_request_gets_an_answer(octets: bytes) -> None:
 
 
 HOSTS: list[tuple[str, bool]] = [
-    ("localhost", True), ("LOCALHOST:80", True), ("app.localhost", True), ("127.0.0.1:8080", True), ("[::1]:80", True),
+    ("localhost", True), ("localhost.", True), ("LOCALHOST:80", True), ("app.localhost", True), ("127.0.0.1:8080", True), ("[::1]:80", True),
     ("192.0.2.1", True), ("desk", True), ("evil.example", False), ("evil.example.:80", False), ("EVIL.example:80", False),
     ("127.0.0.1.evil.example", False), ("localhost.evil.example", False),
 ]  # fmt: skip

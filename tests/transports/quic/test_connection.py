@@ -374,6 +374,7 @@ async def test_an_incoming_can_be_sent_back_to_prove_its_address(lab: Any, autoj
 
     async def serve(listener: Any) -> None:
         (await listener.accept()).retry()
+        assert listener.unfinished == 0
         second = await listener.accept()
         assert second.validated
         with pytest.raises(LocalProtocolError, match="has proved"):

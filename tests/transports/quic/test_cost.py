@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -177,3 +178,35 @@ async def test_connection_ids_without_end(lab: Any, autojump_clock: MockClock) -
         ids = (b"\x18" + numbers(9 + n, 9 + n) + b"\x08" + n.to_bytes(24, "big") for n in range(1_000))
         await flood(ends, seal(ends, packed(ids)))
         assert "pending retired connection IDs" in (await ends.server.wait_closed()).text
+
+
+@pytest.mark.ci
+async def test_silent_handshakes_hold_little(lab: Any, autojump_clock: MockClock) -> None:
+    """The hellos of 100 clients, answered and never heard of again: what the server holds for each until it is too late."""
+    net = SimNet(1)
+    hellos: list[bytes] = []
+    net.fault(lambda packet: hellos.append(packet.data) if packet.source[0] == "recorded" else None)
+    for _ in range(100):
+        with trio.move_on_after(0.1):
+            async with lab.dialling(net, host="recorded"):
+                pass
+    async with lab.listening(net, retry="never", handshake_timeout=5.0) as listener, trio.open_nursery() as nursery:
+
+        async def accept() -> None:
+            while True:
+                (await listener.accept()).accept()
+
+        nursery.start_soon(accept)
+        tracemalloc.start()
+        try:
+            for number, hello in enumerate(hellos[::2]):  # the other packets take the hellos back
+                net.port(f"silent{number}").send([(hello, ("server", 4433))])
+            await trio.sleep(0.5)
+            held = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+        assert listener.unfinished == 100
+        assert held < 100 * 200_000, held
+        await trio.sleep(5.0)
+        assert listener.unfinished == 0
+        nursery.cancel_scope.cancel()
