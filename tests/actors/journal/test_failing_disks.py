@@ -245,10 +245,14 @@ def test_an_erasure_whose_folder_cannot_be_synced_leaves_the_old_file(
         for n in range(0, count, 5):
             store.append([(0, of(*range(n, n + 5)))])
         assert (len(segments(tmp_path / "a")) > 1) == sealed
+        path, synced = tmp_path / "a" / "partition-0000" / segments(tmp_path / "a")[0], list[int]()
+        before = path.stat().st_ino
+        failing.call("fsync", errno.EIO, lambda _: synced.append(path.stat().st_ino) or False)  # type: ignore[func-returns-value]
         failing.call("fsync", errno.EIO, renamed, times=1)
         with pytest.raises(JournalUnwritable, match="the disk refuses"):
             list(store.erase("a", partition=0))
         assert store.broken == ""
+        assert synced == [before]  # with the old file under its name again
         assert numbers(store) == list(range(count))
         store.append([(0, of(101))])
         shutil.copytree(tmp_path / "a", tmp_path / "b")

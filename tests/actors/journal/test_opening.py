@@ -17,7 +17,7 @@ pa = pytest.importorskip("pyarrow")
 pytest.importorskip("levada.actors.journal", exc_type=ImportError)
 
 from levada.actors.journal import Appended, JournalConfig, JournalDamaged, JournalError, JournalUnwritable, Store  # noqa: E402
-from levada.actors.journal.ends import Ends  # noqa: E402
+from levada.actors.journal.ends import Ends, Promise  # noqa: E402
 
 SCHEMA = pa.schema([("n", pa.int64())])
 CONFIG = JournalConfig(partitions=2)
@@ -129,6 +129,34 @@ def test_a_journal_that_was_closed_after_a_failed_sync_is_not_trusted(
     assert not Ends.read(tmp_path / "ends").closed
     calls = Calls(monkeypatch, tmp_path)
     with Store.open(tmp_path, SCHEMA, CONFIG) as store:
+        assert f"partition-0000/{FIRST}" in calls.synced
+        assert numbers(store) == [1]
+
+
+def test_the_mark_of_a_closed_journal_counts_for_the_copy_that_it_was_written_with(tmp_path: Path) -> None:
+    """A power failure may bring the sector of the mark to the disk, and not that of the copy."""
+    promise = Promise(bytes(16), [0], [5], 1)
+    ends = Ends.create(tmp_path / "ends", promise)
+    before = (tmp_path / "ends").read_bytes()
+    ends.finish(1)
+    ends.close()
+    behind = (tmp_path / "ends").read_bytes()
+    assert Ends.read(tmp_path / "ends") == attrs.evolve(promise, closed=True)
+    at = behind.index(b"shut")
+    copy = before[:at] + behind[at : len(behind) // 2]
+    (tmp_path / "ends").write_bytes(copy + before[len(before) // 2 :][:at] + behind[len(behind) // 2 + at :])
+    assert Ends.read(tmp_path / "ends") == promise
+
+
+def test_a_record_of_ends_of_another_journal_says_nothing_about_how_this_one_was_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        with Store.open(tmp_path / name, SCHEMA, CONFIG) as store:
+            store.append([(0, rows(1))])
+    shutil.copy(tmp_path / "b" / "ends", tmp_path / "a" / "ends")
+    calls = Calls(monkeypatch, tmp_path / "a")
+    with Store.open(tmp_path / "a", SCHEMA, attrs.evolve(CONFIG, accept_loss=True)) as store:
         assert f"partition-0000/{FIRST}" in calls.synced
         assert numbers(store) == [1]
 
@@ -257,9 +285,11 @@ def test_no_journal_is_made_over_another_one(tmp_path: Path, leave: Any, ends: s
         (tmp_path / "ends").unlink()
     gone(tmp_path)
     leave(tmp_path)
+    there = (tmp_path / LEDGER).exists()
     with pytest.raises(JournalError) as caught:
         Store.open(tmp_path, SCHEMA, attrs.evolve(CONFIG, accept_loss=accept_loss))
     assert caught.value.path == str(tmp_path / LEDGER)
+    assert (tmp_path / LEDGER).exists() == there
     for path in tmp_path.glob(f"{LEDGER}*"):
         path.unlink()
     (tmp_path / LEDGER).write_bytes(ledger)
@@ -267,6 +297,37 @@ def test_no_journal_is_made_over_another_one(tmp_path: Path, leave: Any, ends: s
     with Store.open(tmp_path, SCHEMA, CONFIG) as store:
         assert numbers(store) == [1]
         assert store.append([(0, rows(2))]) == [Appended(0, 1, 1)]
+
+
+def test_a_rollback_journal_that_a_power_failure_brought_back_undoes_no_ledger(tmp_path: Path) -> None:
+    """It is of the first change of all, so SQLite would leave an empty database."""
+    Store.open(tmp_path / "a", SCHEMA, CONFIG).close()
+    (tmp_path / "a" / "ends").unlink()
+    (tmp_path / "b").mkdir()
+    with closing(sqlite3.connect(tmp_path / "b" / LEDGER, isolation_level=None)) as connection:
+        connection.execute("PRAGMA cache_size = 1")
+        connection.execute("BEGIN")
+        connection.execute("CREATE TABLE t (x)")
+        connection.executemany("INSERT INTO t VALUES (?)", [("x" * 1000,) for _ in range(100)])
+        shutil.copy(tmp_path / "b" / f"{LEDGER}-journal", tmp_path / "a" / f"{LEDGER}-journal")
+    with Store.open(tmp_path / "a", SCHEMA, CONFIG) as store:
+        assert store.append([(0, rows(1))]) == [Appended(0, 0, 1)]
+
+
+def test_no_journal_is_made_over_one_whose_rows_were_all_deleted(tmp_path: Path) -> None:
+    """Its offsets were given."""
+    config = JournalConfig(retain_bytes=None, segment_time=10.0)
+    clock = [1e9]
+    with Store.open(tmp_path, SCHEMA, config, clock=lambda: clock[0]) as store:
+        store.declare_group("g")
+        store.append([(0, rows(1, 2, 3))])
+        clock[0] += 60
+        store.commit_group("g", {0: 3})
+        assert store.extent().first == {0: 3}
+    (tmp_path / "ends").unlink()
+    gone(tmp_path)
+    with pytest.raises(JournalDamaged, match="its ledger is gone"):
+        Store.open(tmp_path, SCHEMA, attrs.evolve(config, accept_loss=True))
 
 
 def test_no_journal_is_made_over_an_empty_one_that_has_answered(tmp_path: Path) -> None:

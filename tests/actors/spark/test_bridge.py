@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ pytest.importorskip("levada.actors.spark", exc_type=ImportError)
 
 from levada.actors.authentication import Credentials, Refused  # noqa: E402
 from levada.actors.journal import (  # noqa: E402
+    AwaitRows,
+    DeclareGroup,
     EraseEntity,
     GetExtent,
     GetGroups,
@@ -46,7 +49,8 @@ from levada.actors.spark import (  # noqa: E402
     serve_bridge,
 )
 from levada.actors.spark import worker as worker_module  # noqa: E402
-from levada.actors.spark.bridge import CLEAN_EVERY  # noqa: E402
+from levada.actors.spark.bridge import CLEAN_EVERY, Mailbox  # noqa: E402
+from levada.actors.spark.bridge_subscription import Subscription  # noqa: E402
 from levada.actors.spark.protocol import (  # noqa: E402
     WINDOW,
     BlockHead,
@@ -783,6 +787,45 @@ async def test_subscriptions_go_on_when_their_journal_starts_anew(
             await restarted.expect(ActorRestarted, within=50.0)
         for rows in groups:
             assert list(dict.fromkeys(rows.items)) == [(number, number) for number in range(4)]
+
+
+class Restless(Actor[DeclareGroup | AwaitRows]):
+    """Stands for a journal that cannot be used for a while: it refuses questions, and then fails on each."""
+
+    refusals: list[int]
+    settled: trio.Event
+
+    @handles
+    def declare(self, m: DeclareGroup) -> dict[int, int] | None:
+        if not self.refusals[0]:
+            return {0: 0}
+        self.refusals[0] -= 1
+        self.reply_later().fail(JournalError("open it again"))
+        return None
+
+    @handles
+    def wait(self, m: AwaitRows) -> None:
+        self.refusals[1] -= 1
+        if self.refusals[1] >= 0:
+            raise JournalError("it starts anew")
+        self._kept = self.reply_later()
+        self.settled.set()
+
+
+async def test_a_subscription_waits_for_a_journal_however_often_that_starts_anew(autojump_clock: MockClock) -> None:
+    refusals, settled = [2, 12], trio.Event()
+    async with ActorSystem() as system:
+        journal = system.spawn(
+            partial(Restless, refusals, settled),
+            supervise=restart("permanent", max=100, within=1e9, initial_backoff=0.01),
+        )
+        lines: Any = Mailbox("lines", journal, columns_of(Line))
+        subscription = system.spawn(
+            partial(Subscription, lines, system.spawn(Collector, Rows()), group="g", keyed=True, at="first")
+        )
+        await settled.wait()
+        assert refusals == [0, -1]
+        assert subscription.is_alive
 
 
 async def test_mailboxes_that_cannot_be_are_refused_where_they_are_asked_for(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ class Keys:
     def _blocks_of(self, key: int, start: int) -> Iterator[tuple[Block, Sequence[int]]]:
         """Yield the blocks with rows of a hash from `start` on, and the offsets of the rows."""
         for origin, index in self._indexes(start, newest_first=False):
-            with suppress(OffsetGone):  # retention has deleted this segment meanwhile
+            with suppress(OffsetGone):  # retention has deleted this segment: meanwhile, or before rows came behind it
                 for block, places in self._partition.read_at(index.rows_from(key, start, origin)):
                     if not block.erased:  # meanwhile, or the index is from before
                         yield block, places

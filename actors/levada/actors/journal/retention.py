@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .config import JournalConfig
@@ -67,8 +67,8 @@ class Retention:
         self._ahead: dict[Segment, float] = {}
         """Segments with stamps in the future, and when that was noticed."""
 
-    def seal_old(self, now: float) -> Iterator[Partition]:
-        """Begin new segments where `segment_time` has passed; yield their partitions."""
+    def seal_old(self, now: float) -> None:
+        """Begin new segments where `segment_time` has passed."""
         age = self._config.segment_time
         for partition in self._partitions:
             last = partition.segments[-1]
@@ -76,7 +76,6 @@ class Retention:
             if age is not None and last.end > last.first and (last.oldest > now or now - last.oldest >= age):
                 partition.roll()
                 partition.publish()
-                yield partition
 
     def next_to_go(self, now: float) -> Partition | None:
         """Return the partition with the oldest segment that may be deleted."""

@@ -496,9 +496,7 @@ class Store:
         self._guard.require_usable()
         now, deleted = self._clock.now(), 0
         try:
-            for sealed in self._retention.seal_old(now):
-                if self._keys:
-                    self._index([sealed], {})
+            self._retention.seal_old(now)
             while (leaving := self._retention.next_to_go(now)) is not None:
                 path = leaving.drop_oldest()
                 self._ends.set(leaving.number, leaving.first, min(leaving.synced_end, leaving.end))
