@@ -183,10 +183,9 @@ class Segment:
             try:
                 beside.unlink(missing_ok=True)
                 if not taken and path.exists():
+                    # On the disk too: else a power failure could bring an empty segment back, behind rows that were taken back.
                     path.unlink()
-                    sync_folder(
-                        folder
-                    )  # else a power failure could bring an empty segment back, behind rows that were taken back
+                    sync_folder(folder)
             except OSError as failure:
                 raise Uncertain.of(failure) from failure
             raise
