@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import shutil
+import subprocess
+import sys
 import tarfile
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
@@ -277,3 +279,28 @@ async def test_batches_of_an_older_ledger_are_compared_by_their_rows(tmp_path: P
         await journal.ask(StageRows("query", 1, 0, 6, pa.concat_batches([batch.slice(0, 2), batch.slice(0, 1)])))
         with pytest.raises(BatchReused, match="3 other rows now"):
             await journal.ask(Deliver("query", 1, {0: 6}))
+
+
+@pytest.mark.ci
+def test_rows_with_nanoseconds_are_compared_without_pandas(tmp_path: Path) -> None:
+    """Which the extra `journal` does not install, and without which pyarrow refuses to make objects of them."""
+    script = """
+import sys
+class WithoutPandas:
+    def find_spec(self, name, *_):
+        if name == "pandas":
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, WithoutPandas())
+import pyarrow as pa
+from levada.actors.journal import Deliver, StageRows, Store
+from levada.actors.journal.delivering import deliver, stage_rows
+columns = [pa.array([1, 1_000_000_001], kind) for kind in (pa.timestamp("ns"), pa.duration("ns"), pa.time64("ns"))]
+rows = pa.record_batch(columns, names=["at", "took", "time"])
+with Store.open(sys.argv[1], rows.schema) as store:
+    for cut in (2, 1):
+        for start in range(0, 2, cut):
+            stage_rows(store, StageRows("q", 0, 0, cut, []), rows.slice(start, cut))
+        print(deliver(store, Deliver("q", 0, {0: cut})).already)
+"""
+    done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=False)
+    assert (done.stdout.split(), done.stderr) == (["False", "True"], "")

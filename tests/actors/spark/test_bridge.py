@@ -477,8 +477,9 @@ def test_addresses_that_cannot_be_used_say_why(actors: Actors, tmp_path: Path, m
         mute.bind(f"{tmp_path}/mute.socket")
         mute.listen()
         monkeypatch.setattr(worker_module, "CONNECT_TIMEOUT", 0.05)
-        with pytest.raises(ConnectionLost, match=r"mute\.socket takes connections and said nothing"):
+        with pytest.raises(ConnectionLost, match=r"mute\.socket takes connections and said nothing") as mute_bridge:
             connection(f"unix://{tmp_path}/mute.socket", token)
+        assert not isinstance(mute_bridge.value, BridgeUnreachable)
     away = tmp_path / "away.token"
     attrs.evolve(Token.read(token), host="another").write(away)
     with pytest.raises(BridgeUnreachable, match="on another machine"):

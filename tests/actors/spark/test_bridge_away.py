@@ -287,19 +287,26 @@ def test_an_address_that_cannot_be_right_is_not_waited_for(
     assert virtual_time.now == 0.0
 
 
+@pytest.mark.parametrize("order", [1, -1])
 def test_one_way_that_may_come_back_is_waited_for(
-    desk: Desk, virtual_time: VirtualTime, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, virtual_time: VirtualTime, monkeypatch: pytest.MonkeyPatch, order: int
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError(errno.EHOSTUNREACH, "No route to host")
 
     monkeypatch.setattr(socket, "create_connection", fail)
-    socket_path = desk.actors.bridge.address.split(",")[0]
+    ways = [desk.actors.bridge.address.split(",")[0], "tls://127.0.0.1:1"][::order]
+    token = str(desk.actors.bridge.token_file)
     desk.actors.stop()
     with pytest.raises(ConnectionLost) as lost:
-        RemoteMailbox(f"tls://127.0.0.1:1,{socket_path}", "lines", str(desk.actors.bridge.token_file)).describe()
+        RemoteMailbox(",".join(ways), "lines", token).describe()
     assert not isinstance(lost.value, BridgeUnreachable)
     assert PATIENCE - 2 < virtual_time.now <= PATIENCE
+    for _ in range(2):  # the nodes take turns
+        begun = virtual_time.now
+        with pytest.raises(ConnectionLost):
+            list(ask_many(RemoteActor("nobody", ";".join(ways), token), [Describe()], timeout=5.0))
+        assert virtual_time.now - begun > 3.0
 
 
 def test_a_bridge_on_another_machine_is_not_waited_for(desk: Desk, virtual_time: VirtualTime, tmp_path: Path) -> None:

@@ -62,6 +62,8 @@ def make_zip(path: str | os.PathLike[str], *, dependencies: bool = False) -> Pat
 def ship(spark: SparkSession, *, token_file: str | os.PathLike[str] | None = None, dependencies: bool = True) -> None:
     """Send levada to the Python processes of a session of Spark Connect, whose server does not have it, and register ``format("mailbox")``.
 
+    Batches and asks work then. Streams need levada installed on the server.
+
     Args:
         spark: a session of Spark Connect. Its server and executors have this version of Python, and pyarrow.
         token_file: `Bridge.token_file`, to be sent too. The option ``tokenFile`` is then its name without the folder.
