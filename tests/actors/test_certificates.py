@@ -132,6 +132,10 @@ CASES: Mapping[str, tuple[Sign, frozenset[str]]] = {
     "SHA-1": (lambda ca, side: with_sha1(ca.sign("a", HOME), ca), frozenset()),
     "below SHA-1": (lambda ca, side: with_sha1(ca.sign("b", AUTHORITY), ca).sign("a", HOME), frozenset()),
     "P-192": (lambda ca, side: ca.sign("a", HOME, key=ec.generate_private_key(ec.SECP192R1())), frozenset()),
+    "below P-192": (
+        lambda ca, side: ca.sign("b", AUTHORITY, key=ec.generate_private_key(ec.SECP192R1())).sign("a", HOME),
+        frozenset(),
+    ),
     "too old": (lambda ca, side: ca.sign("a", HOME, ends=NOW - DAY / 2), frozenset()),
     "too new": (lambda ca, side: ca.sign("a", HOME, begins=NOW + DAY / 2), frozenset()),
     # Names are those of servers only.
