@@ -287,6 +287,56 @@ def test_a_new_segment_whose_name_cannot_be_synced_is_gone_again_on_the_disk(
         assert store.append([(0, rows(*range(50, 250)))]) == [Appended(0, 50, 200)]
 
 
+def test_a_new_segment_that_cannot_be_taken_back_at_once_goes_with_the_rows_before_it(
+    tmp_path: Path, failing: Failing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, refused, real = tmp_path / "partition-0000", list[Path](), Path.unlink
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        if path.suffix == ".segment" and not refused:
+            refused.append(path)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(path, missing_ok)
+
+    with Store.open(tmp_path, SCHEMA, SMALL) as store:
+        store.append([(0, rows(*range(50)))])
+        monkeypatch.setattr(Path, "unlink", unlink)
+        failing.call("fsync", errno.EIO, lambda descriptor: path_of(descriptor) == folder, times=1)
+        with pytest.raises(JournalUnwritable, match="what is on the disk is not known"):
+            store.append([(0, rows(*range(50, 250)))])
+        assert segments(tmp_path) == ["00000000000000000000.segment"]
+    assert len(refused) == 1
+    with Store.open(tmp_path, SCHEMA, SMALL) as store:
+        assert store.append([(0, rows(*range(50, 250)))]) == [Appended(0, 50, 200)]
+
+
+def test_staged_rows_that_do_not_fit_leave_nothing_on_the_disk(
+    tmp_path: Path, failing: Failing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.pwritev
+    with Store.open(tmp_path, SCHEMA, SMALL) as store:
+        stage = store.stage("q", 1, 0, 0)
+        stage.append(rows(1))
+        [path] = (tmp_path / "staging").iterdir()
+        size = path.stat().st_size
+
+        def full(descriptor: int, parts: Any, at: int) -> int:
+            if at > size:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(descriptor, [memoryview(parts[0])[:8]], at)
+
+        monkeypatch.setattr(os, "pwritev", full)
+        with pytest.raises(JournalFull):
+            stage.append(rows(2))
+        assert path.stat().st_size == size
+        failing.call("ftruncate", errno.EIO, lambda *_: True)
+        with pytest.raises(JournalFull):
+            stage.append(rows(2))
+        failing.mend()
+        stage.append(rows(2))
+        assert stage.rows == 2
+
+
 def test_segments_that_are_taken_back_go_newest_first_each_before_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
