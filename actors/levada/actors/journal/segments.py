@@ -296,10 +296,10 @@ class Segment:
             if header is None or not header.fits(view[at + BLOCK.size : at + BLOCK.size + header.length]):
                 if pending:
                     return "unfinished"
-                if self._was_synced(view, at):
-                    self._note_all(begun)
-                    return "damaged"
-                return "unfinished" if begun else "torn"
+                if not self._was_synced(view, at):
+                    return "torn"
+                self._note_all(begun)
+                return "damaged"
             if header.transaction > committed + 1 or (pending and header.transaction <= committed):
                 later = header.transaction > committed + 1
                 place = f"of transaction {header.transaction}" if later else f"behind transaction {committed + 1}"
