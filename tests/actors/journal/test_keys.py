@@ -250,6 +250,28 @@ def test_a_journal_of_format_2_is_read_with_its_indexes(tmp_path: Path, caplog: 
     assert caplog.records == []
 
 
+def test_a_journal_of_format_3_is_read_and_goes_on_in_the_new_format(tmp_path: Path) -> None:
+    """See data/README.md. Its last segment takes no appends of the new format, in which a block may say that more follows."""
+    with tarfile.open(Path(__file__).parent / "data" / "journal-format-3.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    config = JournalConfig(keyed=Keyed(entity="entity"), segment_bytes=8192, block_bytes=2048, retain_bytes=1 << 20)
+    folder = tmp_path / "format-3" / "partition-0000"
+    left = [n for n in range(115) if n % 5 != 1 or n > 110]
+    assert {path.read_bytes()[8] for path in folder.glob("*.segment")} == {3}
+    for number in (115, 116):
+        with Store.open(tmp_path / "format-3", None, config) as store:
+            assert [n for _, batch in store.batches(0, 0) for n in batch.column("number").to_pylist()] == left
+            found = [n for _, batch in store.rows_of("e1", partition=0) for n in batch.column("number").to_pylist()]
+            assert found == [n for n in left if n % 5 == 1]
+            row = pa.RecordBatch.from_pylist(
+                [{"entity": f"e{number % 5}", "number": number, "text": ""}], schema=store.schema
+            )
+            assert store.append([(0, row)]) == [Appended(0, number, 1)]
+        left.append(number)
+    newest = max(folder.glob("*.segment"))
+    assert (newest.stem, newest.read_bytes()[8]) == (f"{115:020d}", 4)
+
+
 def test_few_indexes_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each holds a descriptor, and a journal may have thousands of segments."""
 

@@ -127,3 +127,24 @@ def test_staged_rows_are_staged_whole_or_not_at_all(tmp_path: Path) -> None:
         with Store.open(tmp_path, SCHEMA, LARGE) as store:
             stage = store.staged("q", 0)[0, 1]
             assert (stage.rows, stage.size) == (3, size)
+
+
+def test_damage_in_a_synced_append_takes_its_own_block_and_what_is_behind(tmp_path: Path) -> None:
+    """That it was synced is known from the append behind it, though nothing promised its rows yet."""
+    with Store.open(tmp_path / "journal", SCHEMA, LARGE) as store:
+        store.append([(0, span(0, 3))])
+        shutil.copytree(store.directory, tmp_path / "before")
+        store.append([(0, span(3, 103))])
+        store.append([(0, span(103, 110))])
+        behind = shutil.copytree(store.directory, tmp_path / "behind")
+    for name in ("ends", "ledger.sqlite"):
+        shutil.copy(tmp_path / "before" / name, behind / name)
+    [path] = segment_files(behind)
+    octets = bytearray(path.read_bytes())
+    third = places(path)[3]
+    octets[third + 60] ^= 1
+    path.write_bytes(octets)
+    with pytest.raises(JournalDamaged, match=f"the block at byte {third}, offset 59, is damaged"):
+        Store.open(behind, SCHEMA, LARGE)
+    with Store.open(behind, SCHEMA, attrs.evolve(LARGE, accept_loss=True)) as store:
+        assert numbers(store) == list(range(59))
