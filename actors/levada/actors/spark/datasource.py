@@ -57,9 +57,8 @@ def _source(options: Mapping[str, str], path: list[str]) -> Any:
     return MailboxSource(dict(options))
 
 
-_source.__module__ = (
-    "__main__"  # so Spark pickles its code and not its name: without the path there is no levada to look it up in
-)
+# So Spark pickles its code and not its name: without the path there is no levada to look it up in.
+_source.__module__ = "__main__"
 
 
 class MailboxSource(DataSource):
