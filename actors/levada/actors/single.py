@@ -281,6 +281,9 @@ class SingleDriver(Driver[C]):
         self.carrier = carrier
         self.meet(carrier.info)
         self._carried.set()
+        if self._room is not None:  # of the carrier before, which may never have any
+            self._room.set()
+            self._room = None
 
     def detach(self) -> SingleCarrier[Any] | None:
         """Stop using the carrier, and return it."""
@@ -432,9 +435,10 @@ class SingleDriver(Driver[C]):
         except CarrierError:
             lost = True  # the reader finds out
         finally:
-            self._own_before = self.own_bytes
-            self._room = None
-            room.set()
+            if self._room is room:
+                self._own_before = self.own_bytes
+                self._room = None
+                room.set()
         if self.carrier is carrier and not lost:
             self.relieved()
 

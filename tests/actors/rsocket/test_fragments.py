@@ -13,9 +13,12 @@ from trio.testing import MockClock
 from levada.actors.rsocket import ClientConfig, CoreConfig, Request, ServerConfig
 from levada.framework import ActorSystem
 from levada.framework.errors import ConnectionLost
-from levada.transports.carriers import MemoryConfig
+from levada.transports.carriers import ByteStream, MemoryConfig, dial
+from levada.transports.rsocket import Payload
+from levada.transports.rsocket.frames import FrameType, RequestFrame
 
 from .conftest import below, connect, serve
+from .test_resumption import BACK, HELLO
 
 SLOW = MemoryConfig(latency=0.01, window=8_000)  # 400 kB/s
 SIZE = 1_000_000
@@ -147,6 +150,31 @@ async def test_an_answer_goes_on_over_the_next_carrier(autojump_clock: MockClock
             wire.abort()
     assert got == [SIZE]
     assert peer.statistics().sessions_resumed == 3
+
+
+async def test_an_answer_goes_on_if_the_client_is_back_before_it_was_missed(autojump_clock: MockClock) -> None:
+    """The carrier before takes nothing and has not ended, as after a change of the client's network."""
+    core = CoreConfig(metadata_mime_type="text/plain", fragment_size=16_384, resume=True)
+    hello, back = HELLO.encode(), BACK.encode()
+    asked = RequestFrame(type=FrameType.REQUEST_RESPONSE, stream_id=1, payload=Payload(b"large")).encode()
+    async with (
+        ActorSystem() as system,
+        serve(system, "rsocket+memory://desk", handler, config=ServerConfig(core=core, carrier=SLOW)),
+        dial("memory://desk", SLOW) as before,
+        dial("memory://desk", SLOW) as carrier,
+    ):
+        assert isinstance(before, ByteStream)
+        assert isinstance(carrier, ByteStream)
+        for octets in (hello, asked):
+            await before.send_all(len(octets).to_bytes(3) + octets)
+        await trio.sleep(1.0)
+        await carrier.send_all(len(back).to_bytes(3) + back)
+        got = 0
+        with trio.move_on_after(2 * TAKES):
+            while got < SIZE:
+                got += len(await carrier.receive_some())
+        before.abort()
+    assert got >= SIZE
 
 
 @DIALECTS
