@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -201,13 +203,31 @@ async def test_what_is_no_message_ends_the_websocket(wrong: bytes, autojump_cloc
         assert system.statistics().failures == 0
 
 
+def upgrade(cookie: str) -> bytes:
+    """A request for a WebSocket."""
+    return (
+        f"GET /socket HTTP/1.1\r\nHost: HOST\r\nOrigin: http://HOST\r\nCookie: {cookie}\r\nUpgrade: websocket\r\n"
+        "Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    ).encode()
+
+
+async def test_browsers_that_leave_before_their_answer_do_not_count(autojump_clock: MockClock) -> None:
+    async with served() as (_, dashboard):
+        cookie = await log_in(dashboard)
+        host, port = place(dashboard)
+        octets = upgrade(cookie).replace(b"HOST", f"{host}:{port}".encode())
+        for _ in range(MOST_BROWSERS):
+            with socket.create_connection((host, port)) as browser:
+                await wait_all_tasks_blocked()  # the server has accepted it
+                browser.sendall(octets)
+                browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset it at the end
+        async with looking(dashboard, cookie) as another:
+            assert (await hear(another))["system"] == "town"
+
+
 async def test_so_many_browsers_and_no_more(autojump_clock: MockClock) -> None:
     async with served() as (_, dashboard), trio.open_nursery() as nursery:
         cookie = await log_in(dashboard)
-        upgrade = (
-            f"GET /socket HTTP/1.1\r\nHost: HOST\r\nOrigin: http://HOST\r\nCookie: {cookie}\r\nUpgrade: websocket\r\n"
-            "Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-        ).encode()
 
         async def look(task_status: trio.TaskStatus[None]) -> None:
             async with looking(dashboard, cookie) as socket:
@@ -217,7 +237,7 @@ async def test_so_many_browsers_and_no_more(autojump_clock: MockClock) -> None:
 
         for _ in range(MOST_BROWSERS):
             await nursery.start(look)
-        answer = await fetch(dashboard, upgrade)
+        answer = await fetch(dashboard, upgrade(cookie))
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert answer.endswith(b"8 browsers are connected: close one of them\n")
         nursery.cancel_scope.cancel()
