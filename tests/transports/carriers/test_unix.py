@@ -157,14 +157,18 @@ async def test_a_listener_whose_file_was_removed_listens_there_again(
     assert [record.getMessage() for record in caplog.records] == [f"{path} was removed: it is there again"]
 
 
+@pytest.mark.parametrize("what", ["a file", "what cannot be looked at"])
 async def test_a_listener_that_cannot_listen_again_says_so_once_and_goes_on_trying(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+    what: str, tmp_path: Path, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "folder" / "socket"
     path.parent.mkdir()
     async with unix.listen(f"unix://{path}") as listener:
         shutil.rmtree(path.parent)
-        path.parent.write_text("a file in its place")
+        if what == "a file":
+            path.parent.write_text("a file in its place")
+        else:
+            path.parent.symlink_to("x" * 300)  # longer than names of files
         await trio.sleep(5 * unix.LOOK_EVERY)
         (record,) = caplog.records
         assert record.levelname == "ERROR"

@@ -309,9 +309,9 @@ class UnixListener:
             await trio.sleep(LOOK_EVERY)
             if self._socket.socket.fileno() < 0:
                 return
-            if path.is_socket():  # noqa: ASYNC240 - a look at a small local file
-                continue
             try:
+                if path.is_socket():  # noqa: ASYNC240 - a look at a small local file
+                    continue
                 make_private_folder(path.parent)
                 if path.parent.stat().st_uid != self._owner:
                     raise ConfigurationError(f"{path.parent} belongs to another user now")
