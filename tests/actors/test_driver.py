@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any, ClassVar
 
 import attrs
@@ -16,12 +17,16 @@ from levada.actors import aqueduct, lumberjack, maop, rsocket
 from levada.actors.authentication import Credentials
 from levada.actors.authenticators import BearerTokens
 from levada.actors.driver import Phase
-from levada.actors.listening import HURRY, Accepted, Acceptor, running
+from levada.actors.listening import HURRY, Accepted, Acceptor, refuse, running
 from levada.actors.single import SingleDriver, accept_single, dial_single, listen_single
 from levada.framework import ActorSystem, Identity, Lost, Normal
 from levada.framework.errors import ConfigurationError, ConnectionLost
 from levada.transports import carriers
 from levada.transports.carriers import MemoryConfig, MessageStream, dial, listen
+from levada.transports.carriers.simnet import SimNet
+from levada.transports.quic import QuicConfig
+from levada.transports.quic import dial as dial_quic
+from levada.transports.quic import listen as listen_quic
 
 MESSAGES = MemoryConfig(shape="messages")
 
@@ -216,6 +221,32 @@ async def test_a_listener_ends_at_once_however_young_its_connection_is(
             began = trio.current_time()
             await listener.aclose()
             assert trio.current_time() - began < 0.1, turns
+
+
+async def test_a_client_that_has_waited_too_long_for_a_place_is_refused(
+    autojump_clock: MockClock, certificate: Path
+) -> None:
+    """Its listener may be ending just then."""
+    net = SimNet(1)
+    serving = QuicConfig(certificate=certificate, key=certificate, handshake_timeout=3.0)
+    async with (
+        listen_quic("quic://server:4433", serving, port=net.port("server", 4433)) as listener,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def come() -> None:
+            with suppress(ConnectionLost):
+                async with dial_quic("quic://server:4433", QuicConfig(ca=certificate), port=net.port("client")):
+                    raise AssertionError("it was let in")
+
+        nursery.start_soon(come)
+        accepted = await listener.accept()
+        await trio.sleep(4.0)
+        with trio.move_on_after(0.1):
+            await listener.accept()  # notices it
+        assert accepted.decided
+        refuse(accepted)
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_connection_that_is_closed_just_when_it_gets_a_carrier_ends_in_order(autojump_clock: MockClock) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
@@ -291,7 +291,8 @@ def begin(incoming: Incoming) -> Connection:
 def refuse(accepted: Accepted, why: str = "the listener is ending") -> None:
     """Turn away a client."""
     if isinstance(accepted, Incoming):
-        accepted.refuse(why)
+        with suppress(LocalProtocolError):  # it has waited too long for a place
+            accepted.refuse(why)
     else:
         accepted.abort()
 
