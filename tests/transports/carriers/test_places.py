@@ -11,6 +11,7 @@ import trio.testing
 
 from levada.transports.carriers.contracts import CarrierInfo
 from levada.transports.carriers.places import GRACE, Place, Places, share_of
+from levada.transports.carriers.streams import Ready
 
 
 class Clients:
@@ -152,3 +153,18 @@ def test_a_share_is_a_network_or_a_user() -> None:
     assert share_of("[2001:db8::1:2:3:4]:443") == "2001:db8::/64"
     assert share_of("slow:1") == "slow"
     assert share_of("desk/client") == ""
+
+
+async def test_a_handshake_that_is_complete_just_when_it_makes_room_is_queued(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Its task was about to run, so that its cancellation came too late."""
+    ready, ended = Ready[str](1), list[str]()
+    first = await ready.reserve("here", partial(ended.append, "first"))
+    second = await ready.reserve("here", partial(ended.append, "second"))
+    ready.put("first", first)
+    ready.put("second", second)
+    assert [await ready.take("tls://desk") for _ in range(2)] == ["first", "second"]
+    assert ended == ["first"]
+    await ready.reserve("here", partial(ended.append, "third"))
+    assert ended == ["first"]

@@ -574,7 +574,8 @@ class Ready(Generic[T]):
 
     def __init__(self, room: int) -> None:
         self._places = Places(room)
-        self._give, self._take = trio.open_memory_channel[tuple[T, Place]](room)
+        # The places bound it, but for a handshake that is complete in the very moment when it makes room.
+        self._give, self._take = trio.open_memory_channel[tuple[T, Place]](math.inf)
 
     async def reserve(self, share: str, end: Callable[[], None]) -> Place:
         """Wait for a place for a peer whose handshake begins. If all are taken, another handshake ends: see `Places`.
