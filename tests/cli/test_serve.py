@@ -425,6 +425,10 @@ async def app(system):
 async def odd(system):
     yield "no listener"
 
+async def alone():
+    yield
+
+
 async def never(system):
     if False:
         yield
@@ -483,6 +487,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             ["apps_for_serve:odd"],
             "an app yields its listeners, which `async with serve(…)` gives, one or several, or nothing; not 'no listener'",
         ),
+        (["apps_for_serve:alone"], "apps_for_serve:alone is no app, as it does not take a system (alone() takes 0"),
         (["apps_for_serve:never"], "apps_for_serve:never ended without a yield; an app is an async generator function"),
         (["apps_for_serve:twice"], "apps_for_serve:twice yields more than once; an app is an async generator function"),
         (["apps_for_serve:app", "--cert", "c"], "--cert goes with --url; an app has its own settings"),

@@ -120,8 +120,7 @@ def app_of(found: Any, target: str) -> App:
     Raises:
         ConfigurationError: it is neither; at once, or when it is called.
     """
-    if inspect.isasyncgenfunction(found):
-        return lambda system: _Generated(found(system), target)
+    generates = inspect.isasyncgenfunction(found)
     other = inspect.iscoroutinefunction(found) or inspect.isgeneratorfunction(found)
     if not callable(found) or other or (inspect.isclass(found) and not hasattr(found, "__aenter__")):
         raise ConfigurationError(f"{target} is no app: {_APP}; got {found!r}")
@@ -132,6 +131,8 @@ def app_of(found: Any, target: str) -> App:
             context = make(system)
         except TypeError as error:
             raise ConfigurationError(f"{target} is no app, as it does not take a system ({error}); {_APP}") from error
+        if generates:
+            return _Generated(context, target)
         if not isinstance(context, AbstractAsyncContextManager):
             raise ConfigurationError(f"{target} gave {context!r}, expected an async context manager; {_APP}")
         return context

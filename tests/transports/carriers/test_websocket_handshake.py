@@ -250,6 +250,7 @@ async def test_a_domain_name_is_refused_at_a_loopback_address(host: str, served:
             with pytest.raises(HandshakeRefused) as refused:
                 answer(head, b"", QUIET, None, at=at)
             assert refused.value.refusal.status == 421
+            assert refused.value.refusal.detail.endswith("needs this name in WebSocketConfig.hosts")
     for config, at in (
         (QUIET, "192.0.2.1:80"),
         (QUIET, "[2001:db8::1]:80"),

@@ -473,7 +473,7 @@ async def _log_of(journal: Ref[Any], events: tuple[type, ...], shards: int) -> L
     lacks = log.schema.names[len(there) :]
     if lacks:
         raise ConfigurationError(
-            f"the journal lacks the columns {', '.join(lacks)}: open it with log_columns(events, there), where there are the columns that it has"
+            f"the journal lacks the columns {', '.join(lacks)}: open it with log_columns(events, there), where there is its schema"
         )
     return log
 

@@ -119,7 +119,9 @@ def answer(
         target=request.target, host=request.host, origin=origin, subprotocols=offered, headers=tuple(headers)
     )
     if not _may_name(asked.host, config.hosts, at):
-        raise HandshakeRefused(Refusal(421, "this host is not served at a loopback address"))
+        raise HandshakeRefused(
+            Refusal(421, "a server that is reached at a loopback address needs this name in WebSocketConfig.hosts")
+        )
     _admit(asked, config, path)
     subprotocol = next((name for name in config.subprotocols if name in offered), None)
     octets = server.send(AcceptConnection(subprotocol=subprotocol, extra_headers=_encoded(config.headers)))
