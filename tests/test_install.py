@@ -28,11 +28,12 @@ PUBLIC = sorted(
 TEST_KIT = {"levada.framework.testing.fixtures", "levada.framework.testing.stateful"}
 WEBSOCKET = "levada.transports.carriers.websocket"  # chosen by URL, and missed by a `ConfigurationError` then
 
+JOURNAL = {"levada.actors.durable", "levada.actors.journal", "levada.actors.spark", "levada.actors.spark.shipping"}
 NEEDS: dict[str, set[str]] = {
     "quic": {"levada.transports.quic"},
     "websocket": {"levada.actors.dashboard", WEBSOCKET},  # wsproto brings h11, which the dashboard asks for
-    "journal": {"levada.actors.durable", "levada.actors.journal", "levada.actors.spark"},
-    "spark": {"levada.actors.durable", "levada.actors.journal", "levada.actors.spark", "levada.actors.spark.query"},
+    "journal": JOURNAL,
+    "spark": JOURNAL | {"levada.actors.spark.query"},
     "cli": set(),
     "prometheus": set(),
     "dashboard": {"levada.actors.dashboard", WEBSOCKET},
