@@ -26,7 +26,7 @@ def read_segment(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a segment, each with its offset."""
     octets = path.read_bytes()
     magic, version, _, first, _, _, size = _FILE.unpack_from(octets)
-    assert (magic, version, first) == (b"levadaJ1", 2, int(path.stem))
+    assert (magic, version, first) == (b"levadaJ1", 4, int(path.stem))
     at = _FILE.size + 16  # the segment before
     text = octets[at + 4 : at + 4 + size]
     assert int.from_bytes(octets[at : at + 4], "little") == zlib.crc32(text, zlib.crc32(octets[:at]))
@@ -35,7 +35,8 @@ def read_segment(path: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     while at < len(octets):
         magic, length, checksum, count, offset, transaction, _, _ = _BLOCK.unpack_from(octets, at)
-        assert (magic, offset, transaction) == (b"LvB1", first + len(rows), 0)
+        # The highest bit says that the append goes on in the next block.
+        assert (magic, offset, transaction & ~(1 << 63)) == (b"LvB1", first + len(rows), 0)
         start = at + _BLOCK.size
         text = octets[start : start + length]
         assert checksum == zlib.crc32(text, zlib.crc32(octets[at + 12 : start], length))
