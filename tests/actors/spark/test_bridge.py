@@ -469,8 +469,9 @@ def test_addresses_that_cannot_be_used_say_why(actors: Actors, tmp_path: Path, m
         connection("  ")
     with pytest.raises(ConfigurationError, match="tokenFile is missing"):
         connection("tls://localhost:1")
-    with pytest.raises(ConfigurationError, match="is 'http://x', wanted unix:///path"):
-        connection("http://x", token)
+    for address in ("http://x", "unix://tmp/bridge.socket"):
+        with pytest.raises(ConfigurationError, match=f"is '{address}', wanted unix:///path"):
+            connection(address, token)
     with pytest.raises(ConnectionLost, match="no bridge answers"):
         connection(f"unix://{tmp_path}/nobody.socket", token)
     with socket.socket(socket.AF_UNIX) as mute:

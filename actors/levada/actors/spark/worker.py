@@ -185,7 +185,7 @@ def _open(url: str, token: Token) -> tuple[BlockingPeer, bool]:
     parts = urlsplit(url)
     if parts.scheme == "tls":
         config = attrs.evolve(config, carrier=TlsConfig(context=_trusting(token)))
-    elif parts.scheme == "unix":
+    elif parts.scheme == "unix" and not parts.netloc:
         url = f"unix://{parts.path}"
     else:
         raise ConfigurationError(f"the address is {url!r}, wanted unix:///path or tls://host:port")
