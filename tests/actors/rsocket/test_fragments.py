@@ -14,7 +14,7 @@ from levada.actors.rsocket import ClientConfig, CoreConfig, Request, ServerConfi
 from levada.framework import ActorSystem
 from levada.framework.errors import ConnectionLost
 from levada.transports.carriers import ByteStream, MemoryConfig, dial
-from levada.transports.rsocket import Payload
+from levada.transports.rsocket import LeaseGrant, Payload
 from levada.transports.rsocket.frames import FrameType, RequestFrame
 
 from .conftest import below, connect, serve
@@ -128,6 +128,23 @@ async def test_closing_waits_for_the_rest_of_an_answer(autojump_clock: MockClock
         began = trio.current_time()
         await listener.aclose()
         assert trio.current_time() - began == pytest.approx(TAKES - 0.5, abs=0.5)
+
+
+@DIALECTS
+async def test_a_large_request_that_waited_for_a_lease_goes_out_whole(autojump_clock: MockClock, dialect: str) -> None:
+    core = CoreConfig(fragment_size=16_384)
+    server = ServerConfig(core=core, carrier=SLOW, lease=LeaseGrant(ttl=2.0, n=1))
+    client = ClientConfig(core=core, carrier=SLOW, lease=LeaseGrant(ttl=2.0, n=1))
+    async with (
+        ActorSystem() as system,
+        serve(system, f"{dialect}+memory://desk", handler, config=server) as listener,
+        connect(system, listener.url, config=client) as peer,
+    ):
+        began = trio.current_time()
+        assert (await peer.request_response(b"small")).data == b"5"
+        with trio.fail_after(10.0):
+            assert (await peer.request_response(bytes(SIZE))).data == str(SIZE).encode()
+        assert trio.current_time() - began == pytest.approx(2.0 + TAKES, abs=0.5)
 
 
 async def test_an_answer_goes_on_over_the_next_carrier(autojump_clock: MockClock) -> None:

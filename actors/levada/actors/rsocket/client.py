@@ -80,6 +80,7 @@ class ClientConnection(RSocketDriver):
         self.greeted()
 
     def _on_lease(self, event: LeaseGranted) -> None:
+        super()._on_lease(event)
         if not self._leasing:
             self._leasing = True
             self.first_lease()

@@ -563,6 +563,12 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
     async def check(self, request: Request) -> None:
         """Check the credentials that a request brings."""
 
+    def _on_lease(self, event: LeaseGranted) -> None:
+        """Hand over what the core has begun to send: large requests may have waited for the lease."""
+        self.retime()
+        if self.core.backlog:
+            self.cut_on()
+
     def _on_unknown(self, event: Event) -> None:
         """Handle an event that the core has dealt with by itself: its deadline may have changed."""
         self.retime()
@@ -573,7 +579,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         CreditGranted: _on_credit,
         ExtensionReceived: _on_unknown,
         KeepaliveReceived: _on_unknown,
-        LeaseGranted: _on_unknown,
+        LeaseGranted: _on_lease,
         MetadataPushed: _on_metadata,
         PayloadReceived: _on_payload,
         PeerFellSilent: _on_unknown,
