@@ -26,8 +26,6 @@ __all__ = ["deliver", "stage_rows"]
 
 logger = logging.getLogger("levada.actors.journal")
 
-_WENT_BACK = "put the newest checkpoint of its query back, or give other rows an id of their own"
-
 
 def stage_rows(store: Store, m: StageRows, batch: pa.RecordBatch) -> int:
     """Answer `StageRows`, whose rows are this batch."""
@@ -117,7 +115,7 @@ def _require_same(store: Store, m: Deliver, stages: Mapping[tuple[int, int], Sta
     _require_staged(store, m, stages)
     rows = sum(stages[winner].rows for winner in m.winners.items())
     if rows != line.rows:
-        raise _reused(store, m, f"was delivered with {line.rows} rows before, and has {rows} rows now: {_WENT_BACK}")
+        raise _reused(store, m, f"was delivered with {line.rows} rows before, and has {rows} rows now")
     digest = 0
     for _, message in _messages(m, stages):
         digest = message.digest(digest)
@@ -132,7 +130,7 @@ def _require_same(store: Store, m: Deliver, stages: Mapping[tuple[int, int], Sta
         )
     staged = (pa.ipc.read_record_batch(message.data, store.schema) for _, message in _messages(m, stages))
     if _sum_of(staged) != delivered:
-        raise _reused(store, m, f"was delivered with {rows} rows before, and has {rows} other rows now: {_WENT_BACK}")
+        raise _reused(store, m, f"was delivered with {rows} rows before, and has {rows} other rows now")
 
 
 def _reused(store: Store, m: Deliver, what: str) -> BatchReused:
