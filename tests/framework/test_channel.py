@@ -637,6 +637,20 @@ async def test_a_block_passes_on_a_cancellation_and_the_other_ends_of_its_channe
             receiver.receive_nowait()
 
 
+async def test_a_block_that_is_cancelled_just_when_its_reader_leaves_passes_on_the_cancellation() -> None:
+    sender, receiver = channel(int)
+    with trio.CancelScope() as scope:
+        async with sender.ordered(1), trio.open_nursery() as nursery:
+            await sender.send(1)
+            nursery.start_soon(sender.send, 2)
+            nursery.start_soon(trio.sleep_forever)
+            await wait_all_tasks_blocked()
+            receiver.close()
+            scope.cancel()
+    assert scope.cancelled_caught
+    assert sender.state is RECEIVER_CLOSED
+
+
 async def test_a_block_leaves_a_sender_alone_that_was_sent_away_inside() -> None:
     for fails in (False, True):
         sender, receiver = channel(int)

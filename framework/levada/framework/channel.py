@@ -331,6 +331,13 @@ class _SendingHalf(_Handle):
             self.finish_nowait()
             return False
         self.cancel()
+        if isinstance(error, BaseExceptionGroup):
+            cancelled, rest = error.split(trio.Cancelled)
+            if cancelled is not None and rest is not None and self.says_reader_left(rest):
+                try:
+                    raise cancelled  # the reader left just when the block was cancelled
+                finally:
+                    del cancelled, rest, error  # this frame is in its traceback
         return self.says_reader_left(error)
 
     def says_reader_left(self, error: BaseException) -> bool:
