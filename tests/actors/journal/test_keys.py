@@ -315,7 +315,7 @@ def damage(path: Path, lot: random.Random) -> None:
 
 @pytest.mark.ci
 def test_a_damaged_index_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Cut, flipped, zeroed, removed or longer, at random places: always the same rows, and a line in the log."""
+    """Cut, flipped, zeroed, removed or longer, at random places: always the same rows, and a line in the log unless it is just not there."""
     with open_store(tmp_path / "good") as store:
         fill(store, 100)
         whole = everything(store)
@@ -326,14 +326,17 @@ def test_a_damaged_index_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureF
         files = sorted((copy / "partition-0000").glob("*.index"))
         before = {path: path.read_bytes() for path in files}
         damage(lot.choice(files), lot)
-        if {path: path.read_bytes() for path in files if path.exists()} == before:
+        after = {path: path.read_bytes() for path in files if path.exists()}
+        if after == before:
             continue
         caplog.clear()
         with caplog.at_level(logging.WARNING, "levada.actors.journal"), open_store(copy) as store:
             check(store)
             assert store.taken(0, "c5") is not None
             assert everything(store) == whole
-        assert [record.getMessage().endswith("rebuilding it from its segment") for record in caplog.records] == [True]
+        lines = [record.getMessage() for record in caplog.records]
+        assert len(lines) == (1 if after.keys() == before.keys() else 0)
+        assert all(line.endswith("rebuilding it from its segment") for line in lines)
         assert {path: path.read_bytes() for path in files} == before
         shutil.rmtree(copy)
 
