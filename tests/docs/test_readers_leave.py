@@ -78,7 +78,7 @@ async def over_a_network(system: ActorSystem, handler: Any) -> AsyncIterator[Tel
     """Reach an actor or a function by a connection."""
     async with (
         aqueduct.serve(system, "aqueduct+memory://here", handler, Any) as listener,
-        aqueduct.connect(system, listener.url, Any) as peer,
+        aqueduct.connect(system, listener.url, object) as peer,
     ):
         yield peer.send
 
@@ -96,7 +96,7 @@ async def lost(system: ActorSystem, handler: Any) -> AsyncIterator[Tell]:
             await peer.send(m)
 
         async def visit(url: str, task_status: Any) -> None:
-            async with aqueduct.connect(system, url, Any) as peer:
+            async with aqueduct.connect(system, url, object) as peer:
                 task_status.started(peer)
                 await trio.sleep(1)
 

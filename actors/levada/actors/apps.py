@@ -177,8 +177,13 @@ def listed(listeners: Any) -> list[Served]:
     Raises:
         ConfigurationError: it is neither listeners nor None.
     """
-    several = isinstance(listeners, Iterable) and not isinstance(listeners, str | bytes)
-    found = [] if listeners is None else list(listeners) if several else [listeners]
+    found: list[Any]
+    if listeners is None:
+        found = []
+    elif isinstance(listeners, Iterable) and not isinstance(listeners, str | bytes):
+        found = list(listeners)
+    else:
+        found = [listeners]
     for listener in found:
         if not hasattr(listener, "url"):
             raise ConfigurationError(

@@ -146,16 +146,7 @@ class Acceptor(DescribedActor[Any], Generic[C]):
                 self._opened.set()
                 with self._accepting:
                     while True:
-                        if self.waits:
-                            await self.places.available()
-                        accepted = await self.accept(listener)
-                        try:
-                            if self.waits:  # the last connection that gave way may be kept by now
-                                await self.places.available()
-                        except trio.Cancelled:
-                            refuse(accepted)
-                            raise
-                        self._connect(accepted)
+                        self._connect(await self._next(listener))  # no name here, which would keep the last one
                 await listener.aclose()
                 # QUIC connections live on the listener's socket: it stays, and this actor with it, until they have ended.
                 await trio.sleep_forever()
@@ -165,6 +156,19 @@ class Acceptor(DescribedActor[Any], Generic[C]):
             self._refusal = error
         finally:
             self._opened.set()
+
+    async def _next(self, listener: Listener[Any]) -> Accepted:
+        """Wait for a client, and for its place."""
+        if self.waits:
+            await self.places.available()
+        accepted = await self.accept(listener)
+        try:
+            if self.waits:  # the last connection that gave way may be kept by now
+                await self.places.available()
+        except trio.Cancelled:
+            refuse(accepted)
+            raise
+        return accepted
 
     def _connect(self, accepted: Accepted) -> None:
         if self.places.full:

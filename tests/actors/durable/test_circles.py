@@ -381,7 +381,7 @@ class Unread(MemoryJournal):
     """Does not find entities before the test says so."""
 
     @handles
-    async def find(self, m: ReadEntity) -> Any:
+    async def find(self, m: ReadEntity) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         if m.entity:
             await WORLD["gate"].wait()
         return super().find(m)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,7 +148,8 @@ def test_spark_starts_on_a_machine_without_java(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_no_setting_of_spark_is_refused_before_anything_starts() -> None:
-    for conf in ({"config": {"spark.ui.enabled": True}}, {"appName": "x"}):
+    wrong: list[dict[str, Any]] = [{"config": {"spark.ui.enabled": True}}, {"appName": "x"}]
+    for conf in wrong:
         with pytest.raises(
             ConfigurationError, match=f"{next(iter(conf))} is no setting of Spark, whose names begin with spark"
         ):
