@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -323,6 +325,36 @@ async def test_from_the_end_also_if_files_wait(tmp_path: Path, sink: Sink, quick
         await until(lambda: len(sink.acked) == 6)
         assert followed.status().failures == 0
     assert sorted(sink.lines) == [f"half {number}" for number in range(6)]
+
+
+async def test_a_file_whose_end_was_not_read_is_still_begun_at_its_end(
+    tmp_path: Path, sink: Sink, quick: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "app.log"
+    log.write_text("old\n" * 100)
+    pread, failures = os.pread, iter([True])
+
+    def fails_once(descriptor: int, size: int, at: int) -> bytes:
+        if at and next(failures, False):
+            raise OSError(errno.EIO, "Input/output error")
+        return pread(descriptor, size, at)
+
+    monkeypatch.setattr(os, "pread", fails_once)
+    before = set(os.listdir("/proc/self/fd")) if sys.platform == "linux" else set()
+    async with following(sink, log, config=TailConfig(start="end", max_line=64, drain_timeout=600.0)) as followed:
+        await until(lambda: followed.status().files)
+        append(log, "new\n")
+        await sink.has("new")  # and no old line
+    assert list(failures) == []
+    if sys.platform == "linux":
+        assert {each for each in os.listdir("/proc/self/fd") if each not in before and is_file(each, log)} == set()
+
+
+def is_file(descriptor: str, path: Path) -> bool:
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}") == str(path)
+    except OSError:
+        return False
 
 
 async def test_a_file_that_cannot_be_read_disturbs_no_other(tmp_path: Path, sink: Sink, quick: MockClock) -> None:

@@ -289,7 +289,12 @@ class Scanner(Actor[Drain | Down]):
             opened, entry = found
             begin = 0
             if key in self.old:
-                begin = await trio.to_thread.run_sync(opened.end_of_lines, self.old.pop(key), shared.config.max_line)
+                try:
+                    begin = await trio.to_thread.run_sync(opened.end_of_lines, self.old[key], shared.config.max_line)
+                except BaseException:
+                    opened.close()
+                    raise
+                del self.old[key]
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise
