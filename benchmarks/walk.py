@@ -25,7 +25,7 @@ from levada.framework import Actor, ActorSystem, Identity, Receiver, actor, chan
 
 __all__ = ["LIMITS", "OPERATIONS", "Walk", "measure"]
 
-LIMITS = {"rsocket": (76, 13), "aqueduct": (93, 16), "maop": (284, 25)}
+LIMITS = {"rsocket": (76, 13), "aqueduct": (93, 16), "maop": (284, 24)}
 """Calls and files of a walk, at most."""
 
 WARM_UP, OPERATIONS = 200, 101

@@ -536,7 +536,8 @@ def _milliseconds(timeout: float | None) -> int:
     """Return a timeout in wire format, 0 for none."""
     if timeout is None:
         return 0
-    if not is_duration(timeout):
+    # A float, as nearly always, is compared here: each request comes by.
+    if not (timeout > 0 if type(timeout) is float else is_duration(timeout)):
         raise ValueError(f"timeout is {timeout!r}, wanted more than 0 seconds, or None for no limit")
     return max(1, round(timeout * 1000))
 
