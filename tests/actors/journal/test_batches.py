@@ -155,6 +155,30 @@ async def test_a_question_that_is_repeated_needs_no_rows(system: ActorSystem, tm
         await journal.ask(Deliver("q", 0, {0: 7}, {0: 2}))
 
 
+@pytest.mark.parametrize("left", [[0], [1], [0, 2], [0, 1, 2]])
+async def test_a_crash_may_leave_stages_of_a_delivered_batch(tmp_path: Path, left: list[int]) -> None:
+    """It came between the ledger's line and the answer, so the question comes again; the rows that are left are not looked for in vain."""
+    question = Deliver("q", 0, {0: 7, 1: 8, 2: 9}, {0: 1, 1: 1, 2: 1})
+    kept = tmp_path / "kept"
+    async with ActorSystem("first", shutdown_timeout=5.0) as system:
+        journal = spawn(system, tmp_path / "journal")
+        for part, attempt in question.winners.items():
+            await journal.ask(StageRows("q", 0, part, attempt, rows(part)))
+        shutil.copytree(tmp_path / "journal" / "staging", kept)
+        assert not (await journal.ask(question)).already
+    files = sorted(kept.rglob("*.*"))
+    assert len(files) == 3
+    for part in left:
+        target = tmp_path / "journal" / "staging" / files[part].relative_to(kept)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copy(files[part], target)
+    async with ActorSystem("second", shutdown_timeout=5.0) as system:
+        journal = spawn(system, tmp_path / "journal")
+        assert (await journal.ask(question)).already
+        assert (await journal.ask(GetExtent())).end == {0: 2, 1: 1}
+    assert list((tmp_path / "journal" / "staging").iterdir()) == []
+
+
 async def test_rows_of_a_second_attempt_outlive_the_journal(tmp_path: Path) -> None:
     """Killed before it compared them: no task stages them again."""
     async with ActorSystem("first", shutdown_timeout=5.0) as system:

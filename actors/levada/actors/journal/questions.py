@@ -105,7 +105,7 @@ class StageRows(Asks[int]):
     part: int = attrs.field(validator=_NUMBER)
     """Part of the batch: for Spark the task's partition."""
     attempt: int = attrs.field(validator=_NUMBER)
-    """Try at this part; each has rows of its own."""
+    """Try at this part; each has rows of its own. Best a random number, so it is never used again."""
     rows: pa.RecordBatch | Sequence[Any] = attrs.field(validator=_ROWS)
     at: int | None = attrs.field(default=None, validator=v.optional(_INT))
     """Number of rows of this part before these. None: all that are staged."""
@@ -116,7 +116,8 @@ class Deliver(Asks[Delivered]):
     """Append a staged batch exactly once. The second time, even after a crash, the answer is ``already``.
 
     Afterwards all stages of this batch are deleted. A batch that was delivered before is compared: its rows are staged again, or the winners
-    are the same and nothing is staged. It is the same batch if it has the same rows, in any order and in any parts.
+    are the same and not all of them are staged: a crash came while they were deleted. It is the same batch if it has the same rows, in any
+    order and in any parts.
 
     Fails with `BatchReused` if it has other rows, or they cannot be compared any more; with `JournalBehind` if the batch `after` is missing;
     with `JournalError` if a winner was not staged, has another number of `rows`, or the batch is larger than the journal can ever take; with
