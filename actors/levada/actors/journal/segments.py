@@ -394,13 +394,13 @@ class Segment:
             rest = SUMMED.pack(message.rows, offset, mark, stamp, self.synced)
             length = message.data.size
             crc = zlib.crc32(message.data, zlib.crc32(rest, length))
-            header = Header(at, length, crc, message.rows, offset, mark, stamp, self.synced)
             head = BLOCK.pack(BLOCK_MAGIC, length, crc, message.rows, offset, mark, stamp, self.synced)
-            parts += [head, message.data, bytes(header.size - BLOCK.size - length)]
-            headers.append(header)
-            at, offset = at + header.size, offset + message.rows
+            parts += [head, message.data, bytes(message.size - BLOCK.size - length)]
+            headers.append(Header(at, length, crc, message.rows, offset, mark, stamp, self.synced))
+            at, offset = at + message.size, offset + message.rows
         write_all(self._descriptor, parts, self.size)
-        self._note_all(headers)
+        for header in headers:
+            self._note(header)
 
     def _note_all(self, headers: list[Header]) -> None:
         for header in headers:
