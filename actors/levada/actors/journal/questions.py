@@ -105,7 +105,7 @@ class StageRows(Asks[int]):
     part: int = attrs.field(validator=_NUMBER)
     """Part of the batch: for Spark the task's partition."""
     attempt: int = attrs.field(validator=_NUMBER)
-    """Try at this part; each has rows of its own. Best a random number, so it is never used again."""
+    """Try at this part; each has rows of its own. Use a random number: if one is used again, a repeated batch may not be compared."""
     rows: pa.RecordBatch | Sequence[Any] = attrs.field(validator=_ROWS)
     at: int | None = attrs.field(default=None, validator=v.optional(_INT))
     """Number of rows of this part before these. None: all that are staged."""
