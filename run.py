@@ -63,6 +63,10 @@ def main(argv: list[str], root: Path = ROOT) -> int:
         return fail(f"cannot do {' '.join(argv) or 'nothing'!r}\n\n{USAGE}")
     try:
         set_up(root)
+        if argv[0] in ("check", "docs"):
+            # Sphinx keeps pages that it would not write again, with links that have become dead, and repeats no warning of a page that it
+            # does not read again.
+            remove(root / "build/docs")
         if argv[0] == "check":
             return check(root)
         return run(root, [*TASKS[argv[0]], *argv[1:]])

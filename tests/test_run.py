@@ -271,6 +271,23 @@ def test_every_check_runs_and_one_failure_counts(
     assert run.main(["check"], root) == 0
 
 
+@pytest.mark.ci
+@pytest.mark.parametrize("task", ["check", "docs"])
+def test_the_documentation_is_built_anew(run: ModuleType, root: Path, task: str) -> None:
+    """Pages of an earlier build have links that lead nowhere now."""
+    run.set_up(root)
+    (root / "build/docs/_modules").mkdir(parents=True)
+    (root / "build/docs/_modules/gone.html").touch()
+    code = (
+        "import pathlib, sys, run\n"
+        "run.TASKS['docs'] = ['-c', 'import os, sys; sys.exit(os.path.exists(\"build/docs\"))']\n"
+        "run.CHECKS = {'docs': run.TASKS['docs']}\n"
+        "sys.exit(run.main([sys.argv[1]], pathlib.Path(sys.argv[2])))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, task, root], cwd=SCRIPT.parent, check=False)
+    assert done.returncode == 0
+
+
 def test_the_exit_code_of_a_task_passes_through(run: ModuleType, root: Path) -> None:
     run.set_up(root)
     (root / "task.py").write_text("import os, sys; print(os.getcwd(), *sys.argv[1:]); sys.exit(7)")
