@@ -78,6 +78,17 @@ async def test_well_and_ill(patient: Patient) -> None:
         assert await asked(port, b"POST / HTTP/1.1\r\n\r\n") == (b"HTTP/1.1 405 Method Not Allowed", b"")
 
 
+async def test_a_domain_name_is_refused_at_a_loopback_address(patient: Patient) -> None:
+    """A page of that name could have given it this machine's address, and would read health and metrics."""
+    async with served(patient) as port:
+        for path in (b"/", b"/metrics"):
+            request = b"GET %s HTTP/1.1\r\nHOST: Page.example:%d\r\n\r\n" % (path, port)
+            refused = b"the Host of a request to a loopback address must be localhost or an address\n"
+            assert await asked(port, request) == (b"HTTP/1.1 421 Misdirected Request", refused)
+        for host in (b"127.0.0.1", b"10.1.2.3:8080", b"localhost:8080", b"[::1]", b"desk"):
+            assert (await asked(port, b"GET / HTTP/1.1\r\nHost: %s\r\n\r\n" % host))[0] == b"HTTP/1.1 200 OK"
+
+
 async def test_what_is_no_request_is_not_answered(patient: Patient) -> None:
     """Too much of it, and a connection that ends in the middle: neither harms the next one."""
     async with served(patient) as port:

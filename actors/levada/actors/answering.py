@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 import attrs
 import trio
 
 from levada.framework.errors import ConfigurationError
+from levada.transports.carriers.addresses import may_name
 from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.places import Places, share_of
 from levada.transports.carriers.sockets import why_not_bound
@@ -42,6 +44,13 @@ class Response:
     body: bytes = attrs.field(repr=False)
 
 
+_MISDIRECTED: Final = Response(
+    "421 Misdirected Request",
+    "text/plain; charset=utf-8",
+    b"the Host of a request to a loopback address must be localhost or an address\n",
+)
+"""Otherwise a web page could give its own name the address of this machine (DNS rebinding)."""
+
 Answer = Callable[[Asked], Awaitable[Response]]
 """Answers a request within `PATIENCE` seconds."""
 
@@ -71,7 +80,7 @@ async def serve_answers(
 
     async def serve(stream: trio.SocketStream) -> None:
         try:
-            peer = stream.socket.getpeername()
+            peer, at = stream.socket.getpeername(), authority(stream.socket.getsockname())
         except OSError:  # it is gone already
             stream.socket.close()
             return
@@ -80,7 +89,7 @@ async def serve_answers(
             place = places.take(share_of(authority(peer)), scope.cancel)
             try:
                 async with stream:
-                    why = await _serve(stream, answer)
+                    why = await _serve(stream, at, answer)
             except (trio.BrokenResourceError, OSError):
                 pass  # the client is gone
             finally:
@@ -104,7 +113,7 @@ async def serve_answers(
             listener.socket.close()
 
 
-async def _serve(stream: trio.SocketStream, answer: Answer) -> str | None:
+async def _serve(stream: trio.SocketStream, at: str, answer: Answer) -> str | None:
     """Answer a request. Without one, return why there is none."""
     head = bytearray()
     end = -1
@@ -117,8 +126,10 @@ async def _serve(stream: trio.SocketStream, answer: Answer) -> str | None:
         end = head.find(b"\r\n\r\n", seen)
         if len(head) > REQUEST:
             return f"a request of more than {REQUEST} bytes"
-    method, asked = _parsed(bytes(head[:end]))
-    if method in (b"GET", b"HEAD"):
+    method, host, asked = _parsed(bytes(head[:end]))
+    if not may_name(host, at):
+        response = _MISDIRECTED
+    elif method in (b"GET", b"HEAD"):
         response = await answer(asked)
     else:
         response = Response("405 Method Not Allowed", "application/json", b"")
@@ -134,12 +145,14 @@ async def _serve(stream: trio.SocketStream, answer: Answer) -> str | None:
     return None
 
 
-def _parsed(head: bytes) -> tuple[bytes, Asked]:
-    """Return the method and the request; missing parts are empty."""
-    line, *fields = head.split(b"\r\n")
+def _parsed(head: bytes) -> tuple[bytes, str, Asked]:
+    """Return the method, the host and the request; missing parts are empty."""
+    line, *lines = head.split(b"\r\n")
     method, _, rest = line.partition(b" ")
     path = rest.partition(b" ")[0].partition(b"?")[0].decode("latin-1")
-    accept = b",".join(
-        value.strip() for name, _, value in (field.partition(b":") for field in fields) if name.lower() == b"accept"
-    )
-    return method, Asked(path, accept.decode("latin-1"))
+    fields = [(name.lower(), value.strip()) for name, _, value in (each.partition(b":") for each in lines)]
+
+    def field(wanted: bytes) -> str:
+        return b",".join(value for name, value in fields if name == wanted).decode("latin-1")
+
+    return method, field(b"host"), Asked(path, field(b"accept"))

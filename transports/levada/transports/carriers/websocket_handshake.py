@@ -16,7 +16,7 @@ from wsproto.events import AcceptConnection, RejectConnection, Request
 from wsproto.handshake import H11Handshake
 from wsproto.utilities import RemoteProtocolError as WsprotoError
 
-from levada.transports.carriers.addresses import host_of, is_address, is_loopback
+from levada.transports.carriers.addresses import may_name
 from levada.transports.carriers.websocket_config import Refusal, UpgradeRequest, WebSocketConfig
 
 __all__ = ["ClientHandshake", "HandshakeRefused", "Head", "answer", "is_interim", "refusal_bytes"]
@@ -118,7 +118,7 @@ def answer(
     asked = UpgradeRequest(
         target=request.target, host=request.host, origin=origin, subprotocols=offered, headers=tuple(headers)
     )
-    if not _may_name(asked.host, config.hosts, at):
+    if not may_name(asked.host, at, config.hosts):
         raise HandshakeRefused(
             Refusal(421, "a server that is reached at a loopback address needs this name in WebSocketConfig.hosts")
         )
@@ -141,14 +141,6 @@ def _parse(server: H11Handshake, head: bytes) -> tuple[Request, list[tuple[str, 
         raise HandshakeRefused(Refusal(400, "a header is not ASCII")) from error
     assert isinstance(request, Request)
     return request, [(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.extra_headers]
-
-
-def _may_name(host: str, hosts: tuple[str, ...], at: str) -> bool:
-    """Whether clients may know a server by a host, with the port or without. Only domain names can be rebound, and only those with a dot be had."""
-    if "*" in hosts or not is_loopback(at):
-        return True
-    name = host_of(host).rstrip(".")
-    return "." not in name or name.endswith(".localhost") or is_address(name) or name in map(str.lower, hosts)
 
 
 def _admit(asked: UpgradeRequest, config: WebSocketConfig, path: str | None) -> None:
