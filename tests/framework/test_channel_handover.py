@@ -19,6 +19,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from levada.framework import Actor, ActorSystem, handles
 from levada.framework._runtime.channel_core import ChannelCore, Envelope, Outcome
 from levada.framework.channel import OneshotReceiver, OneshotSender, Receiver, Sender, TerminalState, channel, oneshot
 from levada.framework.errors import (
@@ -193,6 +194,30 @@ def test_an_error_in_wrap_is_logged_and_closes_the_receiver(caplog: pytest.LogCa
     assert "ZeroDivisionError" in caplog.text
     with pytest.raises(ReceiverClosed, match="could not be put into the receiver's mailbox"):
         sender.send_nowait(1)
+
+
+class Reader(Actor[int]):
+    @handles
+    def read(self, m: int) -> None: ...
+
+
+async def test_messages_that_no_mailbox_takes_have_ten_lines_a_minute_in_a_system(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A peer may send them on as many channels as it likes."""
+    unreadable = [Undecoded(b"x") for _ in range(20)]
+    async with ActorSystem() as system:
+        reader = system.spawn(Reader)
+        for envelope in unreadable:
+            sender, receiver = channel(int)
+            receiver.to_mailbox(reader, lambda n: 1 // n)
+            sender.take_over("m").offer(envelope, lambda: None)
+            sender, receiver = channel(int)
+            receiver.to_mailbox(reader, lambda n: 1 // n)
+            sender.send_nowait(0)
+    lines = [message.partition(": ")[2].partition(";")[0] for message in caplog.messages]
+    assert lines == 10 * ["a message cannot be read", "a message cannot be put into a mailbox"]
+    assert [envelope.settled for envelope in unreadable] == [[Outcome.PROCESSED]] * 20
 
 
 @pytest.mark.parametrize(

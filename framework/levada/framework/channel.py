@@ -623,7 +623,7 @@ class _ReceivingHalf(_Handle, Generic[T_co]):
         Args:
             ref: an actor's ref, or any other `Destination`.
             wrap: turns a message into the one the actor handles. It runs inside the sender's ``send`` and should be quick. If it raises,
-                or a message cannot be decoded, the error is logged and the receiver closed.
+                the error is logged and the receiver closed. A message that cannot be decoded is logged and left out.
 
         Raises:
             HandleMoved: the handle was sent away or bound to a mailbox before.

@@ -13,6 +13,7 @@ import attrs
 import trio
 
 from .errors import MailboxFull, WrongThread
+from .failure_log import FailureLog
 from .ref import Ref
 
 __all__ = [
@@ -119,6 +120,7 @@ class EventStream:
 
     def __init__(self) -> None:
         self._subscribers: dict[type, dict[Subscriber, None]] = {}
+        self._failures = FailureLog()
 
     def subscribe(self, event: type, ref: Subscriber) -> None:
         """Tell `ref` every event of this class, subclasses included, from now on. A ref that ends is removed.
@@ -162,10 +164,11 @@ class EventStream:
                     logger.debug("%s misses an event: its mailbox is full", ref.path, extra={"actor": ref.path})
                 except WrongThread:
                     raise
-                except Exception:
+                except Exception as error:  # noqa: BLE001 - the failure log has it
                     # The mailbox's key function failed. The runtime publishes in the middle of its own work and must go on.
                     kind = type(event).__name__
-                    logger.exception("%s misses %s: its mailbox refuses it", ref.path, kind, extra={"actor": ref.path})
+                    text = "%s misses %s: its mailbox refuses it"
+                    self._failures.log(logger, error, text, ref.path, kind, actor=ref.path)
             else:
                 for base in type(event).__mro__:
                     self.unsubscribe(base, ref)

@@ -23,7 +23,6 @@ from .links import SHUTDOWN
 from .message import Asks
 from .ref import Ref
 from .supervision import ChildSpec, Strategy, one_for_one
-from .text import exc_info
 
 __all__ = ["Children", "StartChild", "StopChild", "Supervisor"]
 
@@ -162,8 +161,7 @@ class Supervisor(Actor[StartChild | StopChild | Children]):
         try:
             reply = self.reply_later()
         except ActorError:
-            logger.error(
-                "%s could not start a child", self.ref.path, exc_info=exc_info(error), extra={"actor": self.ref.path}
-            )
+            text, path = "%s could not start a child", self.ref.path
+            self.system.failure_log.log(logger, error, text, path, actor=path)
         else:
             reply.fail(error)

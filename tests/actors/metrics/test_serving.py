@@ -92,15 +92,20 @@ async def test_many_scrapes_cost_as_much_as_one(autojump_clock: MockClock) -> No
         assert metrics.passes == 2
 
 
-async def test_a_mistake_is_the_scrapes_alone(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_mistake_is_the_scrapes_alone_and_has_ten_lines_in_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Metrics):
         async def collect(self) -> Series:
             raise KeyError("secret")
 
     async with ActorSystem() as system:
-        response = await Scrapes(Broken(system)).answer(Asked("/metrics", ""))
-        assert (response.status, response.body) == ("500 Internal Server Error", b"the scrape failed; see the log\n")
-        assert [record.getMessage() for record in caplog.records] == ["a scrape failed"]
+        scrapes = Scrapes(Broken(system))
+        for _ in range(20):
+            response = await scrapes.answer(Asked("/metrics", ""))
+            assert (response.status, response.body) == (
+                "500 Internal Server Error",
+                b"the scrape failed; see the log\n",
+            )
+        assert [record.getMessage() for record in caplog.records] == 10 * ["a scrape failed"]
 
 
 async def test_a_registry_collects_from_another_thread() -> None:

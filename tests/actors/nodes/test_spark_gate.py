@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -84,6 +85,21 @@ async def test_a_wrong_token_and_one_that_is_over_are_refused() -> None:
             with pytest.raises(ConnectionLost, match="No node is expected with this token"):
                 async with connect(system, gate.url, object, token=token, config=config):
                     pass
+
+
+async def test_without_file_descriptors_it_waits_and_says_so_once(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def accept(listener: trio.SocketListener) -> trio.SocketStream:
+        await trio.lowlevel.checkpoint()
+        raise OSError(errno.EMFILE, "too many")
+
+    monkeypatch.setattr(trio.SocketListener, "accept", accept)
+    async with gates():
+        await trio.sleep(50.0)
+    assert caplog.messages == 2 * [
+        "cannot accept: [Errno 24] too many"
+    ]  # of the listener for certificates, and of the socket
 
 
 async def test_a_second_process_of_a_start_is_refused_and_the_first_counts_as_lost() -> None:

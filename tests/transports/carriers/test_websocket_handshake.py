@@ -17,6 +17,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection
 
+from levada.framework.embedding import FailureLog
 from levada.framework.errors import ConfigurationError, ConnectionLost, IdleTimeout
 from levada.transports.carriers.memory import memory_streams
 from levada.transports.carriers.websocket import (
@@ -245,10 +246,10 @@ async def test_a_domain_name_is_refused_at_a_loopback_address(host: str, served:
     head = request(Host=host, Origin=f"http://{host}")
     for at in ("127.0.0.1:80", "[::1]:80", "127.1.2.3:80"):
         if served:
-            assert answer(head, b"", QUIET, None, at=at)[0].host == host
+            assert answer(head, b"", QUIET, None, FailureLog(), at=at)[0].host == host
         else:
             with pytest.raises(HandshakeRefused) as refused:
-                answer(head, b"", QUIET, None, at=at)
+                answer(head, b"", QUIET, None, FailureLog(), at=at)
             assert refused.value.refusal.status == 421
             assert refused.value.refusal.detail.endswith("needs this name in WebSocketConfig.hosts")
     for config, at in (
@@ -258,14 +259,17 @@ async def test_a_domain_name_is_refused_at_a_loopback_address(host: str, served:
         (QUIET, ""),
         (attrs.evolve(QUIET, hosts=("*",)), "127.0.0.1:80"),
     ):
-        assert answer(head, b"", config, None, at=at)[0].host == host
+        assert answer(head, b"", config, None, FailureLog(), at=at)[0].host == host
 
 
 async def test_domain_names_that_are_listed_are_served_at_a_loopback_address() -> None:
     config = attrs.evolve(QUIET, hosts=("App.example",))
-    assert answer(request(Host="app.example:8080"), b"", config, None, at="127.0.0.1:80")[0].host == "app.example:8080"
+    assert (
+        answer(request(Host="app.example:8080"), b"", config, None, FailureLog(), at="127.0.0.1:80")[0].host
+        == "app.example:8080"
+    )
     with pytest.raises(HandshakeRefused):
-        answer(request(Host="api.app.example"), b"", config, None, at="127.0.0.1:80")
+        answer(request(Host="api.app.example"), b"", config, None, FailureLog(), at="127.0.0.1:80")
 
 
 # ---------------------------------------------------------------- handshake: the client

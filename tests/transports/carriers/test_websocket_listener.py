@@ -21,6 +21,7 @@ from levada.transports.carriers.places import GRACE
 from levada.transports.carriers.tcp import TcpConfig
 from levada.transports.carriers.tls import TlsConfig
 from levada.transports.carriers.websocket import (
+    UpgradeRequest,
     WebSocketConfig,
     WebSocketListener,
     WebSocketStream,
@@ -82,6 +83,23 @@ async def test_clients_that_dawdle_or_fail_disturb_nobody(autojump_clock: MockCl
         answers = [await dawdler.receive_some() for dawdler in dawdlers]
         assert trio.current_time() == 10
         assert [answer[9:12] for answer in answers] == [b"408", b"400", b"426", b"408"] * 5
+
+
+async def test_clients_at_whose_requests_the_users_check_raises_fill_no_log(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    def allow(asked: UpgradeRequest) -> None:
+        raise KeyError(asked.target)
+
+    async with listening(WebSocketConfig(allow=allow)) as listener:
+        for _ in range(20):
+            with pytest.raises(ConnectionLost, match="500"):
+                async with client():
+                    pass
+        await wait_all_tasks_blocked()
+        assert listener.admission.refused == 20
+    assert caplog.messages.count("the check of an upgrade request failed") == 10
+    assert all("KeyError: '/rsocket'" in (each.exc_text or "") for each in caplog.records if each.exc_info)
 
 
 async def test_one_handshake_too_many_ends_the_oldest(autojump_clock: MockClock) -> None:

@@ -81,7 +81,7 @@ class Later(Signal):
 
     def failed(self, error: BaseException | None) -> None:
         if error is not None:
-            logger.error("%r: a message cannot travel", self.ref, exc_info=error)
+            self.ref.system.failure_log.log(logger, error, "%r: a message cannot travel", self.ref)
         self.ref.system.dead_letter(self.message, self.ref, "stopped")
 
 

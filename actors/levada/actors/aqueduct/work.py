@@ -49,7 +49,7 @@ class Working(Signal):
 
     def refuse(self, error: BaseException) -> None:
         """Note that the message cannot travel."""
-        logger.error("%r: a message cannot travel", self._ref, exc_info=error)
+        self._ref.system.failure_log.log(logger, error, "%r: a message cannot travel", self._ref)
         self._ref.system.dead_letter(self._message, self._ref, "cannot travel")
 
 

@@ -109,8 +109,9 @@ class Metrics:
             for source in self._sources.values():
                 try:
                     tally.add(source.metrics())
-                except Exception:
-                    logger.exception("%r has no metrics", source, extra={"event": "metrics_failed"})
+                except Exception as error:  # noqa: BLE001 - the failure log has it
+                    failures = self._system.failure_log
+                    failures.log(logger, error, "%r has no metrics", source, event="metrics_failed")
             self._never_back(tally)
             return tally.series
 

@@ -117,13 +117,13 @@ class Census:
         self.reporting: list[LocalRef] = []
         """Actors that must be asked for figures, at most `MOST_REPORTING`."""
         self._observe = system.observe
+        self._failures = system.failure_log
         self._now = system.scheduler.clock()
         self._walk = Walk(system)
         self._classes: dict[str, ClassFigures] = {}
         self._handled: Counter[str] = Counter()
         for cls, count in system.observe.handled.items():
             self._handled[OTHER if cls is None else cls.__name__] += count
-        self._failed: set[str] = set()
 
     def advance(self, until: float) -> bool:
         """Visit actors until `time.perf_counter` reaches `until`; return whether all have been visited."""
@@ -137,11 +137,9 @@ class Census:
             return
         try:
             self.tally.add(self._observe.metrics(cell))
-        except Exception:
+        except Exception as error:  # noqa: BLE001 - the failure log has it
             kind = self._observe.kind(cell)
-            if kind not in self._failed:
-                self._failed.add(kind)
-                logger.exception("%s.metrics failed", kind, extra={"actor": cell.path, "event": "metrics_failed"})
+            self._failures.log(logger, error, "%s.metrics failed", kind, actor=cell.path, event="metrics_failed")
         if self._observe.subject(cell) in REPORTING and len(self.reporting) < MOST_REPORTING:
             self.reporting.append(cell)
 

@@ -12,6 +12,7 @@ import trio
 
 from levada.actors.answering import Asked, Response, serve_answers
 from levada.framework import ActorSystem
+from levada.framework.embedding import FailureLog
 from levada.framework.metrics import Series
 from levada.transports.carriers.streams import plain_nursery
 
@@ -36,6 +37,7 @@ class Scrapes:
         self._series: Series = {}
         self._fresh_until = 0.0
         self._line = trio.Lock()
+        self._failures = FailureLog()
 
     async def answer(self, asked: Asked) -> Response:
         """Answer a request in the format that it asks for.
@@ -53,8 +55,8 @@ class Scrapes:
                     self._series = await self._metrics.collect()
                     self._fresh_until = trio.current_time() + max(_FRESH, (perf_counter() - began) / _SHARE)
                 content_type, body = await render(self._series, asked.accept)
-        except Exception:  # a bug in metrics must not end the program that they measure
-            logger.exception("a scrape failed", extra={"event": "scrape_failed"})
+        except Exception as error:  # noqa: BLE001 - a bug in metrics must not end the program that they measure
+            self._failures.log(logger, error, "a scrape failed", event="scrape_failed")
             return Response("500 Internal Server Error", _PLAIN, b"the scrape failed; see the log\n")
         return Response("200 OK", content_type, body)
 

@@ -30,7 +30,7 @@ from levada.framework import ActorSystem, Identity, OneshotSender, current_peer,
 from levada.framework.embedding import UntracedMessage
 from levada.framework.errors import ChannelError, ConfigurationError
 from levada.transports.carriers.sockets import why_not_bound
-from levada.transports.carriers.streams import plain_nursery
+from levada.transports.carriers.streams import accept_from, plain_nursery
 from levada.transports.text import printable
 
 from .certificates import Authority, Carrier, node_id_of
@@ -283,7 +283,11 @@ async def open_gate(
         listening_in(ports, partial(_heart_listener, bind)) as heart,
         plain_nursery() as nursery,
     ):
-        nursery.start_soon(trio.serve_listeners, gate.take_heart, [heart])
+
+        async def take_in(stream: trio.SocketStream) -> None:
+            nursery.start_soon(gate.take_heart, stream)
+
+        nursery.start_soon(accept_from, heart, take_in)
         gate.url = member_url(carrier, host, port_of(listener.url))
         gate.heart = host, heart.socket.getsockname()[1]
         yield gate

@@ -11,6 +11,7 @@ from trio import current_time
 from trio.lowlevel import spawn_system_task
 
 from levada.framework.errors import ActorStopped, DecodeError
+from levada.framework.text import exc_info
 
 from .ask import RemoteTell, content_of
 from .cell import Cell
@@ -100,13 +101,11 @@ class MailboxFeed:
                 if isinstance(entry, Envelope) and entry.peer is not None and isinstance(self._ref, Cell):
                     message = RemoteTell(content_of(message), entry.peer, entry.context or self._opener)
             except DecodeError as error:
-                logger.warning("channel %s: a message cannot be read: %s", core.name, error)
+                self._log(error, "channel %s: a message cannot be read")
                 core.settle(entry, outcome=PROCESSED)
                 return True
-            except Exception:
-                logger.exception(
-                    "channel %s: a message cannot be put into a mailbox; the receiver is closed", core.name
-                )
+            except Exception as error:
+                self._log(error, "channel %s: a message cannot be put into a mailbox; the receiver is closed")
                 self._held = entry, None
                 core.end(TerminalState.RECEIVER_CLOSED, detail="a message could not be put into the receiver's mailbox")
                 return False
@@ -138,6 +137,13 @@ class MailboxFeed:
             self._waiting = False
             self._leave_line = _nothing  # the old value refers to this feed
             self._pump()
+
+    def _log(self, error: Exception, text: str) -> None:
+        """Log a failure, which the sender may cause as often as it likes. Outside of a system no peer sends."""
+        if isinstance(self._ref, Cell):
+            self._ref.system.failure_log.log(logger, error, text, self._core.name)
+        else:
+            logger.error(text, self._core.name, exc_info=exc_info(error))
 
     def _stopped(self) -> None:
         self._core.end(TerminalState.RECEIVER_CLOSED, detail="the actor that received has stopped")

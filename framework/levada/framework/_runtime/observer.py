@@ -74,8 +74,9 @@ class Observer:
         """Keep the totals of an actor object that ends."""
         try:
             self.ended.add(actor.metrics(), lasting=True)
-        except Exception:
-            logger.exception("%s.metrics failed at its end", type(actor).__name__, extra={"event": "metrics_failed"})
+        except Exception as error:
+            text = "%s.metrics failed at its end"
+            self._system.failure_log.log(logger, error, text, type(actor).__name__, event="metrics_failed")
         except BaseException as error:  # SystemExit, for example: the block raises it, as from a hook
             self._system.crash(error)
 

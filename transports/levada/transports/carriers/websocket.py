@@ -13,6 +13,7 @@ from urllib.parse import SplitResult, urlsplit
 import trio
 
 from levada.framework.errors import CarrierError, ConfigurationError, ConnectionClosed, ConnectionLost, IdleTimeout
+from levada.framework.failure_log import FailureLog
 from levada.transports.carriers import tcp, tls
 from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.contracts import ByteStream, CarrierInfo, Listener
@@ -85,7 +86,11 @@ async def open_over(stream: ByteStream, url: str, config: WebSocketConfig | None
 
 
 async def accept_over(
-    stream: ByteStream, config: WebSocketConfig | None = None, *, path: str | None = None
+    stream: ByteStream,
+    config: WebSocketConfig | None = None,
+    *,
+    path: str | None = None,
+    failures: FailureLog | None = None,
 ) -> WebSocketStream:
     """Open a WebSocket as the server, over a byte stream that a client has just opened.
 
@@ -93,6 +98,7 @@ async def accept_over(
         stream: belongs to the WebSocket from now on; it is closed if this fails.
         config: settings of the WebSocket; its `tcp` and `tls` are not used.
         path: the only path to serve, so that others get a 404; ``None`` for any.
+        failures: limits the lines about exceptions of `WebSocketConfig.allow`. Make one for each listener; ``None``: each has a line.
 
     Raises:
         ConnectionLost: the client was lost or refused. After a refusal, `ConnectionLost.code` is the HTTP status.
@@ -107,7 +113,9 @@ async def accept_over(
         with trio.move_on_after(config.handshake_timeout):
             try:
                 head, rest = await _read_head(stream, config.max_handshake)
-                request, subprotocol, octets = answer(head, rest, config, path, at=stream.info.local)
+                request, subprotocol, octets = answer(
+                    head, rest, config, path, failures or FailureLog(), at=stream.info.local
+                )
                 stream.send_nowait(octets)
                 return WebSocketStream(
                     stream, config=config, client=False, early=b"", subprotocol=subprotocol, request=request
@@ -221,6 +229,7 @@ class WebSocketListener:
         self.admission = Admission(url)
         """Counts the clients that got no WebSocket. The listener below counts the clients that got no byte stream."""
         self._serving = trio.CancelScope()
+        self._failures = FailureLog()
 
     async def accept(self) -> WebSocketStream:
         """Wait for the next client whose handshake is complete. A failed or slow handshake does not delay other clients.
@@ -257,7 +266,8 @@ class WebSocketListener:
         done = False
         try:
             with scope:
-                self._ready.put(await accept_over(stream, self._config, path=self._path), place)
+                websocket = await accept_over(stream, self._config, path=self._path, failures=self._failures)
+                self._ready.put(websocket, place)
                 done = True
             if not done:
                 self.admission.turn_away(stream.info.peer, "its handshake made room for others")

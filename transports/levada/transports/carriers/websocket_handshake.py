@@ -16,6 +16,7 @@ from wsproto.events import AcceptConnection, RejectConnection, Request
 from wsproto.handshake import H11Handshake
 from wsproto.utilities import RemoteProtocolError as WsprotoError
 
+from levada.framework.failure_log import FailureLog
 from levada.transports.carriers.addresses import may_name
 from levada.transports.carriers.websocket_config import Refusal, UpgradeRequest, WebSocketConfig
 
@@ -69,7 +70,7 @@ def is_interim(head: bytes) -> bool:
 
 
 def answer(
-    head: bytes, rest: bytes, config: WebSocketConfig, path: str | None, *, at: str = ""
+    head: bytes, rest: bytes, config: WebSocketConfig, path: str | None, failures: FailureLog, *, at: str = ""
 ) -> tuple[UpgradeRequest, str | None, bytes]:
     """Check a request for a WebSocket, and make the answer.
 
@@ -78,6 +79,7 @@ def answer(
         rest: bytes after it.
         config: subprotocols, headers, origins and the application's own check.
         path: the only path to serve; ``None`` for any.
+        failures: gets the exceptions of `WebSocketConfig.allow`.
         at: the address at which the client has reached this server, if it is one of IP.
 
     Returns:
@@ -122,7 +124,7 @@ def answer(
         raise HandshakeRefused(
             Refusal(421, "a server that is reached at a loopback address needs this name in WebSocketConfig.hosts")
         )
-    _admit(asked, config, path)
+    _admit(asked, config, path, failures)
     subprotocol = next((name for name in config.subprotocols if name in offered), None)
     octets = server.send(AcceptConnection(subprotocol=subprotocol, extra_headers=_encoded(config.headers)))
     return asked, subprotocol, octets
@@ -143,7 +145,7 @@ def _parse(server: H11Handshake, head: bytes) -> tuple[Request, list[tuple[str, 
     return request, [(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.extra_headers]
 
 
-def _admit(asked: UpgradeRequest, config: WebSocketConfig, path: str | None) -> None:
+def _admit(asked: UpgradeRequest, config: WebSocketConfig, path: str | None, failures: FailureLog) -> None:
     if path is not None and asked.path != path:
         raise HandshakeRefused(Refusal(404, "no WebSocket at this path"))
     if asked.origin is not None and "*" not in config.origins and asked.origin not in config.origins:
@@ -156,7 +158,8 @@ def _admit(asked: UpgradeRequest, config: WebSocketConfig, path: str | None) -> 
     try:
         refusal = config.allow(asked)
     except Exception as error:  # an error of the application's check must not end the listener
-        logger.exception("the check of an upgrade request failed", extra={"protocol": "websocket", "event": "refused"})
+        text = "the check of an upgrade request failed"
+        failures.log(logger, error, text, protocol="websocket", event="refused")
         raise HandshakeRefused(Refusal(500, "the request could not be checked")) from error
     if refusal is not None:
         raise HandshakeRefused(refusal)

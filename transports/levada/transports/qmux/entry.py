@@ -14,6 +14,7 @@ import attrs
 import trio
 
 from levada.framework.errors import ConfigurationError, ConnectionLost
+from levada.framework.failure_log import FailureLog
 from levada.transports.carriers import memory, tcp, tls, unix
 from levada.transports.carriers.contracts import ByteStream, CarrierInfo, Listener
 from levada.transports.carriers.streams import plain_nursery
@@ -186,10 +187,12 @@ def dial_over(stream: ByteStream, config: QmuxConfig | None = None) -> AbstractA
     return _open(OverBytes(stream), info, config or QmuxConfig())
 
 
-async def _upgrade(settings: WebSocketConfig, path: str | None, stream: ByteStream, left: float) -> WebSocketStream:
+async def _upgrade(
+    settings: WebSocketConfig, path: str | None, failures: FailureLog, stream: ByteStream, left: float
+) -> WebSocketStream:
     """Open a WebSocket as the server within `left` seconds."""
     hurried = attrs.evolve(settings, handshake_timeout=min(left, settings.handshake_timeout))
-    websocket: WebSocketStream = await _carrier("ws").accept_over(stream, hurried, path=path)
+    websocket: WebSocketStream = await _carrier("ws").accept_over(stream, hurried, path=path, failures=failures)
     return websocket
 
 
@@ -210,7 +213,7 @@ async def listen(url: str, config: QmuxConfig | None = None) -> AsyncIterator[Qm
     upgrade = None
     below: AbstractAsyncContextManager[Any]
     if scheme in ("ws", "wss"):
-        upgrade = partial(_upgrade, settings, parts.path or None)
+        upgrade = partial(_upgrade, settings, parts.path or None, FailureLog())
         address = _carrier(scheme).below_of_listener(url.removeprefix(_PREFIX))
         below = tls.listen(address, settings.tls) if scheme == "wss" else tcp.listen(address, settings.tcp)
     else:

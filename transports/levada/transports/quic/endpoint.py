@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Self
 import trio
 from aioquic.tls import SessionTicket
 
+from levada.framework.failure_log import FailureLog
 from levada.transports.carriers.contracts import CloseReason
 from levada.transports.carriers.streams import plain_nursery
 
@@ -74,6 +75,7 @@ class QuicEndpoint:
         self.asked = 0
         """How often connections have asked for a flush."""
         self._port = port
+        self._failures = FailureLog()
         self.engine_type = engine_class(plain=self.config.engine == "plain")
         self._routes: dict[bytes, QuicConnection] = {}
         self._reset_tokens: dict[bytes, QuicConnection] = {}
@@ -393,7 +395,8 @@ class QuicEndpoint:
 
     def _engine_failed(self, connection: QuicConnection, error: Exception) -> None:
         self.counters["engine failures"] += 1
-        logger.error("the engine of %r failed, which ends the connection", connection, exc_info=error)
+        text = "the engine of %r failed, which ends the connection"
+        self._failures.log(logger, error, text, connection)
         connection.abandon(f"internal error: {error!r}")
 
     async def _receive_loop(self) -> None:
