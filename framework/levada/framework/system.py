@@ -181,6 +181,7 @@ class ActorSystem:
         self._clock = _clock
         self._dead_letters = DeadLetters(self.events)
         self.log_unhandled = RateLimitedLog("unhandled message")
+        self.log_unreadable = RateLimitedLog("unreadable message")
         self.failure_log = FailureLog()
         """Logs the failures of all actors, and of code that peers cause to run."""
         self._numbers = itertools.count(1)

@@ -11,7 +11,7 @@ from trio import current_time
 from trio.lowlevel import spawn_system_task
 
 from levada.framework.errors import ActorStopped, DecodeError
-from levada.framework.text import exc_info
+from levada.framework.text import printable
 
 from .ask import RemoteTell, content_of
 from .cell import Cell
@@ -101,11 +101,16 @@ class MailboxFeed:
                 if isinstance(entry, Envelope) and entry.peer is not None and isinstance(self._ref, Cell):
                     message = RemoteTell(content_of(message), entry.peer, entry.context or self._opener)
             except DecodeError as error:
-                self._log(error, "channel %s: a message cannot be read")
+                warn = self._ref.system.log_unreadable.line if isinstance(self._ref, Cell) else logger.warning
+                warn("channel %s: a message cannot be read: %s", core.name, printable(str(error)))
                 core.settle(entry, outcome=PROCESSED)
                 return True
             except Exception as error:
-                self._log(error, "channel %s: a message cannot be put into a mailbox; the receiver is closed")
+                text = "channel %s: a message cannot be put into a mailbox; the receiver is closed"
+                if isinstance(self._ref, Cell):  # outside of a system no peer sends
+                    self._ref.system.failure_log.log(logger, error, text, core.name)
+                else:
+                    logger.exception(text, core.name)
                 self._held = entry, None
                 core.end(TerminalState.RECEIVER_CLOSED, detail="a message could not be put into the receiver's mailbox")
                 return False
@@ -137,13 +142,6 @@ class MailboxFeed:
             self._waiting = False
             self._leave_line = _nothing  # the old value refers to this feed
             self._pump()
-
-    def _log(self, error: Exception, text: str) -> None:
-        """Log a failure, which the sender may cause as often as it likes. Outside of a system no peer sends."""
-        if isinstance(self._ref, Cell):
-            self._ref.system.failure_log.log(logger, error, text, self._core.name)
-        else:
-            logger.error(text, self._core.name, exc_info=exc_info(error))
 
     def _stopped(self) -> None:
         self._core.end(TerminalState.RECEIVER_CLOSED, detail="the actor that received has stopped")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from trio import CapacityLimiter
 
-    from levada.framework.events import EventStream
+    from levada.framework.events import EventStream, RateLimitedLog
     from levada.framework.failure_log import FailureLog
     from levada.framework.ref import Ref
     from levada.framework.timers import TimerHeap
@@ -73,6 +73,7 @@ class System(Protocol):
     counters: Counters
     events: EventStream
     failure_log: FailureLog
+    log_unreadable: RateLimitedLog
     heap: TimerHeap
     tracing: Tracing | None
     observe: Observer
