@@ -12,10 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("levada.actors.journal", exc_type=ImportError)
+
+from tests.actors.journal.disk import Disk  # noqa: E402
 
 from levada.actors.journal import (  # noqa: E402
     Append,
@@ -35,6 +38,8 @@ from levada.actors.journal import (  # noqa: E402
     Store,
 )
 from levada.actors.journal import ledger as ledger_module  # noqa: E402
+from levada.actors.journal.delivering import deliver as deliver_staged  # noqa: E402
+from levada.actors.journal.delivering import stage_rows  # noqa: E402
 from levada.framework import ActorSystem, Ref, bounded  # noqa: E402
 
 SCHEMA = pa.schema(
@@ -155,28 +160,55 @@ async def test_a_question_that_is_repeated_needs_no_rows(system: ActorSystem, tm
         await journal.ask(Deliver("q", 0, {0: 7}, {0: 2}))
 
 
-@pytest.mark.parametrize("left", [[0], [1], [0, 2], [0, 1, 2]])
-async def test_a_crash_may_leave_stages_of_a_delivered_batch(tmp_path: Path, left: list[int]) -> None:
-    """It came between the ledger's line and the answer, so the question comes again; the rows that are left are not looked for in vain."""
-    question = Deliver("q", 0, {0: 7, 1: 8, 2: 9}, {0: 1, 1: 1, 2: 1})
-    kept = tmp_path / "kept"
-    async with ActorSystem("first", shutdown_timeout=5.0) as system:
-        journal = spawn(system, tmp_path / "journal")
-        for part, attempt in question.winners.items():
-            await journal.ask(StageRows("q", 0, part, attempt, rows(part)))
-        shutil.copytree(tmp_path / "journal" / "staging", kept)
-        assert not (await journal.ask(question)).already
-    files = sorted(kept.rglob("*.*"))
-    assert len(files) == 3
-    for part in left:
-        target = tmp_path / "journal" / "staging" / files[part].relative_to(kept)
-        target.parent.mkdir(exist_ok=True)
-        shutil.copy(files[part], target)
-    async with ActorSystem("second", shutdown_timeout=5.0) as system:
-        journal = spawn(system, tmp_path / "journal")
-        assert (await journal.ask(question)).already
-        assert (await journal.ask(GetExtent())).end == {0: 2, 1: 1}
-    assert list((tmp_path / "journal" / "staging").iterdir()) == []
+QUESTION = Deliver("q", 0, {0: 7, 1: 8, 2: 9}, {0: 1, 1: 1, 2: 1})
+
+
+def stage_all(store: Store, question: Deliver = QUESTION) -> None:
+    """Stage a row for each part."""
+    for part, attempt in question.winners.items():
+        stage_rows(store, StageRows("q", 0, part, attempt, []), rows(part))
+
+
+def numbers(store: Store) -> list[list[Any]]:
+    """All rows, by partition."""
+    return [
+        [n for _, batch in store.batches(number, 0) for n in batch.column("share").to_pylist()] for number in (0, 1)
+    ]
+
+
+def test_a_crash_may_leave_stages_of_a_delivered_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It came before the answer, so the question comes again: the stages are all there or none counts, at whichever call the process died."""
+    disk, config = Disk(monkeypatch), JournalConfig(partitions=2)
+    with Store.open(tmp_path / "journal", SCHEMA, config) as store:
+        stage_all(store)
+        with disk.watch(tmp_path) as watch:
+            assert not deliver_staged(store, QUESTION).already
+        wanted = numbers(store)
+    assert wanted == [[0 / 7, 2 / 7], [1 / 7]]
+    assert watch.calls["unlink"] == 3
+    for place, moment in enumerate(watch.moments):
+        left = moment.killed().write(tmp_path / str(place)) / "journal"
+        with Store.open(left, SCHEMA, config) as store:
+            assert len(store.staged("q", 0)) in (0, 3)
+            known = store.line("q", 0) is not None
+            assert deliver_staged(store, QUESTION).already == known
+            assert numbers(store) == wanted
+            assert deliver_staged(store, QUESTION).already
+        assert list((left / "staging").iterdir()) == []
+
+
+def test_a_batch_some_of_whose_stages_a_power_failure_took_is_found_when_it_is_staged_again(tmp_path: Path) -> None:
+    """What is left may be of a batch that was planned again, with other rows."""
+    again = attrs.evolve(QUESTION, winners={0: 17, 1: 18, 2: 19})
+    with Store.open(tmp_path, SCHEMA, JournalConfig(partitions=2)) as store:
+        stage_all(store)
+        assert not deliver_staged(store, QUESTION).already
+        stage_rows(store, StageRows("q", 0, 0, 7, []), rows(0))
+        with pytest.raises(JournalError, match="the 1 rows of part 1 are not staged, there are 0"):
+            deliver_staged(store, QUESTION)
+        stage_all(store, again)
+        assert deliver_staged(store, again).already
+        assert numbers(store) == [[0 / 7, 2 / 7], [1 / 7]]
 
 
 async def test_rows_of_a_second_attempt_outlive_the_journal(tmp_path: Path) -> None:

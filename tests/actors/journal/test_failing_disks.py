@@ -182,7 +182,8 @@ def test_a_batch_is_delivered_though_its_staged_rows_cannot_be_deleted(
         assert numbers(store) == [0, 1]
         assert deliver(store, Deliver("q", 1, {0: 0, 1: 0})).already
         assert list(store.staged("q", 1)) == []
-        assert list(store.staged("q", 2)) == [(0, 0)]
+        assert list(store.staged("q", 2)) == []
+    assert list((tmp_path / "staging").iterdir()) == []
 
 
 # ---------------------------------------------------------------- undoing

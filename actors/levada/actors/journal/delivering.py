@@ -65,7 +65,7 @@ def deliver(store: Store, m: Deliver) -> Delivered:
     try:
         store.unstage(m.query, m.batch)
     except JournalError as error:
-        # It is delivered all the same. What is left goes when the batch comes again, or with its age (`DiscardOlder`).
+        # It is delivered all the same. What is left goes at the next opening, when the batch comes again, or with its age (`DiscardOlder`).
         logger.warning(
             "%s; it has been delivered, and its staged rows stay for now", error, extra={"event": "not_unstaged"}
         )
@@ -110,8 +110,8 @@ def _require_batch_before(store: Store, m: Deliver) -> None:
 
 
 def _require_same(store: Store, m: Deliver, stages: Mapping[tuple[int, int], Stage], line: Line, attempts: str) -> None:
-    if line.attempts == attempts and not (stages and all(winner in stages for winner in m.winners.items())):
-        return  # the same question once more: its stages were deleted before the first answer, perhaps not all of them
+    if line.attempts == attempts and not any(winner in stages for winner in m.winners.items()):
+        return  # the same question once more: its stages were deleted before the first answer
     _require_staged(store, m, stages)
     rows = sum(stages[winner].rows for winner in m.winners.items())
     if rows != line.rows:

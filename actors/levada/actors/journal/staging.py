@@ -24,6 +24,8 @@ logger = logging.getLogger("levada.actors.journal")
 
 _STAGE, _STAGE_FORMAT = b"levada.stage", 1
 """Key of the metadata in the schema of a staged file: JSON of the format, query, batch, part and attempt."""
+_GONE = ".gone"
+"""Suffix of the newest stage of a batch while all of them are deleted. Once it has this name, none of them counts any more."""
 
 
 class Staging:
@@ -48,8 +50,8 @@ class Staging:
         Files of a batch that was delivered stay: they may be of a later attempt, whose `Deliver`, still to come, compares them.
         """
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        for path in sorted(self.folder.iterdir()):
-            if path.suffix != ".segment":
+        for path in sorted(self.folder.iterdir()):  # in the order in which they were made
+            if path.suffix not in (".segment", _GONE):
                 path.unlink()  # it was being made
                 continue
             try:
@@ -61,14 +63,16 @@ class Staging:
             self._number = max(self._number, stage.number)
             self._stages.setdefault(stage.key[:2], {})[stage.key[2:]] = stage
             self.size += stage.size
+            if path.suffix == _GONE:
+                self.drop(*stage.key[:2])  # a crash cut this short; later stages of the batch come later
 
     def begin(self, query: str, batch: int, part: int, attempt: int) -> Stage:
         """Return the stage of one attempt at one part of a batch; make it if there is none."""
-        stages = self._stages.setdefault((query, batch), {})
-        stage = stages.get((part, attempt))
+        stage = self.of(query, batch).get((part, attempt))
         if stage is None:
             self._number += 1
-            stage = stages[part, attempt] = Stage.create(self, self._number, (query, batch, part, attempt))
+            stage = Stage.create(self, self._number, (query, batch, part, attempt))
+            self._stages.setdefault((query, batch), {})[part, attempt] = stage
         return stage
 
     def of(self, query: str, batch: int) -> Mapping[tuple[int, int], Stage]:
@@ -76,15 +80,20 @@ class Staging:
         return self._stages.get((query, batch), {})
 
     def drop(self, query: str, batch: int, part: int | None = None, attempt: int | None = None) -> int:
-        """Delete the stages of a batch, or some of them; return how many."""
+        """Delete the stages of a batch, or some of them; return how many. After a crash either all stages of a batch are there, or none."""
         stages = self._stages.get((query, batch), {})
         chosen = [key for key in stages if part in (None, key[0]) and attempt in (None, key[1])]
-        dropped = [stages.pop(key) for key in chosen]
-        self.size -= sum(stage.size for stage in dropped)
-        if not stages:
-            self._stages.pop((query, batch), None)
+        if not chosen:
+            return 0
+        dropped = sorted((stages[key] for key in chosen), key=lambda stage: stage.number)
         try:
-            for stage in dropped:
+            if len(chosen) == len(stages):
+                dropped[-1].rename(_GONE)
+                del self._stages[query, batch]
+            for key in chosen:
+                del stages[key]
+            self.size -= sum(stage.size for stage in dropped)
+            for stage in dropped:  # the newest last
                 stage.discard()
         except OSError as error:
             raise JournalUnwritable(f"staged rows cannot be deleted: {error}", path=str(self.folder)) from error
@@ -213,6 +222,12 @@ class Stage:
             return
         for block in segment.read(segment.first, segment.end, segment.size, 0):
             yield Message(block.data, block.rows)
+
+    def rename(self, suffix: str) -> None:
+        """Give the file another suffix, if it is still there."""
+        path = self._segment.path
+        with suppress(FileNotFoundError):
+            self._segment.path = path.rename(path.with_suffix(suffix))
 
     def close(self) -> None:
         """Close the file, which stays."""
