@@ -111,7 +111,7 @@ def _require_batch_before(store: Store, m: Deliver) -> None:
 
 def _require_same(store: Store, m: Deliver, stages: Mapping[tuple[int, int], Stage], line: Line, attempts: str) -> None:
     if line.attempts == attempts and not any(winner in stages for winner in m.winners.items()):
-        return  # the same question once more: its stages were deleted before the first answer
+        return  # the same question once more: its stages were deleted before the answer
     _require_staged(store, m, stages)
     rows = sum(stages[winner].rows for winner in m.winners.items())
     if rows != line.rows:

@@ -104,7 +104,7 @@ class Line:
     digest: int | None = None
     """CRC-32 of the messages that were delivered, in their order. None: levada 0.2 or older delivered it."""
     attempts: str | None = None
-    """Identifies the `Deliver` that was answered."""
+    """Identifies the `Deliver` that was answered last."""
 
     @property
     def rows(self) -> int:
@@ -372,6 +372,15 @@ class Ledger:
             )
             self._add_transaction(connection, line.ranges)
         self.transaction += 1
+
+    def set_attempts(self, query: str, batch: int, attempts: str) -> None:
+        """Note the attempts under which a delivered batch came last; see `Line.attempts`."""
+        line = self.line(query, batch)
+        if line is None or line.attempts == attempts:
+            return
+        text = json.dumps(attrs.evolve(line, attempts=attempts).to_json())
+        with self._change() as connection:
+            connection.execute("UPDATE batches SET ranges = ? WHERE query = ? AND batch = ?", (text, query, batch))
 
     def append(self, ranges: Mapping[int, tuple[int, int]]) -> None:
         """Commit the transaction `transaction` + 1: the rows in these ranges of partitions, which are synced, are one append. Raises as `deliver`."""

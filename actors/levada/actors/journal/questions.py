@@ -116,7 +116,8 @@ class Deliver(Asks[Delivered]):
     """Append a staged batch exactly once. The second time, even after a crash, the answer is ``already``.
 
     Afterwards all stages of this batch are deleted, in one step. A batch that was delivered before is compared: its rows are staged again, or
-    the winners are the same and none of them is staged. It is the same batch if it has the same rows, in any order and in any parts.
+    the winners are the same as the last time, and none of them is staged. It is the same batch if it has the same rows, in any order and in
+    any parts.
 
     Fails with `BatchReused` if it has other rows, or they cannot be compared any more; with `JournalBehind` if the batch `after` is missing;
     with `JournalError` if a winner was not staged, has another number of `rows`, or the batch is larger than the journal can ever take; with

@@ -333,7 +333,7 @@ class Store:
             batch: its number; the numbers of a query grow.
             parts: partitions and messages (of `pack`, or of a `Stage`); not looked at if the batch has been delivered (`line` tells which
                 rows it had).
-            attempts: identifies these messages; kept in the `Line`.
+            attempts: identifies these messages; the last ones are kept in the `Line`.
 
         Raises:
             JournalFull: no room. Nothing was written; try again.
@@ -345,6 +345,10 @@ class Store:
         done = self.delivered(query, batch)
         if done is not None:
             self._repeated += 1
+            if attempts is not None:
+                with ledger_errors(self.directory):
+                    self._ledger.set_attempts(query, batch, attempts)
+                self._note(self._partitions)
             return done
         size = digest = 0
 
