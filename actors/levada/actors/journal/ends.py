@@ -126,13 +126,13 @@ class Ends:
         """Have the next `write` say how far this partition reaches."""
         _PARTITION.pack_into(self._copy, _HEAD.size + partition * _PARTITION.size, first, end)
 
-    def write(self, commits: int) -> None:
-        """Write the new promise, and sync it if the last sync is long enough ago; `Uncertain` if the disk refuses."""
-        self._write(commits)
-        if time.monotonic() - self._synced_at >= SYNC_EVERY:
-            self.sync()
+    def write(self, commits: int, *, shut: bool = False) -> None:
+        """Write the new promise, and sync it if the last sync is long enough ago; `Uncertain` if the disk refuses.
 
-    def _write(self, commits: int, *, shut: bool = False) -> None:
+        Args:
+            commits: of the ledger.
+            shut: it says that the journal was closed in order, and is synced at once.
+        """
         self._number += 1
         octets = memoryview(self._copy)
         _HEAD.pack_into(octets, 0, _MAGIC, _VERSION, self._partitions, self._journal, self._number, commits)
@@ -142,11 +142,13 @@ class Ends:
         self.pending = True
         at = self._place * self._size
         try:
-            while octets:
-                written = os.pwrite(self._descriptor, octets, at)
-                octets, at = octets[written:], at + written
+            written = os.pwrite(self._descriptor, octets, at)
+            if written < len(octets):
+                write_all(self._descriptor, [octets[written:]], at + written)
         except OSError as error:
             raise Uncertain.of(error) from error
+        if shut or time.monotonic() - self._synced_at >= SYNC_EVERY:
+            self.sync()
 
     def sync(self) -> None:
         """Sync what was written, if there is something; `Uncertain` if the disk refuses.
@@ -167,8 +169,7 @@ class Ends:
         """Write the promise into both copies, so that either may be lost, and that the journal was closed in order."""
         try:
             for _ in range(2):
-                self._write(commits, shut=True)
-                self.sync()
+                self.write(commits, shut=True)
         except OSError as error:
             logger.warning("%s: it is left as it was: %s", self._path, error, extra={"event": "ends_unwritable"})
 

@@ -273,15 +273,15 @@ class Partition:
         waiting: list[Message] = []
         size = self.segments[-1].size
         for message in messages:
-            last = self.segments[-1]
-            full = size + message.size > self._segment_bytes or (last.blocks >= MERGE_BLOCKS and last.fragmented)
+            last, more = self.segments[-1], message.size
+            full = size + more > self._segment_bytes or (last.blocks >= MERGE_BLOCKS and last.fragmented)
             if full and (waiting or last.end > last.first):
                 self.segments[-1].write(waiting, transaction=transaction, time=time, more=True)
                 waiting = []
                 self.roll()
                 size = self.segments[-1].size
             waiting.append(message)
-            size += message.size
+            size += more
         self.segments[-1].write(waiting, transaction=transaction, time=time)
         return first
 

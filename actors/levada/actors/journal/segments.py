@@ -392,12 +392,12 @@ class Segment:
         for place, message in enumerate(messages):
             mark = transaction if place == last else transaction + MORE
             rest = SUMMED.pack(message.rows, offset, mark, stamp, self.synced)
-            length = message.data.size
+            length, size = message.data.size, message.size
             crc = zlib.crc32(message.data, zlib.crc32(rest, length))
             head = BLOCK.pack(BLOCK_MAGIC, length, crc, message.rows, offset, mark, stamp, self.synced)
-            parts += [head, message.data, bytes(message.size - BLOCK.size - length)]
+            parts += [head, message.data, bytes(size - BLOCK.size - length)]
             headers.append(Header(at, length, crc, message.rows, offset, mark, stamp, self.synced))
-            at, offset = at + message.size, offset + message.rows
+            at, offset = at + size, offset + message.rows
         write_all(self._descriptor, parts, self.size)
         for header in headers:
             self._note(header)
