@@ -133,7 +133,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> Generator[
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Use all cores for the whole suite; a file or a test that was asked for runs at once and in this process."""
-    if config.option.keyword or config.option.lf or config.option.usepdb:
+    if config.option.keyword or config.getoption("lf", None) or config.option.usepdb:
         return 0
     if config.args_source is pytest.Config.ArgsSource.ARGS:
         return 0
