@@ -231,6 +231,20 @@ def test_rows_that_were_acked_and_are_gone_are_refused_or_accepted(
         assert store.statistics().rows_lost == 0
 
 
+def test_a_longer_file_loses_no_row_of_an_append_that_goes_over_its_end(tmp_path: Path) -> None:
+    """The last block of the append is in the next segment, which is intact."""
+    with Store.open(tmp_path, SCHEMA, attrs.evolve(SMALL, block_bytes=512)) as store:
+        store.append([(0, rows(*range(100)))])
+    first, _ = segments(tmp_path)
+    with first.open("ab") as file:
+        file.write(bytes(64))
+    with pytest.raises(JournalDamaged, match="has changed: restore it"):
+        Store.open(tmp_path, SCHEMA, SMALL)
+    with Store.open(tmp_path, SCHEMA, ACCEPTING) as store:
+        assert numbers(store) == list(range(100))
+        assert store.statistics().rows_lost == 0
+
+
 def test_a_row_that_was_lost_is_not_said_to_have_been_deleted(journal: Path) -> None:
     last = int(segments(journal)[-1].stem)
     remove(-1)(journal)

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from hypothesis import HealthCheck, given, settings
@@ -454,6 +455,19 @@ def test_an_id_that_is_used_again_when_it_is_forgotten_has_its_new_rows(tmp_path
         taken = store.taken(0, "a")
         assert taken is not None
         assert taken.first == 4
+
+
+def test_an_id_that_is_used_again_at_the_start_of_a_segment_has_its_new_rows(tmp_path: Path) -> None:
+    """Its old rows are in the segment before, and rows there would be the beginning of a command that goes over the end."""
+    config = attrs.evolve(SMALL, keyed=Keyed(command="command", remember=2))
+    with open_store(tmp_path, config) as store:
+        for n in range(40):
+            assert store.taken(0, f"c{n % 3}") is None
+            store.append([(0, batch(Event("e", f"c{n % 3}", n, "x" * 100)))])
+            taken = store.taken(0, f"c{n % 3}")
+            assert taken is not None
+            assert (taken.first, taken.rows["amount"].to_pylist()) == (n, [n])
+        assert store.statistics().segments > 3
 
 
 async def test_the_same_command_twice_in_a_group(system: ActorSystem, tmp_path: Path) -> None:
