@@ -489,6 +489,25 @@ async def test_only_so_many_files_are_open(tmp_path: Path, sink: Sink, quick: Mo
     assert len(sink.lines) == 21
 
 
+async def test_a_file_stays_open_at_its_end_when_no_other_waits_any_more(
+    tmp_path: Path, sink: Sink, quick: MockClock
+) -> None:
+    busy, waiting = tmp_path / "a.log", tmp_path / "b.log"
+    busy.write_text("one\ntwo\n")
+    sink.hold()
+    config = TailConfig(max_files=1, max_lines=1, scan=0.5, drain_timeout=600.0)
+    async with following(sink, tmp_path / "*.log", config=config) as followed:
+        await sink.has("one")
+        waiting.write_text("")
+        await until(lambda: followed.status().waiting == 1)
+        waiting.unlink()
+        await until(lambda: followed.status().waiting == 0)
+        sink.open.set()
+        await until(lambda: len(sink.acked) == 2)
+        await trio.sleep(5.0)
+        assert followed.status().files == 1
+
+
 async def test_moved_files_wait_for_a_place_too(tmp_path: Path, sink: Sink, quick: MockClock) -> None:
     """Files that were left unfinished and renamed to names that nobody ships, more of them than may be open."""
     registry = tmp_path / "registry"

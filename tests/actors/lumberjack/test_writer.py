@@ -775,6 +775,22 @@ async def test_lj59_a_stuck_window_is_halved_until_the_event_at_fault_is_alone(
 
 
 @pytest.mark.rule("LJ-59")
+async def test_lj59_a_connection_was_not_idle_if_its_end_gives_up_an_event(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """LJ-59: the fifth connection that an event ends is a fault as those before, though nothing waits any more."""
+    async with peers() as reader, writing(reader.url, window=1, on_stuck="reject") as writer:
+        await writer.send({"n": 0})
+        for _ in range(5):
+            peer = await reader.accept()
+            assert (await peer.window()).lines == [0]
+            await peer.stream.aclose()
+        await wait_all_tasks_blocked()
+        statistics = writer.statistics()
+        assert (statistics.events_rejected, statistics.faults) == (1, 5)
+
+
+@pytest.mark.rule("LJ-59")
 async def test_lj59_only_one_window_is_in_flight_while_one_is_stuck(autojump_clock: trio.testing.MockClock) -> None:
     """LJ-59: a stuck window has the line for itself until the next ack; nothing spins meanwhile."""
     async with peers() as reader, writing(reader.url, window=4, pipelining=2, close_timeout=0) as writer:
@@ -879,6 +895,32 @@ async def test_of_several_hosts_one_with_a_closed_connection_is_used_when_the_ot
         assert (await right.window()).lines == [2, 3]
         await a.accept()
         assert writer.statistics().faults == 1
+
+
+async def test_a_host_with_a_closed_connection_is_left_alone_until_an_event_waits_for_it(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """And then it is used before the other host has acked, and before a window is full."""
+    hosts = HostConfig(several="balance")
+    async with (
+        peers("memory://a") as a,
+        peers("memory://b") as b,
+        writing([a.url, b.url], hosts=hosts, window=2, pipelining=1, close_timeout=0) as writer,
+        trio.open_nursery() as nursery,
+    ):
+        left, right = await a.accept(), await b.accept()
+        await left.stream.aclose()
+        await wait_all_tasks_blocked()
+        nursery.start_soon(writer.deliver, [{"n": 0}])
+        assert (await right.window()).lines == [0]
+        await wait_all_tasks_blocked()
+        assert writer.statistics().connects == 2
+        begin = trio.current_time()
+        await writer.send({"n": 1})
+        left = await a.accept()
+        assert (await left.window()).lines == [1]
+        assert trio.current_time() == begin
+        await right.ack(1)
 
 
 async def test_certificates_that_cannot_be_used_are_told_to_whoever_connects() -> None:
