@@ -24,7 +24,7 @@ from levada.framework.embedding import DescribedActor, adopt
 from levada.framework.errors import CarrierError, ConfigurationError, ConnectionLost, LevadaError, LocalProtocolError
 from levada.transports.carriers import ByteStream, Connection, Incoming, Listener, MessageStream
 from levada.transports.carriers.admission import Admission
-from levada.transports.carriers.places import Places, share_of
+from levada.transports.carriers.places import Place, Places, share_of
 
 from .driver import Driver
 from .driver import Phase as ConnectionPhase
@@ -181,8 +181,9 @@ class Acceptor(DescribedActor[Any], Generic[C]):
         connection.turn_away = partial(refuse, accepted)
         if adopt(self, connection):
             share = share_of(_peer(accepted), getattr(accepted, "info", None))
-            connection.place = self.places.take(share, partial(self._make_room, connection, _peer(accepted)))
-            connection.ref.on_stopped(lambda: self._left(connection))
+            place = self.places.take(share, partial(self._make_room, connection, _peer(accepted)))
+            connection.place = place
+            connection.ref.on_stopped(lambda: self._left(connection, place))
         else:  # this listener is ending
             refuse(accepted)
 
@@ -192,10 +193,8 @@ class Acceptor(DescribedActor[Any], Generic[C]):
         self.admission.turn_away(peer, f"it made room for others: {why}")
         connection.make_room()
 
-    def _left(self, connection: C) -> None:
-        if connection.place is not None:
-            connection.place.leave()
-            connection.place = None  # it refers to the connection
+    def _left(self, connection: C, place: Place) -> None:
+        place.leave()
         if connection.identity is not None:
             self.gatekeeper.leave(connection.identity)
         # Not before: a listener that closes waits for work that came before the end, too.
