@@ -22,6 +22,7 @@ OVERRIDES = {
     "actors/levada/actors/demo/engine.py": "pyspark",
     "actors/levada/actors/spark/query.py": "pyspark",
     "benchmarks/carriers.py": "aioquic",
+    f"{FRAMEWORK}/_runtime/virtual_time.py": "trio",
     f"{FRAMEWORK}/testing/clock.py": "trio",
     f"{FRAMEWORK}/testing/strict.py": "trio",
     "transports/levada/transports/carriers/tls.py": "trio",

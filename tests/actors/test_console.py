@@ -16,6 +16,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from tests.surroundings import measure_by
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from levada.actors import maop
@@ -312,7 +313,8 @@ async def test_after_a_snapshot_the_console_rests_for_as_long_as_it_took(
         autojump_clock.jump(0.001)
         return trio.current_time()
 
-    async with ActorSystem(_clock=clock) as system, serve_console(system, tmp_path / "c") as path:
+    measure_by(clock)
+    async with ActorSystem() as system, serve_console(system, tmp_path / "c") as path:
         system.spawn(Office)
         await wait_all_tasks_blocked()
         async with connect_console(path) as one, connect_console(path) as other:
@@ -447,7 +449,8 @@ async def test_lines_cut_anywhere_arrive_whole(cut: int) -> None:
 async def test_the_turns_of_a_quiet_system_are_measured() -> None:
     """A slice of one turn each time: the sampling goes on where the last slice left it."""
     ticks = itertools.count()  # by real time, a turn in which the processor is lost would be the end of its slice
-    async with ActorSystem(_clock=lambda: next(ticks) * 1e-6) as system:
+    measure_by(lambda: next(ticks) * 1e-6)
+    async with ActorSystem() as system:
         clerk = system.spawn(Clerk)
         for _ in range(1000):
             clerk.tell(Work())

@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from tests.surroundings import measure_by
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.framework import (
@@ -329,7 +330,8 @@ async def test_blocks_the_thread_the_alarm_is_given(caplog: pytest.LogCaptureFix
     def listener(event: SlowHandler) -> None:
         alarms.append((event.ref, event.message, event.seconds, event.count))
 
-    async with ActorSystem(slow_handler=0.5, _clock=clock) as system:
+    measure_by(clock)
+    async with ActorSystem(slow_handler=0.5) as system:
         system.events.subscribe(SlowHandler, system.spawn(listener))
         ref = system.spawn(Blocks, name="blocks")
         ref.tell(Item(0.25))
@@ -357,7 +359,8 @@ async def test_blocks_the_thread_also_when_its_asker_called_it() -> None:
             clock.now += 3.0
             return 1
 
-    async with ActorSystem(slow_handler=0.5, _clock=clock) as system:
+    measure_by(clock)
+    async with ActorSystem(slow_handler=0.5) as system:
         assert await system.spawn(Blocks).ask(Long()) == 1
         assert system.statistics().slow_turns == 1
 

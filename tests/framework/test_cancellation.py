@@ -14,6 +14,7 @@ from typing import Any, Literal
 import attrs
 import pytest
 import trio
+from tests.surroundings import measure_by
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.framework import (
@@ -234,7 +235,8 @@ def test_a_cancelled_send_to_an_unbounded_mailbox() -> None:
             now += 0.0002
             return now
 
-        async with ActorSystem(_clock=clock) as system:
+        measure_by(clock)
+        async with ActorSystem() as system:
             ref = system.spawn(Worker, log)
 
             async def act() -> None:

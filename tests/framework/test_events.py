@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from tests.surroundings import measure_by
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.framework import (
@@ -225,7 +226,8 @@ async def test_a_slow_handler_gives_the_alarm(way: str, caplog: pytest.LogCaptur
         def item(self, m: Item) -> None:
             clock.now += 0.25
 
-    async with ActorSystem(slow_handler=0.2, _clock=clock) as system:
+    measure_by(clock)
+    async with ActorSystem(slow_handler=0.2) as system:
         _, seen = listen(system, SlowHandler)
         ref = system.spawn(SlowSync if way == "sync" else Slow, name="slow")
         ref.tell(Item())
@@ -246,7 +248,8 @@ async def test_a_handler_that_waits_long_is_not_slow() -> None:
             await gate.wait()
 
     gate = trio.Event()
-    async with ActorSystem(slow_handler=0.2, _clock=clock) as system:
+    measure_by(clock)
+    async with ActorSystem(slow_handler=0.2) as system:
         ref = system.spawn(Waits)
         ref.tell(Item())
         await wait_all_tasks_blocked()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.surroundings import measure_by
 from trio.testing import wait_all_tasks_blocked
 
 from levada.framework import Actor, ActorSystem, Asks, Failed, Reason, Ref, handles, message, restart
@@ -241,7 +242,8 @@ class Answers(Actor[Get]):
 @pytest.mark.parametrize("kind", [Runner, Answers])
 async def test_inline_is_bounded_by_the_slice(kind: type[Actor[Any]]) -> None:
     """A loop of asks that never need to wait still lets other tasks run, about once each slice."""
-    async with ActorSystem(_clock=Clock()) as system:
+    measure_by(Clock())
+    async with ActorSystem() as system:
         ref = system.spawn(kind)
         await wait_all_tasks_blocked()
         others: list[int] = []
@@ -295,7 +297,8 @@ async def test_inline_under_a_cancelled_scope_does_not_even_begin(system: ActorS
 
 async def test_inline_what_has_been_answered_stays_answered_though_the_slice_is_over() -> None:
     clock = Clock()
-    async with ActorSystem(_clock=clock) as system:
+    measure_by(clock)
+    async with ActorSystem() as system:
         ref = system.spawn(Runner)
 
         class Cancels(Actor[Get]):
@@ -540,7 +543,8 @@ async def test_a_slow_actor_is_named_alone(caplog: pytest.LogCaptureFixture) -> 
             self.child = Slow(self.seen)
             adopt(self, self.child, name="slow")
 
-    async with ActorSystem(_clock=clock) as system:
+    measure_by(clock)
+    async with ActorSystem() as system:
         ref = system.spawn(SlowParent, [], [], name="parent")
         await wait_all_tasks_blocked()
         caplog.clear()

@@ -12,6 +12,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.surroundings import measure_by
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.framework import (
@@ -501,7 +502,8 @@ class Ticking:
 @pytest.mark.parametrize("overflow", ["none", "raise", "drop_new", "drop_old", "stop"])
 async def test_send_yields_after_a_slice_and_may_be_cancelled_there(overflow: Any) -> None:
     clock = Ticking()
-    async with ActorSystem(_clock=clock) as system:
+    measure_by(clock)
+    async with ActorSystem() as system:
         desk = await held(system, unbounded() if overflow == "none" else bounded(1, overflow=overflow))
         desk.ref.tell(Item(1))
         clock.now += 1.0
@@ -515,7 +517,8 @@ async def test_send_yields_after_a_slice_and_may_be_cancelled_there(overflow: An
 @pytest.mark.parametrize("overflow", ["raise", "drop_new", "stop"])
 async def test_send_to_an_actor_that_dies_while_it_yields_says_so(overflow: Any) -> None:
     clock = Ticking()
-    async with ActorSystem(_clock=clock) as system:
+    measure_by(clock)
+    async with ActorSystem() as system:
         for _ in range(10):  # trio draws lots for who is first, the sender or the end of the actor
             desk = await held(system, bounded(1, overflow=overflow))
             desk.ref.tell(Item(1))

@@ -12,6 +12,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.surroundings import measure_by
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.framework import (
@@ -428,7 +429,8 @@ class FakeTime:
 @pytest.mark.slow_handler
 async def test_the_alarm_for_handlers_that_hold_everything_up(caplog: pytest.LogCaptureFixture) -> None:
     clock = FakeTime()
-    async with ActorSystem(slow_handler=0.1, _clock=clock) as system:
+    measure_by(clock)
+    async with ActorSystem(slow_handler=0.1) as system:
         log = await collect(system, SlowHandler)
         ref = system.spawn(Worker, [], name="slow")
 
@@ -494,7 +496,8 @@ class Selfish(Actor[Again | Note]):
 
 async def test_times_are_sampled() -> None:
     ticks = itertools.count()  # by real time, a turn in which the processor is lost would be the end of its slice
-    async with ActorSystem(_clock=lambda: next(ticks) * 1e-6) as system:
+    measure_by(lambda: next(ticks) * 1e-6)
+    async with ActorSystem() as system:
         ref = system.spawn(Worker, [])
         for n in range(500):
             ref.tell(Note(str(n)))
@@ -517,7 +520,8 @@ class Stalling(Actor[Note]):
 async def test_each_turn_that_is_longer_than_a_slice_is_counted() -> None:
     """They ended their slices, so none of them was ever the one that is measured."""
     clock = Ticking()
-    async with ActorSystem(_clock=clock) as system:
+    measure_by(clock)
+    async with ActorSystem() as system:
         ref = system.spawn(Stalling, clock.hold)
         for n in range(1000):
             ref.tell(Note("150" if n % 50 == 0 else "0"))
@@ -545,7 +549,8 @@ class Ticking:
 async def test_the_longest_stall_of_each_interval_is_exact(autojump_clock: MockClock) -> None:
     """Also if it came first, if a longer one follows, and for two readers with intervals of their own."""
     clock = Ticking()
-    async with ActorSystem(_clock=clock) as system:
+    measure_by(clock)
+    async with ActorSystem() as system:
         ref = system.spawn(Stalling, clock.hold)
         stalls = system.observe.stalls
         assert stalls.longest(0.0) == 0.0
@@ -597,7 +602,8 @@ async def test_a_late_timer_is_a_stall_and_counts_as_a_wait() -> None:
 async def test_waits_for_turns_are_those_of_actors() -> None:
     """Signals of the runtime, and messages that come while an ask is handled at once, do not seem to wait since the clock began."""
     time = 1e6
-    async with ActorSystem(_clock=lambda: time) as system:
+    measure_by(lambda: time)
+    async with ActorSystem() as system:
         ref = system.spawn(Selfish)
         await wait_all_tasks_blocked()
         time = 2e6

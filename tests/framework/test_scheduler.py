@@ -10,6 +10,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.surroundings import measure_by
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.framework import (
@@ -175,7 +176,8 @@ class Clock:
 
 
 async def test_a_flood_lets_trio_and_other_actors_have_their_turns() -> None:
-    async with ActorSystem(_clock=Clock()) as system:
+    measure_by(Clock())
+    async with ActorSystem() as system:
         turns: list[int] = []
 
         class Flood(Actor[Item]):
@@ -637,7 +639,8 @@ async def test_a_fault_of_the_runtime_itself_ends_the_block_and_comes_out_of_it(
 
     clock = Broken()
     with pytest.raises(OSError, match="the clock is broken"):
-        async with ActorSystem(_clock=clock) as system:
+        measure_by(clock)
+        async with ActorSystem() as system:
             waits, works = system.spawn(Runner), system.spawn(Runner)
             waits.tell(Run(trio.sleep_forever))
             await wait_all_tasks_blocked()

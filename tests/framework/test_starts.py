@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.surroundings import measure_by
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.framework import Actor, ActorRestarted, ActorSystem, handles, restart
@@ -45,7 +46,8 @@ async def test_an_object_is_started_once_however_often_its_actor_is_killed(
     lot = random.Random(seed)
     ticks = itertools.count()
     objects: list[Once] = []
-    async with ActorSystem(_clock=lambda: next(ticks) * 0.001) as system:
+    measure_by(lambda: next(ticks) * 0.001)
+    async with ActorSystem() as system:
         policy = restart(max=1_000_000, within=0.02, initial_backoff=0.001, max_backoff=0.01)
         refs = [system.spawn(Once, objects, supervise=policy) for _ in range(3)]
         system.events.subscribe(ActorRestarted, system.spawn(Striker, lot))

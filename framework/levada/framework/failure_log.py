@@ -7,7 +7,6 @@ escape sequences or whole log lines of the peer.
 from __future__ import annotations
 
 import logging
-import os
 import re
 import traceback
 from contextlib import suppress
@@ -17,6 +16,7 @@ from typing import Final, TypeAlias
 import attrs
 import trio
 
+from .platform import PLATFORM
 from .text import exc_info, printable
 
 __all__ = ["FailureLog"]
@@ -50,7 +50,7 @@ class FailureLog:
     """
 
     def __init__(self) -> None:
-        self._key = os.urandom(16)  # so that an id says nothing about the code
+        self._key = PLATFORM.get().token_bytes(16)  # so that an id says nothing about the code
         self._seen: dict[Cause, _Seen] = {}  # the oldest first
 
     def log(self, logger: logging.Logger, error: BaseException, text: str, *arguments: object, **extra: object) -> None:

@@ -24,7 +24,6 @@ from typing import (
     overload,
 )
 
-import trio
 from trio.lowlevel import disable_ki_protection
 
 from ._runtime.awaitables import is_generator_function
@@ -273,7 +272,9 @@ def blocking(function: Callable[[Any, M], R]) -> Callable[[Any, M], Awaitable[R]
 
     @functools.wraps(function)
     async def in_thread(self: Any, message: M) -> R:
-        return await trio.to_thread.run_sync(function, self, message, limiter=self.system.blocking_limiter)
+        system = self.system
+        result: R = await system.platform.run_in_thread(function, self, message, limiter=system.blocking_limiter)
+        return result
 
     return in_thread
 

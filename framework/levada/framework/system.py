@@ -11,7 +11,6 @@ import itertools
 import logging
 import os
 import random
-import time
 import weakref
 from _thread import get_ident
 from collections import deque
@@ -34,6 +33,7 @@ from ._runtime.observer import Observer
 from ._runtime.phase import RUNNING, STOPPED
 from ._runtime.scheduler import RunQueue
 from ._runtime.tokens import START, Stop
+from ._runtime.virtual_time import platform_of_run
 from .actor import Actor
 from .actor import actor as function_actor
 from .durations import is_duration
@@ -44,6 +44,7 @@ from .handlers import find_handler
 from .links import CANCELLED, KILLED, SHUTDOWN
 from .mailbox import MailboxPolicy, unbounded
 from .message import Asks, fits, reply_type
+from .platform import PLATFORM
 from .registry import Groups, Registry
 from .supervision import RestartPolicy, Supervised, Supervision
 from .text import exc_info
@@ -138,7 +139,6 @@ class ActorSystem:
         strict: bool = False,
         seed: int | None = None,
         tracing: Tracing | None = None,
-        _clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         for setting, value in (
             ("shutdown_timeout", shutdown_timeout),
@@ -161,7 +161,9 @@ class ActorSystem:
         self.ask_timeout = ask_timeout
         self.stop_timeout = stop_timeout
         self.max_waiting = max_waiting
-        self.random = random.Random(seed)
+        self.platform = PLATFORM.get()
+        """What the process takes from its surroundings: `Platform`."""
+        self.random = random.Random(self.platform.token_bytes(16) if seed is None else seed)
         self.counters = Counters()
         self.events = EventStream()
         """The event stream, see `EventStream`."""
@@ -178,7 +180,6 @@ class ActorSystem:
         self._thread_inbox = thread_inbox
         self.shutdown_timeout = shutdown_timeout
         """Seconds for each phase of the end, until it begins."""
-        self._clock = _clock
         self._dead_letters = DeadLetters(self.events)
         self.log_unhandled = RateLimitedLog("unhandled message")
         self.log_unreadable = RateLimitedLog("unreadable message")
@@ -217,9 +218,12 @@ class ActorSystem:
         if not trio.lowlevel.in_trio_run():
             raise ConfigurationError("an actor system runs on trio: start the program with trio.run(main)")
         self._phase = "running"
+        self.platform = platform_of_run()
+        self._platform_around = PLATFORM.get()
+        PLATFORM.set(self.platform)  # before the run queue copies the context for its actors
         self._tracing_around = TRACING.get()
         if self.tracing is not None:
-            TRACING.set(self.tracing)  # before the run queue copies the context for its actors
+            TRACING.set(self.tracing)
         # Two nurseries: an outside cancellation reaches the block's body in the outer one. The actors are in the inner one,
         # which is shielded, so `__aexit__` ends them in order.
         self._around = trio.open_nursery()
@@ -227,7 +231,7 @@ class ActorSystem:
         held = trio.Event()
         self._outer.start_soon(self._hold_nursery, held)
         interrupt = await _wait_patiently(held)
-        self.scheduler = RunQueue(self, clock=self._clock, max_waiting=self.max_waiting)
+        self.scheduler = RunQueue(self, clock=self.platform.perf_counter, max_waiting=self.max_waiting)
         self.lifecycle = Lifecycle(self, random=self.random)
         self.waits = WaitGraph(self.scheduler)
         self.inbox = ThreadInbox(self, trio.lowlevel.current_trio_token(), self._thread_inbox)
@@ -272,6 +276,7 @@ class ActorSystem:
         self._outer.cancel_scope.shield = True
         if self.tracing is not None:
             TRACING.set(self._tracing_around)
+        PLATFORM.set(self._platform_around)
         try:
             await self._around.__aexit__(None, None, None)
         except BaseException as late:

@@ -290,3 +290,53 @@ def test_a_snapshot_holds_more_reminders_than_a_message_has_items() -> None:
     found.restore(reminders.pack())
     assert found.pending == reminders.pending
     assert found.size == reminders.size > 90_000 * 64
+
+
+async def test_the_clock_is_looked_at_again_within_ten_seconds(tmp_path: Path, world: World) -> None:
+    async with clocks_in(tmp_path, world) as clocks:
+        await clocks["c"].ask(Plan(5000, "tea"))
+        world.now += 4000 - 10  # it is set
+        assert await clocks["c"].ask(Seen()) == []
+        world.jump(10)
+        assert await rung(clocks, "tea")
+
+
+async def test_a_reminder_of_a_week_comes_at_once_in_virtual_time(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Nothing looks at the world in between, so hardly a task runs."""
+    steps = Steps()
+    async with ActorSystem("test") as system:
+        clocks = await shards(system, Clock, events=Rang, journal=tmp_path, shards=4)
+        await clocks["c"].ask(Plan(system.platform.time() + 7 * 86_400, "week"))
+        trio.lowlevel.add_instrument(steps)
+        await trio.sleep(7 * 86_400 - 1.0)
+        assert steps.count < 300
+        trio.lowlevel.remove_instrument(steps)
+        assert await clocks["c"].ask(Seen()) == []
+        await trio.sleep(2.0)
+        assert await clocks["c"].ask(Seen()) == ["week"]
+
+
+class Steps(trio.abc.Instrument):
+    """Counts the steps of all tasks."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.count += 1
+
+
+async def test_commands_are_right_in_virtual_time_on_a_real_disk(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """The clock does not pass the time-outs of commands while the journal writes in its thread."""
+    async with ActorSystem("test") as system:
+        clocks = await shards(system, Clock, events=Rang, journal=tmp_path, shards=2, idle=30.0)
+        began = system.platform.time()
+        for hour in range(20):
+            await clocks[f"c{hour % 3}"].ask(Plan(began + 3600.0 * (hour + 1), f"{hour}", key=f"{hour}"))
+        await trio.sleep(3600.0 * 20 + 1.0)
+        found = [await clocks[f"c{entity}"].ask(Seen()) for entity in range(3)]
+        assert found == [[f"{hour}" for hour in range(20) if hour % 3 == entity] for entity in range(3)]

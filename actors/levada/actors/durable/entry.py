@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 import weakref
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -344,7 +343,7 @@ async def shards(
     max_live: int = 100_000,
     keeper: bool = False,
     name: str | None = None,
-    clock: Callable[[], float] = time.time,
+    clock: Callable[[], float] | None = None,
 ) -> Shards[M]:
     """Start the shards of a durable class.
 
@@ -363,7 +362,8 @@ async def shards(
         keeper: whether the journal of a folder runs in a child process, as with `levada.actors.journal.keeper`, so that it does not hold up
             this one. While that process restarts, commands wait.
         name: the name of the actor above the shards; by default the name of the class.
-        clock: returns seconds since 1970. Not with `nodes`: a function cannot travel, and each node has its own clock.
+        clock: returns seconds since 1970. None: the time of the system, which is virtual if a test's clock of trio is. Not with `nodes`: a
+            function cannot travel, and each node has its own clock.
 
     Raises:
         ConfigurationError: an argument is invalid, or does not fit the class or the log; the text says what to do.
@@ -383,9 +383,9 @@ async def shards(
     for setting, value in (("remember", remember), ("snapshot_every", snapshot_every), ("max_live", max_live)):
         if not isinstance(value, int) or value < 1:
             raise ConfigurationError(f"{setting} is {value!r}, wanted a whole number of 1 or more")
-    if not callable(clock):
+    if clock is not None and not callable(clock):
         raise ConfigurationError(f"clock is {clock!r}, wanted a function that returns seconds since 1970")
-    if nodes is not None and clock is not time.time:
+    if nodes is not None and clock is not None:
         raise ConfigurationError(
             "clock= is for shards in this process, because a function cannot travel to nodes: leave out clock= or nodes="
         )
@@ -396,21 +396,22 @@ async def shards(
     snapshots = Snapshots(cls)
     folder = None if isinstance(journal, Ref) else Path(journal)
     if folder is not None:
-        log = await trio.to_thread.run_sync(_prepare, folder, kinds, shards)
+        log = await system.platform.run_in_thread(_prepare, folder, kinds, shards)
     else:
         assert isinstance(journal, Ref)
         log = await _log_of(journal, kinds, shards)
     settings = Settings(
         cls=cls,
         log=log,
-        node=f"{system.name}:{os.getpid()}",
+        node=f"{system.name}:{system.platform.pid()}",
         idle=idle,
         remember=remember,
         snapshot_every=snapshot_every,
         snapshots=snapshots,
         codec=codec,
         max_live=-(-max_live // shards),
-        clock=clock,
+        clock=clock or system.platform.time,
+        clock_jumps=clock is not trio.current_time if clock else not system.platform.virtual,
     )
     name = name or cls.__name__
     terms = None if nodes is None else _terms(settings, shards)

@@ -6,8 +6,6 @@ driver opens it again, there or on another node. So a shard that was fenced off 
 
 from __future__ import annotations
 
-import os
-import time
 from typing import Any, Final
 
 import attrs
@@ -142,14 +140,15 @@ class Host(Actor[CheckHost | Open | Close | EndHost | _Unused]):
         return Settings(
             cls=cls,
             log=log,
-            node=f"{self.system.name}:{os.getpid()}",
+            node=f"{self.system.name}:{self.system.platform.pid()}",
             idle=terms.idle,
             remember=terms.remember,
             snapshot_every=terms.snapshot_every,
             snapshots=Snapshots(cls),
             codec=codec,
             max_live=terms.max_live,
-            clock=time.time,
+            clock=self.system.platform.time,
+            clock_jumps=not self.system.platform.virtual,
         )
 
     @handles

@@ -61,6 +61,11 @@ class Population:
         self._loaded = trio.Event()
         return self.loading.pop(entity)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to `sweep`."""
+        return not self.live and not self._ended
+
     def add(self, live: Live, now: float) -> None:
         """Take an entity that has been read."""
         self.loads += 1

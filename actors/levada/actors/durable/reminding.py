@@ -19,8 +19,10 @@ __all__ = ["Reminding"]
 
 logger = logging.getLogger("levada.actors.durable")
 
+LOOK_EVERY = 10.0
+"""Seconds after which a clock that may be set is looked at again."""
 LONGEST_WAIT = 60.0
-"""Seconds after which the clock is looked at again, and most seconds between attempts at a reminder."""
+"""Most seconds between attempts at a reminder."""
 FULL_DELAY = 0.05
 """Seconds before a shard without room looks again."""
 
@@ -53,10 +55,12 @@ class Reminding:
         self._attempts: dict[str, int] = {}
 
     def arm(self) -> None:
-        """Wake up for the next reminder, or in a while, since the clock of the world may be set."""
+        """Wake up for the next reminder, or in a while, since the clock may be set."""
         at = self._shard.reminders.next()
         if at is not None:
-            self._shard.wake_in(min(max(0.0, at - self._shard.settings.clock()), LONGEST_WAIT))
+            settings = self._shard.settings
+            wait = max(0.0, at - settings.clock())
+            self._shard.wake_in(min(wait, LOOK_EVERY) if settings.clock_jumps else wait)
 
     def remind(self) -> None:
         """Give entities the reminders that are due, as far as there is room."""

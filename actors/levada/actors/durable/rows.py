@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pyarrow as pa
 import pyarrow.compute
-import trio
 
 from levada.actors.journal import Columns, JournalConfig, Keyed, SchemaMismatch, columns_of
 from levada.actors.journal.schema import default_of
 from levada.framework.errors import ConfigurationError
 from levada.framework.handlers import flatten
 from levada.framework.message import field_types, tag_of
+from levada.framework.platform import PLATFORM
 
 if TYPE_CHECKING:
     from .turns import Live
@@ -83,7 +83,7 @@ _FOR_EVER = 1 << 60
 async def load_arrow() -> None:
     """Make Arrow's first array in a thread: it imports pandas, if that is installed, which takes seconds on a busy machine."""
     if "pandas" not in sys.modules:
-        await trio.to_thread.run_sync(pa.array, [None])
+        await PLATFORM.get().run_in_thread(pa.array, [None])
 
 
 def log_config(shards: int) -> JournalConfig:

@@ -32,6 +32,8 @@ class Settings:
     max_live: int
     """Of one shard."""
     clock: Callable[[], float]
+    clock_jumps: bool
+    """Whether the clock may be set while a reminder waits for its time."""
     codec: Codec
 
 

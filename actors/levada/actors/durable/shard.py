@@ -178,7 +178,6 @@ class Shard(DescribedActor[Any]):
                 await trio.sleep(delay)
                 delay = min(2 * delay, LAST_DELAY)
         self._refusal = None
-        self.timers.every("sweep", self.settings.idle / 4, _Sweep())
         if is_writable:
             self._begin_to_write()
 
@@ -461,6 +460,8 @@ class Shard(DescribedActor[Any]):
         if not adopt(self, live.actor, name=_name_of(entity)):
             return  # the shard is ending, and gives the commands up
         live.cell = local_ref(live.actor)
+        if entities.is_empty:
+            self._sweep_later()
         entities.add(live, self._clock.current_time())
         for turn in turns:
             if turn.is_wanted:
@@ -704,6 +705,11 @@ class Shard(DescribedActor[Any]):
     def sweep(self, _: _Sweep) -> None:
         """Let entities go that had no command for some time."""
         self._entities.sweep(self._clock.current_time() - self.settings.idle)
+        if not self._entities.is_empty:
+            self._sweep_later()
+
+    def _sweep_later(self) -> None:
+        self.timers.once("sweep", self.settings.idle / 4, _Sweep())
 
     @handles
     def count(self, _: GetShardStatistics) -> ShardStatistics:

@@ -66,6 +66,11 @@ class Erasures:
                 self._log(f"open it with Keyed(entity={erasure.column!r})")
         self._try()
 
+    @property
+    def left(self) -> bool:
+        """Whether there are erasures that could not be finished."""
+        return bool(self._left)
+
     def try_again(self) -> None:
         """Go on with what `finish` could not do, every `TRY_EVERY` seconds."""
         if self._left and time.monotonic() - self._tried >= TRY_EVERY:

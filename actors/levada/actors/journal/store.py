@@ -274,6 +274,11 @@ class Store:
             self._erasures.try_again()
 
     @property
+    def erasures_left(self) -> bool:
+        """Whether `look` has erasures to go on with."""
+        return self._erasures.left
+
+    @property
     def unsynced(self) -> bool:
         """Whether the record of ends has something that is not synced yet; see `sync_ends`."""
         return self._ends.pending

@@ -17,6 +17,7 @@ from typing import TypeVar
 import trio
 
 from levada.framework import Reply
+from levada.framework.platform import PLATFORM
 
 from .appends import Answer, Appends, Job
 from .ends import SYNC_EVERY
@@ -118,10 +119,17 @@ class Queue:
 
 
 class Writer:
-    """Hands the writes of a queue to the thread that writes. Its `run` is a task of the journal."""
+    """Hands the writes of a queue to the thread that writes. Its `run` is a task of the journal. It calls `full` when an append has no room."""
 
     def __init__(
-        self, queue: Queue, store: Store, appends: Appends, limiter: trio.CapacityLimiter, *, dedicated: bool
+        self,
+        queue: Queue,
+        store: Store,
+        appends: Appends,
+        limiter: trio.CapacityLimiter,
+        *,
+        dedicated: bool,
+        full: Callable[[], None],
     ) -> None:
         self.appended = 0
         """Appends that are on the disk."""
@@ -134,6 +142,7 @@ class Writer:
         self._expected = 0
         """Appends that may be there soon: those that waited when the last group was answered, and as many as were answered."""
         self._dedicated = dedicated
+        self._full = full
         self._took = math.inf
         """Seconds that the last group took."""
 
@@ -166,7 +175,7 @@ class Writer:
 
     async def in_thread(self, function: Callable[[], T]) -> T:
         """Call a function in the thread that writes."""
-        return await trio.to_thread.run_sync(function, limiter=self._limiter)
+        return await PLATFORM.get().run_in_thread(function, limiter=self._limiter)
 
     def require_store(self, error: Exception) -> None:
         """Raise an error if the store is broken, so that a new start reads the state from the disk."""
@@ -267,6 +276,7 @@ class Writer:
 
     def _note_full(self, error: JournalFull) -> None:
         self._queue.full = error
+        self._full()
         if not self._warned:
             logger.warning("%s: appends wait: %s", self._queue.directory, error.detail, extra={"event": "journal_full"})
             self._warned = True

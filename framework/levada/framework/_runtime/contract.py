@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from levada.framework.events import EventStream, RateLimitedLog
     from levada.framework.failure_log import FailureLog
+    from levada.framework.platform import Platform
     from levada.framework.ref import Ref
     from levada.framework.timers import TimerHeap
     from levada.framework.tracing import Tracing
@@ -74,6 +75,7 @@ class System(Protocol):
     events: EventStream
     failure_log: FailureLog
     log_unreadable: RateLimitedLog
+    platform: Platform
     heap: TimerHeap
     tracing: Tracing | None
     observe: Observer

@@ -5,21 +5,28 @@ from __future__ import annotations
 import contextlib
 import gc
 import random
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
+import attrs
 import trio
 from trio.testing import MockClock
 
 from levada.framework._runtime.slices import SLICE
+from levada.framework._runtime.virtual_time import virtual_time, wait_for_threads
+from levada.framework.platform import Platform
 
-__all__ = ["CountingClock", "autojump", "deterministic"]
+__all__ = ["CountingClock", "autojump", "counted_time", "deterministic"]
+
+_BEGIN: Final = 1_600_000_000.0
+"""The first second since 1970 of a run that a seed repeats."""
 
 
 def autojump() -> MockClock:
-    """Make a clock that jumps to the next deadline as soon as every task waits; starts at 0.0.
+    """Make a clock that jumps to the next deadline as soon as every task waits and no thread of trio works; starts at 0.0.
 
-    In a pytest-trio test the fixture ``autojump_clock`` is the same.  It does not see other threads: it jumps while one is at work.
+    In a pytest-trio test the fixture ``autojump_clock`` is the same, from the first `ActorSystem` on: a system makes each `MockClock`
+    wait for threads.
 
     Example:
         >>> import trio
@@ -31,11 +38,13 @@ def autojump() -> MockClock:
         >>> trio.run(main, clock=autojump())
         3600.0
     """
-    return MockClock(autojump_threshold=0)
+    clock = MockClock(autojump_threshold=0)
+    wait_for_threads(clock)
+    return clock
 
 
 class CountingClock:
-    """Replaces ``time.perf_counter`` in a system: each reading is a step forward, so slices end by count, not by time."""
+    """Replaces ``time.perf_counter``: each reading is a step forward, so slices end by count, not by time."""
 
     def __init__(self, rng: random.Random) -> None:
         self._random = rng
@@ -45,6 +54,15 @@ class CountingClock:
         """Advance by a random part of half a slice."""
         self._now += self._random.random() * SLICE / 2
         return self._now
+
+
+def counted_time(rng: random.Random, counter: Callable[[], float] | None = None) -> Platform:
+    """Make surroundings that a seed decides: the time is trio's, work is measured by a `CountingClock` or `counter`, and `rng` makes bytes."""
+    return attrs.evolve(
+        virtual_time(trio.lowlevel.current_clock(), since=_BEGIN),
+        perf_counter=CountingClock(rng) if counter is None else counter,
+        token_bytes=rng.randbytes,
+    )
 
 
 @contextlib.contextmanager

@@ -25,10 +25,11 @@ import trio
 
 from levada.framework._runtime.ask import Ask, content_of
 from levada.framework._runtime.cell import Cell
+from levada.framework.platform import PLATFORM
 from levada.framework.system import ActorSystem
 from levada.framework.text import text_of
 
-from .clock import CountingClock, autojump, deterministic
+from .clock import autojump, counted_time, deterministic
 
 __all__ = ["Explored", "ScheduleFailure", "Turn", "explore"]
 
@@ -159,7 +160,8 @@ async def _run(
     trace: list[Turn],
 ) -> None:
     rng = random.Random(seed)
-    async with make(seed=seed, _clock=CountingClock(rng)) as system:
+    PLATFORM.set(counted_time(rng))
+    async with make(seed=seed) as system:
         scheduler: Any = system.scheduler
         may_inline = scheduler.may_inline
         scheduler.ready = _ShuffledQueue(rng, quantum, trace)

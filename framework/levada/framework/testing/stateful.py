@@ -30,9 +30,10 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 from levada.framework._runtime.host import split_cancelled
+from levada.framework.platform import PLATFORM
 from levada.framework.system import ActorSystem
 
-from .clock import CountingClock, autojump, deterministic
+from .clock import autojump, counted_time, deterministic
 
 __all__ = ["ActorStateMachine", "initialize", "invariant", "rule"]
 
@@ -163,9 +164,8 @@ class ActorStateMachine(hypothesis.stateful.RuleBasedStateMachine):
         self._ended = ended
 
     async def _main(self) -> None:
-        async with type(self).make_system(
-            seed=self.seed, _clock=CountingClock(random.Random(self.seed))
-        ) as self.system:
+        PLATFORM.set(counted_time(random.Random(self.seed)))
+        async with type(self).make_system(seed=self.seed) as self.system:
             while self._step is not None:
                 self._result = await _capture(self._step)
                 self._asleep = trio.lowlevel.current_task()
