@@ -68,9 +68,13 @@ async def line_of(process: trio.Process) -> bytes:
 
 @asynccontextmanager
 async def receiving(url: str = ANY, *argv: str) -> AsyncIterator[Receiver]:
-    process = await trio.lowlevel.open_process(
-        command("receive", url, *argv), env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    async with running(command("receive", url, *argv)) as receiver:
+        yield receiver
+
+
+@asynccontextmanager
+async def running(argv: list[str]) -> AsyncIterator[Receiver]:
+    process = await trio.lowlevel.open_process(argv, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         line = await line_of(process)
         assert line.startswith(b"listening on "), line
@@ -200,6 +204,34 @@ async def test_a_disk_that_refuses_events_is_told_once_and_writers_wait(tmp_path
             assert await line_of(receiver.process) == f"levada: writes to {folder} again\n".encode()
         assert await receiver.end() == (0, "", "1 events\n")
     assert [json.loads(file.read_text()) for file in folder.glob("*.jsonl")] == [{"line": "one"}]
+
+
+# The clock of this process is so slow that five seconds take more than eight minutes.
+SLOW_CLOCK = """
+import functools, sys, trio, trio.testing
+trio.run = functools.partial(trio.run, clock=trio.testing.MockClock(0.01))
+from levada.actors import cli
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_receiver_whose_disk_refuses_events_ends_at_once(tmp_path: Path, number: int) -> None:
+    folder = tmp_path / "spool"
+    argv = [sys.executable, "-c", SLOW_CLOCK, "receive", ANY, "--spool", str(folder)]
+    async with running(argv) as receiver, ActorSystem() as system:
+        (folder / ".writing").rmdir()
+        (folder / ".writing").write_text("in the way")
+        async with connect(system, receiver.url) as writer:
+            await writer.send({"line": "one"})
+            assert b"cannot write to" in await line_of(receiver.process)
+            with trio.fail_after(30):
+                code, _, err = await receiver.end(number)
+            assert (code, "0 events" in err.splitlines()) == (130 if number == signal.SIGINT else 0, True)
+            assert "Traceback" not in err
+            assert writer.statistics().events_acked == 0
+            assert await writer.aclose(timeout=0.0) == 1
 
 
 # ---------------------------------------------------------------- ends

@@ -94,6 +94,8 @@ async def _receive(args: argparse.Namespace, numbers: list[int]) -> int:
                     elif last == RELOAD:
                         _reload(reader)
                     else:
+                        if output.refusal:  # there is nothing to wait for: the disk takes no unit, and none is acked
+                            system.root.kill()
                         nursery.cancel_scope.cancel()
         output.tell_count()
     return 130 if last == signal.SIGINT else 0
@@ -105,6 +107,8 @@ class _Output(ABC):
     def __init__(self) -> None:
         self.count = 0
         self.closed = trio.Event()
+        self.refusal = ""
+        """Why the last unit could not be taken, while units wait for that; else empty."""
 
     async def take(self, unit: Unit) -> None:
         await self.put(unit)
@@ -148,7 +152,6 @@ class _Spooler(_Output):
     def __init__(self, folder: str) -> None:
         super().__init__()
         self._folder = Path(folder)
-        self._refusal = ""
         try:
             prepare_spool(self._folder)
         except OSError as error:
@@ -166,20 +169,20 @@ class _Spooler(_Output):
             await trio.sleep(_RETRY)
 
     def _store(self, unit: Unit) -> None:
-        if self._refusal:  # the folder may be gone
+        if self.refusal:  # the folder may be gone
             prepare_spool(self._folder)
         store_unit(self._folder, unit)
 
     def _note(self, refusal: str) -> None:
         """Say once that the disk refuses events, and once that it takes them again."""
         folder = printable(str(self._folder))
-        if refusal and not self._refusal:
+        if refusal and not self.refusal:
             print(
                 f"levada: cannot write to {folder}: {refusal}; writers keep their events", file=sys.stderr, flush=True
             )
-        elif self._refusal and not refusal:
+        elif self.refusal and not refusal:
             print(f"levada: writes to {folder} again", file=sys.stderr, flush=True)
-        self._refusal = refusal
+        self.refusal = refusal
 
 
 def _write(data: bytes) -> None:
