@@ -133,6 +133,11 @@ async def test_an_id_for_the_peer_is_in_the_log(caplog: pytest.LogCaptureFixture
     assert FailureLog().mark(failed(wrong_value, "bad")) != only
 
 
+async def test_an_id_is_that_of_the_place_however_it_was_reached() -> None:
+    log = FailureLog()
+    assert log.mark(failed(deep, "bad", 0)) == log.mark(failed(deep, "bad", 1)) == log.mark(failed(deep, "bad", 5))
+
+
 class NoNotes(Exception):
     def add_note(self, note: str, /) -> None:
         raise TypeError("no notes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
 from math import inf
 
@@ -136,6 +137,27 @@ async def test_a_place_is_free_when_its_connection_is_told_to_end() -> None:
     places.take("here", lambda: None)
     first.leave()
     assert (seen, len(places)) == ([0], 1)
+
+
+async def test_a_place_that_is_free_refers_to_nothing_of_its_connection() -> None:
+    """The connection refers to its place, and is freed without the garbage collector."""
+
+    class Connection:
+        def end(self) -> None:
+            pass
+
+    connection = Connection()
+    gone = weakref.ref(connection)
+    place = Places(1).take("here", connection.end)
+    del connection
+    assert gone() is not None
+    place.leave()
+    assert gone() is None
+
+
+async def test_a_newcomer_that_has_a_place_at_once_lets_others_run() -> None:
+    with trio.testing.assert_checkpoints():
+        await Places(1).available()
 
 
 async def test_without_a_limit_none_makes_room() -> None:
