@@ -406,6 +406,25 @@ def test_a_removed_file_whose_inode_is_used_again_is_no_original() -> None:
     assert [(entry.path, entry.inode) for entry in registry.entries] == [("/b", 0), ("/b", 0), ("/c", 1)]
 
 
+def test_a_file_whose_birth_was_not_known_may_be_the_original() -> None:
+    registry = FileRegistry(None)
+    for born in (0, 2, 0):
+        registry.add(FileEntry(path="/a", device=1, inode=1, born=born))
+    assert [(entry.born, entry.inode) for entry in registry.entries] == [(0, 0), (2, 0), (0, 1)]
+
+
+def test_a_registry_is_written_only_if_it_has_changed() -> None:
+    registry = FileRegistry(None)
+    entry = registry.add(FileEntry(path="/a", device=1, inode=1))
+    for left in ([entry], []):
+        snapshot = registry.snapshot()
+        assert snapshot is not None
+        assert len(snapshot) == len(left)
+        assert registry.by_inode(1, 1) is (entry if left else None)
+        assert registry.snapshot() is None
+        registry.remove(entry)
+
+
 async def test_records_of_several_lines_are_finished_before_files_take_turns(
     tmp_path: Path, sink: Sink, quick: MockClock
 ) -> None:
