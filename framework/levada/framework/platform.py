@@ -1,4 +1,4 @@
-"""What a process takes from its surroundings: clocks, random bytes, threads, its names.
+"""What a process takes from its surroundings: clocks, random bytes, files, threads, its names.
 
 What reads a clock or starts a thread through the `Platform` of the context runs in other surroundings unchanged: in virtual time, or simulated.
 """
@@ -15,6 +15,8 @@ from typing import Final, Protocol, TypeVar, TypeVarTuple, Unpack
 
 import attrs
 import trio
+
+from .files import Files
 
 __all__ = ["PLATFORM", "REAL", "Platform", "RunInThread"]
 
@@ -50,6 +52,7 @@ class Platform:
     """Returns the seconds since some moment, on the finest clock, to measure work."""
     token_bytes: Callable[[int], bytes] = secrets.token_bytes
     """Returns so many random bytes, which no peer can guess."""
+    files: Files = attrs.field(factory=Files)
     run_in_thread: RunInThread = trio.to_thread.run_sync
     pid: Callable[[], int] = os.getpid
     """Returns the number of the process."""

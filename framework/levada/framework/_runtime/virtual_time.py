@@ -18,7 +18,7 @@ __all__ = ["platform_of_run", "virtual_time", "wait_for_threads"]
 
 
 def virtual_time(clock: trio.abc.Clock, *, since: float) -> Platform:
-    """Make surroundings whose time is that of a clock of tests, with `since` as the time now; all else is real."""
+    """Make surroundings that take the time from a clock of tests, with `since` as the time now; all else is real."""
     before = since - clock.current_time()
     return Platform(time=lambda: before + clock.current_time(), virtual=True, monotonic=clock.current_time)
 
