@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from levada.framework.errors import ConfigurationError
+from levada.framework.platform import REAL
 from levada.transports.carriers.tls import TlsConfig, make_context
 from levada.transports.private_files import make_durable_folder, make_private_folder, private, warn_if_others_can_read
 
@@ -61,7 +62,7 @@ def test_the_names_of_new_folders_are_on_the_disk(tmp_path: Path, monkeypatch: p
         real(descriptor)
         synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
 
-    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(REAL.files, "fsync", sync)
     make_durable_folder(tmp_path / "a" / "b" / "c")
     assert sorted(synced) == [str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")]
     assert mode(tmp_path / "a" / "b" / "c") == 0o700

@@ -11,12 +11,15 @@ import socket
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from time import monotonic, perf_counter, time
-from typing import Final, Protocol, TypeVar, TypeVarTuple, Unpack
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar, TypeVarTuple, Unpack
 
 import attrs
 import trio
 
 from .files import Files
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 __all__ = ["PLATFORM", "REAL", "Platform", "RunInThread"]
 
@@ -38,6 +41,12 @@ class RunInThread(Protocol):
         """Call it and wait for its result. Cancellation waits for it too, or with `abandon_on_cancel` leaves it alone."""
 
 
+def _thread_pool(threads: int, name: str) -> Executor:
+    from concurrent.futures import ThreadPoolExecutor  # programs that need none need not load it
+
+    return ThreadPoolExecutor(threads, name)
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class Platform:
     """The surroundings of a process: by default the real ones. All functions but `run_in_thread` may be called in any thread."""
@@ -54,6 +63,8 @@ class Platform:
     """Returns so many random bytes, which no peer can guess."""
     files: Files = attrs.field(factory=Files)
     run_in_thread: RunInThread = trio.to_thread.run_sync
+    thread_pool: Callable[[int, str], Executor] = _thread_pool
+    """Makes so many threads at most, whose names begin so, for what blocks and is done at once: syncs of many files. Shutting it down ends them."""
     pid: Callable[[], int] = os.getpid
     """Returns the number of the process."""
     host: Callable[[], str] = socket.gethostname

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from contextlib import suppress
 from pathlib import Path
+
+from levada.framework.platform import REAL
 
 __all__ = ["make_durable_folder", "make_private_folder", "private", "sync_folder", "warn_if_others_can_read"]
 
@@ -35,21 +36,12 @@ def make_durable_folder(path: Path) -> None:
     Raises:
         OSError: it cannot be made, or not be synced.
     """
-    made = [each for each in path.parents if not each.exists()]
-    make_private_folder(path)
-    for each in (path, *made):
-        with suppress(PermissionError):  # a folder that this user may write to and not read cannot be synced
-            sync_folder(each.parent)
+    REAL.files.make_durable_folder(path)
 
 
 def sync_folder(folder: Path) -> None:
     """Bring the names in a folder to the disk. Blocks. Does nothing on systems that cannot open a folder."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    REAL.files.sync_folder(folder)
 
 
 def warn_if_others_can_read(path: str | os.PathLike[str], what: str) -> None:
