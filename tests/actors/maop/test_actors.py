@@ -244,7 +244,7 @@ async def test_an_execution_ends_where_no_code_runs(start: Start, where: str, au
             waiting.ref.kill()
             await trio.sleep(1)
             assert [(error.code, error.detail) for error in failed] == [(11, "the handler was ended")]
-            assert said == ["shutdown"]
+            assert said == (["shutdown"] if where == "body" else [])  # otherwise no code of the handler has run
             work.go.set()
         assert await ends.peer.request(103, b"alive") == b"alive"
         await settled()

@@ -165,7 +165,7 @@ class Execution(Pooled):
 
     def take(self, operation: Received, handler: Handler) -> None:
         """Take up an operation."""
-        self.operation, self.handler, self.code = operation, handler, handler.code
+        self.operation, self.handler = operation, handler
         consumed = self.connection.consumed if operation.spec.streaming else None
         self.call = Call(operation, self.connection.handle, consumed)
         self.busy, self.reason, self.working = True, "", False
@@ -228,7 +228,7 @@ class Execution(Pooled):
         in_order = False
         try:
             if self.code is None:
-                self.code = ActorCode(self.connection, self.handler)
+                self.code = self.handler.code or ActorCode(self.connection, self.handler)
             in_order = await (self._work(self.code) if self.working else self._decide(self.code))
         except trio.Cancelled:
             self._give_up()
