@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.actors.durable.test_placement import APP
 from tests.actors.nodes.conftest import nodes_here
 
 from levada.actors.durable import log_columns, log_config, shards
-from levada.actors.journal import GetSchema, JournalLocked, SchemaMismatch, Store
+from levada.actors.journal import GetSchema, Journal, JournalConfig, JournalLocked, SchemaMismatch, Store
 from levada.framework import ActorSystem, handles
 from levada.framework.errors import ConfigurationError
 
@@ -64,6 +65,15 @@ async def test_columns_that_do_not_fit_are_refused_before_the_first_command(
         journal = system.spawn(MemoryJournal, pa.schema(columns), no_rows())
         with pytest.raises(error, match=says):
             await shards(system, Account, events=EVENTS, journal=journal, shards=1)
+
+
+async def test_a_journal_without_an_index_is_refused_before_the_first_command(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with ActorSystem("test", ask_timeout=1000.0) as system:
+        journal = system.spawn(partial(Journal, tmp_path, log_columns(EVENTS), config=JournalConfig(partitions=2)))
+        with pytest.raises(ConfigurationError, match=r"open it with the config log_config\(2\) \(.*no key"):
+            await shards(system, Account, events=EVENTS, journal=journal, shards=2)
 
 
 def test_an_existing_log_grows_at_its_end(tmp_path: Path) -> None:

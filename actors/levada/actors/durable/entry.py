@@ -22,6 +22,7 @@ from levada.actors.journal import (
     GetSchema,
     Journal,
     JournalConfig,
+    ReadEntity,
     SchemaMismatch,
     Store,
     check_growth,
@@ -34,6 +35,7 @@ from levada.framework.errors import ActorError, ConfigurationError, LevadaError
 from levada.framework.handlers import flatten
 from levada.framework.message import tag_of
 from levada.framework.ref import DEFAULT_TIMEOUT
+from levada.framework.text import text_of
 
 from .access import Access
 from .entity import Durable, handler_of
@@ -476,6 +478,12 @@ async def _log_of(journal: Ref[Any], events: tuple[type, ...], shards: int) -> L
         raise ConfigurationError(
             f"the journal lacks the columns {', '.join(lacks)}: open it with log_columns(events, there), where there is its schema"
         )
+    try:
+        await journal.ask(ReadEntity("", partition=0, newest=1, max_bytes=1))
+    except LevadaError as error:
+        raise ConfigurationError(
+            f"the journal finds no rows of an entity: open it with the config log_config({shards}) ({text_of(error)})"
+        ) from error
     return log
 
 
