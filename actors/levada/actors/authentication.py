@@ -15,7 +15,6 @@ from __future__ import annotations
 import hmac
 import logging
 import math
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
@@ -284,7 +283,9 @@ class Gatekeeper:
         self._admission.url = credentials.listener
         self._admission.turn_away(f"{name} ({address})" if name else address, reason)
         system.events.publish(
-            PeerRefused(credentials.protocol, credentials.listener, printable(address), name, reason, time.time())
+            PeerRefused(
+                credentials.protocol, credentials.listener, printable(address), name, reason, system.platform.time()
+            )
         )
 
 

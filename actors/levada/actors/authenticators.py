@@ -8,8 +8,8 @@ from __future__ import annotations
 import codecs
 import hashlib
 import re
-import secrets
 import shlex
+from base64 import urlsafe_b64encode
 from collections.abc import Awaitable, Callable, Mapping
 from os import PathLike
 from pathlib import Path
@@ -20,6 +20,7 @@ from attrs import validators as v
 
 from levada.framework import Identity, Limits, Ref
 from levada.framework.errors import ConfigurationError
+from levada.framework.platform import PLATFORM
 from levada.transports.private_files import warn_if_others_can_read
 
 from .authentication import Authenticate, Credentials, Refused, Reloads, check_hook
@@ -156,7 +157,7 @@ def new_token(identity: Identity) -> tuple[bytes, str]:
         >>> len(token), line.rpartition("=")[0]
         (43, "'web 1' tenant=shop role=reader sha256")
     """
-    token = secrets.token_urlsafe(32).encode()
+    token = urlsafe_b64encode(PLATFORM.get().token_bytes(32)).rstrip(b"=")
     words = [identity.name]
     if identity.tenant != identity.name:
         words.append(f"tenant={identity.tenant}")

@@ -18,7 +18,6 @@ from __future__ import annotations
 import hmac
 import logging
 import math
-import secrets
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
@@ -66,7 +65,6 @@ class FleetRefs:
         system: has been entered.
         node_id: 16 random bytes, new for each start of the process.
         dial: connects to a member.
-        entropy: returns that many random bytes, for keys.
         dial_timeout: seconds until a node that is not known, or does not answer, is given up.
         claim_timeout: seconds until a claim without an answer is given up.
         idle: seconds after which a connection is closed that nothing uses.
@@ -81,7 +79,6 @@ class FleetRefs:
         node_id: bytes,
         dial: Dial,
         *,
-        entropy: Callable[[int], bytes] = secrets.token_bytes,
         dial_timeout: float = 10.0,
         claim_timeout: float = 10.0,
         idle: float = 30.0,
@@ -100,7 +97,6 @@ class FleetRefs:
         self.idle = idle
         self.refs: weakref.WeakValueDictionary[tuple[bytes, bytes, int], RemoteRef] = weakref.WeakValueDictionary()
         """The refs of other members, by `Identity.address`."""
-        self._entropy = entropy
         self._exported: weakref.WeakValueDictionary[int, LocalRef] = weakref.WeakValueDictionary()
         self._keys: weakref.WeakKeyDictionary[LocalRef, bytes] = weakref.WeakKeyDictionary()
         self._names: dict[bytes, str] = {}
@@ -202,7 +198,7 @@ class FleetRefs:
         """Return the key of an actor here, whose ref is about to travel."""
         key = self._keys.get(cell)
         if key is None:
-            key = self._keys[cell] = self._entropy(ID_SIZE)
+            key = self._keys[cell] = self.system.platform.token_bytes(ID_SIZE)
             self._exported[cell.incarnation] = cell
         return key
 

@@ -18,6 +18,7 @@ from levada.actors.lumberjack import Reader, Unit, serve
 from levada.actors.lumberjack.spool import prepare_spool, store_unit
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
+from levada.framework.platform import PLATFORM
 from levada.transports.carriers import TlsConfig
 from levada.transports.lumberjack import encode_text
 from levada.transports.text import printable
@@ -134,7 +135,7 @@ class _Printer(_Output):
         async with self._turn:
             try:
                 # In a thread, because the output may be slow. A cancellation abandons it, so it cannot delay the end.
-                await trio.to_thread.run_sync(_write, data, abandon_on_cancel=True)
+                await PLATFORM.get().run_in_thread(_write, data, abandon_on_cancel=True)
             except OSError:
                 self.closed.set()
                 raise
@@ -160,7 +161,7 @@ class _Spooler(_Output):
     async def put(self, unit: Unit) -> None:
         while True:
             try:
-                await trio.to_thread.run_sync(self._store, unit)
+                await PLATFORM.get().run_in_thread(self._store, unit)
             except OSError as error:
                 self._note(error.strerror or str(error))
             else:

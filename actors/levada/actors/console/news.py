@@ -9,7 +9,6 @@ says how many were left out. The system's counters count them all.
 
 from __future__ import annotations
 
-import time
 import traceback
 from collections import deque
 from collections.abc import Mapping
@@ -69,7 +68,7 @@ class Recorder:
     def tell(self, event: Event, /) -> None:
         """Keep an event for the next request."""
         kind = next(each for each in _EVENTS if isinstance(event, each))
-        self._fresh.append((time.time(), kind, event))
+        self._fresh.append((self._system.platform.time(), kind, event))
         self._room[kind] -= 1
         if not self._room[kind]:
             self._system.events.unsubscribe(kind, self)
@@ -82,7 +81,12 @@ class Recorder:
             self._add(at, _EVENTS[kind][0], **self._members(event))
         for kind, counted in self._counted.items():
             if left_out := self._counter(kind) - counted:
-                self._add(time.time(), _EVENTS[kind][0], actor="", why=f"{left_out:,} more, which are not listed")
+                self._add(
+                    self._system.platform.time(),
+                    _EVENTS[kind][0],
+                    actor="",
+                    why=f"{left_out:,} more, which are not listed",
+                )
             self._system.events.subscribe(kind, self)
         self._counted.clear()
         self._room = dict.fromkeys(_EVENTS, MOST_NEWS)

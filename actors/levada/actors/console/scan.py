@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import perf_counter
 from typing import Final
 
 import trio
@@ -36,10 +35,11 @@ class Walk:
 
     def __init__(self, system: ActorSystem) -> None:
         self._children_of = system.observe.children
+        self._perf_counter = system.platform.perf_counter
         self._todo: list[tuple[str, list[LocalRef]]] = [("", list(self._children_of(system.root))[::-1])]
 
     def advance(self, until: float, visit: Callable[[LocalRef, str], object]) -> bool:
-        """Visit actors until `time.perf_counter` reaches a time.
+        """Visit actors until `Platform.perf_counter` reaches a time.
 
         Args:
             until: that time.
@@ -63,7 +63,7 @@ class Walk:
             if children:
                 todo.append((f"{parent}/{cell.name}", list(children)[::-1]))
             count += 1
-            if not count % _CHECK and perf_counter() > until:
+            if not count % _CHECK and self._perf_counter() > until:
                 break
         return not todo
 
@@ -102,6 +102,7 @@ class Scan:
             the next call continues.
         """
         left = _LATER if self.complete else _FIRST
+        perf_counter = self._system.platform.perf_counter
         if self._walk is None:
             self._finding, self._walk = [], Walk(self._system)
         while self._walk is not None and left > 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -255,7 +254,7 @@ def take_snapshot(system: ActorSystem, *, limit: int = MOST_ACTORS) -> Snapshot:
     return Snapshot(
         system=system.name,
         phase=system.phase,
-        pid=os.getpid(),
+        pid=system.platform.pid(),
         time=trio.current_time(),
         statistics=system.statistics(),
         turn_times=tuple(system.observe.turn_times.counts),

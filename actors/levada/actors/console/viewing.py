@@ -11,8 +11,6 @@ search.
 from __future__ import annotations
 
 import hmac
-import os
-import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import islice
@@ -210,7 +208,8 @@ class Viewer:
         """
         await trio.sleep_until(self._rest_until)
         self._rest_until = 0.0
-        began = time.perf_counter()
+        perf_counter = self._system.platform.perf_counter
+        began = perf_counter()
         rows: list[dict[str, Any]] = []
         total, searching, capped = 0, False, False
         if view.page == "actors" and not view.search:
@@ -219,14 +218,14 @@ class Viewer:
         elif view.page == "nodes":
             nodes = await ask_nodes(self._system, 1)
             rows, total = [_node(node) for node in nodes[view.first :][: view.count]], len(nodes)
-            began = time.perf_counter()  # waiting for nodes is not work
+            began = perf_counter()  # waiting for nodes is not work
         elif view.page != "none":
             scan = self._scan_for(view)
             await scan.advance()
             found, searching = scan.found, not scan.complete
             if searching:
                 # The first pass does not count: a million actors take 1 s of a core, spread over 10 s.
-                began = time.perf_counter()
+                began = perf_counter()
             total, capped = len(found), scan.full
             window = found[view.first :][: view.count]
             if view.page == "actors":
@@ -234,10 +233,10 @@ class Viewer:
                 self._known.update((cell.path, cell) for cell in window)
             else:
                 rows = await self._reports(view.page, window)
-                began = time.perf_counter()
+                began = perf_counter()
         detail = self._detail(view.selected)
         last, news = self._recorder.after(view.after)
-        interval = min(_LONGEST, (time.perf_counter() - began) / _SHARE)
+        interval = min(_LONGEST, (perf_counter() - began) / _SHARE)
         self._rest_until = trio.current_time() + interval
         return {
             **self._summary(),
@@ -277,7 +276,7 @@ class Viewer:
         actor = self._find(path) if isinstance(path, str) else None
         if action not in ACTIONS or actor is None:
             raise ConfigurationError("there is no such action, or the actor has ended")
-        code = secrets.token_urlsafe(16)
+        code = self._system.platform.token_bytes(16).hex()
         self._prepared = _Prepared(action, actor, code, trio.current_time() + _CONFIRM)
         supervision = self._system.observe.detail(actor).supervision
         return {"confirm": code, "act": action, "path": printable(actor.path, _TEXT), "supervision": supervision}
@@ -287,7 +286,7 @@ class Viewer:
         return {
             "system": printable(system.name),
             "phase": system.phase,
-            "pid": os.getpid(),
+            "pid": system.platform.pid(),
             "time": trio.current_time(),
             "cpu": time.process_time(),
             "statistics": attrs.asdict(system.statistics()),

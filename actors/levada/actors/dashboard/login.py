@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-import secrets
 from collections.abc import Callable
 from pathlib import Path
-from time import time
 from typing import Final
 
 from levada.framework.errors import ConfigurationError
+from levada.framework.platform import PLATFORM
 
 __all__ = ["LASTING", "Login", "key_from"]
 
@@ -28,14 +27,15 @@ def key_from(path: Path | None) -> bytes:
     Raises:
         ConfigurationError: the file cannot be read or made, other users can read it, or it does not contain a key.
     """
+    platform = PLATFORM.get()
     if path is None:
-        return secrets.token_bytes(_KEY)
+        return platform.token_bytes(_KEY)
     try:
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            os.write(file, secrets.token_bytes(_KEY))
+            os.write(file, platform.token_bytes(_KEY))
             os.lseek(file, 0, os.SEEK_SET)
         try:
             if os.fstat(file).st_mode & 0o077:
@@ -55,12 +55,14 @@ class Login:
 
     Args:
         key: signs cookies.
-        clock: returns seconds since 1970.
+        clock: returns seconds since 1970; ``None``: `Platform.time`.
     """
 
-    def __init__(self, key: bytes, clock: Callable[[], float] = time) -> None:
+    def __init__(self, key: bytes, clock: Callable[[], float] | None = None) -> None:
         self._key = key
-        self._clock = clock
+        platform = PLATFORM.get()
+        self._clock = clock or platform.time
+        self._token_bytes = platform.token_bytes
         self._tokens: list[bytes] = []  # digests, so that a memory dump does not show the tokens
 
     def __repr__(self) -> str:
@@ -68,7 +70,7 @@ class Login:
 
     def token(self) -> str:
         """Make a token for one login."""
-        token = secrets.token_urlsafe(_KEY)
+        token = self._token_bytes(_KEY).hex()
         self._tokens = [*self._tokens[1 - _TOKENS :], _hashed(token)]
         return token
 
@@ -81,7 +83,7 @@ class Login:
 
     def cookie(self) -> str:
         """Make the value of a cookie."""
-        text = f"{int(self._clock()) + LASTING}.{secrets.token_urlsafe(12)}"
+        text = f"{int(self._clock()) + LASTING}.{self._token_bytes(12).hex()}"
         return f"{text}.{self._signature(text)}"
 
     def admits(self, cookie: str) -> bool:

@@ -12,7 +12,6 @@ import ssl
 import uuid
 from collections.abc import Callable
 from contextlib import nullcontext
-from time import perf_counter
 from typing import ClassVar, Final
 
 import trio
@@ -21,6 +20,7 @@ from levada.actors.driver import Driver, Phase
 from levada.framework import Actor, FlowWindow, Identity, Ref
 from levada.framework.embedding import ask_for
 from levada.framework.errors import CarrierError
+from levada.framework.platform import PLATFORM
 from levada.transports.carriers import ByteStream, CarrierStatistics
 from levada.transports.lumberjack import Finished, PeerClosed, ReaderCore, ReaderEvent, ReaderState, Refused, UnitReady
 
@@ -70,7 +70,8 @@ class LumberjackDriver(Driver[ReaderCore]):
         """The scope in which it waits for anything else."""
         self._data: bytes | None = None
         """Bytes that the core has not seen yet."""
-        self._share = Share()
+        self._perf_counter = PLATFORM.get().perf_counter
+        self._share = Share(self._perf_counter())
         self._late = trio.CancelScope()
 
     def carrier_statistics(self) -> CarrierStatistics:
@@ -147,7 +148,7 @@ class LumberjackDriver(Driver[ReaderCore]):
         # Most turns are free. Waiting for one opens a cancel scope, which costs 5 us.
         if alone and not turns.take(large=large) and not await self._turn_came():
             return
-        began = perf_counter()
+        began = self._perf_counter()
         try:
             data, self._data = self._data, None
             now = trio.current_time()
@@ -157,8 +158,9 @@ class LumberjackDriver(Driver[ReaderCore]):
                 self.load.bytes_received += len(data)
                 self.apply(core.receive_data(data, now))
         finally:
-            took = perf_counter() - began
-            share.use(took)
+            now = self._perf_counter()
+            took = now - began
+            share.use(took, now)
             if alone:
                 await turns.rest(took, large=large)
             elif core.has_work:
@@ -306,7 +308,7 @@ class LumberjackDriver(Driver[ReaderCore]):
         if self._origin is None:
             info = self.stream.info
             self._origin = Origin(
-                connection=uuid.uuid4().hex,
+                connection=uuid.UUID(bytes=self.system.platform.token_bytes(16), version=4).hex,
                 peer=info.peer,
                 version=self.core.version or 0,
                 subject=info.peer_subject,

@@ -507,7 +507,7 @@ class SpoolPump(Actor[Any]):
         while True:
             try:
                 async with self.lock:
-                    return await trio.to_thread.run_sync(function, *arguments)
+                    return await self.system.platform.run_in_thread(function, *arguments)
             except OSError as error:
                 if str(error) != logged:
                     logged = str(error)

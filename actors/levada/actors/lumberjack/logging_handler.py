@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import socket
 import sys
 import threading
 import weakref
@@ -30,6 +29,7 @@ import trio
 
 from levada.framework import Actor, ActorSystem
 from levada.framework.errors import ConfigurationError
+from levada.framework.platform import PLATFORM
 from levada.transports.lumberjack import EventRejected, WriterConfig
 
 from .balance import HostConfig, targets
@@ -103,7 +103,7 @@ class LumberjackHandler(logging.Handler):
         self._block = block
         self._close_timeout = close_timeout
         self._fields = dict(fields or {})
-        self._host = socket.gethostname()
+        self._host = PLATFORM.get().host()
         self._closed = False
         self._begin_anew()
         _handlers.add(self)

@@ -10,13 +10,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
-import trio
-
 from levada.framework import Actor, blocking, handles
+from levada.framework.platform import PLATFORM
 from levada.framework.text import finite
 from levada.transports.private_files import make_durable_folder, make_private_folder, private, sync_folder
 
@@ -46,7 +44,7 @@ class SpoolSink(Actor[Unit]):
     async def started(self) -> None:
         """Create the folder, and remove the unfinished files of processes that died."""
         self.folder = Path(self.folder)
-        await trio.to_thread.run_sync(prepare_spool, self.folder)
+        await self.system.platform.run_in_thread(prepare_spool, self.folder)
 
     @handles
     @blocking
@@ -70,7 +68,7 @@ def prepare_spool(folder: Path) -> None:
         make_durable_folder(folder)
     make_private_folder(writing)
     # Other processes may be writing here. If one is slower than that, its rename fails, and the unit comes again.
-    old = time.time() - _OLD
+    old = PLATFORM.get().time() - _OLD
     for file in writing.glob("*.jsonl"):
         with contextlib.suppress(FileNotFoundError):
             if file.stat().st_mtime < old:

@@ -86,7 +86,7 @@ async def tail(
     """
     config = config or TailConfig()
     with contextlib.ExitStack() as files:
-        entries = await trio.to_thread.run_sync(files.enter_context, open_registry(registry))
+        entries = await system.platform.run_in_thread(files.enter_context, open_registry(registry))
         finished = trio.Event()
         shared = Shared(config, entries, deliver)
         scanner = system.spawn(Scanner, tuple(patterns), shared, finished, supervise="escalate")

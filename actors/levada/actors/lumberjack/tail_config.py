@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -11,6 +10,7 @@ import attrs
 from attrs import validators as v
 
 from levada.framework.errors import ConfigurationError
+from levada.framework.platform import PLATFORM
 from levada.framework.text import texts
 
 __all__ = ["TailConfig", "TailStatus"]
@@ -65,7 +65,7 @@ class TailConfig:
     """Bytes of such records, plus 256 for each; a single batch may be larger."""
     drain_timeout: float = attrs.field(default=10.0, validator=v.ge(0))
     """Seconds that the end waits for acknowledgements of lines under way."""
-    host: str = attrs.field(factory=socket.gethostname, validator=v.instance_of(str))
+    host: str = attrs.field(factory=lambda: PLATFORM.get().host(), validator=v.instance_of(str))
     """The value of ``host`` in each event."""
     fields: Mapping[str, str] = attrs.field(factory=dict)
     """Added to each event, besides ``line``, ``host``, ``file`` and ``offset`` (LJ-9)."""

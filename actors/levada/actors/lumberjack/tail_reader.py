@@ -92,7 +92,7 @@ class FileReader(Actor[Located | Drain]):
         """Read and deliver until there is nothing more to do, then stop the actor."""
         try:
             entry = self.entry
-            await trio.to_thread.run_sync(self.file.go_to, entry.offset, entry.size, entry.changed)
+            await self.system.platform.run_in_thread(self.file.go_to, entry.offset, entry.size, entry.changed)
             while not self.delivery.draining and await self.read_once():
                 pass
             await self.delivery.finished()
@@ -106,7 +106,7 @@ class FileReader(Actor[Located | Drain]):
         """Read once, or wait; return false when there is nothing more to do."""
         config = self.shared.config
         now = trio.current_time()
-        look = await trio.to_thread.run_sync(self.file.look, config.read_size, now)
+        look = await self.system.platform.run_in_thread(self.file.look, config.read_size, now)
         # If this task was cancelled while the thread read, no delivery may begin.
         await trio.lowlevel.checkpoint_if_cancelled()
         self.shared.sizes[self.key] = (self.entry, look.size)

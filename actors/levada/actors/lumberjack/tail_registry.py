@@ -31,7 +31,6 @@ import hashlib
 import json
 import logging
 import os
-import time
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -42,6 +41,7 @@ from typing import Any
 import attrs
 
 from levada.framework.errors import ConfigurationError
+from levada.framework.platform import PLATFORM
 from levada.transports.private_files import sync_folder
 
 from .folders import locked_folder, replace_file
@@ -105,7 +105,7 @@ class FileEntry:
     tail_length: int = 0
     tail_digest: str = ""
     """Digest of the `tail_length` bytes before `offset`."""
-    seen: float = attrs.field(factory=time.time)
+    seen: float = attrs.field(factory=lambda: PLATFORM.get().time())
     """The time at which the file was last found, in seconds since 1970."""
 
     def describes(self, descriptor: int, size: int) -> bool:

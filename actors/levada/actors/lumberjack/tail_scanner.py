@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import time
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -130,7 +129,7 @@ class Scanner(Actor[Drain | Down]):
                 return
             what = "the registry of files cannot be written"
             try:
-                await trio.to_thread.run_sync(registry.write, snapshot)
+                await self.system.platform.run_in_thread(registry.write, snapshot)
                 self.troubles.pop(what, None)
             except OSError as error:
                 registry.dirty = True
@@ -168,12 +167,12 @@ class Scanner(Actor[Drain | Down]):
             OSError: no descriptor is free to look for files.
             ActorStopped: this actor is ending.
         """
-        files = await trio.to_thread.run_sync(find_files, self.patterns, self.shared.config.exclude)
+        files = await self.system.platform.run_in_thread(find_files, self.patterns, self.shared.config.exclude)
         here = {(file.device, file.inode): file for file in files}
         self.seek(self.shared.left.keys() - here.keys() - self.sought.keys())
         sought = self.sought.keys() - here.keys() - self.readers.keys()
         lost = [entry for key in sought if (entry := self.shared.registry.by_inode(*key)) is not None]
-        found = await trio.to_thread.run_sync(find_moved, lost) if lost else []
+        found = await self.system.platform.run_in_thread(find_moved, lost) if lost else []
         moved = {(file.device, file.inode): file for file in found}
         for entry in lost:
             if (entry.device, entry.inode) not in moved and entry.size > entry.offset:
@@ -247,7 +246,7 @@ class Scanner(Actor[Drain | Down]):
         shared.files = len(self.readers)
         shared.waiting = len(missing) - looked_at  # not before the actors are there, see `look_whether_done`
         shared.bytes_waiting = sum(self.behind(key, file) for key, file in missing if key not in self.readers)
-        now = time.time()
+        now = self.system.platform.time()
         for entry in registry.entries:
             found_as = here.get((entry.device, entry.inode))
             if found_as is not None:
@@ -282,7 +281,7 @@ class Scanner(Actor[Drain | Down]):
             waits=waits,
         )
         try:
-            found = await trio.to_thread.run_sync(known)
+            found = await self.system.platform.run_in_thread(known)
             if found is None:
                 self.unripe[key] = file.size
                 return None
@@ -290,7 +289,9 @@ class Scanner(Actor[Drain | Down]):
             begin = 0
             if key in self.old:
                 try:
-                    begin = await trio.to_thread.run_sync(opened.end_of_lines, self.old[key], shared.config.max_line)
+                    begin = await self.system.platform.run_in_thread(
+                        opened.end_of_lines, self.old[key], shared.config.max_line
+                    )
                 except BaseException:
                     opened.close()
                     raise
@@ -310,7 +311,13 @@ class Scanner(Actor[Drain | Down]):
             logger.info("%s is a copy of %s, shipped up to %d", file.path, entry.path, entry.offset)
             registry.remove(entry)
             entry = attrs.evolve(
-                entry, device=file.device, inode=file.inode, born=opened.born, size=0, changed=0, seen=time.time()
+                entry,
+                device=file.device,
+                inode=file.inode,
+                born=opened.born,
+                size=0,
+                changed=0,
+                seen=self.system.platform.time(),
             )
         if registry.by_inode(*key) is not entry:
             registry.add(entry)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 from itertools import count
-from time import perf_counter
 from typing import Final
 
 import attrs
@@ -28,19 +27,18 @@ _MOST: Final = 0.5  # upper bound of the used seconds: a connection that worked 
 class Share:
     """The processor time that one connection has used."""
 
+    at: float
+    """The time of the last step, by `Platform.perf_counter`."""
     used: float = 0.0
     """Seconds used, minus seconds earned until `at`."""
-    at: float = attrs.field(factory=perf_counter)
-    """The time of the last step."""
 
     @property
     def spent(self) -> bool:
         """Whether its steps need `Turns`."""
         return self.used > _FREE
 
-    def use(self, seconds: float) -> None:
-        """Add the time of a step."""
-        now = perf_counter()
+    def use(self, seconds: float, now: float) -> None:
+        """Add the time of a step that ends now."""
         self.used = min(_MOST, max(0.0, self.used - (now - self.at) * _EARNED) + seconds)
         self.at = now
 

@@ -17,7 +17,6 @@ import contextlib
 import functools
 import logging
 import math
-import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal
@@ -503,14 +502,14 @@ async def connect(
         disk: DiskSpool | None = None
         if spool is not None:
             opening = open_segments(spool, b"J" if config.json else b"D")
-            segments = await trio.to_thread.run_sync(files.enter_context, opening)
+            segments = await system.platform.run_in_thread(files.enter_context, opening)
             intake = disk = DiskSpool(segments, spool, hub)
         actor = system.spawn(_Writer, hub, rotas, hosts.ttl, disk, supervise="escalate")
         try:
             await hub.attempted.wait()
             if hub.mistake is not None:
                 raise hub.mistake
-            name = uuid.uuid4().hex[:12] if stamp else None
+            name = system.platform.token_bytes(6).hex() if stamp else None
             tracing = system.tracing if traces else None
             writer = Writer(hub, intake, name) if tracing is None else _TracedWriter(hub, intake, name, tracing)
             try:

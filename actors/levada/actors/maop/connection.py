@@ -9,9 +9,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -24,6 +22,7 @@ from levada.actors.multiplexed import MultiplexedDriver
 from levada.actors.pool import Pool
 from levada.framework import Ref, Sample, restart
 from levada.framework.errors import ActorStopped, CarrierError, ConnectionClosed
+from levada.framework.platform import PLATFORM
 from levada.transports import carriers
 from levada.transports.maop import (
     Approved,
@@ -84,13 +83,14 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
         super().__attrs_post_init__()
         shared = self.shared
         now = trio.current_time()
+        platform = PLATFORM.get()
         self.config: PeerConfig = shared.config
         self.core = MaopCore(
             client=self.is_client,
-            random_bytes=os.urandom,
+            random_bytes=platform.token_bytes,
             config=self.config.core,
             handlers=shared.specs,
-            wall_offset=time.time() - now,
+            wall_offset=platform.time() - now,
             now=now,
             dedup=shared.registry.dedup,
             replay=shared.registry.replay,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
@@ -434,7 +433,7 @@ class Peer:
             except MaopError as error:
                 if not (source.repeatable and retry.allows(error, keyed=keyed)) or self.closed:
                     raise
-                await trio.sleep(retry.delay(attempt, error, _LOT))
+                await trio.sleep(retry.delay(attempt, error, self._connection.system.random))
         return await perform()
 
     def statistics(self) -> ConnectionStatistics:
@@ -487,9 +486,6 @@ class Peer:
             only the waiting ends.
         """
         return await self._connection.ref.terminated()
-
-
-_LOT = random.Random()
 
 
 class ReplyStream:

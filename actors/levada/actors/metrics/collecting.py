@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from time import perf_counter
 from typing import Final
 
 import trio
@@ -119,6 +118,7 @@ class Metrics:
         """Continue the pass; return whether it is complete."""
         if self._census is None:
             self._census = Census(self._system)
+        perf_counter = self._system.platform.perf_counter
         until = perf_counter() + _PASS
         while not self._census.advance(perf_counter() + SLICE):
             if perf_counter() > until:

@@ -9,6 +9,7 @@ from typing import Final
 import trio
 
 from levada.framework.metrics import Distribution, Metric, Series
+from levada.framework.platform import PLATFORM
 
 from .collecting import Metrics
 
@@ -89,7 +90,7 @@ async def render(series: Series, accept: str = "") -> tuple[str, bytes]:
     if sum(map(len, series.values())) <= _INLINE:
         await trio.lowlevel.checkpoint()
         return content_type, encode(registry)
-    return content_type, await trio.to_thread.run_sync(encode, registry)
+    return content_type, await PLATFORM.get().run_in_thread(encode, registry)
 
 
 def families(series: Series) -> Iterator[Family]:

@@ -126,7 +126,7 @@ class Census:
             self._handled[OTHER if cls is None else cls.__name__] += count
 
     def advance(self, until: float) -> bool:
-        """Visit actors until `time.perf_counter` reaches `until`; return whether all have been visited."""
+        """Visit actors until `Platform.perf_counter` reaches `until`; return whether all have been visited."""
         if not self._walk.advance(until, self._visit):
             return False
         self.tally.add(class_samples(self._classes, self._handled))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from time import perf_counter
 from typing import Final
 
 import trio
@@ -14,6 +13,7 @@ from levada.actors.answering import Asked, Response, serve_answers
 from levada.framework import ActorSystem
 from levada.framework.embedding import FailureLog
 from levada.framework.metrics import Series
+from levada.framework.platform import PLATFORM
 from levada.transports.carriers.streams import plain_nursery
 
 from .collecting import Metrics
@@ -36,6 +36,7 @@ class Scrapes:
         self._metrics = metrics
         self._series: Series = {}
         self._fresh_until = 0.0
+        self._perf_counter = PLATFORM.get().perf_counter
         self._line = trio.Lock()
         self._failures = FailureLog()
 
@@ -51,9 +52,9 @@ class Scrapes:
         try:
             async with self._line:
                 if trio.current_time() >= self._fresh_until:
-                    began = perf_counter()
+                    began = self._perf_counter()
                     self._series = await self._metrics.collect()
-                    self._fresh_until = trio.current_time() + max(_FRESH, (perf_counter() - began) / _SHARE)
+                    self._fresh_until = trio.current_time() + max(_FRESH, (self._perf_counter() - began) / _SHARE)
                 content_type, body = await render(self._series, asked.accept)
         except Exception as error:  # noqa: BLE001 - a bug in metrics must not end the program that they measure
             self._failures.log(logger, error, "a scrape failed", event="scrape_failed")

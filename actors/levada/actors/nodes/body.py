@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import platform
-import secrets
-import socket
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -143,7 +140,7 @@ async def run_node(
 
     with trio.CancelScope() as life:
         async with ActorSystem(name, tracing=tracing) as system:
-            side = NodeSide(system, node_id or secrets.token_bytes(16))
+            side = NodeSide(system, node_id or system.platform.token_bytes(16))
             side.links.update(links)
             async with (
                 connect_over(system, opens, Hello, expose=lambda _: True, config=side.config()) as peer,
@@ -199,8 +196,8 @@ class _Body:
         answer, answered = oneshot(Welcome | Refused, name="welcome")
         hello = Hello(
             node_id=side.node_id,
-            pid=os.getpid(),
-            host=socket.gethostname(),
+            pid=system.platform.pid(),
+            host=system.platform.host(),
             python=platform.python_version(),
             version=_version(),
             schema=control_schema(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -85,7 +84,7 @@ class Fleet(Nodes):
     is_driver: ClassVar[bool] = True
 
     def __init__(self, system: ActorSystem) -> None:
-        super().__init__(system, secrets.token_bytes(16))
+        super().__init__(system, system.platform.token_bytes(16))
         self._places: dict[str, Place] = {}
         self._count = 0
         self._turn = 0

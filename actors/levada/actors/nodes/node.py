@@ -14,7 +14,6 @@ import logging
 import math
 import os
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final, Protocol
@@ -252,7 +251,7 @@ class Node(UntracedActor[Any]):
         """Start the process."""
         place, settings = self.place, self.settings
         member = Member(
-            place.name, place.index, b"", MemberState.STARTING, 0, "", "", time.time(), self.run_of.number
+            place.name, place.index, b"", MemberState.STARTING, 0, "", "", self.system.platform.time(), self.run_of.number
         )  # fmt: skip
         self.fleet.directory.change(member)
         try:

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from levada.actors.apps import find
 from levada.framework import ActorSystem
+from levada.framework.platform import PLATFORM
 from levada.framework.tracing import Tracing
 
 __all__ = ["made_by", "resource", "tracing_in_nodes"]
@@ -36,5 +37,5 @@ def resource(environment: Mapping[str, str], node: str) -> dict[str, str]:
         node: the node's name.
     """
     known = environment.get(_RESOURCE)
-    own = f"service.instance.id={uuid.uuid4()},levada.node={quote(node)}"
+    own = f"service.instance.id={uuid.UUID(bytes=PLATFORM.get().token_bytes(16), version=4)},levada.node={quote(node)}"
     return {_RESOURCE: f"{known},{own}" if known else own}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -65,7 +64,9 @@ class ClientConnection(RSocketDriver):
         now = trio.current_time()
         if self.phase is Phase.CONNECTING:
             core = self.core_config()
-            self.core = self.dialect(core, client=True, framed=carrier.framed, now=now, random_bytes=os.urandom)
+            self.core = self.dialect(
+                core, client=True, framed=carrier.framed, now=now, random_bytes=self.system.platform.token_bytes
+            )
             self.established(core.data_mime_type, core.metadata_mime_type)
             self.attach(carrier)
             self.connected(carrier.info, early=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from time import perf_counter
 from typing import Any, ClassVar
 
 import attrs
@@ -26,6 +25,7 @@ from levada.actors.single import SingleDriver
 from levada.framework import FlowWindow, Receiver, Sample, Sender, handles, restart
 from levada.framework.embedding import ChannelCore
 from levada.framework.errors import ActorStopped, CarrierError
+from levada.framework.platform import PLATFORM
 from levada.framework.text import text_of
 from levada.framework.tracing import Tracing
 from levada.transports.rsocket import CoreConfig, ErrorCode, LeaseGrant, Payload, RSocketCore
@@ -136,6 +136,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         self.idle = Pool(self, MAX_IDLE)
         self._large_line = trio.Lock()
         self._cut = trio.Event()
+        self._perf_counter = PLATFORM.get().perf_counter
         self._fired = 0.0
         self._pushes: deque[bytes] = deque()
         self._pushed = 0
@@ -442,7 +443,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
             # Nothing else here waits, so a loop of these calls would starve all other tasks, the carrier included.
             self.flush()
             await trio.lowlevel.checkpoint()
-            self._fired = perf_counter()  # the time of other tasks' turns is not a pause of this one
+            self._fired = self._perf_counter()  # the time of other tasks' turns is not a pause of this one
         carrier = self.carrier
         if (
             carrier is None
@@ -452,7 +453,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         ):
             await self.ready(payload)
         self.core.send_fire_and_forget(payload, trio.current_time())
-        now = perf_counter()
+        now = self._perf_counter()
         self.sent(payload, alone=now - self._fired > JOIN_WITHIN)
         self._fired = now
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from contextvars import copy_context
 from inspect import isawaitable
-from time import perf_counter
 from types import CoroutineType
 from typing import Any
 
@@ -63,6 +62,7 @@ class Fired(Pooled):
     async def _take(self) -> None:
         connection = self.connection
         fired, differs = connection.fired, self.system.scheduler.differs
+        perf_counter = self.system.platform.perf_counter
         until = perf_counter() + TURN
         while fired:
             request = fired.popleft()

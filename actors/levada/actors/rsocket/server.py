@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from contextlib import AbstractAsyncContextManager
 from typing import Any, ClassVar
 
@@ -77,7 +76,7 @@ class ServerConnection(RSocketDriver):
                     client=False,
                     framed=carrier.framed,
                     now=trio.current_time(),
-                    random_bytes=os.urandom,
+                    random_bytes=self.system.platform.token_bytes,
                     sessions=self.listener.sessions,
                 )
                 self.attach(carrier)

@@ -28,7 +28,6 @@ Private fields used here: ``Cell._actor``, ``Cell._asking``, ``Cell._batch``, ``
 from __future__ import annotations
 
 import contextvars
-import time
 import types
 from _thread import get_ident
 from collections import deque
@@ -151,7 +150,7 @@ class _TaskView:
 class RunQueue:
     """All ready cells of one system and the workers that run them."""
 
-    def __init__(self, system: System, *, clock: Callable[[], float] = time.perf_counter, max_waiting: int) -> None:
+    def __init__(self, system: System, *, clock: Callable[[], float], max_waiting: int) -> None:
         self.system = system
         self.clock = clock
         self.ready: deque[Cell] = deque()

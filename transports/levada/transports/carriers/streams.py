@@ -24,7 +24,6 @@ import socket as stdlib_socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from time import perf_counter
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 from urllib.parse import SplitResult, urlsplit
@@ -34,6 +33,7 @@ import trio
 from attrs import validators as v
 
 from levada.framework.errors import CarrierError, ConfigurationError, ConnectionClosed, ConnectionLost
+from levada.framework.platform import PLATFORM
 from levada.transports.carriers.contracts import CarrierInfo, CarrierStatistics, Octets
 from levada.transports.carriers.places import Place, Places
 
@@ -208,6 +208,7 @@ class JoinedStream:
         self._has_writer = False
         self._progress: trio.Event | None = None
         self._was_empty = True  # the kernel's buffer, after the last read
+        self._perf_counter = PLATFORM.get().perf_counter
         self._last_straight = 0.0
         self._unyielded = 0  # bytes written straight since a call of this stream last let other tasks run
         self._bytes_sent = self._bytes_received = self._writes = self._reads = 0
@@ -255,7 +256,7 @@ class JoinedStream:
     def _put(self, data: Octets) -> None:
         """Write straight to the kernel if that is faster, otherwise queue."""
         if self._straight and data and not self._queue and not self._writing:
-            now = perf_counter()
+            now = self._perf_counter()
             if len(data) > _JOINED or now - self._last_straight >= _JOIN_WITHIN:
                 self._last_straight = now
                 try:

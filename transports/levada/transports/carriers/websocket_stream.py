@@ -19,7 +19,6 @@ The rules of this file:
 from __future__ import annotations
 
 import logging
-import os
 from types import TracebackType
 from typing import Self
 
@@ -27,6 +26,7 @@ import attrs
 import trio
 
 from levada.framework.errors import CarrierError, ConfigurationError, ConnectionClosed, ConnectionLost, IdleTimeout
+from levada.framework.platform import PLATFORM
 from levada.transports.carriers.contracts import ByteStream, CarrierInfo, CarrierStatistics, Octets
 from levada.transports.carriers.streams import again
 from levada.transports.carriers.websocket_config import UpgradeRequest, WebSocketConfig
@@ -69,7 +69,10 @@ class WebSocketStream:
         self._client = client
         self._config = config
         self._core = WebSocketCore(
-            client=client, max_message=config.max_message, accept_text=config.accept_text, random=os.urandom
+            client=client,
+            max_message=config.max_message,
+            accept_text=config.accept_text,
+            random=PLATFORM.get().token_bytes,
         )
         self._end: CarrierError | None = None  # why the WebSocket has ended
         self._over = trio.Event()  # the byte stream is closed

@@ -18,13 +18,13 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from time import perf_counter
 from types import TracebackType
 from typing import Any, ClassVar, Final
 
 import trio
 
 from levada.framework.errors import CarrierError, ConnectionClosed, ConnectionLost, DatagramTooLarge, IdleTimeout
+from levada.framework.platform import PLATFORM
 from levada.transports.carriers.contracts import CarrierInfo, CarrierStatistics, CloseReason, Datagram, Octets
 from levada.transports.carriers.stream_connection import StreamConnection
 from levada.transports.carriers.streams import Waiter
@@ -79,6 +79,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
         self._in_batch = False  # output is written at the end of the batch
         self._joining = False  # the next call outside of a batch leaves its output to the writer
         self._due = False  # output is written in the writer's next turn
+        self._perf_counter = PLATFORM.get().perf_counter
         self._written_at = 0.0
         self._reading = trio.CancelScope()
         self._writing = trio.CancelScope()
@@ -170,7 +171,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
         finally:
             self._in_batch = False
             if self._reason is None and self.core.has_output:
-                self._written_at = perf_counter()
+                self._written_at = self._perf_counter()
                 self._write()
 
     def _accepted(self, stream: QmuxStream) -> None:
@@ -438,7 +439,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
             self._write_soon()
 
     def _write_soon(self) -> None:
-        now = perf_counter()
+        now = self._perf_counter()
         if self._joining or now - self._written_at < _JOIN_WITHIN:
             self._write_later()
         else:
@@ -494,7 +495,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
                         self._lose(error.detail)
                         return
                     self._due = self._joining = False
-                    self._written_at = perf_counter()
+                    self._written_at = self._perf_counter()
                     self._write()
         except Exception as error:  # noqa: BLE001 - a core that fails ends only its own connection
             self._fail(error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from os import PathLike
@@ -18,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from cryptography.x509 import load_pem_x509_certificates
 
 from levada.framework.errors import ConfigurationError
+from levada.framework.platform import PLATFORM
 from levada.framework.text import texts
 from levada.transports.private_files import warn_if_others_can_read
 
@@ -51,13 +51,13 @@ class TicketStore:
     Args:
         limit: most tickets kept.
         lifetime: seconds that a ticket is good for.
-        clock: returns the time in seconds.
+        clock: returns the time in seconds; ``None``: the `Platform.monotonic` of the process that makes the store.
     """
 
-    def __init__(self, *, limit: int = 10_000, lifetime: float = 86_400.0, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, *, limit: int = 10_000, lifetime: float = 86_400.0, clock: Callable[[], float] | None = None):
         self._limit = limit
         self._lifetime = lifetime
-        self._clock = clock
+        self._clock = clock or PLATFORM.get().monotonic
         self._tickets: OrderedDict[bytes, tuple[float, SessionTicket]] = OrderedDict()
 
     def add(self, ticket: SessionTicket) -> None:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import heapq
 import logging
 import math
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -30,6 +29,7 @@ import trio
 from aioquic.tls import SessionTicket
 
 from levada.framework.failure_log import FailureLog
+from levada.framework.platform import PLATFORM
 from levada.transports.carriers.contracts import CloseReason
 from levada.transports.carriers.streams import plain_nursery
 
@@ -69,7 +69,8 @@ class QuicEndpoint:
         self.foreign: Callable[[int, bytes, Address], None] | None = None
         """Called with worker number, datagram and address for each packet of another worker's connection. That worker should pass datagram and
         address to its endpoint's `take_in`. ``None`` drops the packets."""
-        self.secret = self.config.secret or os.urandom(32)
+        self._token_bytes = PLATFORM.get().token_bytes
+        self.secret = self.config.secret or self._token_bytes(32)
         self.counters: Counter[str] = Counter()
         """Counts of flushes, of failed engines, and of datagrams of no connection, by what was done with them."""
         self.asked = 0
@@ -196,7 +197,7 @@ class QuicEndpoint:
 
     def new_cid(self) -> bytes:
         """Make a connection id: the worker's number, then random bytes."""
-        return bytes((self.config.worker,)) + os.urandom(CID_LENGTH - 1)
+        return bytes((self.config.worker,)) + self._token_bytes(CID_LENGTH - 1)
 
     def adopt(self, connection: QuicConnection, *cids: bytes) -> None:
         """Route packets for these ids to a connection, and keep its timer."""
@@ -475,5 +476,5 @@ class QuicEndpoint:
         if self._reset_allowance >= 1:
             self._reset_allowance -= 1
             self.counters["stateless resets sent"] += 1
-            noise = os.urandom(size - 16)
+            noise = self._token_bytes(size - 16)
             self.send([(bytes((0x40 | noise[0] & 0x3F,)) + noise[1:] + reset_token(self.secret, cid), address)])

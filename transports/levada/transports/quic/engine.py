@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-import os
 import ssl
 import warnings
 from collections import deque
@@ -44,6 +43,7 @@ from aioquic.quic.recovery import QuicPacketRecovery, QuicPacketSpace
 from aioquic.quic.stream import QuicStream
 from cryptography.x509 import Certificate
 
+from levada.framework.platform import PLATFORM
 from levada.transports.text import printable
 
 from .certificates import UNREADABLE, ClientCertificateRequired, verify
@@ -79,8 +79,8 @@ class EngineSettings:
     max_packet_size: int = 1_452
     ack_delay: float = 0.001
     key_update_after: int = 1 << 22
-    new_cid: Callable[[], bytes] = attrs.field(default=lambda: os.urandom(8))
-    reset_token: Callable[[bytes], bytes] = attrs.field(default=lambda cid: os.urandom(16))
+    new_cid: Callable[[], bytes] = attrs.field(default=lambda: PLATFORM.get().token_bytes(8))
+    reset_token: Callable[[bytes], bytes] = attrs.field(default=lambda cid: PLATFORM.get().token_bytes(16))
     address_validated: bool = False
     """Whether a token has shown that the client receives at its address."""
 

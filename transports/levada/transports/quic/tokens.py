@@ -15,9 +15,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-import os
 import struct
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +23,8 @@ from typing import Any
 import attrs
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from levada.framework.platform import PLATFORM
 
 __all__ = ["AddressTokens", "Proof", "reset_token"]
 
@@ -53,9 +53,10 @@ def reset_token(secret: bytes, connection_id: bytes) -> bytes:
 class AddressTokens:
     """Seals and opens address tokens."""
 
-    def __init__(self, secret: bytes, *, clock: Callable[[], float] = time.time, log_limit: int = LOG_LIMIT):
+    def __init__(self, secret: bytes, *, clock: Callable[[], float] | None = None, log_limit: int = LOG_LIMIT):
         self._secret = secret
-        self._clock = clock
+        self._clock = clock or PLATFORM.get().time
+        self._token_bytes = PLATFORM.get().token_bytes
         self._log_limit = log_limit
         self._used: OrderedDict[bytes, float] = OrderedDict()
         self._keys: dict[int, AESGCM] = {}
@@ -115,7 +116,7 @@ class AddressTokens:
 
     def _seal(self, kind: int, body: bytes, bound: bytes) -> bytes:
         now = self._clock()
-        nonce = os.urandom(_NONCE)
+        nonce = self._token_bytes(_NONCE)
         return nonce + self._key(int(now // KEY_PERIOD)).encrypt(
             nonce, _HEAD.pack(kind, now) + body, bytes([kind]) + bound
         )
