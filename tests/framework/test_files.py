@@ -66,6 +66,12 @@ def test_a_copy_has_all_bytes_also_if_writes_are_short(tmp_path: Path) -> None:
     assert (FILES.read(tmp_path / "private"), mode(tmp_path / "private")) == (octets, 0o600)
 
 
+def test_an_error_says_of_which_file(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError) as caught:
+        FILES.read(tmp_path)
+    assert str(caught.value) == f"[Errno 21] Is a directory: '{tmp_path}'"
+
+
 def test_a_mapped_part_of_a_deleted_file_stays(tmp_path: Path) -> None:
     path, page = tmp_path / "file", mmap.ALLOCATIONGRANULARITY
     path.write_bytes(b"a" * page + b"bcd")

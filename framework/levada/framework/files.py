@@ -80,6 +80,19 @@ class Files:
 
     # What is made of these:
 
+    @contextmanager
+    def opened(self, path: StrPath, flags: int = os.O_RDONLY) -> Iterator[int]:
+        """Open a file, or make one that only its owner may read, for a block; yield its descriptor. Each error of the block has the path."""
+        descriptor = self.open(path, flags | os.O_CLOEXEC, 0o600)
+        try:
+            yield descriptor
+        except OSError as error:
+            if error.filename is None:
+                error.filename = os.fspath(path)
+            raise
+        finally:
+            self.close(descriptor)
+
     def exists(self, path: StrPath) -> bool:
         """Return whether there is something of this name."""
         try:
@@ -95,15 +108,12 @@ class Files:
 
     def read(self, path: StrPath) -> bytes:
         """Return all bytes of a file."""
-        descriptor = self.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            parts, at = [], 0
+        parts, at = [], 0
+        with self.opened(path) as descriptor:
             while part := self.pread(descriptor, 1 << 20, at):
                 parts.append(part)
                 at += len(part)
-            return b"".join(parts)
-        finally:
-            self.close(descriptor)
+        return b"".join(parts)
 
     def glob(self, folder: StrPath, pattern: str) -> list[Path]:
         """Return the paths in a folder whose names match a pattern of `fnmatch`, sorted; none if there is no such folder."""
@@ -115,19 +125,12 @@ class Files:
 
     def copy(self, source: StrPath, target: StrPath) -> None:
         """Copy the bytes of a file to another one, which is made or replaced, readable only for its owner; unsynced."""
-        read = self.open(source, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            write = self.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            try:
-                at = 0
-                while part := memoryview(self.pread(read, 1 << 20, at)):
-                    while part:
-                        written = self.pwrite(write, part, at)
-                        part, at = part[written:], at + written
-            finally:
-                self.close(write)
-        finally:
-            self.close(read)
+        at = 0
+        with self.opened(source) as read, self.opened(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as write:
+            while part := memoryview(self.pread(read, 1 << 20, at)):
+                while part:
+                    written = self.pwrite(write, part, at)
+                    part, at = part[written:], at + written
 
     def make_folder(self, path: StrPath) -> None:
         """Make a folder, readable only for its owner, unless it is there; and those above it as usual."""
@@ -160,10 +163,6 @@ class Files:
 
     def sync_folder(self, path: StrPath) -> None:
         """Bring the names in a folder to the disk. Does nothing on systems that cannot open a folder."""
-        if not hasattr(os, "O_DIRECTORY"):
-            return
-        descriptor = self.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            self.fsync(descriptor)
-        finally:
-            self.close(descriptor)
+        if hasattr(os, "O_DIRECTORY"):
+            with self.opened(path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+                self.fsync(descriptor)

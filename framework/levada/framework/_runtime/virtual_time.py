@@ -7,6 +7,7 @@ from math import inf
 from time import sleep
 from typing import TYPE_CHECKING, Final
 
+import attrs
 import trio
 
 from levada.framework.platform import PLATFORM, REAL, Platform
@@ -20,7 +21,7 @@ __all__ = ["platform_of_run", "virtual_time", "wait_for_threads"]
 def virtual_time(clock: trio.abc.Clock, *, since: float) -> Platform:
     """Make surroundings that take the time from a clock of tests, with `since` as the time now; all else is real."""
     before = since - clock.current_time()
-    return Platform(time=lambda: before + clock.current_time(), virtual=True, monotonic=clock.current_time)
+    return attrs.evolve(REAL, time=lambda: before + clock.current_time(), virtual=True, monotonic=clock.current_time)
 
 
 _LOOK_EVERY: Final = 0.0001
