@@ -49,6 +49,7 @@ from levada.actors.journal import (
 from levada.actors.nodes import nodes_of
 from levada.framework import ActorSystem, Asks, Ref, handles, message
 from levada.framework.errors import ActorError
+from levada.framework.platform import REAL
 from levada.framework.router import group
 from levada.framework.testing import Probe
 
@@ -66,7 +67,7 @@ class Disk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.refuses = 0
         self._write = os.pwritev
-        monkeypatch.setattr(os, "pwritev", self)
+        monkeypatch.setattr(REAL.files, "pwritev", self)
 
     def __call__(self, *args: Any) -> int:
         if self.refuses:

@@ -28,6 +28,8 @@ from typing import Any
 import attrs
 import pytest
 
+from levada.framework.platform import REAL
+
 __all__ = ["MEMORY", "Disk", "Files", "Moment", "Watch"]
 
 MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
@@ -160,10 +162,8 @@ class Disk:
         """Files of which a sync has failed."""
         self._durable: dict[str, dict[str, Identity | None]] = {}
         self._pwrite = os.pwrite
-        for name in ("pwritev", "pwrite", "ftruncate", *_SYNCS):
-            monkeypatch.setattr(os, name, self._wrap(name, getattr(os, name)))
-        for name in ("mkdir", "rename", "unlink", "hardlink_to"):
-            monkeypatch.setattr(Path, name, self._wrap(name, getattr(Path, name)))
+        for name in ("pwritev", "pwrite", "ftruncate", *_SYNCS, "mkdir", "rename", "unlink", "link"):
+            monkeypatch.setattr(REAL.files, name, self._wrap(name, getattr(REAL.files, name)))
 
     @contextmanager
     def watch(self, folder: Path, told: Callable[[], int] = int, *, notes: bool = True) -> Iterator[Watch]:

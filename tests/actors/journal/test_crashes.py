@@ -179,13 +179,13 @@ STORIES = {
         [*(append((0, n, n + 1)) for n in range(70))],
         [append((0, 100, 101)), append((0, 200, 260)), append((0, 300, 301))],
         attrs.evolve(CONFIG, segment_bytes=20_000),
-        call="hardlink_to",
+        call="link",
     ),
     "erasures": Story(
         [append((0, 0, 90)), append((1, 100, 150))],
         [append((0, 200, 230)), erase("e1"), append((0, 300, 303))],
         KEYED,
-        call="hardlink_to",
+        call="link",
     ),
     "retention": Story(
         [

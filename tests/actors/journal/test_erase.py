@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import trio
 from tests.pace import every
+from tests.surroundings import surrounded
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("levada.actors.journal", exc_type=ImportError)
@@ -43,6 +44,7 @@ from levada.actors.journal import (  # noqa: E402
 from levada.actors.journal.erasures import TRY_EVERY  # noqa: E402
 from levada.actors.journal.inspection import inspect  # noqa: E402
 from levada.framework import ActorSystem, Ref, bounded, message  # noqa: E402
+from levada.framework.platform import REAL  # noqa: E402
 
 
 @message("erase.Event")
@@ -220,24 +222,24 @@ def test_a_power_failure_at_any_moment_leaves_all_rows_or_none(tmp_path: Path, m
         copies.append(Path(shutil.copytree(tmp_path / "journal", tmp_path / f"copy{len(copies)}")))
 
     def noted(name: str) -> None:
-        real = getattr(Path, name)
+        real = getattr(REAL.files, name)
 
-        def call(self: Path, *rest: Any, **options: Any) -> Any:
-            if "partition" in str(self):
+        def call(path: Path, *rest: Any) -> Any:
+            if "partition" in str(path):
                 copy()
-            done = real(self, *rest, **options)
-            if "partition" in str(self):
+            done = real(path, *rest)
+            if "partition" in str(path):
                 copy()
             return done
 
-        monkeypatch.setattr(Path, name, call)
+        monkeypatch.setattr(REAL.files, name, call)
 
     with open_store(tmp_path / "journal") as store:
         fill(store, 100)
         store.declare_group("readers")
         store.commit_group("readers", {0: 3})
         steps = iter(store.erase("anna", partition=0))
-        for name in ("hardlink_to", "rename", "unlink"):
+        for name in ("link", "rename", "unlink"):
             noted(name)
         for _ in steps:
             copy()
@@ -273,7 +275,6 @@ def test_an_erasure_that_the_disk_refused_at_the_opening_is_tried_again(
 ) -> None:
     """It does not wait for the next opening."""
     clock = [1000.0]
-    monkeypatch.setattr("levada.actors.journal.erasures.time.monotonic", lambda: clock[0])
     with open_store(tmp_path) as store:
         fill(store, 100)
         next(store.erase("anna", partition=0))
@@ -285,8 +286,8 @@ def test_an_erasure_that_the_disk_refused_at_the_opening_is_tried_again(
             raise OSError(28, "No space left on device")
         return real(descriptor, *rest)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pwritev", full)
+    with monkeypatch.context() as patch, surrounded(monotonic=lambda: clock[0]):
+        patch.setattr(REAL.files, "pwritev", full)
         store = open_store(tmp_path)
     with store:
         assert ["rows that were to be erased are still there" in text for text in caplog.messages] == [True]
@@ -308,7 +309,7 @@ def test_a_full_disk_leaves_the_rows_until_it_is_asked_again(tmp_path: Path, mon
         def full(*_: Any) -> int:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(os, "pwritev", full)
+        monkeypatch.setattr(REAL.files, "pwritev", full)
         with pytest.raises(JournalFull):
             erase(store, "anna")
         monkeypatch.undo()

@@ -33,6 +33,7 @@ from levada.actors.journal import (  # noqa: E402
 from levada.actors.journal import ends as ends_module  # noqa: E402
 from levada.actors.journal.ends import Ends  # noqa: E402
 from levada.framework import ActorSystem, restart  # noqa: E402
+from levada.framework.platform import REAL  # noqa: E402
 
 SCHEMA = pa.schema([("n", pa.int64())])
 SMALL = JournalConfig(
@@ -61,7 +62,7 @@ class Clock:
 
 
 class Failing:
-    """Functions of `os` that fail while a condition holds."""
+    """Calls of `Files` that fail while a condition holds."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._patch = monkeypatch
@@ -69,7 +70,7 @@ class Failing:
 
     def call(self, name: str, code: int, when: Callable[..., bool], times: int = 1 << 30) -> None:
         """Have a function fail with this error, for some calls at most."""
-        real = getattr(os, name)
+        real = getattr(REAL.files, name)
 
         def fail(*args: Any, **keywords: Any) -> Any:
             if self.failed < times and when(*args):
@@ -77,7 +78,7 @@ class Failing:
                 raise OSError(code, os.strerror(code))
             return real(*args, **keywords)
 
-        self._patch.setattr(os, name, fail)
+        self._patch.setattr(REAL.files, name, fail)
 
     def mend(self) -> None:
         """Have all functions work again."""
@@ -158,18 +159,18 @@ def test_a_batch_is_delivered_though_its_staged_rows_cannot_be_deleted(
 ) -> None:
     from levada.actors.journal.delivering import deliver, stage_rows
 
-    real = Path.unlink
+    real = os.unlink
 
-    def refuse(path: Path, missing_ok: bool = False) -> None:
+    def refuse(path: Path) -> None:
         if path.parent.name == "staging":
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        real(path, missing_ok)
+        real(path)
 
     with Store.open(tmp_path, SCHEMA) as store:
         for part in (0, 1):
             stage_rows(store, StageRows("q", 1, part, 0, []), rows(part))
         with monkeypatch.context() as patch:
-            patch.setattr(Path, "unlink", refuse)
+            patch.setattr(REAL.files, "unlink", refuse)
             done = deliver(store, Deliver("q", 1, {0: 0, 1: 0}))
             assert (done.already, done.ranges) == (False, {0: (0, 2)})
             stage_rows(store, StageRows("q", 2, 0, 0, []), rows(9))
@@ -280,7 +281,7 @@ def test_a_new_segment_whose_name_cannot_be_synced_is_gone_again_on_the_disk(
 
     with Store.open(tmp_path, SCHEMA, SMALL) as store:
         store.append([(0, rows(*range(50)))])
-        monkeypatch.setattr(os, "fsync", sync)
+        monkeypatch.setattr(REAL.files, "fsync", sync)
         with pytest.raises(JournalUnwritable, match="nothing of this was written"):
             store.append([(0, rows(*range(50, 250)))])
         assert calls == [["00000000000000000000.segment", f"{130:020d}.segment"], ["00000000000000000000.segment"]]
@@ -291,17 +292,17 @@ def test_a_new_segment_whose_name_cannot_be_synced_is_gone_again_on_the_disk(
 def test_a_new_segment_that_cannot_be_taken_back_at_once_goes_with_the_rows_before_it(
     tmp_path: Path, failing: Failing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, refused, real = tmp_path / "partition-0000", list[Path](), Path.unlink
+    folder, refused, real = tmp_path / "partition-0000", list[Path](), os.unlink
 
-    def unlink(path: Path, missing_ok: bool = False) -> None:
+    def unlink(path: Path) -> None:
         if path.suffix == ".segment" and not refused:
             refused.append(path)
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        real(path, missing_ok)
+        real(path)
 
     with Store.open(tmp_path, SCHEMA, SMALL) as store:
         store.append([(0, rows(*range(50)))])
-        monkeypatch.setattr(Path, "unlink", unlink)
+        monkeypatch.setattr(REAL.files, "unlink", unlink)
         failing.call("fsync", errno.EIO, lambda descriptor: path_of(descriptor) == folder, times=1)
         with pytest.raises(JournalUnwritable, match="what is on the disk is not known"):
             store.append([(0, rows(*range(50, 250)))])
@@ -326,7 +327,7 @@ def test_staged_rows_that_do_not_fit_leave_nothing_on_the_disk(
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return real(descriptor, [memoryview(parts[0])[:8]], at)
 
-        monkeypatch.setattr(os, "pwritev", full)
+        monkeypatch.setattr(REAL.files, "pwritev", full)
         with pytest.raises(JournalFull):
             stage.append(rows(2))
         assert path.stat().st_size == size
@@ -355,7 +356,7 @@ def test_segments_that_are_taken_back_go_newest_first_each_before_the_next(
     def parts(store: Store) -> Iterator[tuple[int, Any]]:
         for n in range(10, 500, 40):
             yield from ((0, message) for message in store.pack([rows(*range(n, n + 40))]))
-        monkeypatch.setattr(os, "fsync", sync)
+        monkeypatch.setattr(REAL.files, "fsync", sync)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with Store.open(tmp_path / "a", SCHEMA, SMALL) as store:
@@ -472,7 +473,7 @@ def test_one_copy_of_the_record_of_ends_is_always_whole(tmp_path: Path, monkeypa
         clock.now += 60
         assert store.retain() == 1
         with monkeypatch.context() as patch, pytest.raises(Crash):
-            patch.setattr(os, "pwrite", torn)
+            patch.setattr(REAL.files, "pwrite", torn)
             store.append([(number, rows(2)) for number in range(40)])
     with Store.open(tmp_path / "b", SCHEMA, config) as store:
         assert store.extent().first[0] == 1
@@ -482,9 +483,9 @@ def test_one_copy_of_the_record_of_ends_is_always_whole(tmp_path: Path, monkeypa
 def test_a_short_write_of_the_record_of_ends_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.pwrite
     with Store.open(tmp_path, SCHEMA, attrs.evolve(SMALL, partitions=40)) as store:
-        monkeypatch.setattr(os, "pwrite", lambda fd, octets, at: real(fd, bytes(octets)[:100], at))
+        monkeypatch.setattr(REAL.files, "pwrite", lambda fd, octets, at: real(fd, bytes(octets)[:100], at))
         store.append([(number, rows(number)) for number in range(40)])
-        assert Ends.read(tmp_path / "ends").end == [1] * 40
+        assert Ends.read(REAL.files, tmp_path / "ends").end == [1] * 40
 
 
 # ---------------------------------------------------------------- keys

@@ -56,6 +56,7 @@ from levada.actors.journal import (  # noqa: E402
 from levada.actors.journal.ledger import Ledger  # noqa: E402
 from levada.framework import ActorSystem, Failed, Ref, bounded, message, restart  # noqa: E402
 from levada.framework.errors import ActorStopped, AskTimeout  # noqa: E402
+from levada.framework.platform import REAL  # noqa: E402
 
 
 @message("journal.Line")
@@ -166,7 +167,7 @@ async def test_the_record_of_ends_is_synced_soon_after_the_last_append(
         if os.fstat(descriptor).st_ino == ends:
             synced.set()
 
-    monkeypatch.setattr(os, "fdatasync", sync)
+    monkeypatch.setattr(REAL.files, "fdatasync", sync)
     await journal.ask(Append(lines(2)), timeout=None)
     assert await trio.to_thread.run_sync(synced.wait, 20, abandon_on_cancel=True)
 
@@ -207,10 +208,10 @@ async def test_a_dedicated_process_writes_a_lone_append_without_a_thread_while_t
                 nursery.start_soon(journal.ask, Append(lines(row)))
         return all(threads)
 
+    system.platform = attrs.evolve(system.platform, perf_counter=lambda: now)
     journal = spawn(system, tmp_path, dedicated=True, clean_every=3600.0)
     await journal.ask(GetExtent())
-    monkeypatch.setattr(os, "fdatasync", sync)
-    monkeypatch.setattr("levada.actors.journal.writing.perf_counter", lambda: now)
+    monkeypatch.setattr(REAL.files, "fdatasync", sync)
     assert await append(1)  # nothing is known of the disk yet
     assert not await append(2)
     assert await append(3, 4, 5)
@@ -240,7 +241,7 @@ async def test_an_actor_among_others_leaves_every_append_to_a_thread(
         real(descriptor)
         threads.append(threading.get_ident())
 
-    monkeypatch.setattr(os, "fdatasync", sync)
+    monkeypatch.setattr(REAL.files, "fdatasync", sync)
     for row in range(3):
         await journal.ask(Append(lines(row)))
     assert len(threads) >= 3
@@ -434,7 +435,7 @@ async def test_a_disk_that_has_room_again_is_noticed(
             raise OSError(28, "No space left on device")
         return real(*args)
 
-    monkeypatch.setattr(os, "pwritev", refuse)
+    monkeypatch.setattr(REAL.files, "pwritev", refuse)
     assert await journal.ask(Append(lines(2))) == Appended(0, 1, 1)
     assert refused.is_set()
     assert await numbers(journal) == [1, 2]
@@ -556,7 +557,7 @@ async def test_killed_in_a_write_it_waits_for_the_disk_and_lets_go(
     async with ActorSystem("test", shutdown_timeout=5.0) as system:
         journal = spawn(system, tmp_path)
         await journal.ask(Append(lines(1)))
-        monkeypatch.setattr(os, "fdatasync", slow)
+        monkeypatch.setattr(REAL.files, "fdatasync", slow)
         outcomes: list[object] = []
 
         async def ask() -> None:
@@ -623,7 +624,7 @@ async def test_an_append_given_up_before_its_turn_is_not_written(
 
     journal = spawn(system, tmp_path)
     await journal.ask(Append(lines(1)))
-    monkeypatch.setattr(os, "fdatasync", slow)
+    monkeypatch.setattr(REAL.files, "fdatasync", slow)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(journal.ask, Append(lines(2)))
         await trio.to_thread.run_sync(begun.wait, 20)
@@ -660,7 +661,7 @@ async def test_senders_wait_while_too_much_waits_for_the_disk(
 
     journal = system.spawn(partial(Journal, tmp_path, Line, max_pending_bytes=3000), mailbox=bounded(4))
     await journal.ask(Append(lines(0)))
-    monkeypatch.setattr(os, "fdatasync", slow)
+    monkeypatch.setattr(REAL.files, "fdatasync", slow)
     sent: list[int] = []
 
     async def flood() -> None:

@@ -30,6 +30,7 @@ from levada.actors.journal import (  # noqa: E402
     Store,
 )
 from levada.framework import ActorSystem, restart  # noqa: E402
+from levada.framework.platform import REAL  # noqa: E402
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), ("text", pa.string())])
 SMALL = JournalConfig(segment_bytes=2048, block_bytes=1024, max_bytes=1 << 20, retain_bytes=None)
@@ -176,7 +177,7 @@ def test_a_disk_that_turns_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     answered, refused = list(range(50)), ""
     with monkeypatch.context() as patch:
-        patch.setattr(os, call, refuse)
+        patch.setattr(REAL.files, call, refuse)
         for n in (50, 51, 52):
             try:
                 store.append([(0, rows(n))])
@@ -299,7 +300,7 @@ def test_a_block_that_was_taken_back_says_nothing_about_the_time(
                 writes.append(descriptor)
                 return real(descriptor, *args) if len(writes) < 2 else _raise(OSError(errno.EIO, "no"))
 
-            patch.setattr(os, "pwritev", write)
+            patch.setattr(REAL.files, "pwritev", write)
             clock.now += YEARS
             with pytest.raises(JournalUnwritable):
                 store.append([(0, rows(2)), (1, rows(3))])
@@ -320,9 +321,27 @@ def test_staged_rows_of_a_clock_that_was_ahead_are_given_up_in_time(tmp_path: Pa
     """Their age is that of their file."""
     clock = Clock()
     with Store.open(tmp_path, SCHEMA, TIMED, clock=clock) as store:
-        store.stage("query", 0, 0, 0).append(rows(1))  # at the time of this machine, which is years ahead of the clock
+        clock.now += YEARS
+        store.stage("query", 0, 0, 0).append(rows(1))
+        clock.now -= YEARS
         assert store.unstage_older(100.0) == []
         clock.now += 99
         assert store.unstage_older(100.0) == []
+        clock.now += 2
+        assert store.unstage_older(100.0) == [("query", 0)]
+
+
+def test_the_age_of_staged_rows_is_counted_by_the_clock_of_the_journal(tmp_path: Path) -> None:
+    """It is far from the file system's."""
+    clock = Clock()
+    clock.now += YEARS
+    with Store.open(tmp_path, SCHEMA, TIMED, clock=clock) as store:
+        store.stage("empty", 0, 0, 0)
+        stage = store.stage("query", 0, 0, 0)
+        clock.now += 99
+        stage.append(rows(1))
+        assert store.unstage_older(100.0) == []
+        clock.now += 99
+        assert store.unstage_older(100.0) == [("empty", 0)]
         clock.now += 2
         assert store.unstage_older(100.0) == [("query", 0)]

@@ -30,6 +30,7 @@ from levada.actors.journal import (  # noqa: E402
 )
 from levada.actors.journal.ends import Ends, Promise  # noqa: E402
 from levada.actors.journal.ledger import Ledger  # noqa: E402
+from levada.framework.platform import REAL  # noqa: E402
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), ("text", pa.string())])
 SMALL = JournalConfig(segment_bytes=2048, block_bytes=1024, max_bytes=1 << 20, retain_bytes=None)
@@ -306,7 +307,7 @@ def test_the_record_of_ends_is_at_most_one_group_behind(tmp_path: Path, monkeypa
     with Store.open(tmp_path / "journal", SCHEMA, SMALL) as store:
         for n in range(0, 60, 10):
             fill(store, n, n + 10)
-            assert Ends.read(tmp_path / "journal" / "ends").end == [n + 10]
+            assert Ends.read(REAL.files, tmp_path / "journal" / "ends").end == [n + 10]
         assert store.unsynced
         store.sync_ends()
         assert not store.unsynced
@@ -317,9 +318,9 @@ def test_without_syncs_nothing_is_promised_that_was_not_synced(tmp_path: Path) -
     config = JournalConfig(sync="never")
     with Store.open(tmp_path / "journal", SCHEMA, config) as store:
         fill(store)
-        assert Ends.read(tmp_path / "journal" / "ends").end == [0]
+        assert Ends.read(REAL.files, tmp_path / "journal" / "ends").end == [0]
         store.declare_group("all", "end")
-        assert Ends.read(tmp_path / "journal" / "ends").end == [COUNT]
+        assert Ends.read(REAL.files, tmp_path / "journal" / "ends").end == [COUNT]
 
 
 # ---------------------------------------------------------------- the record of ends
@@ -359,17 +360,17 @@ def test_one_damaged_copy_of_the_record_of_ends_is_named(journal: Path, caplog: 
             damaged[copy + at] ^= 1
             (journal / "ends").write_bytes(damaged)
             caplog.clear()
-            assert Ends.read(journal / "ends").end == [COUNT]
+            assert Ends.read(REAL.files, journal / "ends").end == [COUNT]
             assert len(caplog.messages) == 1
 
 
 def test_a_later_record_of_ends_is_refused_by_name(tmp_path: Path) -> None:
-    Ends.create(tmp_path / "ends", Promise(bytes(16), [0], [1], 0)).close()
+    Ends.create(REAL, tmp_path / "ends", Promise(bytes(16), [0], [1], 0)).close()
     octets = bytearray((tmp_path / "ends").read_bytes())
     octets[8] = octets[4096 + 8] = 2
     (tmp_path / "ends").write_bytes(octets)
     with pytest.raises(JournalError, match="format version 2, this program reads 1: use the levada that wrote it"):
-        Ends.read(tmp_path / "ends")
+        Ends.read(REAL.files, tmp_path / "ends")
 
 
 # ---------------------------------------------------------------- the ledger
@@ -546,13 +547,13 @@ def test_a_ledger_that_somebody_else_changed_is_refused(ledgers: Path, tmp_path:
 
 
 def test_a_later_ledger_is_refused_by_name(tmp_path: Path) -> None:
-    Ledger.open(tmp_path / "ledger.sqlite", partitions=1).close()
+    Ledger.open(REAL, tmp_path / "ledger.sqlite", partitions=1).close()
     with sqlite3.connect(tmp_path / "ledger.sqlite") as connection:
         connection.create_function("row_sum", -1, lambda *_: 0)
         connection.execute("UPDATE facts SET value = 4 WHERE name = 'format'")
     connection.close()
     with pytest.raises(JournalError, match="format version 4, this program reads 1 to 3: use the levada that wrote it"):
-        Ledger.open(tmp_path / "ledger.sqlite", partitions=1)
+        Ledger.open(REAL, tmp_path / "ledger.sqlite", partitions=1)
 
 
 # ---------------------------------------------------------------- journals of the first version

@@ -36,6 +36,7 @@ from levada.actors.journal import (  # noqa: E402
 )
 from levada.actors.journal.partitions import Partition  # noqa: E402
 from levada.framework.errors import ConfigurationError  # noqa: E402
+from levada.framework.platform import REAL  # noqa: E402
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), ("text", pa.string())])
 SMALL = JournalConfig(segment_bytes=2048, block_bytes=1024, max_bytes=1 << 20, retain_bytes=None)
@@ -244,7 +245,7 @@ def test_a_tail_torn_at_any_octet_is_cut_to_the_last_whole_block(
     for length in range(sizes[0], len(whole) + 1):
         path.write_bytes(whole[:length])
         kept = max(size for size in sizes if size <= length)
-        partition = Partition(path.parent, 0, journal=journal, schema=SCHEMA, segment_bytes=1 << 20)
+        partition = Partition(REAL.files, path.parent, 0, journal=journal, schema=SCHEMA, segment_bytes=1 << 20)
         assert partition.find(0) == []
         assert path.read_bytes() == whole[:length]
         caplog.clear()
@@ -678,8 +679,7 @@ def test_a_disk_that_refuses_once(
             store.append([(0, span(n, n + 10))])
         before = [path.read_bytes() for path in segment_files(tmp_path)]
         failures = [OSError(code, os.strerror(code))]
-        owner: Any = Path if call == "rename" else os
-        real = getattr(owner, call)
+        real = getattr(REAL.files, call)
 
         def refuse(*args: Any) -> Any:
             if failures and call == "pwritev":
@@ -688,7 +688,7 @@ def test_a_disk_that_refuses_once(
                 raise failures.pop()
             return real(*args)
 
-        monkeypatch.setattr(owner, call, refuse)
+        monkeypatch.setattr(REAL.files, call, refuse)
         with pytest.raises(kind, match="nothing of this was written") as caught:
             store.append([(0, span(60, 120))])
         assert isinstance(caught.value.__cause__, OSError)
@@ -708,7 +708,7 @@ def test_a_store_that_cannot_take_back_does_no_more(tmp_path: Path, monkeypatch:
         raise OSError(errno.EIO, "no")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fdatasync", refuse)
+        patch.setattr(REAL.files, "fdatasync", refuse)
         with pytest.raises(JournalUnwritable, match="half a write cannot be taken back"):
             store.append([(0, rows(2))])
     with pytest.raises(JournalError, match="open the journal again"):
@@ -729,7 +729,7 @@ def test_rows_whose_end_cannot_be_noted_are_not_said_to_be_unwritten(
         raise OSError(errno.EIO, "no")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", refuse)  # of the record of ends
+        patch.setattr(REAL.files, "pwrite", refuse)  # of the record of ends
         assert store.append([(0, span(60, 120))]) == [Appended(0, 60, 60)]
     assert len(segment_files(tmp_path)) == 2
     with pytest.raises(JournalError, match="open the journal again"):
@@ -741,7 +741,7 @@ def test_rows_whose_end_cannot_be_noted_are_not_said_to_be_unwritten(
 
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.pwritev
-    monkeypatch.setattr(os, "pwritev", lambda fd, views, at: real(fd, [memoryview(views[0])[:5]], at))
+    monkeypatch.setattr(REAL.files, "pwritev", lambda fd, views, at: real(fd, [memoryview(views[0])[:5]], at))
     with Store.open(tmp_path, SCHEMA) as store:
         store.append([(0, rows(1, 2))])
         assert numbers(store) == [1, 2]

@@ -41,6 +41,7 @@ from levada.actors.journal import (  # noqa: E402
 )
 from levada.actors.journal.ledger import KEPT, Ledger, Line  # noqa: E402
 from levada.framework.errors import ConfigurationError  # noqa: E402
+from levada.framework.platform import REAL  # noqa: E402
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False)])
 CONFIG = JournalConfig(
@@ -184,14 +185,14 @@ def test_a_source_of_rows_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 def test_the_ledger_syncs_each_commit(tmp_path: Path) -> None:
     """What no simulation sees: SQLite's own writes."""
-    ledger = Ledger.open(tmp_path / "ledger.sqlite", partitions=1)
+    ledger = Ledger.open(REAL, tmp_path / "ledger.sqlite", partitions=1)
     settings = [ledger._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")]
     assert settings == ["wal", 2]
     ledger.close()
 
 
 def test_only_the_newest_batches_keep_their_ranges(tmp_path: Path) -> None:
-    ledger = Ledger.open(tmp_path / "ledger.sqlite", partitions=1)
+    ledger = Ledger.open(REAL, tmp_path / "ledger.sqlite", partitions=1)
     for batch in range(KEPT + 5):
         ledger.deliver("q", batch, Line({0: (batch, batch + 1)}))
     assert ledger.delivered("q", 3) == Delivered(already=True, ranges={})

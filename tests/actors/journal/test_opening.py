@@ -18,6 +18,7 @@ pytest.importorskip("levada.actors.journal", exc_type=ImportError)
 
 from levada.actors.journal import Appended, JournalConfig, JournalDamaged, JournalError, JournalUnwritable, Store  # noqa: E402
 from levada.actors.journal.ends import Ends, Promise  # noqa: E402
+from levada.framework.platform import REAL, Platform  # noqa: E402
 
 SCHEMA = pa.schema([("n", pa.int64())])
 CONFIG = JournalConfig(partitions=2)
@@ -50,7 +51,7 @@ class Calls:
         """What was written since the file was synced, by position."""
         self.written: dict[str, dict[int, bytes]] = {}
         """What had been written when the file was synced."""
-        writing, folder = os.pwritev, folder.resolve()
+        writing, folder = REAL.files.pwritev, folder.resolve()
 
         def write(descriptor: int, parts: Any, at: int) -> int:
             done = writing(descriptor, parts, at)
@@ -59,9 +60,9 @@ class Calls:
                 self.unsynced.setdefault(str(path_of(descriptor).relative_to(folder)), {})[at] = octets
             return done
 
-        monkeypatch.setattr(os, "pwritev", write)
+        monkeypatch.setattr(REAL.files, "pwritev", write)
         for name in ("fsync", "fdatasync"):
-            monkeypatch.setattr(os, name, self._recorded(getattr(os, name), folder))
+            monkeypatch.setattr(REAL.files, name, self._recorded(getattr(REAL.files, name), folder))
 
     def _recorded(self, real: Any, folder: Path) -> Any:
         def sync(descriptor: int) -> None:
@@ -104,12 +105,12 @@ def test_rows_that_no_promise_covers_are_written_anew_before_they_are_synced(
 def test_a_journal_that_was_closed_in_order_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store.open(tmp_path, SCHEMA, CONFIG) as store:
         store.append([(0, rows(1)), (1, rows(2))])
-        assert not Ends.read(tmp_path / "ends").closed
-    assert Ends.read(tmp_path / "ends").closed
+        assert not Ends.read(REAL.files, tmp_path / "ends").closed
+    assert Ends.read(REAL.files, tmp_path / "ends").closed
     calls = Calls(monkeypatch, tmp_path)
     with Store.open(tmp_path, SCHEMA, CONFIG):
         assert [path for path in calls.synced if "partition" in path] == []
-        assert not Ends.read(tmp_path / "ends").closed
+        assert not Ends.read(REAL.files, tmp_path / "ends").closed
 
 
 def test_a_journal_that_was_closed_after_a_failed_sync_is_not_trusted(
@@ -123,10 +124,10 @@ def test_a_journal_that_was_closed_after_a_failed_sync_is_not_trusted(
             def refuse(_: int) -> None:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-            patch.setattr(os, "fdatasync", refuse)
+            patch.setattr(REAL.files, "fdatasync", refuse)
             with pytest.raises(JournalUnwritable):
                 store.append([(0, rows(2))])
-    assert not Ends.read(tmp_path / "ends").closed
+    assert not Ends.read(REAL.files, tmp_path / "ends").closed
     calls = Calls(monkeypatch, tmp_path)
     with Store.open(tmp_path, SCHEMA, CONFIG) as store:
         assert f"partition-0000/{FIRST}" in calls.synced
@@ -136,16 +137,16 @@ def test_a_journal_that_was_closed_after_a_failed_sync_is_not_trusted(
 def test_the_mark_of_a_closed_journal_counts_for_the_copy_that_it_was_written_with(tmp_path: Path) -> None:
     """A power failure may bring the sector of the mark to the disk, and not that of the copy."""
     promise = Promise(bytes(16), [0], [5], 1)
-    ends = Ends.create(tmp_path / "ends", promise)
+    ends = Ends.create(REAL, tmp_path / "ends", promise)
     before = (tmp_path / "ends").read_bytes()
     ends.finish(1)
     ends.close()
     behind = (tmp_path / "ends").read_bytes()
-    assert Ends.read(tmp_path / "ends") == attrs.evolve(promise, closed=True)
+    assert Ends.read(REAL.files, tmp_path / "ends") == attrs.evolve(promise, closed=True)
     at = behind.index(b"shut")
     copy = before[:at] + behind[at : len(behind) // 2]
     (tmp_path / "ends").write_bytes(copy + before[len(before) // 2 :][:at] + behind[len(behind) // 2 + at :])
-    assert Ends.read(tmp_path / "ends") == promise
+    assert Ends.read(REAL.files, tmp_path / "ends") == promise
 
 
 def test_a_record_of_ends_of_another_journal_says_nothing_about_how_this_one_was_closed(
@@ -206,7 +207,7 @@ def test_a_journal_may_be_made_in_a_folder_that_its_user_may_not_read(
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         return real(path, flags, *mode)
 
-    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(REAL.files, "open", refuse)
     with Store.open(tmp_path / "journal", SCHEMA, CONFIG) as store:
         assert store.append([(0, rows(1))]) == [Appended(0, 0, 1)]
 
@@ -346,10 +347,10 @@ def test_a_ledger_of_before_the_first_rows_is_refused(
     """It would take the rows of the first batch for a delivery that was cut short."""
     real = Ends.create
 
-    def create(path: Path, promise: Any) -> Any:
+    def create(platform: Platform, path: Path, promise: Any) -> Any:
         shutil.copy(tmp_path / "a" / LEDGER, tmp_path / LEDGER)
         shutil.copy(tmp_path / "a" / f"{LEDGER}-wal", tmp_path / f"{LEDGER}-wal")
-        return real(path, promise)
+        return real(platform, path, promise)
 
     with monkeypatch.context() as patch:
         patch.setattr(Ends, "create", create)

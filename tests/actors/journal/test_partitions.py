@@ -12,6 +12,7 @@ pytest.importorskip("levada.actors.journal", exc_type=ImportError)
 
 from levada.actors.journal import JournalConfig, Store, columns_of
 from levada.framework import message
+from levada.framework.platform import REAL
 
 
 @message("partitions.Line")
@@ -37,7 +38,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
         real(descriptor)
 
-    monkeypatch.setattr(os, "fdatasync", sync)
+    monkeypatch.setattr(REAL.files, "fdatasync", sync)
     return names
 
 

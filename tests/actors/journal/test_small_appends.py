@@ -21,6 +21,7 @@ pytest.importorskip("levada.actors.journal", exc_type=ImportError)
 from levada.actors.journal import Append, Journal, JournalConfig, JournalDamaged, Keyed, Store, columns_of, stream_of  # noqa: E402
 from levada.actors.journal import partitions as partitions_module  # noqa: E402
 from levada.framework import ActorSystem, Ref, bounded, message  # noqa: E402
+from levada.framework.platform import REAL  # noqa: E402
 
 
 @message("small.Row")
@@ -110,10 +111,10 @@ def test_a_full_disk_leaves_the_blocks_as_they_are(
     def link(*arguments: Any, **options: Any) -> None:
         raise OSError(errno.EPERM, "no links here")
 
-    monkeypatch.setattr(os, "link", link)
+    monkeypatch.setattr(REAL.files, "link", link)
     with Store.open(tmp_path, COLUMNS.schema, CONFIG) as store, caplog.at_level(logging.WARNING):
         fill(store, 150)
-        monkeypatch.setattr(os, "link", real)
+        monkeypatch.setattr(REAL.files, "link", real)
         fill(store, 150)
         assert numbers(store) == list(range(300))
     assert blocks(tmp_path)[:2] == [123, 1]
@@ -129,28 +130,27 @@ def test_a_crash_while_merging_loses_nothing(tmp_path: Path, monkeypatch: pytest
         if not copies:
             copies.append(Path(shutil.copytree(tmp_path / "journal", tmp_path / "copy")))
 
-    real_link, real_rename, real_roll = Path.hardlink_to, Path.rename, partitions_module.Partition._make_segment
+    real_make = partitions_module.Partition._make_segment
 
-    def link(self: Path, target: Path) -> None:
-        real_link(self, target)
+    def link(source: Path, target: Path) -> None:
+        os.link(source, target)
         if moment == "link":
             copy()
 
-    def rename(self: Path, target: Path) -> Path:
-        merged = self.suffix == ".new" and target.exists()
-        done = real_rename(self, target)
+    def rename(source: Path, target: Path) -> None:
+        merged = source.suffix == ".new" and target.exists()
+        source.rename(target)
         if merged and moment == "rename":
             copy()
-        return done
 
     def make(self: Any, first: int) -> Any:
         if first and moment == "before the next":
             copy()
-        return real_roll(self, first)
+        return real_make(self, first)
 
     with Store.open(tmp_path / "journal", COLUMNS.schema, CONFIG) as store:
-        monkeypatch.setattr(Path, "hardlink_to", link)
-        monkeypatch.setattr(Path, "rename", rename)
+        monkeypatch.setattr(REAL.files, "link", link)
+        monkeypatch.setattr(REAL.files, "rename", rename)
         monkeypatch.setattr(partitions_module.Partition, "_make_segment", make)
         fill(store, 150)
         monkeypatch.undo()

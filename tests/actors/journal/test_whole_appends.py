@@ -16,6 +16,7 @@ from tests.actors.journal.test_journal_files import SCHEMA, SMALL, numbers, segm
 from levada.actors.journal import JournalConfig, JournalDamaged, OffsetGone, Store  # noqa: E402
 from levada.actors.journal.ends import Ends  # noqa: E402
 from levada.actors.journal.inspection import inspect  # noqa: E402
+from levada.framework.platform import REAL  # noqa: E402
 
 LARGE = attrs.evolve(SMALL, segment_bytes=8192, block_bytes=512)
 TINY = attrs.evolve(SMALL, block_bytes=512)
@@ -106,9 +107,9 @@ def test_an_append_is_promised_when_all_of_it_is_synced(tmp_path: Path) -> None:
         store.append([(0, span(0, 3))])
         store.append([(0, span(3, 103))])
         assert len(segment_files(tmp_path)) > 2
-        assert Ends.read(tmp_path / "ends").end == [3]
+        assert Ends.read(REAL.files, tmp_path / "ends").end == [3]
         store.append([(0, span(103, 203))])
-        assert Ends.read(tmp_path / "ends").end == [103]
+        assert Ends.read(REAL.files, tmp_path / "ends").end == [103]
 
 
 def test_staged_rows_are_staged_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from levada.actors.spark.bridge import serve_bridge  # noqa: E402
 from levada.actors.spark.source import Options, StreamSource  # noqa: E402
 from levada.framework import ActorSystem, channel, message  # noqa: E402
 from levada.framework.errors import ConfigurationError  # noqa: E402
+from levada.framework.platform import REAL  # noqa: E402
 
 from .conftest import Actors, run_to_the_end  # noqa: E402
 
@@ -109,7 +110,7 @@ def test_a_name_that_never_was_is_not_known(tmp_path: Path, name: str) -> None:
 
 def test_the_history_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("levada.actors.journal.ledger.KEPT_OPENINGS", 8)
-    ledger = Ledger.open(tmp_path / "ledger.sqlite", partitions=1)
+    ledger = Ledger.open(REAL, tmp_path / "ledger.sqlite", partitions=1)
     ledger.begin({0: 1})
     oldest = ledger.opening
     for end in range(2, 9):
@@ -118,7 +119,7 @@ def test_the_history_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ledger.begin({0: 9999})
     assert not ledger.reach(oldest, {0: 9999}).known
     ledger.close()
-    again = Ledger.open(tmp_path / "ledger.sqlite", partitions=1)
+    again = Ledger.open(REAL, tmp_path / "ledger.sqlite", partitions=1)
     assert not again.reach(oldest, {0: 9999}).known
     assert again.reach(ledger.opening, {0: 9999}) == Reach(True, {0: 9999})
     again.close()

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Any, ClassVar, NoReturn, TypeVar
-from uuid import uuid4
 
 import attrs
 import trio
@@ -221,7 +220,8 @@ class Durable(Actor[M]):
             raise ConfigurationError("at is nan, wanted seconds since 1970, or a datetime with a timezone")
         reminders = live.writer.reminders
         key = tag_of(type(message)) if key is None else key
-        reminder = Reminder(live.entity, key, f"$remind-{uuid4().hex}", at, reminders.codec.encode(message))
+        command = f"$remind-{self.system.platform.token_bytes(16).hex()}"
+        reminder = Reminder(live.entity, key, command, at, reminders.codec.encode(message))
         if reminders.size + reminders.coming + reminder.size > REMINDER_BYTES:
             raise ValueError(
                 f"shard {live.writer.number} would have more than {REMINDER_BYTES} bytes of pending reminders"

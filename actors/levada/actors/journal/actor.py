@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path, PurePath
@@ -26,6 +25,7 @@ from levada.actors.metrics.journal import journal_samples
 from levada.framework import Behaviour, Failed, Killed, Reason, Reply, Sample, handles
 from levada.framework.embedding import DescribedActor
 from levada.framework.errors import ActorError
+from levada.framework.platform import Platform
 from levada.transports.text import printable
 
 from .appends import Appends, Job, Told
@@ -125,7 +125,7 @@ class Journal(
             the actor fails.
         clean_every: seconds between runs of retention, which also check for room on a full disk and for deleted files.
         dedicated: whether this process does nothing else, so that an append that comes alone may hold it up while the disk is quick.
-        clock: seconds since 1970.
+        clock: returns seconds since 1970. None: the time of the system, which is virtual if a test's clock of trio is.
 
     Raises:
         JournalError: in `started`, see `Store.open`; not with `reopen_every`.
@@ -157,7 +157,7 @@ class Journal(
     clean_every: float = attrs.field(default=1.0, kw_only=True)
     reopen_every: float | None = attrs.field(default=None, kw_only=True)
     dedicated: bool = attrs.field(default=False, kw_only=True)
-    clock: Callable[[], float] = attrs.field(default=time.time, kw_only=True)
+    clock: Callable[[], float] | None = attrs.field(default=None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         self._refusal: JournalError | None = JournalError("it is being opened", path=self.about)
@@ -249,10 +249,16 @@ class Journal(
         columns: Columns[Any] | None = columns_of(self.columns) if isinstance(self.columns, type) else None
         schema = columns.schema if columns is not None else self.columns
         opening = functools.partial(Store.open, self.directory, schema, self.config, clock=self.clock)
-        self._store = await self.enter(_opened(opening, self._writing))
+        self._store = await self.enter(_opened(self.system.platform, opening, self._writing))
         self._appends = Appends(self._store, columns)
         self._writer = Writer(
-            self._queue, self._store, self._appends, self._writing, dedicated=self.dedicated, full=self._clean_later
+            self.system.platform,
+            self._queue,
+            self._store,
+            self._appends,
+            self._writing,
+            dedicated=self.dedicated,
+            full=self._clean_later,
         )
         self._refusal = None
         self.start_soon(self._writer.run)
@@ -417,7 +423,7 @@ class Journal(
                     await reply.room()  # without a place among the readers: this peer takes its answers slowly
                 async with self._reading:
                     if reply.wanted and reply.has_room:
-                        reply.send(await trio.to_thread.run_sync(function))
+                        reply.send(await self.system.platform.run_in_thread(function))
         except (JournalError, OSError) as error:
             reply.fail(bare(error))
 
@@ -491,11 +497,13 @@ def _bytes_of(rows: Any) -> int:
 
 
 @asynccontextmanager
-async def _opened(opening: Callable[[], Store], writing: trio.CapacityLimiter) -> AsyncIterator[Store]:
+async def _opened(
+    platform: Platform, opening: Callable[[], Store], writing: trio.CapacityLimiter
+) -> AsyncIterator[Store]:
     # Threads cannot be interrupted: if this is cancelled, the store is opened and closed again; if killed, it is closed behind the current write.
-    store = await trio.to_thread.run_sync(opening, limiter=writing)
+    store = await platform.run_in_thread(opening, limiter=writing)
     try:
         yield store
     finally:
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(store.close, limiter=writing)
+            await platform.run_in_thread(store.close, limiter=writing)

@@ -13,9 +13,11 @@ from pathlib import Path
 import attrs
 import pyarrow as pa
 
+from levada.framework.files import Files
+
 __all__ = [
     "BLOCK", "BLOCK_MAGIC", "MORE", "NOTHING", "SUMMED", "Block", "Header", "Message", "Uncertain", "header_at", "map_file", "padded",
-    "split_erased", "sync_data", "write_all",
+    "split_erased", "write_all",
 ]  # fmt: skip
 
 BLOCK = struct.Struct("<4sIIIQQqQ")
@@ -158,23 +160,23 @@ def header_at(view: memoryview, at: int, offset: int | None) -> Header | None:
     return Header(at, length, crc, rows, first, mark, time, synced)
 
 
-def map_file(path: Path, start: int, stop: int, *, whole: bool = False) -> memoryview:
+def map_file(files: Files, path: Path, start: int, stop: int, *, whole: bool = False) -> memoryview:
     """Map some bytes of a file, or copy them if they are few, or not many and needed as a whole. A slice keeps the mapping alive."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = files.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if stop - start <= (_COPY_WHOLE_BELOW if whole else _COPY_BELOW):
-            return memoryview(os.pread(descriptor, stop - start, start))
+            return memoryview(files.pread(descriptor, stop - start, start))
         base = start - start % mmap.ALLOCATIONGRANULARITY
-        return memoryview(mmap.mmap(descriptor, stop - base, prot=mmap.PROT_READ, offset=base))[start - base :]
+        return memoryview(files.map(descriptor, stop - base, base))[start - base :]
     finally:
-        os.close(descriptor)
+        files.close(descriptor)
 
 
-def write_all(descriptor: int, parts: Sequence[bytes | memoryview | pa.Buffer], at: int) -> None:
+def write_all(files: Files, descriptor: int, parts: Sequence[bytes | memoryview | pa.Buffer], at: int) -> None:
     """Write all bytes to a place in a file."""
     views = [memoryview(part) for part in parts if len(part)]
     while views:
-        written = os.pwritev(descriptor, views[:_MANY], at)
+        written = files.pwritev(descriptor, views[:_MANY], at)
         at += written
         done = 0
         while done < len(views) and written >= len(views[done]):
@@ -183,11 +185,3 @@ def write_all(descriptor: int, parts: Sequence[bytes | memoryview | pa.Buffer], 
         del views[:done]
         if written:
             views[0] = views[0][written:]
-
-
-def sync_data(descriptor: int) -> None:
-    """Sync the content and the length of a file."""
-    if hasattr(os, "fdatasync"):
-        os.fdatasync(descriptor)
-    else:  # macOS
-        os.fsync(descriptor)

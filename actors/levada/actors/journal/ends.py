@@ -18,14 +18,14 @@ from __future__ import annotations
 import logging
 import os
 import struct
-import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
 
-from levada.transports.private_files import sync_folder
+from levada.framework.files import Files
+from levada.framework.platform import Platform
 
 from .blocks import Uncertain, write_all
 from .errors import JournalDamaged, JournalError
@@ -64,7 +64,9 @@ class Promise:
 class Ends:
     """The record of ends, open for writing. Made by `Ends.create`; methods belong to one thread at a time."""
 
-    def __init__(self, path: Path, descriptor: int, promise: Promise) -> None:
+    def __init__(self, platform: Platform, path: Path, descriptor: int, promise: Promise) -> None:
+        self._files = platform.files
+        self._monotonic = platform.monotonic
         self._path = path
         self._descriptor = descriptor
         # The copy is changed in place, in 1 µs with 64 partitions; making it anew for each group commit takes 17 µs.
@@ -74,19 +76,19 @@ class Ends:
         self._size = _copy_size(self._partitions)
         self._number = 2
         self._place = 0
-        self._synced_at = time.monotonic()
+        self._synced_at = self._monotonic()
         self.pending = False
         """Whether something was written and not synced."""
 
     @classmethod
-    def read(cls, path: Path) -> Promise:
+    def read(cls, files: Files, path: Path) -> Promise:
         """Read the promise.
 
         Raises:
             JournalDamaged: the file is gone, or no copy is whole.
             JournalError: written by a later version of this format.
         """
-        octets = path.read_bytes() if path.exists() else b""
+        octets = files.read(path) if files.exists(path) else b""
         copies = octets[: len(octets) // 2], octets[len(octets) // 2 :]
         found = [each for copy in copies if (each := _parse(copy)) is not None]
         if not found:
@@ -107,20 +109,20 @@ class Ends:
         return max(found, key=lambda each: each[0])[1]
 
     @classmethod
-    def create(cls, path: Path, promise: Promise) -> Ends:
+    def create(cls, platform: Platform, path: Path, promise: Promise) -> Ends:
         """Replace the file; the new one is on the disk when this returns."""
-        size = _copy_size(len(promise.end))
+        files, size = platform.files, _copy_size(len(promise.end))
         beside = path.with_name(path.name + ".new")
-        descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        descriptor = files.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            write_all(descriptor, [_pack(promise, number).ljust(size, b"\0") for number in (1, 2)], 0)
-            os.fsync(descriptor)
-            beside.rename(path)
-            sync_folder(path.parent)
+            write_all(files, descriptor, [_pack(promise, number).ljust(size, b"\0") for number in (1, 2)], 0)
+            files.fsync(descriptor)
+            files.rename(beside, path)
+            files.sync_folder(path.parent)
         except BaseException:
-            os.close(descriptor)
+            files.close(descriptor)
             raise
-        return cls(path, descriptor, promise)
+        return cls(platform, path, descriptor, promise)
 
     def set(self, partition: int, first: int, end: int) -> None:
         """Have the next `write` say how far this partition reaches."""
@@ -142,12 +144,12 @@ class Ends:
         self.pending = True
         at = self._place * self._size
         try:
-            written = os.pwrite(self._descriptor, octets, at)
+            written = self._files.pwrite(self._descriptor, octets, at)
             if written < len(octets):
-                write_all(self._descriptor, [octets[written:]], at + written)
+                write_all(self._files, self._descriptor, [octets[written:]], at + written)
         except OSError as error:
             raise Uncertain.of(error) from error
-        if shut or time.monotonic() - self._synced_at >= SYNC_EVERY:
+        if shut or self._monotonic() - self._synced_at >= SYNC_EVERY:
             self.sync()
 
     def sync(self) -> None:
@@ -158,12 +160,12 @@ class Ends:
         if not self.pending:
             return
         try:
-            os.fdatasync(self._descriptor)
+            self._files.fdatasync(self._descriptor)
         except OSError as error:
             raise Uncertain.of(error) from error
         self._place = 1 - self._place
         self.pending = False
-        self._synced_at = time.monotonic()
+        self._synced_at = self._monotonic()
 
     def finish(self, commits: int) -> None:
         """Write the promise into both copies, so that either may be lost, and that the journal was closed in order."""
@@ -175,7 +177,7 @@ class Ends:
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._descriptor)
+        self._files.close(self._descriptor)
 
 
 def _copy_size(partitions: int) -> int:

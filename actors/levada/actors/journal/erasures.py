@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,7 @@ class Erasures:
         ledger: Ledger,
         guard: Guard,
         note: Callable[[], None],
+        monotonic: Callable[[], float],
     ) -> None:
         self._directory = directory
         self._partitions = partitions
@@ -46,6 +46,7 @@ class Erasures:
         self._ledger = ledger
         self._guard = guard
         self._note = note
+        self._monotonic = monotonic
         self._left: list[Erasure] = []
         """Erasures that the disk refused when the journal was opened."""
         self._tried = 0.0
@@ -73,11 +74,11 @@ class Erasures:
 
     def try_again(self) -> None:
         """Go on with what `finish` could not do, every `TRY_EVERY` seconds."""
-        if self._left and time.monotonic() - self._tried >= TRY_EVERY:
+        if self._left and self._monotonic() - self._tried >= TRY_EVERY:
             self._try()
 
     def _try(self) -> None:
-        self._tried = time.monotonic()
+        self._tried = self._monotonic()
         for erasure in list(self._left):
             try:
                 for _ in self._erase(erasure):

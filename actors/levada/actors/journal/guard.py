@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from levada.framework.platform import Platform
 
 from .blocks import Uncertain
 from .errors import JournalError, JournalUnwritable, refused
@@ -22,18 +23,20 @@ LOOK_EVERY = 1.0
 class Guard:
     """Knows whether a store may write."""
 
-    def __init__(self, directory: Path, partitions: Sequence[Partition]) -> None:
+    def __init__(self, platform: Platform, directory: Path, partitions: Sequence[Partition]) -> None:
+        self._files = platform.files
+        self._monotonic = platform.monotonic
         self.directory = directory
         self.broken = ""
         """Why the store can do no more until it is opened again; empty if it can."""
         self._gone = ""
         """Why nothing may be written: the files are not where they were; empty if they are. See `look`."""
         self._partitions = partitions
-        self._files = {
-            path: _inode(path) for path in (directory / "lock", directory / "ends", directory / "ledger.sqlite")
+        self._inodes = {
+            path: self._inode(path) for path in (directory / "lock", directory / "ends", directory / "ledger.sqlite")
         }
         """Inodes of the files that must stay where they are."""
-        self._looked = time.monotonic()
+        self._looked = self._monotonic()
 
     def require_usable(self) -> None:
         """Require that the store may write; look at the files if that was `LOOK_EVERY` seconds ago.
@@ -44,7 +47,7 @@ class Guard:
         """
         if self.broken:
             raise JournalError(self.broken, path=str(self.directory))
-        if self._gone or time.monotonic() - self._looked >= LOOK_EVERY:
+        if self._gone or self._monotonic() - self._looked >= LOOK_EVERY:
             self.look()
         if self._gone:
             raise JournalUnwritable(self._gone, path=str(self.directory))
@@ -58,9 +61,9 @@ class Guard:
 
     def look(self) -> None:
         """Check that the files are where they were; if not, all writes fail from now on."""
-        self._looked = time.monotonic()
-        files = {**self._files, **dict(partition.written_file() for partition in self._partitions)}
-        missing = [path for path, inode in files.items() if _inode(path) != inode]
+        self._looked = self._monotonic()
+        files = {**self._inodes, **dict(partition.written_file() for partition in self._partitions)}
+        missing = [path for path, inode in files.items() if self._inode(path) != inode]
         if not missing:
             self._gone = ""
         elif not self._gone:
@@ -69,6 +72,12 @@ class Guard:
                 "lost: nothing more is written. Put the directory back, or start again"
             )
             logger.error("%s: %s", self.directory, self._gone, extra={"event": "journal_gone"})
+
+    def _inode(self, path: Path) -> int:
+        try:
+            return self._files.stat(path).st_ino
+        except OSError:
+            return 0
 
 
 class Undone:
@@ -99,10 +108,3 @@ class Undone:
             self._guard.require_usable()
         if isinstance(error, OSError):
             raise self._guard.refused(error) from error
-
-
-def _inode(path: Path) -> int:
-    try:
-        return path.stat().st_ino
-    except OSError:
-        return 0

@@ -9,6 +9,8 @@ from pathlib import Path
 import attrs
 import pyarrow as pa
 
+from levada.framework.files import Files
+
 from .blocks import padded
 from .errors import JournalDamaged, JournalError
 from .schema import fingerprint
@@ -100,15 +102,15 @@ class FileHeader:
         return found, octets
 
     @classmethod
-    def read(cls, path: Path, *, partition: int, journal: bytes) -> FileHeader:
+    def read(cls, files: Files, path: Path, *, partition: int, journal: bytes) -> FileHeader:
         """Read the header of a file.
 
         Raises:
             JournalDamaged: it is not whole, or this is a file of another journal or partition.
             JournalError: written by a later version of this format.
         """
-        with path.open("rb") as file:
-            head = file.read(_FILE.size)
+        with files.opened(path) as descriptor:
+            head = files.pread(descriptor, _FILE.size, 0)
             if len(head) < _FILE.size or head[:8] != _MAGIC:
                 raise JournalDamaged("this is no segment of a journal", path=str(path))
             _, version, number, first, owner, mark, length = _FILE.unpack(head)
@@ -118,8 +120,9 @@ class FileHeader:
                     path=str(path),
                 )
             erased = version in _ERASED
-            head += file.read((_BEFORE.size if version > 1 else 0) + (_SIZES.size if erased else 0))
-            rest = file.read(_CRC.size + length) if length <= MAX_SCHEMA else b""
+            more = (_BEFORE.size if version > 1 else 0) + (_SIZES.size if erased else 0)
+            head += files.pread(descriptor, more, len(head))
+            rest = files.pread(descriptor, _CRC.size + length, len(head)) if length <= MAX_SCHEMA else b""
         text = rest[_CRC.size :]
         if len(rest) != _CRC.size + length or _CRC.pack(zlib.crc32(text, zlib.crc32(head))) != rest[: _CRC.size]:
             raise cls.damaged(path)

@@ -6,10 +6,7 @@ journal for writing; a copy of a journal may lack the lock.
 
 from __future__ import annotations
 
-import fcntl
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,6 +15,9 @@ from typing import Any, Literal
 import attrs
 import pyarrow as pa
 import pyarrow.compute
+
+from levada.framework.files import Files
+from levada.framework.platform import PLATFORM, Platform
 
 from .columns import Envelope, columns_of
 from .ends import Promise
@@ -140,9 +140,10 @@ class Inspection:
 
 def journals_in(directory: Path) -> list[Path]:
     """Return the journals at or right below a directory, such as the mailboxes of a bridge."""
-    if (directory / "ledger.sqlite").exists() or any(directory.glob("partition-*")):
+    files = PLATFORM.get().files
+    if files.exists(directory / "ledger.sqlite") or files.glob(directory, "partition-*"):
         return [directory]
-    return sorted(path.parent for path in directory.glob("*/ledger.sqlite"))
+    return [path for path in files.glob(directory, "*") if files.exists(path / "ledger.sqlite")]
 
 
 @contextmanager
@@ -158,15 +159,18 @@ def inspect(directory: Path, *, blocks: bool = False) -> Iterator[Inspection]:
         JournalDamaged: there is no ledger, or it is damaged, and without it nothing can be told.
         JournalError: written by a later version of this format.
     """
+    platform = PLATFORM.get()
+    files = platform.files
     with ExitStack() as resources:
-        _lock(directory, resources)
+        _lock(files, directory, resources)
         path = directory / "ledger.sqlite"
-        if not path.exists():
+        if not files.exists(path):
             raise JournalDamaged("there is no ledger of a journal", path=str(path))
-        promised = read_promise(directory)
-        ledger = _ledger(path, promised.commits if isinstance(promised, Promise) else 0, resources)
+        promised = read_promise(files, directory)
+        ledger = _ledger(platform, path, promised.commits if isinstance(promised, Promise) else 0, resources)
         partitions = [
             Partition(
+                files,
                 directory / f"partition-{number:04d}",
                 number,
                 journal=ledger.journal,
@@ -201,7 +205,7 @@ def inspect(directory: Path, *, blocks: bool = False) -> Iterator[Inspection]:
             groups=ledger.groups(),
             promise=promised if isinstance(promised, Promise) else None,
             findings=findings,
-            staged=len(list((directory / "staging").glob("*.segment"))),
+            staged=len(files.glob(directory / "staging", "*.segment")),
             transaction=ledger.transaction,
         )
         findings += [
@@ -213,31 +217,32 @@ def inspect(directory: Path, *, blocks: bool = False) -> Iterator[Inspection]:
             for each in ledger.erasures
         ]
         if blocks:
-            findings += _examine_all(found)
+            findings += _examine_all(files, found)
         yield found
 
 
-def _lock(directory: Path, resources: ExitStack) -> None:
+def _lock(files: Files, directory: Path, resources: ExitStack) -> None:
     try:
-        lock = os.open(directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        lock = files.open(directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return
-    resources.callback(os.close, lock)
+    resources.callback(files.close, lock)
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        files.lock(lock, shared=True)
     except OSError as error:
         raise JournalLocked(
             "a process has this journal open: stop it first, or copy the journal", path=str(directory)
         ) from error
 
 
-def _ledger(path: Path, commits: int, resources: ExitStack) -> Ledger:
-    folder = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="levada-journal-")))
+def _ledger(platform: Platform, path: Path, commits: int, resources: ExitStack) -> Ledger:
+    files = platform.files
+    folder = resources.enter_context(files.temporary_folder())
     for name in (path.name, path.name + "-wal"):
-        if path.with_name(name).exists():
-            shutil.copyfile(path.with_name(name), folder / name)
+        if files.exists(path.with_name(name)):
+            files.copy(path.with_name(name), folder / name)
     try:
-        ledger = Ledger.open(folder / path.name, partitions=1, commits=commits)
+        ledger = Ledger.open(platform, folder / path.name, partitions=1, commits=commits)
     except JournalError as error:
         error.path = str(path)
         raise
@@ -245,14 +250,14 @@ def _ledger(path: Path, commits: int, resources: ExitStack) -> Ledger:
     return ledger
 
 
-def _examine_all(found: Inspection) -> Iterator[Finding]:
+def _examine_all(files: Files, found: Inspection) -> Iterator[Finding]:
     for partition in found.partitions:
         for segment in partition.segments[:-1]:
             yield from _examine(segment, found.transaction)
-        for path in sorted(partition.folder.glob("*")):
+        for path in files.glob(partition.folder, "*"):
             if path.suffix == ".index":
-                wrong = check_index(path)
-                if not path.with_suffix(".segment").exists():
+                wrong = check_index(files, path)
+                if not files.exists(path.with_suffix(".segment")):
                     wrong = "its segment is gone"
                 if wrong:
                     yield Finding("note", f"an index that will be rebuilt: {wrong}", str(path))

@@ -8,7 +8,6 @@ The folder's lock keeps two keepers apart: the system frees the lock of a proces
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -17,7 +16,6 @@ from typing import Any
 
 import attrs
 import pyarrow as pa
-import trio
 
 from levada.actors.nodes import Nodes, NodeSettings, local_nodes
 from levada.framework import Actor, ActorSystem, Asks, Joined, Ref, Reply, bounded, handles, restart
@@ -109,9 +107,10 @@ class Keeper:
         schema = columns_of(columns).schema if isinstance(columns, type) else columns
         config = config or JournalConfig()
         # Here first: an error keeps its class, and a journal without columns says which ones it has.
-        path, found = await trio.to_thread.run_sync(_opened, directory, schema, config)
-        topic = f"levada.journal/{secrets.token_hex(8)}"
         system = self.nodes.system
+        platform = system.platform
+        path, found = await platform.run_in_thread(_opened, directory, schema, config)
+        topic = f"levada.journal/{platform.token_bytes(8).hex()}"
         waiting = system.spawn(_Waiting)
         try:
             await self.nodes.spawn(

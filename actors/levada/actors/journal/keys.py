@@ -38,8 +38,9 @@ import pyarrow as pa
 import pyarrow.compute
 
 from levada.framework.errors import ConfigurationError
+from levada.framework.files import Files
 
-from .blocks import Block, padded
+from .blocks import Block, padded, write_all
 from .config import Keyed
 from .errors import JournalDamaged, OffsetGone
 from .partitions import Partition
@@ -102,19 +103,20 @@ class Taken:
 class Keys:
     """The indexes of one partition. `catch_up` belongs to the thread that writes; any thread may look up."""
 
-    def __init__(self, partition: Partition, config: Keyed, journal: bytes) -> None:
+    def __init__(self, files: Files, partition: Partition, config: Keyed, journal: bytes) -> None:
+        self._files = files
         self._partition = partition
         self._config = config
         self._journal = journal
-        self._files: dict[int, _File] = {}  # by the first offset of their segments, those used last at the end
+        self._open_files: dict[int, _File] = {}  # by the first offset of their segments, those used last at the end
         self._checked = set[
             int
         ]()  # the first offsets of segments whose index has passed its checksum: 5 ms for 600,000 rows
         self._opening = threading.Lock()
         self._last = _Growing(partition.segments[-1].first, config)
-        for stray in partition.folder.glob("*.index*"):
-            if not stray.with_suffix(".segment").exists():
-                stray.unlink()
+        for stray in files.glob(partition.folder, "*.index*"):
+            if not files.exists(stray.with_suffix(".segment")):
+                files.unlink(stray)
         self.catch_up()
 
     def catch_up(self) -> None:
@@ -282,14 +284,14 @@ class Keys:
             self._last = growing
         else:
             with self._opening:
-                self._files.pop(segment.first, None)
+                self._open_files.pop(segment.first, None)
                 self._keep(segment, self._write(segment, growing))
 
     def drop(self, segment: Path) -> None:
         """Delete the index of a segment that retention deletes."""
         with self._opening:
-            self._files.pop(int(segment.stem), None)
-        segment.with_suffix(".index").unlink(missing_ok=True)
+            self._open_files.pop(int(segment.stem), None)
+        self._files.discard(segment.with_suffix(".index"))
 
     def _indexes(self, oldest: int = 0, *, newest_first: bool = True) -> Iterator[tuple[int, _Growing | _File]]:
         """Yield the first offset and the index of each segment that reaches beyond an offset."""
@@ -310,9 +312,9 @@ class Keys:
     def _file_of(self, segment: Segment) -> _File:
         # Two threads that make the same file would write over each other.
         with self._opening:
-            index = self._files.pop(segment.first, None)
+            index = self._open_files.pop(segment.first, None)
             if index is not None:
-                self._files[segment.first] = index
+                self._open_files[segment.first] = index
                 return index
             try:
                 index = self._open(segment)
@@ -328,17 +330,23 @@ class Keys:
     def _open(self, segment: Segment) -> _File:
         checked = segment.first in self._checked
         index = _File.open(
-            self._path(segment), segment, self._partition.number, self._journal, self._config, checked=checked
+            self._files,
+            self._path(segment),
+            segment,
+            self._partition.number,
+            self._journal,
+            self._config,
+            checked=checked,
         )
         self._checked.add(segment.first)
         return index
 
     def _keep(self, segment: Segment, index: _File) -> None:
         """Keep an index open, as the one used last. Each mapped file holds a descriptor."""
-        self._files[segment.first] = index
-        mapped = [first for first, each in self._files.items() if each.mapped]
+        self._open_files[segment.first] = index
+        mapped = [first for first, each in self._open_files.items() if each.mapped]
         if len(mapped) > OPEN_INDEXES:
-            del self._files[mapped[0]]
+            del self._open_files[mapped[0]]
 
     def _read(self, segment: Segment, index: _Growing) -> None:
         end = min(segment.end, self._partition.end)
@@ -359,10 +367,9 @@ class Keys:
         path = self._path(segment)
         beside = path.with_suffix(".index-new")
         try:
-            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with open(descriptor, "wb") as file:
-                file.write(octets)
-            beside.rename(path)
+            with self._files.opened(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
+                write_all(self._files, descriptor, [octets], 0)
+            self._files.rename(beside, path)
             return self._open(segment)
         except (OSError, JournalDamaged) as error:
             logger.warning("%s: it is kept in memory: %s", path, error, extra={"event": "index_unwritable"})
@@ -463,8 +470,8 @@ class _Growing:
 class _File:
     """The index of a sealed segment, in a mapped file."""
 
-    def __init__(self, data: bytes | mmap.mmap) -> None:
-        self.mapped = isinstance(data, mmap.mmap)
+    def __init__(self, data: bytes | mmap.mmap, *, mapped: bool = False) -> None:
+        self.mapped = mapped
         entities, commands = _HEAD.unpack_from(data)[-2:]
         view = memoryview(data)
         at = _TABLES
@@ -473,12 +480,12 @@ class _File:
 
     @classmethod
     def open(
-        cls, path: Path, segment: Segment, partition: int, journal: bytes, config: Keyed, *, checked: bool
+        cls, files: Files, path: Path, segment: Segment, partition: int, journal: bytes, config: Keyed, *, checked: bool
     ) -> _File:
         """Map a file and check it; `JournalDamaged` if it is not the index of this segment, `FileNotFoundError` if there is none."""
         try:
-            with path.open("rb") as file:
-                octets = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            with files.opened(path) as descriptor:
+                octets = files.map(descriptor, files.fstat(descriptor).st_size)
         except FileNotFoundError:
             raise  # the process that sealed the segment did not live to write it
         except (OSError, ValueError) as error:
@@ -489,7 +496,7 @@ class _File:
             size = _TABLES + sum(8 * n + padded(4 * n) for n in (entities, commands))
             view = memoryview(octets)
             if found == wanted and size == len(octets) and (checked or _sum_of(view) == view[_HEAD.size : _TABLES]):
-                return cls(octets)
+                return cls(octets, mapped=True)
         raise JournalDamaged("this index is damaged, or of another version", path=str(path))
 
     def rows_of(self, key: int) -> Iterator[int]:
@@ -514,9 +521,9 @@ class _File:
         return places[at] if at < len(hashes) and hashes[at] == key else None
 
 
-def check_index(path: Path) -> str:
+def check_index(files: Files, path: Path) -> str:
     """Say why the file of an index is useless; empty if it is intact. It is rebuilt in any case."""
-    octets = path.read_bytes()
+    octets = files.read(path)
     if len(octets) < _TABLES or octets[:8] != _MAGIC:
         return "it is no index"
     return "" if octets[_HEAD.size : _TABLES] == _sum_of(memoryview(octets)) else "its checksum is wrong"

@@ -13,19 +13,18 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import sqlite3
-import uuid
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import quote
 
 import attrs
 
 from levada.framework import message
+from levada.framework.files import Files
+from levada.framework.platform import Platform
 
 from .errors import JournalDamaged, JournalError, JournalUnwritable
 
@@ -171,7 +170,8 @@ class _Opening:
 class Ledger:
     """The database of one journal. Made by `Ledger.open`."""
 
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+    def __init__(self, platform: Platform, connection: sqlite3.Connection, path: Path) -> None:
+        self._token_bytes = platform.token_bytes
         self._connection = connection
         self._path = path
         facts = dict(connection.execute("SELECT name, value FROM facts"))
@@ -199,7 +199,7 @@ class Ledger:
                 self._losses.setdefault(partition, {})[end] = first
 
     @classmethod
-    def open(cls, path: Path, *, partitions: int, commits: int = 0) -> Ledger:
+    def open(cls, platform: Platform, path: Path, *, partitions: int, commits: int = 0) -> Ledger:
         """Open the database, or make it for a new journal. An older format is brought up to date by the first change.
 
         Raises:
@@ -207,13 +207,15 @@ class Ledger:
             JournalUnwritable: it cannot be read or written; it may be whole.
             JournalError: written by a later version of this format.
         """
+        files = platform.files
         try:
-            if path.exists():
-                _verify(path, commits)
-            log = _beside(path, "-wal").exists()
+            if files.exists(path):
+                _verify(files, path, commits)
+            log = files.exists(_beside(path, "-wal"))
             # The files that SQLite makes beside it get its mode.
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            with files.opened(path, os.O_RDWR | os.O_CREAT):
+                pass
+            connection = files.database(path)
             try:
                 connection.create_function("row_sum", -1, _row_sum, deterministic=True)
                 connection.execute("PRAGMA journal_mode=WAL")
@@ -221,8 +223,8 @@ class Ledger:
                 if log:  # of a killed process, whose last sync may have failed: its commits are written anew, into the database, and synced
                     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                    _create(connection, partitions)
-                return cls(connection, path)
+                    _create(connection, partitions, platform.token_bytes(16))
+                return cls(platform, connection, path)
             except BaseException:
                 connection.close()
                 raise
@@ -294,7 +296,7 @@ class Ledger:
         """Add a line to the history once all partitions are in order. `ends` has the offset behind the last row of each partition."""
         number = self._openings[-1].number + 1 if self._openings else 1
         # The number comes first, so that an unknown opening can be placed among the known ones.
-        opening = _Opening(number, f"{number}-{secrets.token_hex(8)}", dict(ends))
+        opening = _Opening(number, f"{number}-{self._token_bytes(8).hex()}", dict(ends))
         with self._change() as connection:
             text = json.dumps([ends[partition] for partition in range(self.partitions)])
             connection.execute("INSERT INTO openings VALUES (?, ?, ?)", (number, opening.name, text))
@@ -427,11 +429,11 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]
         raise
 
 
-def _create(connection: sqlite3.Connection, partitions: int) -> None:
+def _create(connection: sqlite3.Connection, partitions: int, journal: bytes) -> None:
     with _transaction(connection):
         for statement in _TABLES_1:
             connection.execute(statement)
-        facts = {"format": 1, "journal": uuid.uuid4().bytes, "partitions": partitions, "ready": 0, "transaction": 0}
+        facts = {"format": 1, "journal": journal, "partitions": partitions, "ready": 0, "transaction": 0}
         connection.executemany("INSERT INTO facts VALUES (?, ?)", facts.items())
         connection.executemany("INSERT INTO partitions VALUES (?, 0)", [(number,) for number in range(partitions)])
         _grow(connection, 1)
@@ -460,30 +462,30 @@ def _beside(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
 
 
-def drop_unfinished(path: Path) -> bool:
+def drop_unfinished(files: Files, path: Path) -> bool:
     """Delete a ledger that is not whole, because the process that made it was killed or the power failed; return whether it was not.
 
     Raises:
         JournalUnwritable: it cannot be read; it may be whole.
         JournalError: written by a later version of this format.
     """
-    if path.exists() and not _beside(path, "-journal").exists():  # there is one before the first tables only
+    if files.exists(path) and not files.exists(_beside(path, "-journal")):  # there is one before the first tables only
         try:
-            _verify(path, 0)
+            _verify(files, path, 0)
             return False
         except (sqlite3.DatabaseError, KeyError, ValueError, TypeError, JournalDamaged) as error:
             if _refuses(error):
                 raise _unwritable(error, path) from error
     for suffix in ("", "-journal", "-wal", "-shm"):
-        _beside(path, suffix).unlink(missing_ok=True)
+        files.discard(_beside(path, suffix))
     return True
 
 
-def _verify(path: Path, commits: int) -> None:
+def _verify(files: Files, path: Path, commits: int) -> None:
     """Require that a ledger is whole. Changes nothing: a connection that may write changes the file even when it is closed."""
     log = _beside(path, "-wal")
-    way = "mode=ro" if log.exists() else "mode=ro&immutable=1"  # mode=ro alone makes an empty log if there is none
-    with closing(sqlite3.connect(f"file:{quote(os.fsencode(path.absolute()))}?{way}", uri=True)) as connection:
+    way = "mode=ro" if files.exists(log) else "mode=ro&immutable=1"  # mode=ro alone makes an empty log if there is none
+    with closing(files.database(path, way)) as connection:
         problems = [text for (text,) in connection.execute("PRAGMA integrity_check")]
         if problems != ["ok"]:
             raise JournalDamaged(f"the ledger is damaged ({problems[0]}): restore it from a copy", path=str(path))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import shutil
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from pathlib import Path
 import attrs
 import pyarrow as pa
 
-from levada.transports.private_files import sync_folder
+from levada.framework.files import Files
 
 from .blocks import Block, Message, Uncertain
 from .config import JournalConfig
@@ -61,7 +60,10 @@ class Loss:
 class Partition:
     """A sequence of rows with dense offsets. Methods that write belong to one thread; any thread may `read` and call `offset_within`."""
 
-    def __init__(self, folder: Path, number: int, *, journal: bytes, schema: pa.Schema, segment_bytes: int) -> None:
+    def __init__(
+        self, files: Files, folder: Path, number: int, *, journal: bytes, schema: pa.Schema, segment_bytes: int
+    ) -> None:
+        self._files = files
         self.folder = folder
         self.number = number
         self.schema = schema
@@ -88,10 +90,10 @@ class Partition:
 
     def create(self) -> None:
         """Make the folder and an empty segment, unless they are there already."""
-        self.folder.mkdir(mode=0o700, exist_ok=True)
-        if not any(self.folder.glob("*.segment")):
+        self._files.make_folder(self.folder)
+        if not self._files.glob(self.folder, "*.segment"):
             self._make_segment(0).close()
-        sync_folder(self.folder.parent)
+        self._files.sync_folder(self.folder.parent)
 
     def find(
         self, committed: int, *, first: int | None = None, end: int = 0, known: Mapping[int, int] | None = None
@@ -115,9 +117,9 @@ class Partition:
         self._wanted = end
         losses: list[Loss] = []
         found: list[Segment] = []
-        for path in sorted(self.folder.glob("*.segment")):
+        for path in self._files.glob(self.folder, "*.segment"):
             try:
-                found.append(Segment.open(path, partition=self.number, journal=self._journal))
+                found.append(Segment.open(self._files, path, partition=self.number, journal=self._journal))
             except JournalDamaged as error:
                 self._damaged.add(path)
                 losses.append(Loss(end, end, error))
@@ -181,11 +183,11 @@ class Partition:
 
     def look(self) -> int:
         """Let readers see the rows that `find` found, and change nothing; return the bytes that `settle` would cut off."""
-        cut = sum(path.stat().st_size for path in self._unfinished)
+        cut = sum(self._files.stat(path).st_size for path in self._unfinished)
         self.segments = tuple(self._found)
         if self.segments:
             last = self.segments[-1]
-            cut += last.path.stat().st_size - last.size
+            cut += self._files.stat(last.path).st_size - last.size
             self.publish()
         return cut
 
@@ -198,19 +200,19 @@ class Partition:
             losses: the accepted ones: the offset behind each range, and its first offset.
             closed: whether the journal was closed in order.
         """
-        found, cut = self._found, 0
+        files, found, cut = self._files, self._found, 0
         self._losses = dict(losses)
-        self.folder.mkdir(mode=0o700, exist_ok=True)
-        for left in [*self.folder.glob("*.new"), *self.folder.glob("*.old"), *self._stale]:
-            left.unlink()
+        files.make_folder(self.folder)
+        for left in [*files.glob(self.folder, "*.new"), *files.glob(self.folder, "*.old"), *self._stale]:
+            files.unlink(left)
         for path in self._damaged:
             kept = path.with_name(path.name + ".damaged")
             if any(segment.path == path for segment in found):
-                shutil.copyfile(path, kept)
+                files.copy(path, kept)
             else:
-                path.rename(kept)
+                files.rename(path, kept)
         for path in self._unfinished:
-            cut += path.stat().st_size
+            cut += files.stat(path).st_size
             self._delete_newest(path)
         for segment in found:
             if segment.path in self._damaged or segment is found[-1]:
@@ -248,7 +250,7 @@ class Partition:
             segment.harden(self._wanted)
             if segment is not self.segments[-1]:
                 segment.close()
-        sync_folder(self.folder)
+        self._files.sync_folder(self.folder)
         self._shaky = []
 
     def close(self) -> None:
@@ -262,7 +264,7 @@ class Partition:
         self.segments = self.segments[: len(self.segments) - len(empty)]
         self.segments = (*self.segments, self._make_segment(first))
         for segment in empty:
-            segment.path.unlink()
+            self._files.unlink(segment.path)
 
     def write(self, messages: Sequence[Message], *, transaction: int, time: float) -> int:
         """Write an append behind the last rows, unsynced and unseen by readers; return the offset of its first row.
@@ -309,7 +311,7 @@ class Partition:
         self.segments = (*self.segments[:-1], large)
         self._published = attrs.evolve(self._published, segments=self.segments, size=large.size)
         last.close()
-        last.path.unlink()
+        self._files.unlink(last.path)
         return large
 
     def erase(self, segment: Segment, choose: Callable[[int, pa.RecordBatch], Sequence[bool]]) -> int:
@@ -333,14 +335,20 @@ class Partition:
         if sealed:
             erased.close()
         segment.close()
-        segment.path.unlink()
-        sync_folder(self.folder)
+        self._files.unlink(segment.path)
+        self._files.sync_folder(self.folder)
         return rows
 
     def _make_segment(self, first: int) -> Segment:
         before = (self.segments[-1].first, self.segments[-1].named_size) if self.segments else None
         return Segment.create(
-            self.folder, partition=self.number, first=first, schema=self.schema, journal=self._journal, before=before
+            self._files,
+            self.folder,
+            partition=self.number,
+            first=first,
+            schema=self.schema,
+            journal=self._journal,
+            before=before,
         )
 
     def written_file(self) -> tuple[Path, int]:
@@ -368,7 +376,7 @@ class Partition:
         for segment in self.segments[len(kept) :]:
             segment.close()
         # By name: the making of the last one may have failed when it had its name already.
-        behind = [path for path in sorted(self.folder.glob("*.segment")) if int(path.stem) > kept[-1].first]
+        behind = [path for path in self._files.glob(self.folder, "*.segment") if int(path.stem) > kept[-1].first]
         for path in reversed(behind):
             self._delete_newest(path)
         self.segments = kept
@@ -378,8 +386,8 @@ class Partition:
 
     def _delete_newest(self, path: Path) -> None:
         """Delete the newest segment, which has rows that nobody was told about. A crash must leave no gap, so the name goes before the next does."""
-        path.unlink()
-        sync_folder(self.folder)
+        self._files.unlink(path)
+        self._files.sync_folder(self.folder)
 
     def drop_oldest(self) -> Path:
         """Hide the oldest segment, which is not the last one, from readers; return its file, which may be deleted."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,6 +11,8 @@ import attrs
 import pyarrow as pa
 
 from levada.framework.errors import ConfigurationError
+from levada.framework.files import Files
+from levada.framework.platform import Platform
 
 from .blocks import BLOCK_MAGIC
 from .columns import Envelope, columns_of
@@ -48,18 +50,20 @@ class Recovered:
     """Lost rows whose loss was accepted."""
 
 
-def recover(directory: Path, schema: pa.Schema | None, config: JournalConfig, resources: ExitStack) -> Recovered:
+def recover(
+    platform: Platform, directory: Path, schema: pa.Schema | None, config: JournalConfig, resources: ExitStack
+) -> Recovered:
     """Open the files of a journal, or make them. Closing `resources` closes them. Raises as `Store.open`."""
-    path = directory / "ledger.sqlite"
-    promise = read_promise(directory)
+    files, path = platform.files, directory / "ledger.sqlite"
+    promise = read_promise(files, directory)
     commits = promise.commits if isinstance(promise, Promise) and not config.accept_loss else 0
-    if not (directory / "ends").exists() and not _has_rows(directory):
-        _clear(directory, path)
-    elif not path.exists():
+    if not files.exists(directory / "ends") and not _has_rows(files, directory):
+        _clear(files, directory, path)
+    elif not files.exists(path):
         raise JournalDamaged("there is a journal, but its ledger is gone: restore it", path=str(path))
-    ledger = Ledger.open(path, partitions=config.partitions, commits=commits)
+    ledger = Ledger.open(platform, path, partitions=config.partitions, commits=commits)
     resources.callback(ledger.close)
-    if not ledger.ready and _has_rows(directory):
+    if not ledger.ready and _has_rows(files, directory):
         raise JournalDamaged("the ledger is older than all rows: restore the ledger of the same moment", path=str(path))
     if ledger.partitions != config.partitions:
         raise ConfigurationError(
@@ -68,6 +72,7 @@ def recover(directory: Path, schema: pa.Schema | None, config: JournalConfig, re
     columns = schema if schema is not None else columns_of(Envelope).schema
     partitions = [
         Partition(
+            files,
             directory / f"partition-{number:04d}",
             number,
             journal=ledger.journal,
@@ -103,7 +108,7 @@ def recover(directory: Path, schema: pa.Schema | None, config: JournalConfig, re
             ledger.add_losses(losses)
     closed = isinstance(promise, Promise) and promise.closed and not problems
     cut = sum(partition.settle(ledger.losses(partition.number), closed=closed) for partition in partitions)
-    _harden([partition for partition in partitions if partition.shaky])
+    _harden(platform, [partition for partition in partitions if partition.shaky])
     mark = fingerprint(columns)
     for partition in partitions:
         partition.schema = columns
@@ -113,39 +118,44 @@ def recover(directory: Path, schema: pa.Schema | None, config: JournalConfig, re
             partition.publish()
     # This file is not read before the history has its first line.
     first, end = [partition.first for partition in partitions], [partition.end for partition in partitions]
-    ends = Ends.create(directory / "ends", Promise(ledger.journal, first, end, ledger.commits))
+    ends = Ends.create(platform, directory / "ends", Promise(ledger.journal, first, end, ledger.commits))
     resources.callback(ends.close)
     with ledger_errors(directory):
         ledger.begin({partition.number: partition.end for partition in partitions})
     return Recovered(ledger=ledger, ends=ends, partitions=partitions, schema=columns, cut=cut, lost=lost)
 
 
-def _clear(directory: Path, ledger: Path) -> None:
+def _clear(files: Files, directory: Path, ledger: Path) -> None:
     """Delete what is left of a start that was cut short, unless it can go on. Nothing was ever answered."""
-    if drop_unfinished(ledger):
-        for path in directory.glob("partition-*/*.segment"):
-            path.unlink()
+    if drop_unfinished(files, ledger):
+        for path in _segments(files, directory):
+            files.unlink(path)
 
 
-def _has_rows(directory: Path) -> bool:
+def _has_rows(files: Files, directory: Path) -> bool:
     """Whether a journal has a segment other than the empty first ones. A wrong yes refuses a start that made no ledger; a wrong no is none."""
     return any(
-        path.name != f"{0:020d}.segment" or path.stat().st_size > MAX_SCHEMA or BLOCK_MAGIC in path.read_bytes()
-        for path in directory.glob("partition-*/*.segment")
+        path.name != f"{0:020d}.segment" or files.stat(path).st_size > MAX_SCHEMA or BLOCK_MAGIC in files.read(path)
+        for path in _segments(files, directory)
     )
 
 
-def _harden(partitions: list[Partition]) -> None:
+def _segments(files: Files, directory: Path) -> Iterator[Path]:
+    for folder in files.glob(directory, "partition-*"):
+        yield from files.glob(folder, "*.segment")
+
+
+def _harden(platform: Platform, partitions: list[Partition]) -> None:
     """Bring partitions to the disk, at once: 16 files take 6 ms on ext4, one after the other 95."""
-    with ThreadPoolExecutor(SYNC_THREADS, "levada-sync") as threads:
+    with platform.thread_pool(SYNC_THREADS, "levada-sync") as threads:
         for done in [threads.submit(partition.harden) for partition in partitions]:
             done.result()
 
 
-def read_promise(directory: Path) -> Promise | JournalDamaged:
+def read_promise(files: Files, directory: Path) -> Promise | JournalDamaged:
     """Read the record of ends, or return the error that it ends with."""
     try:
-        return Ends.read(directory / "ends")
+        return Ends.read(files, directory / "ends")
     except JournalDamaged as error:
         return error
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -26,10 +25,17 @@ an opening at which the clock is so far ahead of the newest row."""
 class Clock:
     """A wall clock that notices its jumps, also those that came while the journal was closed."""
 
-    def __init__(self, directory: Path, clock: Callable[[], float], partitions: Sequence[Partition]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        clock: Callable[[], float],
+        monotonic: Callable[[], float],
+        partitions: Sequence[Partition],
+    ) -> None:
         self._directory = directory
         self._clock = clock
-        self._told = clock(), time.monotonic()
+        self._monotonic = monotonic
+        self._told = clock(), monotonic()
         """What the clock said the last time, and when that was."""
         self._trusted_from = 0.0
         newest = max(partition.segments[-1].last for partition in partitions)
@@ -39,7 +45,7 @@ class Clock:
 
     def now(self) -> float:
         """Read the clock, in seconds since 1970; a jump is logged."""
-        now, passed = self._clock(), time.monotonic()
+        now, passed = self._clock(), self._monotonic()
         jump = (now - self._told[0]) - (passed - self._told[1])
         if abs(jump) > JUMP:
             way = "ahead" if jump > 0 else "back"
@@ -53,7 +59,7 @@ class Clock:
     @property
     def trusted(self) -> bool:
         """Whether it can tell the age of rows."""
-        return time.monotonic() >= self._trusted_from
+        return self._monotonic() >= self._trusted_from
 
 
 class Retention:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
+from os.path import samestat
 from pathlib import Path
 
 import pyarrow as pa
-
-from levada.transports.private_files import sync_folder
 
 from .blocks import NOTHING, Message, Uncertain, split_erased
 from .segments import Segment
@@ -82,12 +81,13 @@ def without(
 def _replaced(
     segment: Segment, journal: bytes, messages: Sequence[tuple[Message, int, float]], *, erased: int | None
 ) -> Segment:
-    whole = segment.path.with_suffix(".old")
-    whole.unlink(missing_ok=True)
-    whole.hardlink_to(segment.path)
+    files, whole = segment.files, segment.path.with_suffix(".old")
+    files.discard(whole)
+    files.link(segment.path, whole)
     segment.path = whole
     try:
         return Segment.create(
+            files,
             whole.parent,
             partition=segment.partition,
             first=segment.first,
@@ -107,12 +107,12 @@ def _replaced(
 
 def _put_back(segment: Segment, whole: Path) -> None:
     """Give the old file its name again, which the new one may have got. Readers find it by one name or the other at any time."""
-    path, beside = whole.with_suffix(".segment"), whole.with_suffix(".new")
-    replaced = not path.samefile(whole)
+    files, path, beside = segment.files, whole.with_suffix(".segment"), whole.with_suffix(".new")
+    replaced = not samestat(files.stat(path), files.stat(whole))
     if replaced:
-        beside.hardlink_to(whole)
-        beside.rename(path)
+        files.link(whole, beside)
+        files.rename(beside, path)
     segment.path = path
-    whole.unlink()
+    files.unlink(whole)
     if replaced:
-        sync_folder(path.parent)  # rows that are appended to the old file must not lose their name to the new one
+        files.sync_folder(path.parent)  # rows that are appended to the old file must not lose their name to the new one

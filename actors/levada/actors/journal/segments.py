@@ -41,7 +41,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from levada.transports.private_files import sync_folder
+from levada.framework.files import Files
 
 from .blocks import (
     BLOCK,
@@ -55,7 +55,6 @@ from .blocks import (
     header_at,
     map_file,
     padded,
-    sync_data,
     write_all,
 )
 from .errors import JournalDamaged
@@ -80,11 +79,8 @@ State = Literal["whole", "torn", "damaged", "unfinished"]
 class Segment:
     """A segment file. Made by `create` and `open`; the methods that write belong to one thread."""
 
-    def __init__(
-        self,
-        path: Path,
-        header: FileHeader,
-    ) -> None:
+    def __init__(self, files: Files, path: Path, header: FileHeader) -> None:
+        self.files = files
         self.path = path
         self.partition = header.partition
         self.first = first = header.first
@@ -125,6 +121,7 @@ class Segment:
     @classmethod
     def create(
         cls,
+        files: Files,
         folder: Path,
         *,
         partition: int,
@@ -141,6 +138,7 @@ class Segment:
         After an `OSError` a new name is gone again; a name that was taken (`rewriting`) may be of either file.
 
         Args:
+            files: where it is.
             folder: of the partition.
             partition: its number.
             first: offset of the first row.
@@ -164,28 +162,28 @@ class Segment:
             messages_size=sum(message.size for message, _, _ in messages),
         )
         path = folder / f"{first:020d}.segment"
-        beside, taken = path.with_suffix(".new"), path.exists()
-        descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        beside, taken = path.with_suffix(".new"), files.exists(path)
+        descriptor = files.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            write_all(descriptor, [octets], 0)
-            segment = cls(path, header)
+            write_all(files, descriptor, [octets], 0)
+            segment = cls(files, path, header)
             segment._descriptor = descriptor
             for message, transaction, time in messages:
                 segment.synced = segment.size  # all of it, before the file gets its name
                 segment.write([message], transaction=transaction, time=time)
             if durable:
-                sync_data(descriptor)
-            beside.rename(path)
+                files.fdatasync(descriptor)
+            files.rename(beside, path)
             if durable:
-                sync_folder(folder)
+                files.sync_folder(folder)
         except BaseException:
-            os.close(descriptor)
+            files.close(descriptor)
             try:
-                beside.unlink(missing_ok=True)
-                if not taken and path.exists():
+                files.discard(beside)
+                if not taken and files.exists(path):
                     # On the disk too: else a power failure could bring an empty segment back, behind rows that were taken back.
-                    path.unlink()
-                    sync_folder(folder)
+                    files.unlink(path)
+                    files.sync_folder(folder)
             except OSError as failure:
                 raise Uncertain.of(failure) from failure
             raise
@@ -194,15 +192,15 @@ class Segment:
         return segment
 
     @classmethod
-    def open(cls, path: Path, *, partition: int, journal: bytes) -> Segment:
+    def open(cls, files: Files, path: Path, *, partition: int, journal: bytes) -> Segment:
         """Read the header of a file; its blocks are read later.
 
         Raises:
             JournalDamaged: the header is not whole, or this is a file of another journal or partition.
             JournalError: written by a later version of this format.
         """
-        segment = cls(path, FileHeader.read(path, partition=partition, journal=journal))
-        segment.size = segment.visible = path.stat().st_size
+        segment = cls(files, path, FileHeader.read(files, path, partition=partition, journal=journal))
+        segment.size = segment.visible = files.stat(path).st_size
         if segment.size < segment.start:
             raise FileHeader.damaged(path)
         segment.indexed = False
@@ -211,7 +209,7 @@ class Segment:
     def open_for_writing(self) -> None:
         """Open the file again, to write behind its last block."""
         if self._descriptor < 0:
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            self._descriptor = self.files.open(self.path, os.O_RDWR | os.O_CLOEXEC)
 
     @property
     def named_size(self) -> int:
@@ -231,7 +229,7 @@ class Segment:
 
     def walk(self) -> Iterator[tuple[Header, memoryview]]:
         """Yield the header and the message of each block, unchecked."""
-        view, at = map_file(self.path, 0, self.size), self.start
+        view, at = map_file(self.files, self.path, 0, self.size), self.start
         while at < self.size:
             header = header_at(view, at, None)
             if header is None:
@@ -241,19 +239,19 @@ class Segment:
 
     def inode(self) -> int:
         """Return the number of the file that is open for writing."""
-        return os.fstat(self._descriptor).st_ino
+        return self.files.fstat(self._descriptor).st_ino
 
     def close(self) -> None:
         """Close the file; it can still be read."""
         if self._descriptor >= 0:
-            os.close(self._descriptor)
+            self.files.close(self._descriptor)
             self._descriptor = -1
 
     def index(self) -> None:
         """Walk over the headers of a sealed segment, whose `end` is known; `JournalDamaged` if some are missing or damaged."""
         if self.indexed:
             return
-        view = map_file(self.path, 0, self.size)
+        view = map_file(self.files, self.path, 0, self.size)
         at, size = self.start, len(view)
         offset, offsets, positions = self.first, list[int](), list[int]()
         oldest = newest = last = 0
@@ -287,7 +285,7 @@ class Segment:
         Raises:
             JournalDamaged: blocks are of a later transaction than the next one.
         """
-        view = map_file(self.path, 0, self.size)
+        view = map_file(self.files, self.path, 0, self.size)
         self._clear()
         at, offset, pending = self.start, self.first, False
         begun: list[Header] = []  # blocks of an append whose last one has not come
@@ -321,7 +319,7 @@ class Segment:
         """Open an examined file for writing, and cut it at its end, unsynced; return how many bytes were cut off."""
         self.open_for_writing()
         self._checked = (self.start, self.size)
-        cut = os.fstat(self._descriptor).st_size - self.size
+        cut = self.files.fstat(self._descriptor).st_size - self.size
         if cut:
             self.cut()
         self.publish()
@@ -336,8 +334,8 @@ class Segment:
         first = max(promised, self.first)
         at = self._before(first) if first < self.end else self.size
         while at < self.size:
-            octets = os.pread(self._descriptor, min(_ANEW, self.size - at), at)
-            write_all(self._descriptor, [octets], at)
+            octets = self.files.pread(self._descriptor, min(_ANEW, self.size - at), at)
+            write_all(self.files, self._descriptor, [octets], at)
             at += len(octets)
         self._sync()
         self.synced = self.size
@@ -398,7 +396,7 @@ class Segment:
             parts += [head, message.data, bytes(size - BLOCK.size - length)]
             headers.append(Header(at, length, crc, message.rows, offset, mark, stamp, self.synced))
             at, offset = at + size, offset + message.rows
-        write_all(self._descriptor, parts, self.size)
+        write_all(self.files, self._descriptor, parts, self.size)
         for header in headers:
             self._note(header)
 
@@ -426,7 +424,7 @@ class Segment:
 
     def _sync(self) -> None:
         try:
-            sync_data(self._descriptor)
+            self.files.fdatasync(self._descriptor)
         except OSError as error:
             raise Uncertain.of(error) from error
 
@@ -436,12 +434,12 @@ class Segment:
 
     def cut(self) -> None:
         """Cut off what a failed `write` left, unsynced."""
-        os.ftruncate(self._descriptor, self.size)
+        self.files.ftruncate(self._descriptor, self.size)
 
     def cut_to(self, size: int, end: int) -> None:
         """Cut off the blocks from position `size`, offset `end`, on, and sync that; raises as `sync`."""
         self.open_for_writing()
-        os.ftruncate(self._descriptor, size)
+        self.files.ftruncate(self._descriptor, size)
         self._sync()
         self.size = self.synced = size
         self.visible = min(self.visible, size)
@@ -466,7 +464,7 @@ class Segment:
         at = self._before(start)
         window = max_bytes + STRIDE
         while start < end:
-            view = map_file(self.path, at, min(self.visible, at + window))
+            view = map_file(self.files, self.path, at, min(self.visible, at + window))
             here = 0
             while start < end:
                 header = header_at(view, here, None)
@@ -499,7 +497,7 @@ class Segment:
         start = at = self._before(places[0])
         behind = bisect_right(self._offsets, places[-1])
         stop = min([*self._positions[behind : behind + 1], self.visible])
-        view = map_file(self.path, start, stop, whole=places[-1] - places[0] + 1 == count)
+        view = map_file(self.files, self.path, start, stop, whole=places[-1] - places[0] + 1 == count)
         while place < count:
             at = max(at, self._before(places[place]))
             at, length, rows, first, stamp = self._find(view, start, at, places[place])
@@ -567,7 +565,7 @@ class Segment:
     def offset_within(self, start: int, end: int, max_bytes: int, used: int) -> tuple[int, int]:
         """Find the offset at which `read` would end; return it, and the bytes used by then."""
         at = self._before(start)
-        view = map_file(self.path, at, self.visible)
+        view = map_file(self.files, self.path, at, self.visible)
         here = 0
         while start < end:
             header = header_at(view, here, None)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from levada.framework.files import Files
+
 from .blocks import Message
 from .config import JournalConfig
 from .errors import JournalError, JournalFull, JournalUnwritable, refused
@@ -32,15 +34,24 @@ class Staging:
     """All stages of a journal. Its methods belong to the thread that writes; `close` closes the files, which stay on the disk."""
 
     def __init__(
-        self, folder: Path, *, schema: pa.Schema, config: JournalConfig, journal: bytes, clock: Callable[[], float]
+        self,
+        files: Files,
+        folder: Path,
+        *,
+        schema: pa.Schema,
+        config: JournalConfig,
+        journal: bytes,
+        clock: Callable[[], float],
     ) -> None:
+        self.files = files
         self.folder = folder
         self.schema: pa.Schema = schema
         self.config = config
         self.journal = journal
         self.size = 0
         """Size of all stages."""
-        self._clock = clock
+        self.clock = clock
+        """Returns seconds since 1970."""
         self._number = 0
         self._stages: dict[tuple[str, int], dict[tuple[int, int], Stage]] = {}
 
@@ -49,16 +60,17 @@ class Staging:
 
         Files of a batch that was delivered stay: they may be of a later attempt, whose `Deliver`, still to come, compares them.
         """
-        self.folder.mkdir(mode=0o700, exist_ok=True)
-        for path in sorted(self.folder.iterdir()):  # in the order in which they were made
+        files = self.files
+        files.make_folder(self.folder)
+        for path in files.glob(self.folder, "*"):  # in the order in which they were made
             if path.suffix not in (".segment", _GONE):
-                path.unlink()  # it was being made
+                files.unlink(path)  # it was being made
                 continue
             try:
                 stage = Stage.recover(self, path)
             except (JournalError, OSError) as error:
                 logger.warning("staged rows are dropped: %s", error, extra={"event": "stage_dropped"})
-                path.unlink(missing_ok=True)
+                files.discard(path)
                 continue
             self._number = max(self._number, stage.number)
             self._stages.setdefault(stage.key[:2], {})[stage.key[2:]] = stage
@@ -101,7 +113,7 @@ class Staging:
 
     def drop_older(self, age: float) -> list[tuple[str, int]]:
         """Delete the batches that got no rows for `age` seconds; return their queries and numbers."""
-        now = self._clock()
+        now = self.clock()
         before = now - age
         for stages in self._stages.values():
             for stage in stages.values():
@@ -137,17 +149,21 @@ class Stage:
         """Make the file."""
         metadata = {**(staging.schema.metadata or {}), _STAGE: json.dumps([_STAGE_FORMAT, *key]).encode()}
         schema = staging.schema.with_metadata(metadata)
-        folder, journal = staging.folder, staging.journal
+        files, folder, journal = staging.files, staging.folder, staging.journal
         try:
-            segment = Segment.create(folder, partition=0, first=number, schema=schema, journal=journal, durable=False)
+            segment = Segment.create(
+                files, folder, partition=0, first=number, schema=schema, journal=journal, durable=False
+            )
         except OSError as error:
             raise refused(error, folder) from error
-        return cls(staging, segment, key)
+        stage = cls(staging, segment, key)
+        stage.touch(staging.clock())
+        return stage
 
     @classmethod
     def recover(cls, staging: Staging, path: Path) -> Stage:
         """Open a file of an earlier process; a `JournalError` says why it is of no use any more."""
-        segment = Segment.open(path, partition=0, journal=staging.journal)
+        segment = Segment.open(staging.files, path, partition=0, journal=staging.journal)
         try:
             version, query, batch, part, attempt = json.loads((segment.schema.metadata or {}).get(_STAGE, b"[]"))
         except ValueError as error:
@@ -179,11 +195,12 @@ class Stage:
     @property
     def touched(self) -> float:
         """When rows last came, in seconds since 1970. The file knows, since other processes may have written it."""
-        return self._segment.path.stat().st_mtime
+        return self._staging.files.stat(self._segment.path).st_mtime
 
     def touch(self, now: float) -> None:
-        """Set the time at which rows last came."""
-        os.utime(self._segment.path, (now, now))
+        """Set the time at which rows last came. If the disk refuses, it stays the file system's time of the last write."""
+        with suppress(OSError):
+            self._staging.files.utime(self._segment.path, (now, now))
 
     def append(self, batch: pa.RecordBatch) -> None:
         """Add rows; nothing is synced.
@@ -207,13 +224,13 @@ class Stage:
         try:
             segment.write(messages, transaction=0, time=0.0)
         except OSError as error:
-            with suppress(
-                OSError
-            ):  # a part of a write is overwritten by the next, and cut off when the journal is opened
+            # A part of a write is overwritten by the next, and cut off when the journal is opened.
+            with suppress(OSError):
                 segment.cut()
             raise refused(error, segment.path) from error
         segment.publish()
         staging.size += size
+        self.touch(staging.clock())
 
     def messages(self) -> Iterator[Message]:
         """Yield the staged rows without copying them."""
@@ -225,9 +242,10 @@ class Stage:
 
     def rename(self, suffix: str) -> None:
         """Give the file another suffix, if it is still there."""
-        path = self._segment.path
+        path, renamed = self._segment.path, self._segment.path.with_suffix(suffix)
         with suppress(FileNotFoundError):
-            self._segment.path = path.rename(path.with_suffix(suffix))
+            self._staging.files.rename(path, renamed)
+            self._segment.path = renamed
 
     def close(self) -> None:
         """Close the file, which stays."""
@@ -236,4 +254,4 @@ class Stage:
     def discard(self) -> None:
         """Delete the file."""
         self._segment.close()
-        self._segment.path.unlink(missing_ok=True)
+        self._staging.files.discard(self._segment.path)

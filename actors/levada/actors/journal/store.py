@@ -20,13 +20,11 @@ Otherwise the disk has lost rows, and opening raises `JournalDamaged` (`JournalC
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import sqlite3
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
@@ -34,7 +32,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute
 
-from levada.transports.private_files import make_durable_folder
+from levada.framework.platform import PLATFORM, Platform
 
 from .blocks import Block, Message
 from .config import JournalConfig
@@ -63,8 +61,15 @@ class Store:
     """An open journal. Made by `Store.open`; a context manager that closes it."""
 
     def __init__(
-        self, directory: Path, config: JournalConfig, clock: Clock, found: Recovered, staging: Staging
+        self,
+        platform: Platform,
+        directory: Path,
+        config: JournalConfig,
+        clock: Clock,
+        found: Recovered,
+        staging: Staging,
     ) -> None:
+        self._files = platform.files
         self.directory = directory
         self.config = config
         self.schema: pa.Schema = found.schema
@@ -72,19 +77,26 @@ class Store:
         self._clock = clock
         self._ledger, self._ends, self._partitions = found.ledger, found.ends, found.partitions
         self._staging = staging
-        self._guard = Guard(directory, found.partitions)
+        self._guard = Guard(platform, directory, found.partitions)
         self._room = Room(directory, config, found.partitions, found.ledger)
         self._retention = Retention(config, found.partitions, found.ledger, clock)
         self._resources = ExitStack()
         keyed = config.keyed
-        self._keys = [Keys(each, keyed, found.ledger.journal) for each in found.partitions] if keyed is not None else []
+        self._keys: list[Keys] = []
         """An index for each partition, or none."""
+        if keyed is not None:
+            self._keys = [Keys(platform.files, each, keyed, found.ledger.journal) for each in found.partitions]
         self._erasures = Erasures(
-            directory, found.partitions, self._keys, found.ledger, self._guard, lambda: self._note(self._partitions)
+            directory,
+            found.partitions,
+            self._keys,
+            found.ledger,
+            self._guard,
+            lambda: self._note(self._partitions),
+            platform.monotonic,
         )
-        self._syncing = ThreadPoolExecutor(
-            SYNC_THREADS, "levada-sync"
-        )  # has no thread before there are two files to sync
+        # Has no thread before there are two files to sync.
+        self._syncing = platform.thread_pool(SYNC_THREADS, "levada-sync")
         self._turn = 0
         self._appends = self._rows = self._octets = self._syncs = 0
         self._delivered = self._repeated = self._deleted = 0
@@ -97,7 +109,7 @@ class Store:
         schema: pa.Schema | None = None,
         config: JournalConfig | None = None,
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> Store:
         """Open the journal in a directory, or make one, and recover from a crash. Blocks.
 
@@ -106,7 +118,8 @@ class Store:
             schema: columns; it may have grown since the last time. None: the journal's own, or `Envelope`'s for a new journal. A journal is
                 new until it has been opened once without an error.
             config: None: the defaults.
-            clock: seconds since 1970.
+            clock: returns seconds since 1970. None: the clock of the context's `levada.framework.platform.PLATFORM`, like all else that this
+                takes from its surroundings.
 
         Raises:
             JournalLocked: another process, or another store in this one, has it open.
@@ -117,25 +130,29 @@ class Store:
             ConfigurationError: it has another number of partitions, or these columns cannot be kept.
             OSError: the directory cannot be made or read.
         """
+        platform = PLATFORM.get()
+        files, clock = platform.files, clock or platform.time
         config = config or JournalConfig()
         if schema is not None:
             check_schema(schema)
         path = Path(directory)
-        make_durable_folder(path)
+        files.make_durable_folder(path)
         with ExitStack() as resources:
-            lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            resources.callback(os.close, lock)
+            lock = files.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            resources.callback(files.close, lock)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                files.lock(lock)
             except OSError as error:
                 raise JournalLocked("another process, or this one, has this journal open", path=str(path)) from error
-            found = recover(path, schema, config, resources)
+            found = recover(platform, path, schema, config, resources)
             staging = Staging(
-                path / "staging", schema=found.schema, config=config, journal=found.ledger.journal, clock=clock
+                files, path / "staging", schema=found.schema, config=config, journal=found.ledger.journal, clock=clock
             )
             resources.callback(staging.close)
             staging.recover()
-            store = cls(path, config, Clock(path, clock, found.partitions), found, staging)
+            store = cls(
+                platform, path, config, Clock(path, clock, platform.monotonic, found.partitions), found, staging
+            )
             resources.callback(store._syncing.shutdown)
             store._erasures.finish(config.keyed)
             store._resources = resources.pop_all()
@@ -513,7 +530,7 @@ class Store:
                 self._ends.sync()
                 if self._keys:
                     self._keys[leaving.number].drop(path)
-                path.unlink()
+                self._files.unlink(path)
                 deleted += 1
         except OSError as error:
             raise self._guard.refused(error) from error

@@ -11,13 +11,12 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
-from time import perf_counter
 from typing import TypeVar
 
 import trio
 
 from levada.framework import Reply
-from levada.framework.platform import PLATFORM
+from levada.framework.platform import Platform
 
 from .appends import Answer, Appends, Job
 from .ends import SYNC_EVERY
@@ -123,6 +122,7 @@ class Writer:
 
     def __init__(
         self,
+        platform: Platform,
         queue: Queue,
         store: Store,
         appends: Appends,
@@ -133,6 +133,8 @@ class Writer:
     ) -> None:
         self.appended = 0
         """Appends that are on the disk."""
+        self._run_in_thread = platform.run_in_thread
+        self._perf_counter = platform.perf_counter
         self._queue = queue
         self._store = store
         self._appends = appends
@@ -175,7 +177,7 @@ class Writer:
 
     async def in_thread(self, function: Callable[[], T]) -> T:
         """Call a function in the thread that writes."""
-        return await PLATFORM.get().run_in_thread(function, limiter=self._limiter)
+        return await self._run_in_thread(function, limiter=self._limiter)
 
     def require_store(self, error: Exception) -> None:
         """Raise an error if the store is broken, so that a new start reads the state from the disk."""
@@ -260,11 +262,11 @@ class Writer:
         return await self.in_thread(functools.partial(self._write_timed, jobs))
 
     def _write_timed(self, jobs: Sequence[Job]) -> tuple[list[tuple[Job, Answer]], Exception | None]:
-        start = perf_counter()
+        start = self._perf_counter()
         try:
             return self._appends.write(jobs)
         finally:
-            self._took = perf_counter() - start
+            self._took = self._perf_counter() - start
 
     async def _let_askers_come(self) -> None:
         """Let those that got answers ask again before the next group is written: half as many groups, for the same rows, cost less."""
