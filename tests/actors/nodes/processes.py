@@ -28,8 +28,11 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def processes_of(marker: str) -> list[int]:
-    """Nodes that run, of drivers with a marker in their environment."""
+def processes_of(marker: str, *, parent: int | None = None) -> list[int]:
+    """Processes that run and have a marker in their environment: nodes, and what they have started.
+
+    The children of `parent` are nodes only. A process that a killed node has started ends a moment later, and is not this one's to wait for.
+    """
     found = []
     for folder in Path("/proc").iterdir():
         try:
@@ -37,11 +40,16 @@ def processes_of(marker: str) -> list[int]:
                 folder.name.isdigit()
                 and marker.encode() in (folder / "environ").read_bytes()
                 and is_alive(int(folder.name))
+                and parent in (None, _parent(folder))
             ):
                 found.append(int(folder.name))
         except OSError:
             pass  # it has just ended, or is another user's
     return found
+
+
+def _parent(process: Path) -> int:
+    return int((process / "stat").read_text().rpartition(")")[2].split()[1])
 
 
 async def gone(pid: int, within: float) -> bool:

@@ -356,7 +356,7 @@ async def test_a_full_disk_is_an_error_of_the_block(
         with pytest.raises(kind, match=text):
             async with local_nodes(system, 2, app, settings=NodeSettings(env={"LEVADA_TEST": marker})):
                 pass
-    assert processes_of(f"LEVADA_TEST={marker}") == []
+    assert processes_of(f"LEVADA_TEST={marker}", parent=os.getpid()) == []
     assert os.listdir(tempfile.gettempdir()) == []
 
 
@@ -405,7 +405,24 @@ async def test_a_start_may_be_cancelled_at_any_moment() -> None:
             with trio.move_on_after(milliseconds / 1000):
                 async with local_nodes(system, 2, app, settings=settings):
                     pass
-            assert processes_of(f"LEVADA_TEST={marker}") == []
+            assert processes_of(f"LEVADA_TEST={marker}", parent=os.getpid()) == []
+
+
+async def starts_a_process(system: ActorSystem) -> AsyncIterator[None]:
+    await trio.lowlevel.open_process([sys.executable, "-c", "import signal; signal.pause()"])
+    yield
+
+
+async def test_what_a_killed_node_has_started_is_killed_with_it() -> None:
+    marker = uuid.uuid4().hex
+    settings = NodeSettings(env={"LEVADA_TEST": marker})
+    async with ActorSystem() as system:
+        with pytest.raises(ZeroDivisionError):
+            async with local_nodes(system, 1, starts_a_process, settings=settings) as nodes:
+                of_node = processes_of(f"LEVADA_TEST={marker}", parent=nodes["n0"].pid)
+                raise ZeroDivisionError
+    assert len(of_node) == 1
+    assert await gone(of_node[0], 50)
 
 
 async def test_a_start_that_ends_closes_its_connection_for_the_task_that_serves_it(tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ class ChildProcesses:
                         stdout=output[1],
                         stderr=errors[1],
                         pass_fds=numbers,
-                        # Ctrl-C at the terminal is for the driver alone, which drains its nodes.
+                        # Ctrl-C at the terminal is for the driver alone, which drains its nodes; and `Child.kill` ends what a node has started.
                         process_group=0,
                         env=environment,
                     )
@@ -265,8 +265,9 @@ class Child:
         self._process.terminate()
 
     def kill(self) -> None:
-        """Send SIGKILL."""
-        self._process.kill()
+        """Send SIGKILL to the process, and to all that it has started in its process group."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Stop the heartbeat, and log the last, incomplete line."""
