@@ -12,7 +12,7 @@ import pytest
 from levada.framework.errors import ConfigurationError
 from levada.framework.platform import REAL
 from levada.transports.carriers.tls import TlsConfig, make_context
-from levada.transports.private_files import make_durable_folder, make_private_folder, private, warn_if_others_can_read
+from levada.transports.private_files import make_private_folder, warn_if_others_can_read
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="file modes of POSIX")
 
@@ -31,9 +31,8 @@ def mode(path: Path) -> int:
 def test_they_are_private_from_the_first_moment(tmp_path: Path) -> None:
     make_private_folder(tmp_path / "a" / "b")
     assert mode(tmp_path / "a" / "b") == 0o700
-    descriptor = private(str(tmp_path / "file"), os.O_WRONLY | os.O_CREAT)
-    assert os.fstat(descriptor).st_mode & 0o777 == 0o600
-    os.close(descriptor)
+    with REAL.files.opened(tmp_path / "file", os.O_WRONLY | os.O_CREAT) as descriptor:
+        assert os.fstat(descriptor).st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(("bits", "warned"), [(0o600, False), (0o640, False), (0o644, True)])
@@ -63,9 +62,11 @@ def test_the_names_of_new_folders_are_on_the_disk(tmp_path: Path, monkeypatch: p
         synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
 
     monkeypatch.setattr(REAL.files, "fsync", sync)
-    make_durable_folder(tmp_path / "a" / "b" / "c")
+    REAL.files.make_durable_folder(tmp_path / "a" / "b" / "c")
     assert sorted(synced) == [str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")]
     assert mode(tmp_path / "a" / "b" / "c") == 0o700
     synced.clear()
-    make_durable_folder(tmp_path / "a" / "b" / "c")  # the process that made it may have been killed right then
+    REAL.files.make_durable_folder(
+        tmp_path / "a" / "b" / "c"
+    )  # the process that made it may have been killed right then
     assert synced == [str(tmp_path / "a" / "b")]

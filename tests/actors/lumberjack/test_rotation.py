@@ -637,7 +637,7 @@ async def test_without_a_free_descriptor_files_wait_and_are_behind(
             sink.open.set()  # files that are read to their end make room
             await sink.has("three")
     assert caplog.messages == [
-        "no descriptor is free to look for files: [Errno 24] Too many open files: '/'",
+        f"no descriptor is free to look for files: [Errno 24] Too many open files: '{tmp_path}'",
         f"files wait, because no descriptor is free: [Errno 24] Too many open files: '{tmp_path / '3.log'}'",
     ]
 

@@ -18,10 +18,12 @@ from typing import Any, cast
 
 import pytest
 import trio
+from tests.surroundings import surrounded
 from trio.testing import MockClock
 
 from levada.actors.lumberjack import Origin, SpoolSink, Unit, serve
 from levada.framework import ActorSystem
+from levada.framework.files import Files
 from levada.transports.carriers import ByteStream, TcpConfig, dial
 from levada.transports.lumberjack import encode_data, encode_json, encode_window
 
@@ -65,22 +67,21 @@ async def test_numbers_that_json_cannot_hold_become_text(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("user_code_fails")
-async def test_a_full_disk_fails_the_unit_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
-) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+async def test_a_full_disk_fails_the_unit_and_leaves_nothing(tmp_path: Path, autojump_clock: MockClock) -> None:
+    class Full(Files):
+        def fsync(self, fd: int) -> None:  # type: ignore[override]
+            raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
-    async with (
-        ActorSystem() as system,
-        serve(system, "lumberjack+memory://spool", functools.partial(SpoolSink, tmp_path)) as reader,
-        dial("memory://spool") as dialled,
-    ):
-        stream = cast("ByteStream", dialled)
-        await stream.send_all(encode_window(1, 1) + encode_data(1, 1, {"n": "1"}))
-        assert await stream.receive_some() == b""
-        assert reader.statistics().sink_failures == 1
+    with surrounded(files=Full()):
+        async with (
+            ActorSystem() as system,
+            serve(system, "lumberjack+memory://spool", functools.partial(SpoolSink, tmp_path)) as reader,
+            dial("memory://spool") as dialled,
+        ):
+            stream = cast("ByteStream", dialled)
+            await stream.send_all(encode_window(1, 1) + encode_data(1, 1, {"n": "1"}))
+            assert await stream.receive_some() == b""
+            assert reader.statistics().sink_failures == 1
     assert os.listdir(tmp_path) == [".writing"]
     assert os.listdir(tmp_path / ".writing") == []
 

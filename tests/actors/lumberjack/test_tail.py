@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from tests.surroundings import surrounded
 from trio.testing import MockClock
 
 from levada.actors.lumberjack.tail import Tail, TailConfig, tail
@@ -25,6 +26,7 @@ from levada.actors.lumberjack.tail_registry import FileEntry, FileRegistry, open
 from levada.actors.lumberjack.tail_scanner import Scanner
 from levada.framework import ActorSystem, Ref, Shutdown
 from levada.framework.errors import ActorStopped, ConfigurationError
+from levada.framework.files import Files
 
 CONFIG = TailConfig(host="web-01", drain_timeout=600.0)
 # The registry is written at the end; on the quick clock the 5 s that an actor has for that would be a twentieth of a second.
@@ -328,23 +330,25 @@ async def test_from_the_end_also_if_files_wait(tmp_path: Path, sink: Sink, quick
 
 
 async def test_a_file_whose_end_was_not_read_is_still_begun_at_its_end(
-    tmp_path: Path, sink: Sink, quick: MockClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sink: Sink, quick: MockClock
 ) -> None:
     log = tmp_path / "app.log"
     log.write_text("old\n" * 100)
-    pread, failures = os.pread, iter([True])
+    failures = iter([True])
 
-    def fails_once(descriptor: int, size: int, at: int) -> bytes:
-        if at and next(failures, False):
-            raise OSError(errno.EIO, "Input/output error")
-        return pread(descriptor, size, at)
+    class FailsOnce(Files):
+        def pread(self, fd: int, length: int, offset: int, /) -> bytes:
+            if offset and next(failures, False):
+                raise OSError(errno.EIO, "Input/output error")
+            return os.pread(fd, length, offset)
 
-    monkeypatch.setattr(os, "pread", fails_once)
     before = set(os.listdir("/proc/self/fd")) if sys.platform == "linux" else set()
-    async with following(sink, log, config=TailConfig(start="end", max_line=64, drain_timeout=600.0)) as followed:
-        await until(lambda: followed.status().files)
-        append(log, "new\n")
-        await sink.has("new")  # and no old line
+    config = TailConfig(start="end", max_line=64, drain_timeout=600.0)
+    with surrounded(files=FailsOnce()):
+        async with following(sink, log, config=config) as followed:
+            await until(lambda: followed.status().files)
+            append(log, "new\n")
+            await sink.has("new")  # and no old line
     assert list(failures) == []
     if sys.platform == "linux":
         assert {each for each in os.listdir("/proc/self/fd") if each not in before and is_file(each, log)} == set()

@@ -18,6 +18,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.pace import every
+from tests.surroundings import surrounded
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.lumberjack import LumberjackHandler
@@ -26,6 +27,7 @@ from levada.actors.lumberjack.writer import connect
 from levada.actors.lumberjack.writer_queue import Hub
 from levada.framework import ActorSystem, Shutdown
 from levada.framework.errors import ConfigurationError, ConnectionClosed
+from levada.framework.files import Files
 from levada.transports.lumberjack import WriterConfig
 
 Readers = Callable[..., AbstractAsyncContextManager[Any]]
@@ -93,20 +95,23 @@ def test_what_is_acked_does_not_come_again_and_its_files_are_removed(tmp_path: P
     bare.close()
 
 
-def test_a_disk_that_is_full_when_a_segment_begins_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    segments = Segments(SpoolConfig(folder=tmp_path, segment=60), b"J")
+def test_a_disk_that_is_full_when_a_segment_begins_is_tried_again(tmp_path: Path) -> None:
+    class Disk(Files):
+        full = False
+
+        def fsync(self, fd: int) -> None:  # type: ignore[override]
+            if self.full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    disk = Disk()
+    with surrounded(files=disk):
+        segments = Segments(SpoolConfig(folder=tmp_path, segment=60), b"J")
     segments.append(bodies(0, 3))
-
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        for _ in range(2):
-            with pytest.raises(OSError, match="No space"):
-                segments.append(bodies(3, 3))
+    disk.full = True
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space"):
+            segments.append(bodies(3, 3))
+    disk.full = False
     segments.append(bodies(3, 3))
     assert read_all(segments) == bodies(0, 6)
     assert len(list(tmp_path.glob("*.spool"))) == 2

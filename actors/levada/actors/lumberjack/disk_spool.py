@@ -24,7 +24,6 @@ all are acked.  Segments before that place are removed.
 from __future__ import annotations
 
 import errno
-import io
 import logging
 import os
 import struct
@@ -42,10 +41,10 @@ from attrs import validators as v
 
 from levada.framework import Actor, Reason
 from levada.framework.errors import ConfigurationError
+from levada.framework.platform import PLATFORM
 from levada.transports.lumberjack import WriterConfig
-from levada.transports.private_files import private, sync_folder
 
-from .folders import locked_folder, replace_file
+from .folders import locked_folder, replace_file, write_all
 from .writer_queue import Hub, Ticket
 
 __all__ = ["DiskSpool", "Place", "Segments", "SpoolConfig", "SpoolPump", "check_spool", "open_segments"]
@@ -105,10 +104,11 @@ class Segments:
     """
 
     def __init__(self, config: SpoolConfig, kind: bytes) -> None:
+        self._files = PLATFORM.get().files
         self._config = config
         self._folder = Path(config.folder)
         self._kind = kind
-        numbers = [int(path.stem) for path in self._folder.glob("*.spool") if path.stem.isdecimal()]
+        numbers = [int(path.stem) for path in self._files.glob(self._folder, "*.spool") if path.stem.isdecimal()]
         self._segments = {number: self._look_at(number) for number in sorted(numbers)}
         self.acked, end = self._read_acked()
         """Everything before this place is acked."""
@@ -141,9 +141,9 @@ class Segments:
 
     def _look_at(self, number: int) -> _Segment:
         path = self._path(number)
-        with path.open("rb") as file:
-            octets = file.read(_HEAD)
-            size = os.fstat(file.fileno()).st_size
+        with self._files.opened(path) as descriptor:
+            octets = self._files.pread(descriptor, _HEAD, 0)
+            size = self._files.fstat(descriptor).st_size
         magic, first, second = octets[:_HEAD_1], _MAGIC % (1, self._kind), _MAGIC % (2, self._kind)
         if magic == first:
             return _Segment(_HEAD_1, size, 0)
@@ -162,7 +162,7 @@ class Segments:
     def _read_acked(self) -> tuple[Place, Place]:
         """Read the end of the acked events and the end of the safe events. The second is (0, 0) if it is not known."""
         path = self._folder / "acked"
-        octets = path.read_bytes() if path.exists() else b""
+        octets = self._files.read(path) if self._files.exists(path) else b""
         words = octets.split()
         try:
             if words[:1] == [b"v2"]:
@@ -184,7 +184,7 @@ class Segments:
     def _cut_torn_end(self, number: int, promised: int) -> None:
         """Cut an incomplete record off the end. A record before `promised`, which was safe, stays: reading finds the damage and skips it."""
         path, segment = self._path(number), self._segments[number]
-        data = path.read_bytes()
+        data = self._files.read(path)
         good = at = segment.head
         while at < len(data):
             good = max([good, *(end for _, end in _records(data, at))])
@@ -192,7 +192,8 @@ class Segments:
             at += _damaged(data, at)
         if promised <= good < len(data):
             logger.warning("%s: the last %d bytes are not a whole record and are cut off", path, len(data) - good)
-            os.truncate(path, good)
+            with self._files.opened(path, os.O_WRONLY) as descriptor:
+                self._files.ftruncate(descriptor, good)
             segment.size = good
 
     def _compare(self, end: Place) -> None:
@@ -212,18 +213,19 @@ class Segments:
                 text = "%s: %d bytes from %d on are gone, and the events in them"
                 _log_loss(text, self._path(at), sizes[at] - there, there)
 
-    def _begin(self, number: int) -> io.FileIO:
-        """Create a segment, or replace an empty one."""
+    def _begin(self, number: int) -> int:
+        """Create a segment, or replace an empty one; return its descriptor."""
         before = self._segments.get(number - 1, _NONE).size
         octets = _MAGIC % (2, self._kind) + before.to_bytes(8, "big")
         # Readable only for this user, because a log may hold secrets.
-        file = io.FileIO(self._path(number), "wb", opener=private)
+        files, flags = self._files, os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        file = files.open(self._path(number), flags, 0o600)
         try:
-            file.write(octets + zlib.crc32(octets).to_bytes(4, "big"))
-            os.fsync(file.fileno())
-            sync_folder(self._folder)
+            write_all(files, file, octets + zlib.crc32(octets).to_bytes(4, "big"))
+            files.fsync(file)
+            files.sync_folder(self._folder)
         except BaseException:
-            file.close()
+            files.close(file)
             raise
         self._segments[number] = _Segment(_HEAD, _HEAD, before)
         return file
@@ -231,11 +233,11 @@ class Segments:
     def _note(self, acked: Place, end: Place) -> None:
         """Write the ends of the acked and of the safe events to the disk."""
         text = b"v2 %d %d %d %d" % (*acked, *end)
-        replace_file(self._folder / "acked", b"%s %d\n" % (text, zlib.crc32(text)))
+        replace_file(self._files, self._folder / "acked", b"%s %d\n" % (text, zlib.crc32(text)))
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        self._files.close(self._file)
 
     @property
     def end(self) -> Place:
@@ -253,25 +255,21 @@ class Segments:
             OSError: none of them is on the disk.
         """
         data = b"".join(part for body in bodies for part in (_RECORD.pack(len(body), zlib.crc32(body)), body))
-        at = self._segments[self._last].size
+        files, at = self._files, self._segments[self._last].size
         if at > _HEAD and at + len(data) > self._config.segment:
-            file = self._begin(self._last + 1)
-            self._file.close()
-            self._file = file
+            before, self._file = self._file, self._begin(self._last + 1)
             self._last += 1
             at = _HEAD
+            files.close(before)
         try:
-            view = memoryview(data)
-            while view:
-                view = view[self._file.write(view) :]
-            os.fsync(self._file.fileno())
+            write_all(files, self._file, data, at)
+            files.fsync(self._file)
             path = self._path(self._last)
-            if not os.path.samestat(os.stat(path), os.fstat(self._file.fileno())):
+            if not os.path.samestat(files.stat(path), files.fstat(self._file)):
                 raise FileNotFoundError(errno.ENOENT, "it was replaced while in use", str(path))
             self._note(self.acked, (self._last, at + len(data)))
         except OSError:
-            self._file.truncate(at)
-            self._file.seek(at)
+            files.ftruncate(self._file, at)
             raise
         self._segments[self._last].size = at + len(data)
         self._count()
@@ -285,15 +283,14 @@ class Segments:
             number, offset = self._read_at
             size = self._segments.get(number, _NONE).size
             if offset < size:
-                with self._path(number).open("rb") as file:
-                    file.seek(offset)
-                    data = file.read(min(size - offset, _READ))
+                with self._files.opened(self._path(number)) as file:
+                    data = self._files.pread(file, min(size - offset, _READ), offset)
                     wanted = _RECORD.size + (_RECORD.unpack_from(data)[0] if len(data) >= _RECORD.size else 0)
                     if len(data) < wanted <= size - offset:
-                        data += file.read(wanted - len(data))
+                        data += self._files.pread(file, wanted - len(data), offset + len(data))
                     records = list(_records(data, 0))
                     if not records:
-                        data += file.read(size - offset - len(data))
+                        data += self._files.pread(file, size - offset - len(data), offset + len(data))
                 if records:
                     self._read_at = (number, offset + records[-1][1])
                     return [body for body, _ in records], self._read_at
@@ -312,7 +309,7 @@ class Segments:
         self._note(place, self.end)
         self.acked = place
         for number in [number for number in self._segments if number < place[0]]:
-            self._path(number).unlink(missing_ok=True)
+            self._files.discard(self._path(number))
             del self._segments[number]
         self._count()
 

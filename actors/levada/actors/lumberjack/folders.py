@@ -8,14 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from levada.framework.errors import ConfigurationError
-from levada.transports.private_files import make_durable_folder, private
+from levada.framework.files import Files
+from levada.framework.platform import PLATFORM
 
-try:
-    import fcntl
-except ModuleNotFoundError:  # not a POSIX system: no process is kept out
-    fcntl = None  # type: ignore[assignment]
-
-__all__ = ["locked_folder", "replace_file"]
+__all__ = ["locked_folder", "replace_file", "write_all"]
 
 
 @contextmanager
@@ -30,28 +26,34 @@ def locked_folder(folder: str | os.PathLike[str], what: str, user: str) -> Itera
     Raises:
         ConfigurationError: the folder cannot be used, or another process uses it.
     """
-    path = Path(folder)
+    path, files = Path(folder), PLATFORM.get().files
     try:
-        make_durable_folder(path)
-        lock = private(str(path / "lock"), os.O_RDWR | os.O_CREAT)
+        files.make_durable_folder(path)
+        lock = files.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise ConfigurationError(f"cannot keep a {what} in {folder}: {error.strerror or error}") from error
     try:
-        if fcntl is not None:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise ConfigurationError(f"another {user} uses the {what} in {folder}") from error
+        try:
+            files.lock(lock)
+        except OSError as error:
+            raise ConfigurationError(f"another {user} uses the {what} in {folder}") from error
         yield path
     finally:
-        os.close(lock)
+        files.close(lock)
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Replace a file by one with these bytes, atomically. The bytes are on the disk when this returns, the name after `sync_folder`. Blocks."""
+def replace_file(files: Files, path: Path, data: bytes) -> None:
+    """Replace a file by one with these bytes, atomically. The bytes are on the disk when this returns, the name after `Files.sync_folder`. Blocks."""
     beside = path.with_suffix(".new")
-    with open(beside, "wb", opener=private) as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    with files.opened(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
+        write_all(files, descriptor, data)
+        files.fsync(descriptor)
+    files.rename(beside, path)
+
+
+def write_all(files: Files, descriptor: int, data: bytes, at: int = 0) -> None:
+    """Write bytes at a place of a file. Blocks."""
+    left = memoryview(data)
+    while left:
+        written = files.pwrite(descriptor, left, at)
+        left, at = left[written:], at + written

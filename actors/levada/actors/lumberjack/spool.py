@@ -16,8 +16,8 @@ from typing import Any
 from levada.framework import Actor, blocking, handles
 from levada.framework.platform import PLATFORM
 from levada.framework.text import finite
-from levada.transports.private_files import make_durable_folder, make_private_folder, private, sync_folder
 
+from .folders import write_all
 from .unit import Unit
 
 __all__ = ["SpoolSink", "prepare_spool", "store_unit"]
@@ -63,16 +63,17 @@ def prepare_spool(folder: Path) -> None:
     Raises:
         OSError: the folder cannot be used.
     """
-    writing = folder / _WRITING
-    if not folder.exists():  # each client may have a sink of its own, which does not wait for a sync
-        make_durable_folder(folder)
-    make_private_folder(writing)
+    platform = PLATFORM.get()
+    files, writing = platform.files, folder / _WRITING
+    if not files.exists(folder):  # each client may have a sink of its own, which does not wait for a sync
+        files.make_durable_folder(folder)
+    files.make_folder(writing)
     # Other processes may be writing here. If one is slower than that, its rename fails, and the unit comes again.
-    old = PLATFORM.get().time() - _OLD
-    for file in writing.glob("*.jsonl"):
+    old = platform.time() - _OLD
+    for path in files.glob(writing, "*.jsonl"):
         with contextlib.suppress(FileNotFoundError):
-            if file.stat().st_mtime < old:
-                file.unlink()
+            if files.stat(path).st_mtime < old:
+                files.unlink(path)
 
 
 def store_unit(folder: Path, unit: Unit) -> str:
@@ -81,18 +82,18 @@ def store_unit(folder: Path, unit: Unit) -> str:
     Raises:
         OSError: the file cannot be written; nothing of it stays.
     """
+    files = PLATFORM.get().files
     name = f"{unit.name}.jsonl"
     hidden = folder / _WRITING / name
     try:
-        with open(hidden, "xb", opener=private) as file:
-            file.writelines(map(_line, unit.events))
-            file.flush()
-            os.fsync(file.fileno())
-        hidden.rename(folder / name)
+        with files.opened(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as descriptor:
+            write_all(files, descriptor, b"".join(map(_line, unit.events)))
+            files.fsync(descriptor)
+        files.rename(hidden, folder / name)
     except BaseException:
-        hidden.unlink(missing_ok=True)
+        files.discard(hidden)
         raise
-    sync_folder(folder)
+    files.sync_folder(folder)
     return name
 
 

@@ -12,18 +12,18 @@ told from an append.
 
 from __future__ import annotations
 
-import ctypes
+import fnmatch
 import glob
 import math
 import os
 import stat
-import struct
-from collections.abc import Iterable, Sequence
-from fnmatch import fnmatch
+from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
 from levada.actors.descriptors import NO_ROOM
+from levada.framework.files import Files
+from levada.framework.platform import PLATFORM
 
 from .tail_registry import HEAD, TAIL, FileEntry
 
@@ -31,10 +31,6 @@ __all__ = ["SETTLE", "Found", "Look", "OpenFile", "find_files", "find_moved"]
 
 SETTLE = 2.0
 """Seconds for which a file keeps a new time of change, without a new size, before it counts as rewritten."""
-
-_AT_EMPTY_PATH, _STATX_BTIME = 0x1000, 0x800
-_BTIME = struct.Struct("=qI")
-_BTIME_AT = 80  # in a struct statx
 
 
 @attrs.frozen
@@ -79,10 +75,11 @@ class OpenFile:
 
     def __init__(self, path: str) -> None:
         # Without O_NONBLOCK, opening a pipe that has replaced the file would wait for a writer.
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        status = os.fstat(self._descriptor)
+        self._files = files = PLATFORM.get().files
+        self._descriptor = files.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        status = files.fstat(self._descriptor)
         self.device, self.inode, self.size = status.st_dev, status.st_ino, status.st_size
-        self.born = _born(self._descriptor, status)
+        self.born = files.born(self._descriptor)
         """The time of birth in nanoseconds since 1970; 0: not known."""
         self.changed = 0
         """The time of change when the file got its size, in nanoseconds since 1970; 0: not known."""
@@ -94,11 +91,11 @@ class OpenFile:
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._descriptor)
+        self._files.close(self._descriptor)
 
     def is_described_by(self, entry: FileEntry) -> bool:
         """Whether this file has the content that `entry` describes."""
-        return entry.describes(self._descriptor, self.size)
+        return entry.describes(self._files, self._descriptor, self.size)
 
     def is_born_as(self, entry: FileEntry) -> bool:
         """Whether this file may be as old as that of `entry`: true if one of the times is not known."""
@@ -106,7 +103,7 @@ class OpenFile:
 
     def head(self) -> bytes:
         """Return the first bytes, up to `HEAD`."""
-        return os.pread(self._descriptor, HEAD, 0)
+        return self._files.pread(self._descriptor, HEAD, 0)
 
     def go_to(self, position: int, size: int = 0, changed: int = 0) -> None:
         """Read on from `position`.
@@ -118,7 +115,7 @@ class OpenFile:
         """
         self.position, self.size, self.changed, self._suspected = position, size, changed, math.inf
         self._head = self.head()
-        self._tail = os.pread(self._descriptor, TAIL, max(0, position - TAIL))[: min(TAIL, position)]
+        self._tail = self._files.pread(self._descriptor, TAIL, max(0, position - TAIL))[: min(TAIL, position)]
 
     def end_of_lines(self, size: int, most: int) -> int:
         """Return the offset behind the last complete line of the first `size` bytes, searched in the last `most` of them.
@@ -127,7 +124,7 @@ class OpenFile:
         """
         size = min(size, self.size)
         start = max(0, size - most)
-        last = os.pread(self._descriptor, size - start, start).rfind(b"\n")
+        last = self._files.pread(self._descriptor, size - start, start).rfind(b"\n")
         if last < 0:
             return 0 if start == 0 else size
         return start + last + 1
@@ -144,9 +141,9 @@ class OpenFile:
             most: the most bytes.
             now: the time in seconds, on a clock that never goes back.
         """
-        status = os.fstat(self._descriptor)
+        status = self._files.fstat(self._descriptor)
         head = self.head()
-        tail = os.pread(self._descriptor, len(self._tail), self.position - len(self._tail))
+        tail = self._files.pread(self._descriptor, len(self._tail), self.position - len(self._tail))
         if (
             status.st_size < max(self.position, self.size)
             or not head.startswith(self._head)
@@ -155,7 +152,7 @@ class OpenFile:
         ):
             return Look(b"", status.st_size, replaced=True)
         before = self._tail
-        data = os.pread(self._descriptor, most, self.position)
+        data = self._files.pread(self._descriptor, most, self.position)
         if data:
             self._head = head
             self.position += len(data)
@@ -172,45 +169,63 @@ class OpenFile:
         return now >= self._suspected + SETTLE
 
 
-def _born(descriptor: int, status: os.stat_result) -> int:
-    """Return the time of birth of a file in nanoseconds, or 0 if the system does not tell it."""
-    born: float | None = getattr(status, "st_birthtime", None)  # macOS and the BSDs
-    if born is not None:
-        return int(born * 1e9)
-    octets = ctypes.create_string_buffer(256)
-    try:
-        failed = ctypes.CDLL(None).statx(descriptor, b"", _AT_EMPTY_PATH, _STATX_BTIME, octets)
-    except (AttributeError, OSError):  # another system, or a C library from before 2018
-        return 0
-    if failed or not struct.unpack_from("=I", octets)[0] & _STATX_BTIME:
-        return 0
-    seconds, nanoseconds = _BTIME.unpack_from(octets, _BTIME_AT)
-    return int(seconds) * 1_000_000_000 + int(nanoseconds)
-
-
 def find_files(patterns: Iterable[str], exclude: Sequence[str]) -> list[Found]:
     """List the regular files that the patterns match, each inode once, the least recently changed first. Inaccessible files are left out.
 
     Raises:
         OSError: no descriptor is free to look for files.
     """
-    os.close(os.open(os.sep, os.O_RDONLY | os.O_CLOEXEC))  # `glob` would find nothing, and not say why
+    files = PLATFORM.get().files
     found: dict[tuple[int, int], Found] = {}
-    for pattern in patterns:
-        # An existing name is taken literally, even if it looks like a pattern.
-        paths = [pattern] if os.path.lexists(pattern) else glob.glob(pattern, recursive=True)
-        for path in map(os.path.abspath, paths):
-            if any(fnmatch(os.path.basename(path), wrong) for wrong in exclude):
+    for pattern in map(os.path.abspath, patterns):
+        for path in _matching(files, pattern):
+            if any(fnmatch.fnmatch(os.path.basename(path), wrong) for wrong in exclude):
                 continue
             try:
-                status = os.stat(path)
-                target = os.path.realpath(path) if os.path.islink(path) else ""
+                status = files.stat(path)
+                target = files.link_target(path)
             except OSError:
                 continue  # it was removed, or is a broken link
             if stat.S_ISREG(status.st_mode):
                 file = _found(path, target, status)
                 found.setdefault((file.device, file.inode), file)
     return sorted(found.values(), key=lambda file: (file.changed, file.path))
+
+
+def _matching(files: Files, pattern: str) -> Iterable[str]:
+    """Return the path that `pattern` is if there is one, even if it looks like a pattern; otherwise those that it matches, as for `glob.glob`."""
+    try:
+        files.lstat(pattern)
+    except OSError:
+        return _below(files, os.sep, pattern.strip(os.sep).split(os.sep)) if glob.has_magic(pattern) else ()
+    return (pattern,)
+
+
+def _below(files: Files, folder: str, parts: Sequence[str]) -> Iterator[str]:
+    """Yield the paths in a folder that match the parts of a pattern; ``**`` stands for any number of folders."""
+    part, rest = parts[0], parts[1:]
+    if not glob.has_magic(part):
+        names = [part]
+    else:
+        try:
+            names = files.names(folder)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise
+            return
+        if not part.startswith("."):
+            names = [name for name in names if not name.startswith(".")]
+        names = fnmatch.filter(names, part)
+    if part == "**" and rest:
+        yield from _below(files, folder, rest)
+    for name in names:
+        path = os.path.join(folder, name)
+        if part == "**":
+            yield from _below(files, path, parts)
+        if not rest:
+            yield path
+        elif part != "**":
+            yield from _below(files, path, rest)
 
 
 def find_moved(entries: Iterable[FileEntry]) -> list[Found]:
@@ -222,26 +237,29 @@ def find_moved(entries: Iterable[FileEntry]) -> list[Found]:
     Raises:
         OSError: no descriptor is free to look for files.
     """
+    files = PLATFORM.get().files
     wanted = {(entry.device, entry.inode): entry for entry in entries}
     # Where a link led when the file was last found; and leads now, for registries that did not note that.
     places = {
-        place for entry in wanted.values() for place in (entry.path, entry.target or os.path.realpath(entry.path))
+        place
+        for entry in wanted.values()
+        for place in (entry.path, entry.target or files.link_target(entry.path) or entry.path)
     }
     found: list[Found] = []
     for folder in {os.path.dirname(place) for place in places}:
         try:
-            with os.scandir(folder) as items:
-                for item in items:
-                    try:
-                        status = item.stat(follow_symlinks=False)
-                    except FileNotFoundError:
-                        continue  # it was removed
-                    entry = wanted.get((status.st_dev, status.st_ino))
-                    if entry is None or not stat.S_ISREG(status.st_mode):
-                        continue
-                    if status.st_size != entry.offset or entry.changed not in (0, status.st_mtime_ns):
-                        found.append(_found(item.path, "", status))
-                        del wanted[entry.device, entry.inode]  # it may have other names
+            for name in files.names(folder):
+                path = os.path.join(folder, name)
+                try:
+                    status = files.lstat(path)
+                except FileNotFoundError:
+                    continue  # it was removed
+                entry = wanted.get((status.st_dev, status.st_ino))
+                if entry is None or not stat.S_ISREG(status.st_mode):
+                    continue
+                if status.st_size != entry.offset or entry.changed not in (0, status.st_mtime_ns):
+                    found.append(_found(path, "", status))
+                    del wanted[entry.device, entry.inode]  # it may have other names
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise

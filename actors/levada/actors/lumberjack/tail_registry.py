@@ -41,8 +41,8 @@ from typing import Any
 import attrs
 
 from levada.framework.errors import ConfigurationError
+from levada.framework.files import Files
 from levada.framework.platform import PLATFORM
-from levada.transports.private_files import sync_folder
 
 from .folders import locked_folder, replace_file
 
@@ -108,14 +108,14 @@ class FileEntry:
     seen: float = attrs.field(factory=lambda: PLATFORM.get().time())
     """The time at which the file was last found, in seconds since 1970."""
 
-    def describes(self, descriptor: int, size: int) -> bool:
+    def describes(self, files: Files, descriptor: int, size: int) -> bool:
         """Whether an open file of `size` bytes has the content that was shipped. Reads the file."""
         return (
             size >= max(self.offset, self.head_length, self.size)
-            and (not self.head_length or digest(os.pread(descriptor, self.head_length, 0)) == self.head_digest)
+            and (not self.head_length or digest(files.pread(descriptor, self.head_length, 0)) == self.head_digest)
             and (
                 not self.tail_length
-                or digest(os.pread(descriptor, self.tail_length, self.offset - self.tail_length)) == self.tail_digest
+                or digest(files.pread(descriptor, self.tail_length, self.offset - self.tail_length)) == self.tail_digest
             )
         )
 
@@ -151,6 +151,7 @@ class FileRegistry:
 
     def __init__(self, path: Path | None, entries: Iterable[FileEntry] = (), *, is_new: bool = True) -> None:
         self._path = path
+        self._files = PLATFORM.get().files
         self.entries: list[FileEntry] = list(entries)
         self._by_inode = {(entry.device, entry.inode): entry for entry in self.entries if entry.inode}
         self.is_new = is_new
@@ -218,8 +219,8 @@ class FileRegistry:
         # One entry at a time is encoded in C. Indented JSON of all entries took 220 ms for 10,000 files, and held the GIL.
         files = ",\n".join(json.dumps(dict(zip(_FIELDS, values, strict=True))) for values in snapshot)
         octets = f'{{"version": {_VERSION}, "files": [\n{files}\n],\n'.encode("ascii")
-        replace_file(self._path, b"%s%s: %d}\n" % (octets, _CHECKSUM, zlib.crc32(octets)))
-        sync_folder(self._path.parent)
+        replace_file(self._files, self._path, b"%s%s: %d}\n" % (octets, _CHECKSUM, zlib.crc32(octets)))
+        self._files.sync_folder(self._path.parent)
 
 
 @contextmanager
@@ -235,14 +236,14 @@ def open_registry(folder: str | os.PathLike[str] | None) -> Iterator[FileRegistr
     if folder is None:
         yield FileRegistry(None)
         return
-    used = (Path(folder) / "lock").exists()
+    used = PLATFORM.get().files.exists(Path(folder, "lock"))
     with locked_folder(folder, "registry", "shipper") as place:
         yield _read(place / "registry.json", used=used)
 
 
 def _read(path: Path, *, used: bool) -> FileRegistry:
     try:
-        octets = path.read_bytes()
+        octets = PLATFORM.get().files.read(path)
         data: Any = json.loads(octets)
         if data["version"] not in (1, 2, _VERSION):
             raise ValueError(f"version {data['version']!r}, expected {_VERSION}")

@@ -200,6 +200,10 @@ class SimulatedFiles(Files):
             self.require_alive()
             return _state(self._get(fd).node)
 
+    def born(self, descriptor: int) -> int:
+        """Return 0: the disk does not note when a file was made."""
+        return 0
+
     def pread(self, fd: int, length: int, offset: int, /) -> bytes:
         """Read bytes from a place, as `os.pread`."""
         with self.disk.lock:
@@ -296,6 +300,12 @@ class SimulatedFiles(Files):
             self.require_alive()
             node = self.disk.find(_text(path))
             return self.call("stat", node.path, lambda: _state(node))
+
+    lstat = stat  # type: ignore[assignment]
+
+    def link_target(self, path: StrPath) -> str:
+        """Return that nothing is a link."""
+        return ""
 
     def utime(self, path: StrPath, times: tuple[float, float]) -> None:  # type: ignore[override]
         """Set the times of a file, as `os.utime`; durable at once."""
