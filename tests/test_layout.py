@@ -48,6 +48,7 @@ WHOLE_CONNECTIONS = {
     "actors/levada/actors/listening.py": "_listen",
     "actors/levada/actors/lumberjack/writer.py": "keep_connected",
     "actors/levada/actors/nodes/__main__.py": "main",
+    "actors/levada/actors/nodes/launched.py": "main",
     "actors/levada/actors/rsocket/client.py": "_dial",
     "actors/levada/actors/spark/asks.py": "_start",
     "actors/levada/actors/spark/worker.py": "_connect",

@@ -1,4 +1,4 @@
-"""What a process takes from its surroundings: clocks, random bytes, files, threads, its names.
+"""What a process takes from its surroundings: clocks, random bytes, files, threads, its names, other processes, the network.
 
 What reads a clock or starts a thread through the `Platform` of the context runs in other surroundings unchanged: in virtual time, or simulated.
 """
@@ -11,7 +11,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from time import monotonic, perf_counter, time
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar, TypeVarTuple, Unpack
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, TypeVarTuple, Unpack
 
 import attrs
 import trio
@@ -21,7 +21,7 @@ from .files import Files
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-__all__ = ["PLATFORM", "REAL", "Platform", "RunInThread"]
+__all__ = ["PLATFORM", "REAL", "Exit", "Launch", "Launched", "Network", "Platform", "RunInThread", "Wire"]
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
@@ -47,6 +47,87 @@ def _thread_pool(threads: int, name: str) -> Executor:
     return ThreadPoolExecutor(threads, name)
 
 
+class Wire(Protocol):
+    """A connection of two processes, below a carrier: it calls functions of the carrier at the other end, in order, or never."""
+
+    on_lost: Callable[[int, str], None]
+    """Set by the carrier. Called with a side (0 connected or started the other) and the reason when that side learns that the wire was cut."""
+
+    def post(self, way: int, call: Callable[..., None], *arguments: object) -> None:
+        """Call at the other end, later, and after everything that was posted this way before.
+
+        Args:
+            way: 0 from the side that connected or started the other, 1 from the other side.
+            call: what arrives; it must not wait.
+            arguments: of the call.
+        """
+
+
+class Network(Protocol):
+    """A network that is not the real one, as one of its processes sees it."""
+
+    def bind(self, kind: str, host: str, port: int, listener: Any) -> int:
+        """Take an address for a listener, and return its port.
+
+        Args:
+            kind: ``"tcp"``, ``"udp"`` or ``"unix"``.
+            host: a host name or an address; for ``"unix"``, the path.
+            port: 0 chooses a free one; always 0 for ``"unix"``.
+            listener: what `connect` returns to other processes.
+
+        Raises:
+            OSError: the address is taken, or not one of this machine.
+        """
+
+    def release(self, kind: str, host: str, port: int) -> None:
+        """Free an address."""
+
+    async def connect(self, kind: str, host: str, port: int) -> tuple[Wire, Any]:
+        """Connect to an address; return the wire and the listener there. Waits for as long as the address is out of reach.
+
+        Raises:
+            OSError: no process listens there, or there is no such host.
+        """
+
+
+class Exit(Protocol):
+    """A process of `Launch`, as it sees itself."""
+
+    terminated: trio.Event
+    """Set by SIGTERM."""
+
+    def exit_within(self, seconds: float, code: int) -> None:
+        """End this process after `seconds` at the latest, whatever its tasks do."""
+
+
+class Launched(Protocol):
+    """A process of `Launch`, as the process that started it sees it."""
+
+    @property
+    def wire(self) -> Wire:
+        """The connection with the process: the parent has way 0."""
+
+    @property
+    def heart(self) -> Wire:
+        """A second one, for heartbeats."""
+
+    def terminate(self) -> None:
+        """Send SIGTERM. Does nothing if it has ended."""
+
+    def kill(self) -> None:
+        """Send SIGKILL. Does nothing if it has ended."""
+
+    async def wait(self) -> int:
+        """Wait until it has ended; return its exit code, negative for a signal."""
+
+
+class Launch(Protocol):
+    """Starts a process that is not a real one."""
+
+    def __call__(self, name: str, main: Callable[[Exit], Awaitable[int]]) -> Launched:
+        """Start it; `main` runs in its surroundings and returns its exit code."""
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class Platform:
     """The surroundings of a process: by default the real ones. All functions but `run_in_thread` may be called in any thread."""
@@ -69,6 +150,12 @@ class Platform:
     """Returns the number of the process."""
     host: Callable[[], str] = socket.gethostname
     """Returns the name of the machine."""
+    scheduling: Callable[[Any], None] | None = None
+    """Called with the run queue of each system that starts, to change its order; None: not called."""
+    launch: Launch | None = None
+    """Starts processes; None: the operating system does."""
+    network: Network | None = None
+    """Connects processes; None: the operating system does."""
 
 
 REAL: Final = Platform()

@@ -232,6 +232,8 @@ class ActorSystem:
         self._outer.start_soon(self._hold_nursery, held)
         interrupt = await _wait_patiently(held)
         self.scheduler = RunQueue(self, clock=self.platform.perf_counter, max_waiting=self.max_waiting)
+        if self.platform.scheduling is not None:
+            self.platform.scheduling(self.scheduler)
         self.lifecycle = Lifecycle(self, random=self.random)
         self.waits = WaitGraph(self.scheduler)
         self.inbox = ThreadInbox(self, trio.lowlevel.current_trio_token(), self._thread_inbox)

@@ -31,9 +31,10 @@ from levada.transports.qmux import listen_over
 from levada.transports.text import printable
 
 from .fleet import Fleet
-from .heart import ORPHANED, Beats, Pulse
+from .heart import Beats, Pulse
+from .launched import LaunchedProcesses
 from .messages import NodeLost
-from .node import Run
+from .node import Run, how_it_ended
 from .nodes import QMUX, Nodes
 from .settings import NodeSettings
 from .tracing import resource, tracing_in_nodes
@@ -89,15 +90,24 @@ async def local_nodes(
             async with ActorSystem() as system, local_nodes(system, 4, "shop.workers:app") as nodes:
                 worker = await nodes.spawn(Worker, on="any")
     """
-    if not hasattr(os, "posix_spawn"):
-        raise ConfigurationError("local nodes need POSIX: child processes with inherited sockets")
     settings = settings or NodeSettings()
     fleet = Fleet.of(system)
-    with Pulse(settings.beat) as pulse, TemporaryDirectory(prefix="levada-") as folder:
+    with ExitStack() as ours:
         handed = unix.HandedListener(1024)
         # The time starts with the process, which has to import everything first.
         qmux = attrs.evolve(QMUX, handshake_timeout=settings.start_timeout)
-        launcher = ChildProcesses(handed, pulse, folder, settings, sockets, tracing_in_nodes(system))
+        launcher: ChildProcesses | LaunchedProcesses
+        if (launch := system.platform.launch) is not None:
+            if sockets is not None:
+                raise ConfigurationError("nodes of a simulated world do not share the addresses of their listeners")
+            folder = f"/levada-{system.platform.token_bytes(4).hex()}"
+            launcher = LaunchedProcesses(launch, handed, folder, settings, tracing_in_nodes(system))
+        elif hasattr(os, "posix_spawn"):
+            pulse = ours.enter_context(Pulse(settings.beat))
+            folder = ours.enter_context(TemporaryDirectory(prefix="levada-"))
+            launcher = ChildProcesses(handed, pulse, folder, settings, sockets, tracing_in_nodes(system))
+        else:
+            raise ConfigurationError("local nodes need POSIX: child processes with inherited sockets")
         async with (
             fleet.listen(launcher.driver_url),
             fleet.serve(partial(listen_over, handed, qmux)),
@@ -255,10 +265,7 @@ class Child:
         code = await self._process.wait()
         for lines in self._outputs:
             lines.read(_REST)
-        if code < 0:
-            return NodeLost(f"was killed by {_signal_name(-code)}", node=self._name, signal=-code)
-        why = ", because its connection with this process was lost" if code == ORPHANED else ""
-        return NodeLost(f"ended with exit code {code}{why}", node=self._name, exit_code=code)
+        return how_it_ended(code, self._name)
 
     def terminate(self) -> None:
         """Send SIGTERM."""
@@ -335,10 +342,3 @@ class Lines:
         )
         if self._kept is not None:
             self._kept.append((trio.current_time(), text[:300]))
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -13,6 +13,7 @@ import errno
 import logging
 import math
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -26,6 +27,7 @@ from levada.framework.embedding import UntracedActor, release
 from levada.transports.text import printable
 
 from .directory import Directory
+from .heart import ORPHANED
 from .messages import (
     CONTROL,
     AppFailed,
@@ -42,7 +44,7 @@ from .messages import (
 )
 from .settings import NodeSettings
 
-__all__ = ["DrainNode", "Greet", "Launcher", "Node", "Place", "Process", "Run", "control_schema"]
+__all__ = ["DrainNode", "Greet", "Launcher", "Node", "Place", "Process", "Run", "control_schema", "how_it_ended"]
 
 logger = logging.getLogger("levada.actors.nodes")
 
@@ -106,6 +108,21 @@ class Process(Protocol):
     def kill(self) -> None:
         """Kill it. Does nothing if it has ended."""
         ...
+
+
+def how_it_ended(code: int, node: str) -> NodeLost:
+    """Return how a process ended as an error, by its exit code, which is negative for a signal."""
+    if code < 0:
+        return NodeLost(f"was killed by {_signal_name(-code)}", node=node, signal=-code)
+    why = ", because its connection with this process was lost" if code == ORPHANED else ""
+    return NodeLost(f"ended with exit code {code}{why}", node=node, exit_code=code)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 class Launcher(Protocol):

@@ -31,7 +31,7 @@ from levada.framework.text import text_of
 
 from .clock import autojump, counted_time, deterministic
 
-__all__ = ["Explored", "ScheduleFailure", "Turn", "explore"]
+__all__ = ["Explored", "ScheduleFailure", "Turn", "explore", "shuffle"]
 
 _SHOWN = 20
 """Turns in the text of a failure."""
@@ -160,26 +160,38 @@ async def _run(
     trace: list[Turn],
 ) -> None:
     rng = random.Random(seed)
-    PLATFORM.set(counted_time(rng))
+    PLATFORM.set(
+        attrs.evolve(counted_time(rng), scheduling=lambda run_queue: shuffle(run_queue, rng, quantum, trace.append))
+    )
     async with make(seed=seed) as system:
-        scheduler: Any = system.scheduler
-        may_inline = scheduler.may_inline
-        scheduler.ready = _ShuffledQueue(rng, quantum, trace)
-        scheduler.may_inline = lambda: rng.random() < 0.5 and may_inline()
         with trio.move_on_after(limit) as scope:
             await scenario(system)
         if scope.cancelled_caught:
             raise AssertionError(f"the scenario did not end within {limit:g} s of virtual time")
 
 
+def shuffle(run_queue: Any, rng: random.Random, quantum: int, turn: Callable[[Turn], object]) -> None:
+    """Let a generator decide the order in a run queue that is empty.
+
+    Args:
+        run_queue: of a system that starts.
+        rng: decides.
+        quantum: the most messages that one actor handles in a turn.
+        turn: called with each turn before it begins.
+    """
+    may_inline = run_queue.may_inline
+    run_queue.ready = _ShuffledQueue(rng, quantum, turn)
+    run_queue.may_inline = lambda: rng.random() < 0.5 and may_inline()
+
+
 class _ShuffledQueue(deque[Cell]):
     """A run queue that picks a random actor; the signal cell comes first."""
 
-    def __init__(self, rng: random.Random, quantum: int, trace: list[Turn]) -> None:
+    def __init__(self, rng: random.Random, quantum: int, turn: Callable[[Turn], object]) -> None:
         super().__init__()
         self._random = rng
         self._most = quantum
-        self._trace = trace
+        self._turn = turn
 
     def append(self, cell: Cell) -> None:
         if cell._actor is None and cell._parent is None:
@@ -196,7 +208,7 @@ class _ShuffledQueue(deque[Cell]):
         self.rotate(at)
         cell._quantum = self._random.randint(1, self._most)
         coming = [*reversed(cell._batch)] or cell._box
-        self._trace.append(Turn(cell.path, tuple(map(_name, coming[: cell._quantum]))))
+        self._turn(Turn(cell.path, tuple(map(_name, coming[: cell._quantum]))))
         return cell
 
 

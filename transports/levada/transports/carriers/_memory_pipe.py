@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import attrs
 import trio
@@ -556,6 +556,10 @@ class Pipe:
         """Call the callback for the last time, for the end or an error, and release it, since it may refer to this pipe."""
         tell_readable, self.tell_readable = self.tell_readable, nothing
         tell_readable()
+
+
+TO_RECEIVER: Final = (Pipe._arrive, Pipe._arrive_reset, Pipe.fail_receiver)
+"""The calls of a sender's side to its receiver's. All other calls go the other way."""
 
 
 def pipe_statistics(sending: Pipe | None, receiving: Pipe | None) -> CarrierStatistics:

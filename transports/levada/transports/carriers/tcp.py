@@ -16,6 +16,8 @@ import trio
 from attrs import validators as v
 
 from levada.framework.errors import ConfigurationError, ConnectionLost, IdleTimeout
+from levada.framework.platform import PLATFORM
+from levada.transports.carriers import simulated
 from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.contracts import CarrierInfo
 from levada.transports.carriers.places import share_of
@@ -170,6 +172,11 @@ async def dial(url: str, config: TcpConfig | None = None) -> AsyncIterator[Joine
         ConfigurationError: the URL is malformed.
     """
     config = config or TcpConfig()
+    if (network := PLATFORM.get().network) is not None:
+        place = host_and_port(url, "tcp")
+        async with simulated.dial(network, "tcp", *place, config, timeout=config.connect_timeout) as other:
+            yield other
+        return
     raw = await connect(*host_and_port(url, "tcp"), config)
     async with JoinedStream(raw, raw.socket, prepare(raw, "tcp", config), config) as stream:
         yield stream
@@ -246,6 +253,10 @@ async def listen(url: str, config: TcpConfig | None = None) -> AsyncIterator[Tcp
         ConfigurationError: the URL is malformed, or the address cannot be used.
     """
     config = config or TcpConfig()
+    if (network := PLATFORM.get().network) is not None:
+        async with simulated.listen(network, "tcp", *host_and_port(url, "tcp")) as other:
+            yield other
+        return
     sockets = await bind(url, "tcp", config)
     async with plain_nursery() as nursery:
         listener = TcpListener(sockets, config)

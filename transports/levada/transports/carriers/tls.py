@@ -19,7 +19,9 @@ import trio
 from attrs import validators as v
 
 from levada.framework.errors import CarrierError, ConfigurationError, ConnectionLost, IdleTimeout
+from levada.framework.platform import PLATFORM
 from levada.framework.text import texts
+from levada.transports.carriers import simulated
 from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.certificates import WRITTEN, alternative_name, subject_text
 from levada.transports.carriers.contracts import Octets
@@ -215,6 +217,11 @@ async def _shake_hands(
     return _TlsStream(tls, raw.socket, info, config, half_close=False, straight=False, since=since)
 
 
+def _claims(config: TlsConfig, host: str) -> simulated.Claims:
+    """Return what a side says of itself where TLS is not spoken."""
+    return simulated.Claims(alpn=config.alpn, server_name=config.server_name or host)
+
+
 @asynccontextmanager
 async def dial(url: str, config: TlsConfig | None = None) -> AsyncIterator[JoinedStream]:
     """Connect to ``tls://host:port`` and check the server's certificate; leaving the block closes the stream.
@@ -226,6 +233,11 @@ async def dial(url: str, config: TlsConfig | None = None) -> AsyncIterator[Joine
     """
     config = config or TlsConfig()
     host, port = host_and_port(url, "tls")
+    if (network := PLATFORM.get().network) is not None:
+        claims, timeout = _claims(config, host), config.tcp.connect_timeout
+        async with simulated.dial(network, "tls", host, port, config, timeout=timeout, claims=claims) as other:
+            yield other
+        return
     context = make_context(config, ssl.Purpose.SERVER_AUTH)
     raw = await connect(host, port, config.tcp)
     async with await _shake_hands(
@@ -342,6 +354,11 @@ async def listen(url: str, config: TlsConfig | None = None) -> AsyncIterator[Tls
         ConfigurationError: the URL is malformed, the certificate is missing or cannot be used, or the address cannot be used.
     """
     config = config or TlsConfig()
+    if (network := PLATFORM.get().network) is not None:
+        host, port = host_and_port(url, "tls")
+        async with simulated.listen(network, "tls", host, port, claims=_claims(config, host)) as other:
+            yield other
+        return
     make_context(config, ssl.Purpose.CLIENT_AUTH)  # find mistakes before taking the port
     sockets = await bind(url, "tls", config.tcp)
     async with plain_nursery() as nursery:

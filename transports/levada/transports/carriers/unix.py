@@ -25,6 +25,8 @@ import trio
 from attrs import validators as v
 
 from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost, IdleTimeout
+from levada.framework.platform import PLATFORM
+from levada.transports.carriers import simulated
 from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.contracts import ByteStream, CarrierInfo
 from levada.transports.carriers.places import share_of
@@ -230,6 +232,10 @@ async def dial(url: str, config: UnixConfig | None = None) -> AsyncIterator[Join
     """
     config = config or UnixConfig()
     path = path_of(url)
+    if (network := PLATFORM.get().network) is not None:
+        async with simulated.dial(network, "unix", path, 0, config, timeout=config.connect_timeout) as other:
+            yield other
+        return
     raw: trio.SocketStream | None = None
     try:
         with trio.move_on_after(config.connect_timeout):
@@ -348,6 +354,10 @@ async def listen(url: str, config: UnixConfig | None = None) -> AsyncIterator[Un
     """
     config = config or UnixConfig()
     path = path_of(url)
+    if (network := PLATFORM.get().network) is not None:
+        async with simulated.listen(network, "unix", path, 0) as other:
+            yield other
+        return
     socket, file = await _bind(path, config)
     async with plain_nursery() as nursery:
         listener = UnixListener(socket, path, file, config)
