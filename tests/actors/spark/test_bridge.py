@@ -81,7 +81,6 @@ from levada.framework import (  # noqa: E402
     restart,
 )
 from levada.framework.errors import ActorStopped, ConfigurationError, ConnectionLost, LevadaError  # noqa: E402
-from levada.framework.platform import REAL  # noqa: E402
 from levada.framework.testing import Probe  # noqa: E402
 from levada.transports.carriers import TlsConfig  # noqa: E402
 
@@ -773,7 +772,7 @@ async def test_subscriptions_go_on_when_their_journal_starts_anew(
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return real(descriptor, octets, at)
 
-    monkeypatch.setattr(REAL.files, "pwrite", write)
+    monkeypatch.setattr(os, "pwrite", write)
     async with ActorSystem() as system, serve_bridge(system, tmp_path / "b") as bridge:
         restarted = Probe(system)
         system.events.subscribe(ActorRestarted, restarted.ref)

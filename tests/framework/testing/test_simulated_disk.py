@@ -10,7 +10,7 @@ from contextlib import closing
 
 import pytest
 
-from levada.framework.testing.simulation import Call, Crashed, Fault, Faults, SimulatedDisk, SimulatedFiles
+from levada.framework.testing.simulation import Call, Crashed, DiskFaults, Fault, SimulatedDisk, SimulatedFiles
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="files of POSIX")
 
@@ -26,7 +26,7 @@ def write(files: SimulatedFiles, path: str, octets: bytes, *, sync: bool = False
     files.close(descriptor)
 
 
-def at(kind: str, path: str, count: int, fault: Fault) -> Faults:
+def at(kind: str, path: str, count: int, fault: Fault) -> DiskFaults:
     return {Call(kind, path, count): fault}.get
 
 

@@ -1,26 +1,31 @@
-"""The simulated world: disks that keep what a power failure leaves, and fail at named calls.
+"""The simulated world: a whole system of processes in one run, under one seed, in virtual time, with faults.
 
-* `SimulatedDisk`: the disk of one machine, as ext4 and XFS are, or as POSIX allows.
+* `simulate`: runs a scenario in one world for each seed; the seed of a failing world runs it again.
+* `World`, `Process`, `Machine`: what a scenario starts, and what happens to it. `Faults`: what goes wrong by chance.
+* `History`, `check_linear`: what clients were answered, and whether one object could have answered so.
+* `SimulatedDisk`: the disk of one machine, as ext4 and XFS are, or as POSIX allows: it keeps what a power failure leaves.
 * `SimulatedFiles`: the files of one process on it, for `levada.framework.platform.Platform`.
-* `SimulatedPool`: the threads of one process that sync its files.
-* `Fault`, `Call`: what happens at which call. `Crashed` is what a dead process gets.
+* `Fault`, `Call`: what happens at which call of a disk. `Crashed` is what a dead process gets.
+
+Real: the program, its actor systems, its protocols above the carriers, its journals. Simulated: the network, threads, clocks, disks.
+
+* TCP and Unix sockets are wires in memory. TLS is claimed, not spoken: no certificate is read.
+* All processes share one interpreter: a global variable of the program is one variable for all of them. A paused process has no network and
+  no threads, and its timers run on.
+* A call in a thread is made in a task, after a while. Native code and threads of the program's own are out of reach.
 """
 
 from __future__ import annotations
 
 from .disk import SimulatedDisk
-from .faults import CHANGES, Call, Crashed, Fault, Faults, chance
+from .faults import CHANGES, Call, Crashed, DiskFaults, Fault, chance
 from .files import SimulatedFiles
-from .pool import SimulatedPool
+from .history import History, NotLinear, Operation, check_linear
+from .process import Machine, Process
+from .strikes import Faults
+from .world import Simulated, SimulationFailure, World, simulate
 
 __all__ = [
-    "CHANGES",
-    "Call",
-    "Crashed",
-    "Fault",
-    "Faults",
-    "SimulatedDisk",
-    "SimulatedFiles",
-    "SimulatedPool",
-    "chance",
-]
+    "CHANGES", "Call", "Crashed", "DiskFaults", "Fault", "Faults", "History", "Machine", "NotLinear", "Operation", "Process", "Simulated",
+    "SimulatedDisk", "SimulatedFiles", "SimulationFailure", "World", "chance", "check_linear", "simulate",
+]  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 import attrs
 
-__all__ = ["CHANGES", "Call", "Crashed", "Fault", "Faults", "chance"]
+__all__ = ["CHANGES", "Call", "Crashed", "DiskFaults", "Fault", "chance"]
 
 CHANGES: Final = frozenset(
     {
@@ -59,7 +59,7 @@ class Fault:
     fails brings this share of the sectors to the disk. Other calls are done at 1, and not done below."""
 
 
-Faults: TypeAlias = Callable[[Call], "Fault | None"]
+DiskFaults: TypeAlias = Callable[[Call], "Fault | None"]
 """Says what happens at a call; None: nothing does."""
 
 

@@ -17,7 +17,7 @@ import attrs
 from levada.framework.files import Files, StrPath
 
 from .disk import Inode, SimulatedDisk, failure
-from .faults import Call, Crashed, Fault, Faults
+from .faults import Call, Crashed, DiskFaults, Fault
 
 if TYPE_CHECKING:
     import sqlite3
@@ -55,7 +55,7 @@ class SimulatedFiles(Files):
         faults: says what happens at each call; may be changed at any time.
     """
 
-    def __init__(self, disk: SimulatedDisk, *, descriptors: int = 1024, faults: Faults | None = None) -> None:
+    def __init__(self, disk: SimulatedDisk, *, descriptors: int = 1024, faults: DiskFaults | None = None) -> None:
         self.disk = disk
         self.faults = faults
         self.dead = False

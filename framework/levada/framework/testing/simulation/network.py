@@ -1,0 +1,281 @@
+"""The network of a simulated world: wires between processes, with latency, and what can go wrong on them.
+
+A wire is a connection as TCP makes it. Bytes arrive in order or not at all. While the way is blocked they wait, as TCP would send them
+again. A way is blocked while it is cut, and while a process at one of its ends is paused. So a wire may be blocked one way, and the other
+end hears nothing while its own words arrive.
+
+* When a process is killed, its peers learn it after everything that it has sent has arrived.
+* When a machine loses its power, its peers learn nothing. When they send to the machine after it is up again, they learn that the wire is gone.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections import deque
+from collections.abc import Callable
+from hashlib import blake2b
+from heapq import heappop, heappush
+from itertools import count
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import trio
+
+if TYPE_CHECKING:
+    from .process import Process
+
+__all__ = ["NetworkOfProcess", "SimulatedNetwork", "SimulatedWire"]
+
+_HERE: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+_ANY: Final = frozenset({"0.0.0.0", "::", ""})
+_FIRST_PORT: Final = 49152  # RFC 6335, section 6: the first port that is chosen for a program
+_HANDSHAKE: Final = 3  # times the latency, for SYN, its answer, and the first data
+
+
+def _no_one(side: int, why: str) -> None:
+    """Learn nothing: no carrier uses the wire yet."""
+
+
+@attrs.define(eq=False)
+class _Way:
+    """One way of a wire, with everything under way on it, the next to arrive first."""
+
+    sender: Process
+    receiver: Process
+    under_way: deque[tuple[float, Callable[..., None], tuple[object, ...]]] = attrs.field(factory=deque)
+    ended: bool = False
+    """Whether nothing more is sent."""
+    due: bool = False
+    """Whether the network will look here."""
+
+
+class SimulatedWire:
+    """A connection of two processes; a `levada.framework.platform.Wire`."""
+
+    def __init__(self, network: SimulatedNetwork, number: int, sides: tuple[Process, Process]) -> None:
+        self.on_lost: Callable[[int, str], None] = _no_one
+        self.number = number
+        self.ways = _Way(sides[0], sides[1]), _Way(sides[1], sides[0])
+        self._network = network
+
+    def post(self, way: int, call: Callable[..., None], *arguments: object) -> None:
+        """Call at the other end, see `Wire.post`."""
+        lane = self.ways[way]
+        if lane.ended or lane.sender.dead:
+            return
+        network = self._network
+        network.record(self.number, way, call, arguments)
+        if lane.receiver.dead and not lane.receiver.is_silent:
+            self.reset(1 - way, "the connection was reset by the peer")
+        elif not lane.receiver.dead:
+            network.send(lane, call, arguments)
+
+    def reset(self, way: int, why: str) -> None:
+        """Let the receiver of a way learn that the wire is gone, after everything that was sent this way."""
+        lane = self.ways[way]
+        if not lane.ended:
+            lane.ended = True
+            self._network.send(lane, self._lose, (1 - way, why))
+
+    def _lose(self, side: int, why: str) -> None:
+        self.ways[side].ended = True
+        self.on_lost(side, why)
+
+    def drop(self, process: Process, why: str) -> None:
+        """End the side of a process that ends, with a word to the peer unless the process is silent."""
+        for side, lane in enumerate(self.ways):
+            if lane.sender is process:
+                if process.is_silent:
+                    lane.under_way.clear()
+                else:
+                    self.reset(side, why)
+                self.ways[1 - side].under_way.clear()
+                self.on_lost(side, "this process has ended")
+
+
+class SimulatedNetwork:
+    """The wires and addresses of a world.
+
+    Args:
+        rng: decides the latency.
+        latency: least and most seconds that something is under way.
+    """
+
+    def __init__(self, rng: random.Random, latency: tuple[float, float]) -> None:
+        self._random = rng
+        self.latency = latency
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+        self._waiting = trio.lowlevel.ParkingLot()
+        self._addresses: dict[tuple[str, str, str, int], tuple[Any, Process]] = {}
+        self._wires: dict[SimulatedWire, None] = {}
+        self._cuts: dict[tuple[str, str], None] = {}
+        self._healed = trio.lowlevel.ParkingLot()
+        self._digest = blake2b(digest_size=16)
+        self.sent = 0
+        """Calls that were posted so far."""
+
+    @property
+    def digest(self) -> str:
+        """A digest of everything that was sent so far, with its time."""
+        return self._digest.hexdigest()
+
+    def record(self, wire: int, way: int, call: Callable[..., None], arguments: tuple[object, ...]) -> None:
+        """Add a call to the digest."""
+        self.sent += 1
+        digest = self._digest
+        digest.update(f"{trio.current_time():.9f} {wire} {way} {call.__name__}".encode())
+        for each in arguments:
+            digest.update(each if isinstance(each, bytes | bytearray | memoryview) else type(each).__name__.encode())
+
+    # Time.
+
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call in so many seconds, outside all processes."""
+        heappush(self._heap, (trio.current_time() + seconds, next(self._numbers), call))
+        self._waiting.unpark_all()
+
+    async def carry(self) -> None:
+        """Deliver everything in time, until cancelled."""
+        heap = self._heap
+        while True:
+            if heap and heap[0][0] <= trio.current_time():
+                heappop(heap)[2]()
+                continue
+            with trio.move_on_at(heap[0][0] if heap else inf):
+                await self._waiting.park()
+
+    # Wires.
+
+    def wire(self, one: Process, other: Process) -> SimulatedWire:
+        """Join two processes."""
+        wire = SimulatedWire(self, next(self._numbers), (one, other))
+        self._wires[wire] = None
+        one.wires[wire] = other.wires[wire] = None
+        return wire
+
+    def forget(self, process: Process, why: str) -> None:
+        """Drop the wires and addresses of a process that ends."""
+        for wire in list(process.wires):
+            wire.drop(process, why)
+            if all(way.sender.dead for way in wire.ways):
+                self._wires.pop(wire, None)
+        for address in [address for address, (_, owner) in self._addresses.items() if owner is process]:
+            del self._addresses[address]
+
+    def send(self, way: _Way, call: Callable[..., None], arguments: tuple[object, ...]) -> None:
+        """Put a call under way."""
+        at = trio.current_time() + self._random.uniform(*self.latency)
+        if way.under_way:
+            at = max(at, way.under_way[-1][0])
+        way.under_way.append((at, call, arguments))
+        self._look(way)
+
+    def _look(self, way: _Way) -> None:
+        if way.under_way and not way.due and not self.is_blocked(way.sender, way.receiver):
+            way.due = True
+            heappush(
+                self._heap,
+                (max(way.under_way[0][0], trio.current_time()), next(self._numbers), lambda: self._arrive(way)),
+            )
+            self._waiting.unpark_all()
+
+    def _arrive(self, way: _Way) -> None:
+        way.due = False
+        if self.is_blocked(way.sender, way.receiver):
+            return
+        now, queue, receiver = trio.current_time(), way.under_way, way.receiver
+        while queue and queue[0][0] <= now and not receiver.dead:
+            _, call, arguments = queue.popleft()
+            receiver.context.run(call, *arguments)
+        if receiver.dead:
+            queue.clear()
+        self._look(way)
+
+    # Faults.
+
+    def is_blocked(self, sender: Process, receiver: Process) -> bool:
+        """Return whether nothing arrives this way now."""
+        if sender.paused or receiver.paused:
+            return True
+        cuts = self._cuts
+        return bool(cuts) and any((a, b) in cuts for a in sender.names for b in receiver.names)
+
+    def cut(self, sender: str, receiver: str) -> None:
+        """Block what one machine or process sends to another."""
+        self._cuts[sender, receiver] = None
+
+    def heal(self, sender: str, receiver: str) -> None:
+        """End a cut."""
+        self._cuts.pop((sender, receiver), None)
+        self.look()
+
+    def look(self) -> None:
+        """Carry on where ways are no longer blocked."""
+        for wire in list(self._wires):
+            for way in wire.ways:
+                self._look(way)
+        self._healed.unpark_all()
+
+    # Addresses.
+
+    def bind(self, process: Process, kind: str, host: str, port: int, listener: Any) -> int:
+        """Take an address, see `Network.bind`."""
+        machine = process.machine.name
+        if kind != "unix":
+            if host not in _HERE | _ANY | {machine}:
+                raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+            host = ""
+            port = port or next(
+                free for free in count(_FIRST_PORT) if (machine, kind, host, free) not in self._addresses
+            )
+        if (machine, kind, host, port) in self._addresses:
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+        self._addresses[machine, kind, host, port] = listener, process
+        return port
+
+    def release(self, process: Process, kind: str, host: str, port: int) -> None:
+        """Free an address."""
+        key = process.machine.name, kind, host if kind == "unix" else "", port
+        if key in self._addresses and self._addresses[key][1] is process:
+            del self._addresses[key]
+
+    async def connect(self, process: Process, kind: str, host: str, port: int) -> tuple[SimulatedWire, Any]:
+        """Connect to an address, see `Network.connect`."""
+        machines = process.machine.world.machines
+        name = process.machine.name if kind == "unix" or host in _HERE else host
+        if name not in machines:
+            raise OSError(errno.EHOSTUNREACH, f"no machine has the name {host!r}")
+        await trio.sleep(_HANDSHAKE * self._random.uniform(*self.latency))
+        while True:
+            found = self._addresses.get((name, kind, host if kind == "unix" else "", port))
+            if machines[name].is_up and (found is None or found[1].dead):
+                raise OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+            if found is not None and not found[1].dead:
+                listener, owner = found
+                if not (self.is_blocked(process, owner) or self.is_blocked(owner, process)):
+                    return self.wire(process, owner), listener
+            await self._healed.park()
+
+
+@attrs.frozen(eq=False)
+class NetworkOfProcess:
+    """The network as a process sees it; a `levada.framework.platform.Network`."""
+
+    _network: SimulatedNetwork
+    _process: Process
+
+    def bind(self, kind: str, host: str, port: int, listener: Any) -> int:
+        """Take an address, see `Network.bind`."""
+        return self._network.bind(self._process, kind, host, port, listener)
+
+    def release(self, kind: str, host: str, port: int) -> None:
+        """Free an address, see `Network.release`."""
+        self._network.release(self._process, kind, host, port)
+
+    async def connect(self, kind: str, host: str, port: int) -> tuple[SimulatedWire, Any]:
+        """Connect to an address, see `Network.connect`."""
+        return await self._network.connect(self._process, kind, host, port)

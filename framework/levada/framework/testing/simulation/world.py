@@ -1,0 +1,298 @@
+"""`simulate`: a whole system of processes in one run of trio, under one seed, in virtual time, with faults.
+
+The rules of this file:
+
+* The seed decides everything: trio's order of tasks, the run queues of all actor systems, ids, latencies, faults, and what a power failure leaves.
+  Schedule, processes and faults draw from generators of their own.
+* A world in which a module was imported is run again, since an import changes what later worlds do: the classes that messages have.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+import attrs
+import trio
+
+from levada.framework.errors import ConfigurationError
+from levada.framework.system import ActorSystem
+from levada.framework.testing.clock import autojump, deterministic
+from levada.framework.testing.explore import Turn
+from levada.framework.text import text_of
+
+from .disk import Model, SimulatedDisk
+from .history import History
+from .network import SimulatedNetwork
+from .process import Machine, Process
+from .strikes import Faults, Strikes
+
+__all__ = ["Simulated", "SimulationFailure", "World", "simulate"]
+
+App = Callable[[ActorSystem], AsyncIterator[Any]]
+
+_SHOWN: Final = 30
+"""Events in the text of a failure."""
+_KEPT: Final = 10_000
+_START: Final = (0.05, 0.3, 1.0)
+"""Seconds for Python to start in a child process."""
+_SLOW: Final = 10.0
+"""How much slower the network is in every third world."""
+
+
+class World:
+    """Machines and processes of one run; made by `simulate`."""
+
+    def __init__(self, seed: int, machines: Sequence[str], faults: Faults | None) -> None:
+        self.seed = seed
+        self.faults = faults or Faults(strikes=0, skew=0)
+        self.random = random.Random(f"world {seed}")
+        self.history = History()
+        """What clients have asked, with `History.call`."""
+        self.events: deque[tuple[float, str]] = deque(maxlen=_KEPT)
+        """The fates of processes and machines, and the lines of `note`, each with its time in seconds."""
+        latency = self.faults.latency
+        if self.random.random() < 1 / 3:
+            latency = latency[0] * _SLOW, latency[1] * _SLOW
+        self.network = SimulatedNetwork(random.Random(f"network {seed}"), latency)
+        model: Model = self.random.choice(("ordered", "lax")) if self.faults.disk is None else self.faults.disk
+        self.machines = {name: Machine(self, name, SimulatedDisk(model, time=trio.current_time)) for name in machines}
+        self.processes: list[Process] = []
+        """All processes so far, the dead ones too."""
+        self.strikes = Strikes(self, self.faults, random.Random(f"faults {seed}"))
+        self._pids = 100
+        self._nursery: trio.Nursery
+
+    # What users call.
+
+    async def start(
+        self,
+        name: str,
+        main: Callable[[], Awaitable[object]] | App,
+        *,
+        machine: str | None = None,
+        restart: float | None = None,
+    ) -> Process:
+        """Start a process.
+
+        Args:
+            name: finds it: ``world[name]``. No process of this name may run.
+            main: an async function that is the program, or an app as for ``levada serve``: an async generator function of an actor system.
+            machine: the name of the machine that it runs on; by default the first one.
+            restart: the seconds after which it is started again when it has ended other than with the exit code 0; None: never. Then an error
+                that leaves `main` is an error of the scenario.
+        """
+        where = self._machine(machine or next(iter(self.machines)))
+        if any(process.name == name and not process.ended.is_set() for process in self.processes):
+            raise ConfigurationError(f"there is a process {name!r} already")
+        await where.came_up.wait()
+        process = Process(self, name, where, None, returns=restart is not None)
+        program: Any = _serving(main, name, process) if inspect.isasyncgenfunction(main) else main
+        self.begin(process, program)
+        if restart is not None:
+            self._nursery.start_soon(self._start_again, name, main, where.name, restart, process)
+        return process
+
+    async def _start_again(self, name: str, main: Any, machine: str, restart: float, process: Process) -> None:
+        if await process.wait():
+            await trio.sleep(restart)
+            await self.start(name, main, machine=machine, restart=restart)
+
+    def __getitem__(self, name: str) -> Process:
+        """Return the process of this name that was started last: also a node, by its name, and a keeper."""
+        for process in reversed(self.processes):
+            if process.name == name:
+                return process
+        names = ", ".join(dict.fromkeys(process.name for process in self.processes))
+        raise KeyError(f"there is no process {name!r}; there are: {names or 'none'}")
+
+    def _machine(self, name: str) -> Machine:
+        if name not in self.machines:
+            raise ConfigurationError(f"there is no machine {name!r}; there are: {', '.join(self.machines)}")
+        return self.machines[name]
+
+    def disk(self, name: str) -> SimulatedDisk:
+        """Return the disk of a machine, by its name or the name of a process on it."""
+        return self.machines[name].disk if name in self.machines else self[name].machine.disk
+
+    def cut(self, sender: str, receiver: str, *, one_way: bool = False, seconds: float | None = None) -> None:
+        """Block the way between two machines or processes, until `heal`.
+
+        Args:
+            sender: the name of a machine or a process.
+            receiver: the same.
+            one_way: whether what `receiver` sends still arrives.
+            seconds: after which it heals by itself.
+        """
+        how = "->" if one_way else "<->"
+        self.note(f"cut {sender} {how} {receiver}{'' if seconds is None else f' for {seconds:g} s'}")
+        self.network.cut(sender, receiver)
+        if not one_way:
+            self.network.cut(receiver, sender)
+        if seconds is not None:
+            self.network.later(seconds, lambda: self._heal(sender, receiver))
+
+    def heal(self, sender: str, receiver: str) -> None:
+        """End a cut, both ways; everything sent meanwhile arrives."""
+        self.note(f"healed {sender} <-> {receiver}")
+        self._heal(sender, receiver)
+
+    def _heal(self, sender: str, receiver: str) -> None:
+        self.network.heal(sender, receiver)
+        self.network.heal(receiver, sender)
+
+    def note(self, text: str) -> None:
+        """Add a line to the events, which the text of a failure shows."""
+        self.events.append((trio.current_time(), text))
+
+    # What processes call.
+
+    def next_pid(self) -> int:
+        """Return the number of a new process."""
+        self._pids += 1
+        return self._pids
+
+    def skew(self) -> float:
+        """Return the seconds that the clock of a new process is off."""
+        return self.random.uniform(-self.faults.skew, self.faults.skew)
+
+    def turn(self, process: Process, turn: Turn) -> None:
+        """Take note of what an actor of a process will handle."""
+        self.strikes.aim(process, turn)
+
+    def begin(self, process: Process, main: Callable[[], Awaitable[object]], *, starting: bool = False) -> None:
+        """Run a process."""
+
+        async def begun() -> object:
+            await trio.sleep(self.random.choice(_START))
+            return await main()
+
+        self.processes.append(process)
+        self.note(f"{process.name}: started on {process.machine.name} as process {process.pid}")
+        process.context.run(self._nursery.start_soon, process.run, begun if starting else main)
+
+    async def run(self, scenario: Callable[[World], Awaitable[object]], limit: float) -> None:
+        """Run a scenario to its end, and then end all processes."""
+        async with trio.open_nursery() as self._nursery:
+            self._nursery.start_soon(self.network.carry)
+            self._nursery.start_soon(self.strikes.run)
+            with trio.move_on_after(limit) as scope:
+                await scenario(self)
+            if scope.cancelled_caught:
+                raise AssertionError(f"the scenario did not end within {limit:g} s of virtual time")
+            self._nursery.cancel_scope.cancel()
+
+
+def _serving(app: App, name: str, process: Process) -> Callable[[], Awaitable[None]]:
+    async def main() -> None:
+        async with ActorSystem(name) as system, asynccontextmanager(app)(system):
+            await process.terminated.wait()
+
+    return main
+
+
+class SimulationFailure(AssertionError):
+    """A scenario failed in one world; the error itself is the ``__cause__``."""
+
+    def __init__(self, seed: int, error: BaseException, events: tuple[tuple[float, str], ...]) -> None:
+        self.seed = seed
+        """Run it again with ``simulate(scenario, seeds=[seed])``."""
+        self.events = events
+        """The fates of processes and machines in this world, each with its time in seconds."""
+        try:
+            self.version = version("levada")
+            """The version of levada: with another one, the seed may make another world."""
+        except PackageNotFoundError:  # not installed, but imported from an archive, for example
+            self.version = "of unknown version"
+        last = "\n  ".join(f"{at:.4f} s  {text}" for at, text in events[-_SHOWN:])
+        super().__init__(
+            f"failed in the world of seed {seed} (repeat it: simulate(…, seeds=[{seed}]), levada {self.version}): "
+            f"{text_of(error, repr)}\nlast events:\n  {last}"
+        )
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.seed, self.__cause__, self.events)
+
+
+@attrs.frozen
+class Simulated:
+    """The result of `simulate`."""
+
+    digests: dict[int, str]
+    """By seed, a digest of everything that was sent between processes, with its time."""
+    seconds: float
+    """Virtual seconds of all worlds together."""
+    strikes: int
+    """Faults of all worlds together."""
+
+
+def simulate(
+    scenario: Callable[[World], Awaitable[object]],
+    *,
+    seeds: Iterable[int] = range(20),
+    machines: Sequence[str] = ("machine",),
+    faults: Faults | None = None,
+    limit: float = 3600.0,
+) -> Simulated:
+    """Run a scenario once for each seed, in a new world and a new run of trio with virtual time.
+
+    Call it from a plain function, not from inside trio.
+
+    Args:
+        scenario: an async function of a world: it starts processes, uses them, and fails by raising. When it returns, all processes are killed.
+        seeds: each is one world; the same seed is the same world as long as the code stays the same.
+        machines: the names of the machines; they are the names of their hosts too.
+        faults: what goes wrong by chance; None: only what the scenario does.
+        limit: seconds of virtual time after which a world counts as hung.
+
+    Raises:
+        SimulationFailure: the scenario raised, or a process that does not come back; names the seed. The remaining seeds are not run.
+        RuntimeError: this trio cannot repeat its order of tasks.
+    """
+    digests, seconds, strikes = {}, 0.0, 0
+    for seed in seeds:
+        known = -1
+        while known != len(sys.modules):
+            known = len(sys.modules)
+            worlds: list[World] = []
+            try:
+                with deterministic(seed):
+                    seconds_of = trio.run(
+                        _run, scenario, seed, tuple(machines), faults, limit, worlds, clock=autojump()
+                    )
+            except Exception as error:  # noqa: BLE001 - the failure has it as its cause
+                if known == len(sys.modules):
+                    events = tuple(worlds[0].events) if worlds else ()
+                    cause = _only(error)
+                    raise SimulationFailure(seed, cause, events) from cause
+        digests[seed] = worlds[0].network.digest
+        seconds += seconds_of
+        strikes += worlds[0].strikes.done
+    return Simulated(digests, seconds, strikes)
+
+
+async def _run(
+    scenario: Callable[[World], Awaitable[object]],
+    seed: int,
+    machines: Sequence[str],
+    faults: Faults | None,
+    limit: float,
+    worlds: list[World],
+) -> float:
+    world = World(seed, machines, faults)
+    worlds.append(world)
+    await world.run(scenario, limit)
+    return trio.current_time()
+
+
+def _only(error: BaseException) -> BaseException:
+    """Return the error of a group of one."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error

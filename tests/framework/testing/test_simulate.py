@@ -1,0 +1,376 @@
+"""Simulated worlds: what a kill, a pause, a cut and a power failure do; seeds that repeat; and histories that no object could have given."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+from collections.abc import AsyncIterator, Callable
+from math import inf
+from typing import Any
+
+import pytest
+import trio
+
+from levada.framework import Actor, ActorSystem, Asks, handles, message
+from levada.framework.errors import ConfigurationError
+from levada.framework.platform import PLATFORM, Wire
+from levada.framework.testing.simulation import (
+    Faults,
+    NotLinear,
+    Operation,
+    SimulationFailure,
+    World,
+    check_linear,
+    simulate,
+)
+
+
+def run(scenario: Callable[[World], Any], **more: Any) -> World:
+    """Run a scenario in one world, and return the world."""
+    worlds: list[World] = []
+
+    async def noted(world: World) -> None:
+        worlds[:] = [world]
+        await scenario(world)
+
+    simulate(noted, seeds=[1], **more)
+    return worlds[0]
+
+
+async def connect(name: str) -> tuple[Wire, list[Any]]:
+    network = PLATFORM.get().network
+    assert network is not None
+    wire, inbox = await network.connect("tcp", name, 1)
+    return wire, inbox
+
+
+class Peers:
+    """Two processes: "a" on the machine A sends numbers to "b" on the machine B, which notes them with their times."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.heard: list[tuple[int, int]] = []
+        """Numbers, with the whole seconds at which they came."""
+        self.lost: list[tuple[str, str, int]] = []
+        """Who learned of the end, how, and when."""
+
+    async def begin(self) -> None:
+        await self.world.start("b", self.receive, machine="B")
+        await self.world.start("a", self.send, machine="A")
+
+    async def receive(self) -> None:
+        network = PLATFORM.get().network
+        assert network is not None
+        network.bind("tcp", "", 1, self.heard)
+        await trio.sleep_forever()
+
+    async def send(self) -> None:
+        wire, _ = await connect("B")
+        wire.on_lost = lambda side, why: self.lost.append(("ab"[side], why, round(trio.current_time())))
+        for number in range(10):
+            wire.post(0, self.arrive, number)
+            await trio.sleep(1)
+        await trio.sleep_forever()
+
+    def arrive(self, number: int) -> None:
+        self.heard.append((number, round(trio.current_time())))
+
+
+def test_a_killed_process_ends_and_its_peer_learns_of_it_after_what_it_has_sent() -> None:
+    async def scenario(world: World) -> None:
+        peers = Peers(world)
+        await peers.begin()
+        await trio.sleep(2.5 - 0.0001)
+        world["a"].kill()
+        assert await world["a"].wait() == -9
+        await trio.sleep(5)
+        assert peers.heard == [(0, 0), (1, 1), (2, 2)]
+        assert peers.lost == [
+            ("a", "this process has ended", 2),
+            ("b", "the process at the other end has ended", 3),
+        ]
+
+    run(scenario, machines=["A", "B"])
+
+
+def test_what_a_paused_process_would_have_heard_arrives_in_order_after_the_pause() -> None:
+    async def scenario(world: World) -> None:
+        peers = Peers(world)
+        await peers.begin()
+        await trio.sleep(2.5)
+        world["b"].pause(4.0)
+        await trio.sleep(5)
+        assert peers.heard == [(0, 0), (1, 1), (2, 2), (3, 6), (4, 6), (5, 6), (6, 6), (7, 7)]
+
+    run(scenario, machines=["A", "B"])
+
+
+@pytest.mark.parametrize("one_way", [True, False])
+def test_a_cut_lasts_until_it_heals(one_way: bool) -> None:
+    async def scenario(world: World) -> None:
+        peers = Peers(world)
+        await peers.begin()
+        await trio.sleep(1.5)
+        world.cut("A", "B", one_way=one_way)
+        await trio.sleep(3)
+        assert [number for number, _ in peers.heard] == [0, 1]
+        world.heal("A", "B")
+        await trio.sleep(0.1)
+        assert [number for number, _ in peers.heard] == [0, 1, 2, 3, 4]
+
+    run(scenario, machines=["A", "B"])
+
+
+def test_a_cut_of_the_other_way_holds_nothing_up() -> None:
+    async def scenario(world: World) -> None:
+        peers = Peers(world)
+        await peers.begin()
+        world.cut("b", "a", one_way=True)
+        await trio.sleep(3.5)
+        assert peers.heard == []  # it could not connect
+        world.heal("a", "b")
+        await trio.sleep(0.5)
+        world.cut("b", "a", one_way=True)
+        await trio.sleep(2)
+        assert [number for number, _ in peers.heard] == [0, 1, 2]
+
+    run(scenario, machines=["A", "B"])
+
+
+def test_a_power_failure_is_silent_until_the_machine_is_up_again() -> None:
+    async def scenario(world: World) -> None:
+        peers = Peers(world)
+        await peers.begin()
+        await trio.sleep(1.5)
+        world["b"].power_failure(3.0)
+        assert await world["b"].wait() == -9
+        await trio.sleep(2)
+        assert [who for who, _, _ in peers.lost] == ["b"]
+        await trio.sleep(2)
+        assert peers.lost[1][:2] == ("a", "the connection was reset by the peer")
+
+    run(scenario, machines=["A", "B"])
+
+
+def test_a_file_that_was_not_synced_is_gone_with_the_power_and_stays_after_a_kill() -> None:
+    async def scenario(world: World) -> None:
+        async def write() -> None:
+            files = PLATFORM.get().files
+            for name in ("/synced", "/not"):
+                number = files.open(name, os.O_RDWR | os.O_CREAT)
+                files.pwrite(number, b"text", 0)
+                if name == "/synced":
+                    files.fsync(number)
+                    files.sync_folder("/")
+            await trio.sleep_forever()
+
+        async def read() -> None:
+            files = PLATFORM.get().files
+            found.append(files.read("/synced") + (b" and text" if files.exists("/not") else b""))
+
+        found: list[bytes] = []
+        await world.start("writer", write)
+        await trio.sleep(1)
+        world["writer"].kill()
+        await (await world.start("reader", read)).wait()
+        assert found == [b"text and text"]
+        await world.start("again", write)
+        await trio.sleep(1)
+        world["again"].power_failure(1.0)
+        await (await world.start("last", read)).wait()
+        assert found[1].startswith(b"text")
+        assert world.disk("last") is world.disk("machine")
+
+    run(scenario)
+
+
+def test_a_process_comes_back_after_its_end_unless_it_has_ended_well() -> None:
+    lives: list[float] = []
+
+    async def main() -> int:
+        lives.append(round(trio.current_time(), 6))
+        await trio.sleep(1)
+        if len(lives) == 2:
+            raise ValueError("the second life")
+        if len(lives) == 1:
+            await trio.sleep_forever()
+        return 0
+
+    async def scenario(world: World) -> None:
+        await world.start("main", main, restart=2.0)
+        await trio.sleep(5)
+        world["main"].kill()
+        await trio.sleep(20)
+        assert world["main"].code == 0
+
+    run(scenario)
+    assert lives == [0.0, 7.0, 10.0]
+
+
+def test_an_error_of_a_process_that_does_not_come_back_fails_the_world() -> None:
+    async def main() -> None:
+        await trio.sleep(1)
+        raise ValueError("no such account")
+
+    async def scenario(world: World) -> None:
+        await world.start("main", main)
+        await trio.sleep(10)
+
+    with pytest.raises(SimulationFailure) as error:
+        simulate(scenario, seeds=[5])
+    assert isinstance(error.value.__cause__, ValueError)
+    assert error.value.seed == 5
+    assert "seeds=[5]" in str(error.value)
+    assert "ValueError('no such account')" in str(error.value)
+    assert error.value.events[0] == (0.0, "main: started on machine as process 101")
+    assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
+
+
+def test_a_scenario_that_hangs_fails_at_its_limit() -> None:
+    async def scenario(world: World) -> None:
+        await trio.sleep_forever()
+
+    with pytest.raises(SimulationFailure, match="did not end within 60 s of virtual time"):
+        simulate(scenario, seeds=[1], limit=60.0)
+
+
+def test_each_process_has_a_clock_of_its_own_that_jumps() -> None:
+    async def scenario(world: World) -> None:
+        times: dict[str, float] = {}
+
+        def main(name: str) -> Callable[[], Any]:
+            async def sleep() -> None:
+                await trio.sleep(2)
+                times[name] = PLATFORM.get().time()
+
+            return sleep
+
+        await world.start("a", main("a"))
+        await world.start("b", main("b"))
+        world["b"].clock(+3600)
+        await trio.sleep(5)
+        assert times["b"] - times["a"] == 3600
+
+    run(scenario)
+
+
+def test_an_app_runs_in_a_system_until_sigterm() -> None:
+    events = []
+
+    async def app(system: ActorSystem) -> AsyncIterator[None]:
+        events.append(system.name)
+        yield
+        events.append("ended")
+
+    async def scenario(world: World) -> None:
+        process = await world.start("shop", app)
+        await trio.sleep(1)
+        process.terminate()
+        assert await process.wait() == 0
+
+    run(scenario)
+    assert events == ["shop", "ended"]
+
+
+def test_names_that_are_wrong_are_refused() -> None:
+    async def scenario(world: World) -> None:
+        await world.start("a", trio.sleep_forever)
+        with pytest.raises(ConfigurationError, match="there is a process 'a' already"):
+            await world.start("a", trio.sleep_forever)
+        with pytest.raises(ConfigurationError, match="there is no machine 'M'; there are: machine"):
+            await world.start("b", trio.sleep_forever, machine="M")
+        with pytest.raises(KeyError, match="there is no process 'c'; there are: a"):
+            world["c"]
+
+    run(scenario)
+
+
+@message("simulated.next")
+class Next(Asks[int]):
+    """Ask for the next number."""
+
+
+class Numbers(Actor[Next]):
+    """Gives random numbers."""
+
+    @handles
+    def next(self, m: Next) -> int:
+        return self.system.random.randrange(1 << 30)
+
+
+def test_a_seed_decides_ids_and_order_and_another_seed_decides_otherwise() -> None:
+    async def scenario(world: World) -> None:
+        async def main() -> None:
+            async with ActorSystem() as system:
+                numbers = system.spawn(Numbers)
+                for _ in range(3):
+                    found.append(await numbers.ask(Next()))
+                found.append(PLATFORM.get().token_bytes(8))
+
+        await (await world.start("main", main)).wait()
+
+    results = []
+    for seed in (1, 1, 2):
+        found: list[Any] = []
+        simulate(scenario, seeds=[seed])
+        results.append(found)
+    assert results[0] == results[1]
+    assert results[0] != results[2]
+
+
+def test_faults_strike_only_what_comes_back() -> None:
+    async def scenario(world: World) -> None:
+        await world.start("stays", trio.sleep_forever)
+        await world.start("comes back", trio.sleep_forever, restart=1.0)
+        await trio.sleep(60)
+        assert not world["stays"].dead
+        kills.append(sum("comes back: killed" in text for _, text in world.events))
+
+    kills: list[int] = []
+    result = simulate(scenario, seeds=range(20), faults=Faults(strikes=10))
+    assert sum(kills) > 10
+    assert result.strikes > 50
+
+
+# Histories.
+
+
+def add(total: int, amount: int) -> tuple[int, int]:
+    return total + amount, total + amount
+
+
+def test_answers_in_the_order_of_real_time_are_linear() -> None:
+    check_linear([Operation("a", 1, 0, 1, 1), Operation("a", 2, 2, 3, 3), Operation("b", 5, 0, 9, 5)], add, 0)
+
+
+def test_operations_at_the_same_time_may_be_in_any_order() -> None:
+    check_linear([Operation("a", 1, 0, 2, 3), Operation("a", 2, 1, 3, 2)], add, 0)
+
+
+def test_an_answer_that_misses_an_earlier_operation_is_not_linear() -> None:
+    with pytest.raises(NotLinear, match="at most 1 of 2 fit"):
+        check_linear([Operation("a", 1, 0, 1, 1), Operation("a", 2, 2, 3, 2)], add, 0)
+
+
+def test_an_operation_without_an_answer_may_have_happened_late_or_never() -> None:
+    unknown = Operation("a", 10, 0, inf)
+    check_linear([unknown, Operation("a", 1, 1, 2, 1), Operation("a", 1, 3, 4, 12)], add, 0)
+    check_linear([unknown, Operation("a", 1, 1, 2, 1), Operation("a", 1, 3, 4, 2)], add, 0)
+    with pytest.raises(NotLinear):
+        check_linear([unknown, Operation("a", 1, 1, 2, 11), Operation("a", 1, 3, 4, 2)], add, 0)
+
+
+def test_long_histories_of_few_clients_are_checked_fast() -> None:
+    rng = random.Random(1)
+    operations, total, now = [], 0, 0.0
+    for _ in range(500):
+        parts = [rng.randrange(1, 5) for _ in range(4)]
+        for amount in parts:
+            total += amount
+            operations.append(Operation("a", amount, now, now + 1, total))
+        now += 2
+    check_linear(operations, add, 0)
+    operations[-1].answer += 1
+    with pytest.raises(NotLinear, match="at most 1999 of 2000 fit"):
+        check_linear(operations, add, 0)
