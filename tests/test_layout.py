@@ -9,7 +9,6 @@ import inspect
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -260,86 +259,6 @@ def test_protocol_cores_do_no_io() -> None:
                     if name.partition(".")[0] in IO_MODULES:
                         wrong.append(f"{file.relative_to(ROOT)}:{getattr(node, 'lineno', 0)} imports {name}")
     assert wrong == []
-
-
-ON_THE_PLATFORM = ("actors/levada/actors/durable", "actors/levada/actors/journal")
-"""Folders whose modules take clocks, ids, files and threads from the `Platform`, so that they run in a simulated world unchanged."""
-HARMLESS: Mapping[str, Collection[str]] = {
-    "concurrent.futures": ("wait",),
-    "fcntl": (),
-    "io": (),
-    "mmap": ("ALLOCATIONGRANULARITY", "mmap"),  # the second as a type
-    "os": ("O_*", "PathLike", "fspath", "path"),
-    "os.path": ("abspath", "samestat"),
-    "random": (),
-    "secrets": (),
-    "shutil": (),
-    "socket": (),
-    "sqlite3": ("Connection", "DatabaseError", "Error", "OperationalError", "SQLITE_*"),
-    "tempfile": (),
-    "threading": ("Lock",),
-    "time": (),
-    "trio.to_thread": (),
-    "uuid": ("UUID",),
-}
-"""Modules that reach the surroundings, and patterns of the names in them that do not."""
-LOOKS_AT_FILES = {
-    "exists", "glob", "hardlink_to", "is_dir", "is_file", "is_symlink", "iterdir", "lstat", "mkdir", "open", "read_bytes", "read_text", "rename",
-    "rglob", "rmdir", "samefile", "stat", "symlink_to", "touch", "unlink", "write_bytes", "write_text",
-}  # fmt: skip
-"""Methods of `pathlib.Path`."""
-
-
-def surroundings(tree: ast.Module) -> list[str]:
-    """The lines in which a module reaches its surroundings other than through the `Platform`, and what they reach."""
-    nodes = list(ast.walk(tree))
-    own, names, found = definitions(nodes), {"open": "io.open"}, []
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            names |= {each.asname: each.name for each in node.names if each.asname}
-            names |= {each.name.split(".")[0]: each.name.split(".")[0] for each in node.names if not each.asname}
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            names |= {each.asname or each.name: f"{node.module}.{each.name}" for each in node.names}
-    for node in nodes:
-        if isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load):
-            first, _, rest = ast.unparse(node).partition(".")
-            module, _, name = ".".join([names.get(first, ""), rest]).strip(".").rpartition(".")
-            if module in HARMLESS and not any(fnmatchcase(name, each) for each in HARMLESS[module]):
-                found.append(f"{node.lineno}: {module}.{name}")
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr in LOOKS_AT_FILES - own
-        ):
-            of = ast.unparse(node.func.value).rpartition(".")[2]
-            if not (of.endswith("files") or (of.isidentifier() and of[0].isupper()) or of in ("cls", "keep")):
-                found.append(f"{node.lineno}: {ast.unparse(node.func)}")
-    return found
-
-
-@pytest.mark.parametrize("path", sources(*ON_THE_PLATFORM))
-def test_what_runs_in_a_simulated_world_takes_its_surroundings_from_the_platform(path: str) -> None:
-    assert surroundings(parse(path)) == []
-
-
-def test_each_way_to_the_surroundings_is_noticed() -> None:
-    source = """
-import os, time, trio, uuid, sqlite3, os.path
-from os.path import exists as there
-from time import monotonic
-from threading import Lock, Thread
-from uuid import UUID, uuid4
-from pathlib import Path
-def work(clock=time.time):
-    monotonic(), there("a"), Thread(), uuid4(), open("a"), os.stat("a"), os.path.isdir("a"), sqlite3.connect("a"), trio.to_thread.run_sync
-    Path("a").exists(), self.path.open("rb"), (folder / "a").unlink()
-    Lock(), UUID(), os.O_RDWR, os.fspath("a"), sqlite3.Error, files.exists("a"), self._files.open("a"), Store.open("a"), trio.sleep(1)
-"""
-    assert {*surroundings(ast.parse(source))} == {
-        "8: time.time", "9: io.open", "9: os.path.exists", "9: os.path.isdir", "9: os.stat", "9: sqlite3.connect", "9: threading.Thread",
-        "9: time.monotonic", "9: trio.to_thread.run_sync", "9: uuid.uuid4",
-        "10: (folder / 'a').unlink", "10: Path('a').exists", "10: self.path.open",
-    }  # fmt: skip
 
 
 def test_errors_of_users_are_not_taken_for_errors_of_a_carrier() -> None:

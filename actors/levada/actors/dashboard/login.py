@@ -30,19 +30,19 @@ def key_from(path: Path | None) -> bytes:
     platform = PLATFORM.get()
     if path is None:
         return platform.token_bytes(_KEY)
+    files = platform.files
     try:
         try:
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            file = files.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            os.write(file, platform.token_bytes(_KEY))
-            os.lseek(file, 0, os.SEEK_SET)
+            file = files.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            files.pwrite(file, platform.token_bytes(_KEY), 0)
         try:
-            if os.fstat(file).st_mode & 0o077:
+            if files.fstat(file).st_mode & 0o077:
                 raise ConfigurationError(f"other users can read {path}: chmod 600 it, or delete it")
-            key = os.read(file, _KEY + 1)
+            key = files.pread(file, _KEY + 1, 0)
         finally:
-            os.close(file)
+            files.close(file)
     except OSError as error:
         raise ConfigurationError(f"cannot use {path} for the key of a dashboard: {error.strerror}") from error
     if len(key) != _KEY:
