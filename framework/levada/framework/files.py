@@ -7,9 +7,8 @@ import mmap
 import os
 import stat
 import struct
-import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -26,6 +25,7 @@ except ModuleNotFoundError:  # not a POSIX system
 __all__ = ["Files", "StrPath"]
 
 StrPath: TypeAlias = "str | os.PathLike[str]"
+ReadableBuffer: TypeAlias = "bytes | bytearray | memoryview"
 
 _AT_EMPTY_PATH, _STATX_BTIME = 0x1000, 0x800
 _BTIME = struct.Struct("=qI")
@@ -35,24 +35,75 @@ _BTIME_AT = 80  # in a struct statx
 class Files:
     """The real files. All calls block, may be made in any thread, and raise `OSError` as the functions of `os` do."""
 
-    open = staticmethod(os.open)
-    close = staticmethod(os.close)
-    if sys.platform != "win32":
-        pread = staticmethod(os.pread)
-        pwrite = staticmethod(os.pwrite)
-        pwritev = staticmethod(os.pwritev)
-    ftruncate = staticmethod(os.ftruncate)
-    fsync = staticmethod(os.fsync)
-    fdatasync = staticmethod(getattr(os, "fdatasync", os.fsync))
-    fstat = staticmethod(os.fstat)
-    stat = staticmethod(os.stat)
-    lstat = staticmethod(os.lstat)
-    utime = staticmethod(os.utime)
-    mkdir = staticmethod(os.mkdir)
-    rename = staticmethod(os.replace)
-    link = staticmethod(os.link)
-    unlink = staticmethod(os.unlink)
-    rmdir = staticmethod(os.rmdir)
+    # The functions of `os` are looked up in each call, for 50 ns, because tests replace them to see calls or to let them fail.
+
+    def open(self, path: StrPath, flags: int, mode: int = 0o777) -> int:
+        """As `os.open`."""
+        return os.open(path, flags, mode)
+
+    def close(self, fd: int) -> None:
+        """As `os.close`."""
+        os.close(fd)
+
+    def pread(self, fd: int, length: int, offset: int, /) -> bytes:
+        """As `os.pread`."""
+        return os.pread(fd, length, offset)
+
+    def pwrite(self, fd: int, data: ReadableBuffer, offset: int, /) -> int:
+        """As `os.pwrite`."""
+        return os.pwrite(fd, data, offset)
+
+    def pwritev(self, fd: int, buffers: Sequence[ReadableBuffer], offset: int, /) -> int:
+        """As `os.pwritev`."""
+        return os.pwritev(fd, buffers, offset)
+
+    def ftruncate(self, fd: int, length: int, /) -> None:
+        """As `os.ftruncate`."""
+        os.ftruncate(fd, length)
+
+    def fsync(self, fd: int) -> None:
+        """As `os.fsync`."""
+        os.fsync(fd)
+
+    def fdatasync(self, fd: int) -> None:
+        """As `os.fdatasync`, or `os.fsync` where the system has no such call."""
+        (os.fdatasync if hasattr(os, "fdatasync") else os.fsync)(fd)
+
+    def fstat(self, fd: int) -> os.stat_result:
+        """As `os.fstat`."""
+        return os.fstat(fd)
+
+    def stat(self, path: StrPath) -> os.stat_result:
+        """As `os.stat`."""
+        return os.stat(path)
+
+    def lstat(self, path: StrPath) -> os.stat_result:
+        """As `os.lstat`."""
+        return os.lstat(path)
+
+    def utime(self, path: StrPath, times: tuple[float, float]) -> None:
+        """As `os.utime`."""
+        os.utime(path, times)
+
+    def mkdir(self, path: StrPath, mode: int = 0o777) -> None:
+        """As `os.mkdir`."""
+        os.mkdir(path, mode)
+
+    def rename(self, src: StrPath, dst: StrPath) -> None:
+        """As `os.replace`."""
+        os.replace(src, dst)
+
+    def link(self, src: StrPath, dst: StrPath) -> None:
+        """As `os.link`."""
+        os.link(src, dst)
+
+    def unlink(self, path: StrPath) -> None:
+        """As `os.unlink`."""
+        os.unlink(path)
+
+    def rmdir(self, path: StrPath) -> None:
+        """As `os.rmdir`."""
+        os.rmdir(path)
 
     def names(self, folder: StrPath) -> list[str]:
         """Return the names in a folder, sorted."""

@@ -134,7 +134,7 @@ class SimulatedFiles(Files):
 
     # Descriptors
 
-    def open(self, path: StrPath, flags: int, mode: int = 0o777) -> int:  # type: ignore[override]
+    def open(self, path: StrPath, flags: int, mode: int = 0o777) -> int:
         """Open a file or folder, as `os.open`."""
         with self.disk.lock:
             self.require_alive()
@@ -230,7 +230,7 @@ class SimulatedFiles(Files):
         """Write bytes to a place, as `os.pwrite`."""
         return self.pwritev(fd, [data], offset)
 
-    def pwritev(self, fd: int, buffers: Iterable[ReadableBuffer], offset: int, flags: int = 0, /) -> int:  # type: ignore[override]
+    def pwritev(self, fd: int, buffers: Iterable[ReadableBuffer], offset: int, flags: int = 0, /) -> int:
         """Write bytes to a place, as `os.pwritev`. A full disk takes what fits."""
         with self.disk.lock:
             self.require_alive()
@@ -263,11 +263,11 @@ class SimulatedFiles(Files):
                 raise failure(errno.EINVAL)
             self.call("truncate", node.path, lambda: self.disk.truncate(node, length))
 
-    def fsync(self, fd: int) -> None:  # type: ignore[override]
+    def fsync(self, fd: int) -> None:
         """Bring a file, or the names in a folder, to the disk, as `os.fsync`."""
         self._sync("fsync", fd)
 
-    def fdatasync(self, fd: int) -> None:  # type: ignore[override]
+    def fdatasync(self, fd: int) -> None:
         """Bring the bytes and the size of a file to the disk, as `os.fdatasync`."""
         self._sync("fdatasync", fd)
 
@@ -294,20 +294,20 @@ class SimulatedFiles(Files):
 
     # Names
 
-    def stat(self, path: StrPath) -> os.stat_result:  # type: ignore[override]
+    def stat(self, path: StrPath) -> os.stat_result:
         """Return the state of a file or folder, as `os.stat`."""
         with self.disk.lock:
             self.require_alive()
             node = self.disk.find(_text(path))
             return self.call("stat", node.path, lambda: _state(node))
 
-    lstat = stat  # type: ignore[assignment]
+    lstat = stat
 
     def link_target(self, path: StrPath) -> str:
         """Return that nothing is a link."""
         return ""
 
-    def utime(self, path: StrPath, times: tuple[float, float]) -> None:  # type: ignore[override]
+    def utime(self, path: StrPath, times: tuple[float, float]) -> None:
         """Set the times of a file, as `os.utime`; durable at once."""
         with self.disk.lock:
             self.require_alive()
@@ -322,7 +322,7 @@ class SimulatedFiles(Files):
                 raise failure(errno.ENOTDIR, _text(folder))
             return self.call("names", node.path, lambda: sorted(node.names))
 
-    def mkdir(self, path: StrPath, mode: int = 0o777) -> None:  # type: ignore[override]
+    def mkdir(self, path: StrPath, mode: int = 0o777) -> None:
         """Make a folder, as `os.mkdir`."""
         with self.disk.lock:
             self.require_alive()
@@ -333,7 +333,7 @@ class SimulatedFiles(Files):
             disk.require_room(name)
             self.call("mkdir", name, lambda: disk.make(folder, last, is_folder=True, mode=mode))
 
-    def rename(self, src: StrPath, dst: StrPath) -> None:  # type: ignore[override]
+    def rename(self, src: StrPath, dst: StrPath) -> None:
         """Give a file or folder another name, in place of what had it, as `os.replace`."""
         with self.disk.lock:
             self.require_alive()
@@ -353,7 +353,7 @@ class SimulatedFiles(Files):
             if other is not node:  # else nothing happens, says POSIX
                 self.call("rename", new, lambda: disk.rename(folder, last, target, new_last))
 
-    def link(self, src: StrPath, dst: StrPath) -> None:  # type: ignore[override]
+    def link(self, src: StrPath, dst: StrPath) -> None:
         """Give a file one more name, as `os.link`."""
         with self.disk.lock:
             self.require_alive()
@@ -365,11 +365,11 @@ class SimulatedFiles(Files):
                 raise failure(errno.EPERM, name)
             self.call("link", name, lambda: self.disk.give_name(folder, last, node))
 
-    def unlink(self, path: StrPath) -> None:  # type: ignore[override]
+    def unlink(self, path: StrPath) -> None:
         """Take a name of a file away, as `os.unlink`."""
         self._take("unlink", path, errno.EISDIR, is_folder=False)
 
-    def rmdir(self, path: StrPath) -> None:  # type: ignore[override]
+    def rmdir(self, path: StrPath) -> None:
         """Delete an empty folder, as `os.rmdir`."""
         self._take("rmdir", path, errno.ENOTDIR, is_folder=True)
 
