@@ -5,12 +5,13 @@ from __future__ import annotations
 import mmap
 import os
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
 from levada.framework.files import Files
+from levada.framework.testing.simulation import Call, Crashed, Fault, SimulatedDisk, SimulatedFiles
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="files of POSIX")
 
@@ -109,3 +110,18 @@ def test_a_temporary_folder_goes_with_its_files() -> None:
         (folder / "file").touch()
         assert mode(folder) == 0o700
     assert not folder.exists()
+
+
+def test_a_durable_folder_outlives_a_power_failure_if_a_process_that_made_it_was_killed() -> None:
+    for count in range(1, 8):
+        disk, calls = SimulatedDisk("lax"), list[Call]()
+
+        def happens(call: Call, calls: list[Call] = calls, count: int = count) -> Fault | None:
+            calls.append(call)
+            return Fault(crash=True) if len(calls) == count else None
+
+        with suppress(Crashed):
+            SimulatedFiles(disk, faults=happens).make_durable_folder("/a/b/c")
+        SimulatedFiles(disk).make_durable_folder("/a/b/c")
+        disk.power_failure(0, share=0)
+        assert SimulatedFiles(disk).exists("/a/b/c")

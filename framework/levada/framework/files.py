@@ -236,12 +236,14 @@ class Files:
 
         A process that made it may have been killed right then, so the name is synced also if the folder is there.
         """
-        path = Path(path)
-        made = [each for each in path.parents if not self.exists(each)]
-        self.make_folder(path)
-        for each in (path, *made):
-            with suppress(PermissionError):  # a folder that this user may write to and not read cannot be synced
-                self.sync_folder(each.parent)
+        self._make_durable_folder(Path(path), 0o700)
+
+    def _make_durable_folder(self, path: Path, mode: int) -> None:
+        if not self.exists(path) and path.parent != path:
+            self._make_durable_folder(path.parent, 0o777)  # synced before there is something in it
+        self._make_folder(path, mode)
+        with suppress(PermissionError):  # a folder that this user may write to and not read cannot be synced
+            self.sync_folder(path.parent)
 
     def sync_folder(self, path: StrPath) -> None:
         """Bring the names in a folder to the disk. Does nothing on systems that cannot open a folder."""

@@ -179,6 +179,22 @@ def test_a_short_write_ends_between_pages() -> None:
     assert files.pwrite(descriptor, bytes(100), 0) == 100
 
 
+def test_a_short_write_is_no_fault_of_a_sync() -> None:
+    disk = SimulatedDisk()
+    files = SimulatedFiles(disk, faults=lambda call: Fault(done=0.5))
+    write(files, "/a", b"1", sync=True)
+    disk.power_failure(0, share=0)
+    assert SimulatedFiles(disk).read("/a") == b"1"
+
+
+def test_the_root_is_kept_when_it_was_synced_and_closed() -> None:
+    files = SimulatedFiles(SimulatedDisk())
+    for _ in range(2):
+        files.sync_folder("/")
+    files.mkdir("/a")
+    assert files.names("/") == ["a"]
+
+
 def test_a_bit_that_turned_at_rest_is_turned_for_all() -> None:
     disk = SimulatedDisk()
     files = SimulatedFiles(disk)

@@ -138,7 +138,7 @@ class SimulatedDisk:
         self.sync_time = sync_time
         self.lock = threading.RLock()
         self._time = time
-        self._root = Inode(1, True, "/", time(), 0o755, 0)
+        self._root = Inode(1, True, "/", time(), 0o755, 0, links=1)
         self._inodes = {1: self._root}
         self._made = 1
         self._changes: list[_Change] = []
@@ -271,7 +271,7 @@ class SimulatedDisk:
     @property
     def used(self) -> int:
         """Bytes that are in use: whole pages, and one page for each file and folder."""
-        seen = [node for node in self._inodes.values() if node.links or node.opened or node is self._root]
+        seen = [node for node in self._inodes.values() if node.links or node.opened]
         return sum(PAGE - (-len(node.cache) // PAGE) * PAGE for node in seen)
 
     def full(self) -> None:
@@ -401,6 +401,7 @@ class SimulatedDisk:
                 node.links = node.opened = node.born = 0
                 node.locks = {}
                 node.names = dict(node.durable_names)
+            self._root.links = 1
             for node in alive.values():
                 for number in node.names.values():
                     alive[number].links += 1

@@ -280,7 +280,7 @@ class SimulatedFiles(Files):
             # If the power fails in the midst of it, the rest survives or not, as before it.
             if fault is not None and fault.error and not node.folder:
                 self.disk.fail_sync(node, fault.done)
-            elif fault is None or (fault.done >= 1 and not fault.error):
+            elif fault is None or fault.done >= 1 or not (fault.error or fault.crash):
                 self.disk.sync(node, only_data=kind == "fdatasync")
             if fault is not None:
                 self.finish(fault, node.path)
