@@ -50,6 +50,7 @@ LONG = (
     "tests/actors/rsocket/test_cost.py",
     "tests/actors/test_console_cost.py",
     "tests/cli/test_serve_nodes.py",
+    "tests/simulation/test_histories.py",
     "tests/transports/quic/test_contract.py",
     "tests/transports/quic/test_network.py",
     "tests/transports/quic/test_recovery.py",

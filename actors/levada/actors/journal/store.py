@@ -499,8 +499,11 @@ class Store:
         self._retain_if_possible()
 
     def _set_group(self, name: str, offsets: Mapping[int, int]) -> None:
-        with ledger_errors(self.directory):
+        try:
             self._sync(self._partitions[number] for number in offsets if self.config.sync == "never")
+        except OSError as error:
+            raise self._guard.refused(error) from error
+        with ledger_errors(self.directory):
             self._ledger.set_group(name, offsets)
         self._note(self._partitions)
 

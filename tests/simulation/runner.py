@@ -1,0 +1,342 @@
+"""Runs a history of a journal on a simulated disk, and tells what went wrong."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import pyarrow as pa
+from tests.simulation.history import History, Life, Operation
+from tests.simulation.oracle import Oracle, Part, Wrong, entity
+
+from levada.actors.journal import Deliver, JournalConfig, JournalError, JournalFull, Keyed, StageRows, Store
+from levada.actors.journal.delivering import deliver, stage_rows
+from levada.framework.platform import PLATFORM, Platform
+from levada.framework.testing.simulation import (
+    CHANGES,
+    Call,
+    Crashed,
+    Fault,
+    SimulatedDisk,
+    SimulatedFiles,
+    SimulatedPool,
+)
+
+__all__ = ["Outcome", "run"]
+
+SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), ("who", pa.string()), ("text", pa.string())])
+FOLDER = "/data/journal"
+LOGGER = logging.getLogger("levada.actors.journal")
+
+
+@attrs.frozen
+class Outcome:
+    """What became of a history."""
+
+    wrong: str
+    """What the journal did wrong; empty if nothing."""
+    history: History
+    """The same, with each fault at the name of its call."""
+    crashes: int
+    story: list[str]
+    """What happened, in words."""
+
+
+class _Ended(Exception):
+    """The life has ended before its operations."""
+
+
+def batch_of(first: int, count: int) -> Any:
+    """Return rows with these numbers."""
+    numbers = range(first, first + count)
+    columns = [
+        pa.array(numbers, pa.int64()),
+        pa.array([entity(n) for n in numbers]),
+        pa.array([f"row {n}" for n in numbers]),
+    ]
+    return pa.record_batch(columns, schema=SCHEMA)
+
+
+def run(history: History, files: type[SimulatedFiles] = SimulatedFiles) -> Outcome:
+    """Run a history.
+
+    Args:
+        history: what happens.
+        files: makes the files of each process.
+    """
+    return _Run(history, files).all()
+
+
+class _Run:
+    def __init__(self, history: History, files: type[SimulatedFiles]) -> None:
+        self.history = history
+        self.now = 1000.0
+        self.disk = SimulatedDisk(history.model, sector=history.sector, time=lambda: self.now)
+        config = dict(history.config)
+        keyed = Keyed(entity="who") if config.pop("keyed") else None
+        self.config = JournalConfig(keyed=keyed, **config)
+        self.oracle = Oracle(history.config)
+        self.random = random.Random(0)
+        self.files = files
+        self.story: list[str] = []
+        self.hits: list[tuple[Call, Fault]] = []
+        self.calls = 0
+        self.crashes = 0
+
+    def all(self) -> Outcome:
+        lives: list[Life] = []
+        wrong, level = "", LOGGER.level
+        LOGGER.setLevel(logging.CRITICAL)  # each recovery has something to say
+        for life in [*self.history.lives, Life()]:
+            self.hits, self.calls = [], 0
+            try:
+                self.live(life)
+            except Wrong as error:
+                wrong = str(error)
+            except Exception as error:  # noqa: BLE001  # of any kind, it is the failure to be told
+                wrong = f"{type(error).__name__}: {error}"
+            lives.append(attrs.evolve(life, aims=[], faults=self.hits))
+            if wrong:
+                break
+        LOGGER.setLevel(level)
+        named = attrs.evolve(self.history, lives=lives[: len(self.history.lives)])
+        return Outcome(wrong, named, self.crashes, self.story)
+
+    def tell(self, text: str) -> None:
+        self.story.append(text)
+
+    def live(self, life: Life) -> None:
+        known, aims = dict(life.faults), list(life.aims)
+
+        def happens(call: Call) -> Fault | None:
+            fault = known.get(call)
+            if aims and call.kind in CHANGES and aims[0][0] in ("", call.kind):
+                self.calls += 1
+                if self.calls == aims[0][1]:
+                    fault, self.calls = aims.pop(0)[2], 0
+            if fault is not None:
+                self.hits.append((call, fault))
+                self.tell(f"  {call}: {fault}")
+            return fault
+
+        files = self.files(self.disk, faults=happens)
+        platform = Platform(
+            files=files, time=lambda: 1.7e9 + self.now, monotonic=lambda: self.now, perf_counter=lambda: self.now,
+            token_bytes=self.random.randbytes, thread_pool=SimulatedPool, pid=lambda: 1, host=lambda: "machine",
+        )  # fmt: skip
+        self.now += 1
+        token = PLATFORM.set(platform)
+        try:
+            self.work(life)
+        except Crashed:
+            self.tell("  crashed")
+            self.crashes += 1
+        except _Ended:
+            pass
+        finally:
+            PLATFORM.reset(token)
+        self.disk.size = None
+        if life.end == "power":
+            self.tell(f"the power fails: {life.seed}, {life.share}")
+            self.disk.power_failure(life.seed, share=life.share)
+            self.oracle.after_power_failure = True
+        files.kill()
+
+    def work(self, life: Life) -> None:
+        store = self.open()
+        for place, operation in enumerate(life.operations):
+            self.now += 0.05
+            if place == life.full:
+                self.tell("the disk is full")
+                self.disk.full()
+            elif place == life.full + 1:
+                self.disk.size = None
+            self.tell(f"{operation}")
+            if operation[0] == "reopen":
+                store.close()
+                store = self.open()
+            else:
+                self.do(store, operation)
+        self.disk.size = None
+        self.oracle.compare(store)
+        if life.end == "close":
+            store.close()
+
+    def open(self) -> Store:
+        hits = len(self.hits)
+        self.tell("open")
+        try:
+            store = Store.open(FOLDER, SCHEMA, self.config)
+        except (JournalError, OSError) as error:
+            self.tell(f"  {type(error).__name__}: {error}")
+            if len(self.hits) == hits and self.disk.size is None:
+                raise Wrong(f"it cannot be opened: {type(error).__name__}: {error}") from error
+            raise _Ended from error
+        self.oracle.retaining()  # a crash may have come behind the retention of an operation that was cut short
+        self.oracle.settle(store)
+        return store
+
+    def do(self, store: Store, operation: Operation) -> None:
+        name, *arguments = operation
+        hits = len(self.hits)
+        try:
+            getattr(self, f"do_{name}")(store, *arguments)
+        except JournalFull as error:
+            self.tell(f"  {error}")
+            if not error.limit and len(self.hits) == hits and self.disk.size is None:
+                raise Wrong(f"{name} found the disk full: {error}") from error
+        except JournalError as error:
+            self.tell(f"  {type(error).__name__}: {error}")
+            if len(self.hits) == hits and self.disk.size is None:
+                raise Wrong(f"{name} was refused: {type(error).__name__}: {error}") from error
+        if store.broken:
+            raise _Ended
+        if len(self.hits) > hits or self.disk.size is not None:
+            self.oracle.compare(store)
+
+    @contextmanager
+    def in_doubt(
+        self, store: Store, parts: Iterable[Part], batch: int | None = None, *, each: bool = False
+    ) -> Iterator[None]:
+        """Do something that has an effect, or none, if it raises."""
+        try:
+            yield
+        except BaseException as error:
+            if store.broken or not isinstance(error, JournalError):
+                self.oracle.cut_short(parts, batch, each=each)
+            raise
+        finally:
+            self.oracle.retaining()
+
+    def do_append(self, store: Store, parts: Sequence[Part]) -> None:
+        batches = [(number, batch_of(first, count)) for number, first, count in parts]
+        with self.in_doubt(store, parts):
+            places = store.append(batches)
+            self.answered([(each.partition, each.first, each.count) for each in places], parts)
+            self.oracle.appended(parts)
+
+    def do_group(self, store: Store, parts: Sequence[Part]) -> None:
+        prepared = [store.prepare(number, batch_of(first, count)) for number, first, count in parts]
+        with self.in_doubt(store, parts, each=True):
+            places = store.append_group(prepared)
+            self.answered([(each.partition, each.first, each.count) for each in places], parts[: len(places)])
+            self.oracle.appended(parts[: len(places)], each=True)
+
+    def do_many(self, store: Store, partition: int, first: int, count: int) -> None:
+        for number in range(first, first + count):
+            self.do_append(store, [[partition, number, 1]])
+
+    def answered(self, places: Sequence[tuple[int, int, int]], parts: Sequence[Part]) -> None:
+        ends = [len(rows) for rows in self.oracle.rows]
+        for (partition, first, count), (number, _, wanted) in zip(places, parts, strict=True):
+            if (partition, first, count) != (number, ends[number], wanted):
+                raise Wrong(
+                    f"{wanted} rows for partition {number} at {ends[number]} were answered as {partition, first, count}"
+                )
+            ends[number] += wanted
+
+    def do_deliver(self, store: Store, batch: int, parts: Sequence[Part]) -> None:
+        known = self.oracle.batches.get(batch)
+        if known is not None:
+            done = store.deliver("q", batch, [])
+            if not done.already or done.ranges != known:
+                raise Wrong(f"batch {batch} was delivered to {known}, and now: {done}")
+            return
+        messages = [
+            (number, message)
+            for number, first, count in parts
+            for message in store.pack([store.prepare(number, batch_of(first, count))[1]])
+        ]
+        with self.in_doubt(store, parts, batch):
+            done = store.deliver("q", batch, messages)
+            self.delivered(batch, parts, done.ranges, already=done.already)
+
+    def delivered(self, batch: int, parts: Sequence[Part], ranges: Any, *, already: bool) -> None:
+        self.oracle.appended(parts, batch)
+        if already or ranges != self.oracle.batches[batch]:
+            raise Wrong(
+                f"batch {batch} was answered with {ranges}, already {already}; it should be {self.oracle.batches[batch]}"
+            )
+
+    def do_stage(self, store: Store, batch: int, parts: Sequence[Part], attempt: int) -> None:
+        for part, first, count in parts:
+            stage_rows(store, StageRows("q", batch, part, attempt, [], at=0), batch_of(first, count))
+
+    def do_hand_in(self, store: Store, batch: int, parts: Sequence[Part], attempt: int) -> None:
+        known, rows = self.oracle.batches.get(batch), {part: count for part, _, count in parts}
+        question = Deliver("q", batch, dict.fromkeys(rows, attempt), rows)
+        if known is not None:
+            done = deliver(store, question)
+            if not done.already or done.ranges != known:
+                raise Wrong(f"batch {batch} was delivered to {known}, and now: {done}")
+            return
+        try:
+            self.do_stage(store, batch, parts, attempt)
+        except JournalError as error:
+            self.tell(f"  {error}")  # an earlier attempt, of which a part was lost
+            return
+        placed = [(part % self.oracle.partitions, first, count) for part, first, count in parts]
+        with self.in_doubt(store, placed, batch):
+            done = deliver(store, question)
+            self.delivered(batch, placed, done.ranges, already=done.already)
+
+    def group_change(
+        self, store: Store, name: str, offsets: dict[int, int] | None, change: Callable[[], object]
+    ) -> None:
+        try:
+            change()
+        except BaseException:
+            self.oracle.group_set(name, offsets, surely=False)
+            raise
+        else:
+            self.oracle.group_set(name, offsets, surely=True)
+            for number in offsets or ():
+                self.oracle.synced[number] = len(self.oracle.rows[number])
+        finally:
+            self.oracle.retaining()
+
+    def do_declare(self, store: Store, name: str, at: Any) -> None:
+        if name not in store.groups():
+            extent = store.extent()
+            self.group_change(
+                store, name, dict(extent.first if at == "first" else extent.end), lambda: store.declare_group(name, at)
+            )
+
+    def do_commit(self, store: Store, name: str, shares: dict[str, float]) -> None:
+        if name in store.groups():
+            extent = store.extent()
+            offsets = {
+                int(number): extent.first[int(number)]
+                + int(share * (extent.end[int(number)] - extent.first[int(number)]))
+                for number, share in shares.items()
+            }
+            self.group_change(store, name, offsets, lambda: store.commit_group(name, offsets))
+
+    def do_forget(self, store: Store, name: str) -> None:
+        self.group_change(store, name, None, lambda: store.forget_group(name))
+
+    def do_erase(self, store: Store, partition: int, who: str) -> None:
+        chosen = self.oracle.erasing(partition, who)
+        for _ in store.erase(who, partition=partition):
+            pass
+        self.oracle.gone |= chosen
+        self.oracle.fading -= chosen
+
+    def do_retain(self, store: Store) -> None:
+        try:
+            store.retain()
+        finally:
+            self.oracle.retaining()
+
+    def do_wait(self, store: Store, seconds: float) -> None:
+        self.now += seconds
+
+    def do_sync_ends(self, store: Store) -> None:
+        store.sync_ends()
+
+    def do_look(self, store: Store) -> None:
+        store.look()
