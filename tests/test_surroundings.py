@@ -31,7 +31,7 @@ HARMLESS: Mapping[str, Collection[str]] = {
     "sqlite3": ("Connection", "Cursor", "DatabaseError", "Error", "OperationalError", "SQLITE_*"),
     "tempfile": (),
     "threading": ("[!T]*", "TIMEOUT_MAX"),  # no `Thread` and no `Timer`
-    "time": ("process_time",),
+    "time": (),
     "trio": ("[!Po]*", "open_memory_channel", "open_nursery", "open_[stu]*"),  # no `Path` and no `open_file`
     "trio.lowlevel": ("[!s]*", "spawn_system_task", "start_guest_run"),  # no `start_thread_soon`
     "trio.to_thread": (),
@@ -194,7 +194,7 @@ def noticed(name, real):
 for module, names in {
     os: ("getpid", "open", "stat", "urandom"),
     secrets: ("token_bytes", "token_hex"),
-    time: ("monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "sleep", "time", "time_ns"),
+    time: ("monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time", "sleep", "time", "time_ns"),
     uuid: ("uuid4",),
 }.items():
     for name in names:

@@ -10,7 +10,7 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from time import monotonic, perf_counter, time
+from time import monotonic, perf_counter, process_time, time
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, TypeVarTuple, Unpack
 
 import attrs
@@ -140,6 +140,8 @@ class Platform:
     """Returns the seconds since some moment, on a clock that is never set."""
     perf_counter: Callable[[], float] = perf_counter
     """Returns the seconds since some moment, on the finest clock, to measure work."""
+    process_time: Callable[[], float] = process_time
+    """Returns the seconds of CPU time that the process has used."""
     token_bytes: Callable[[int], bytes] = secrets.token_bytes
     """Returns so many random bytes, which no peer can guess."""
     files: Files = attrs.field(factory=Files)

@@ -69,7 +69,7 @@ async def test_numbers_that_json_cannot_hold_become_text(tmp_path: Path) -> None
 @pytest.mark.usefixtures("user_code_fails")
 async def test_a_full_disk_fails_the_unit_and_leaves_nothing(tmp_path: Path, autojump_clock: MockClock) -> None:
     class Full(Files):
-        def fsync(self, fd: int) -> None:  # type: ignore[override]
+        def fsync(self, fd: int) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     with surrounded(files=Full()):

@@ -99,7 +99,7 @@ def test_a_disk_that_is_full_when_a_segment_begins_is_tried_again(tmp_path: Path
     class Disk(Files):
         full = False
 
-        def fsync(self, fd: int) -> None:  # type: ignore[override]
+        def fsync(self, fd: int) -> None:
             if self.full:
                 raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -11,7 +11,6 @@ search.
 from __future__ import annotations
 
 import hmac
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final, Literal, get_args
@@ -288,7 +287,7 @@ class Viewer:
             "phase": system.phase,
             "pid": system.platform.pid(),
             "time": trio.current_time(),
-            "cpu": time.process_time(),
+            "cpu": system.platform.process_time(),
             "statistics": attrs.asdict(system.statistics()),
             "turn_times": list(system.observe.turn_times.counts),
             "queue_times": list(system.observe.queue_times.counts),

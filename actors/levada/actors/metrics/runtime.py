@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -97,7 +96,7 @@ def system_samples(system: ActorSystem, *, complete: bool) -> list[Sample]:
         TURN.sample(observe.turn_times.distribution()),
         QUEUE.sample(observe.queue_times.distribution()),
         STALL.sample(observe.stalls.longest(trio.current_time() - 60)),
-        CPU.sample(time.process_time()),
+        CPU.sample(system.platform.process_time()),
         COMPLETE.sample(int(complete)),
         *(FAILURES.sample(count, kind) for kind, count in observe.failures.most_common()),
         *(RESTARTS.sample(count, kind) for kind, count in observe.restarts.most_common()),

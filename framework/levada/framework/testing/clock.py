@@ -61,6 +61,7 @@ def counted_time(rng: random.Random, counter: Callable[[], float] | None = None)
     return attrs.evolve(
         virtual_time(trio.lowlevel.current_clock(), since=_BEGIN),
         perf_counter=CountingClock(rng) if counter is None else counter,
+        process_time=lambda: 0.0,
         token_bytes=rng.randbytes,
     )
 

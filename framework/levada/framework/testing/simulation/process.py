@@ -131,6 +131,7 @@ class Process:
             virtual=True,
             monotonic=trio.current_time,
             perf_counter=CountingClock(random.Random(self._random.getrandbits(64))),
+            process_time=lambda: 0.0,
             token_bytes=self._random.randbytes,
             files=self.files,
             run_in_thread=self._run_in_thread,
