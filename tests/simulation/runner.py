@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import attrs
 import pyarrow as pa
@@ -23,10 +24,12 @@ from levada.framework.testing.simulation import (
     Fault,
     SimulatedDisk,
     SimulatedFiles,
-    SimulatedPool,
 )
 
 __all__ = ["Outcome", "run"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), ("who", pa.string()), ("text", pa.string())])
 FOLDER = "/data/journal"
@@ -44,6 +47,18 @@ class Outcome:
     crashes: int
     story: list[str]
     """What happened, in words."""
+
+
+class _Inline(Executor):
+    """Runs at once what threads would run."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        done: Future[T] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001  # as a pool of threads does
+            done.set_exception(error)
+        return done
 
 
 class _Ended(Exception):
@@ -126,7 +141,7 @@ class _Run:
         files = self.files(self.disk, faults=happens)
         platform = Platform(
             files=files, time=lambda: 1.7e9 + self.now, monotonic=lambda: self.now, perf_counter=lambda: self.now,
-            token_bytes=self.random.randbytes, thread_pool=SimulatedPool, pid=lambda: 1, host=lambda: "machine",
+            token_bytes=self.random.randbytes, thread_pool=lambda *_: _Inline(), pid=lambda: 1, host=lambda: "machine",
         )  # fmt: skip
         self.now += 1
         token = PLATFORM.set(platform)
