@@ -44,8 +44,8 @@ class Subparsers(_SubParsersAction):
 
 
 COMMANDS: tuple[str, ...] = (
-    "demo", "serve", "call", "interop", "explain", "ship", "receive", "new", "bench", "top", "nodes", "journal",
-    "token", "completion",
+    "demo", "serve", "call", "interop", "explain", "ship", "receive", "new", "simulate", "bench", "top", "nodes",
+    "journal", "token", "completion",
 )  # fmt: skip
 """The subcommands in the order of ``levada --help``. Each name is also the name of a module."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from levada.framework.errors import ConfigurationError
 
 from . import Subparsers
 from .arguments import positive
+from .terminal import show_progress
 
 __all__ = ["add_parser", "run"]
 
@@ -77,9 +77,9 @@ def run(args: argparse.Namespace) -> int:
 
     benchmark = cast("Benchmark", importlib.import_module(f"benchmarks.{args.name}"))
     report = benchmark.run(
-        rounds=1 if args.quick else args.rounds, quick=args.quick, only=args.only, progress=_tell_progress
+        rounds=1 if args.quick else args.rounds, quick=args.quick, only=args.only, progress=show_progress
     )
-    _tell_progress("")
+    show_progress("")
     if args.json:
         told = report.to_json()
         if args.quick:
@@ -109,10 +109,3 @@ def find_benchmarks() -> list[str]:
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
     return names
-
-
-def _tell_progress(text: str) -> None:
-    """Replace the line of progress on a terminal; elsewhere do nothing."""
-    if sys.stderr.isatty():
-        width = shutil.get_terminal_size().columns - 1
-        print(f"\r\x1b[K{text[:width]}", end="", file=sys.stderr, flush=True)

@@ -1,12 +1,20 @@
-"""Text of peers, files and actors for standard output: harmless on a terminal, unchanged in a pipe or a file."""
+"""What a terminal gets and a pipe or a file does not: escapes in the text of peers, files and actors, and a line of progress."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 
 from levada.transports.text import printable
 
-__all__ = ["shown"]
+__all__ = ["show_progress", "shown"]
+
+
+def show_progress(text: str) -> None:
+    """Replace the line of progress if standard error is a terminal; elsewhere do nothing. An empty text removes it."""
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns - 1
+        print(f"\r\x1b[K{text[:width]}", end="", file=sys.stderr, flush=True)
 
 
 def shown(text: str) -> str:
