@@ -7,8 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import trio
+
+from levada.framework.errors import ConfigurationError
+from levada.framework.testing import fixtures
+from levada.framework.testing.simulation import Simulated, World
 
 pytest_plugins = ["pytester"]
+
+simulated = fixtures.simulated
 
 PROLOGUE = """
 import trio
@@ -110,3 +117,38 @@ def test_the_rest_needs_neither_pytest_nor_hypothesis(
     result = pytester.run(sys.executable, "-c", code)
     assert result.ret == 0
     result.stdout.fnmatch_lines(["*'Explored', 'FakeRef', 'Probe', 'ScheduleFailure', 'StrictViolation'*"])
+
+
+@pytest.mark.parametrize(
+    ("environment", "seeds"),
+    [
+        ({}, [0, 1, 2]),
+        ({"LEVADA_SEEDS": "5"}, [0, 1, 2, 3, 4]),
+        ({"LEVADA_SEEDS": "5", "LEVADA_SEED": "17"}, [17]),
+    ],
+)
+def test_the_environment_says_how_many_worlds(
+    environment: dict[str, str],
+    seeds: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    simulated: Callable[..., Simulated],
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    seen: list[int] = []
+
+    async def scenario(world: World) -> None:
+        assert list(world.machines) == ["A", "B"]
+        seen.append(world.seed)
+        await trio.sleep(10)
+
+    assert simulated(scenario, seeds=3, machines=["A", "B"]).seconds == 10 * len(seeds)
+    assert seen == seeds
+
+
+def test_a_number_of_worlds_that_is_none_is_named(
+    monkeypatch: pytest.MonkeyPatch, simulated: Callable[..., Simulated]
+) -> None:
+    monkeypatch.setenv("LEVADA_SEEDS", "many")
+    with pytest.raises(ConfigurationError, match="LEVADA_SEEDS is 'many', wanted a whole number"):
+        simulated(trio.sleep_forever)
