@@ -36,6 +36,10 @@ class Life:
     """Of the power failure."""
     share: float = 0.0
     """Of unsynced changes that survive the power failure."""
+    rot: list[Any] = attrs.field(factory=list)
+    """What a bit that turned before this life is in: a file, a byte, and the bit. Or, to be named, two shares and the bit.
+
+    It turns if the life before was closed in order. From then on the journal may refuse whatever it likes, and must not be wrong."""
     full: int = -1
     """The number of the operation before which the disk is full until the next one; -1: none."""
 
@@ -119,6 +123,10 @@ def draw(seed: int) -> History:
         if merges and not number:
             operations.append(["many", 0, drawer.first(100), 70])
         lives.append(_with_faults(faults, Life(operations=operations)))
+    if faults.random() < 0.12:
+        lives[-1] = attrs.evolve(lives[-1], aims=[], end="close", full=-1)
+        rot = [round(faults.random(), 4), round(faults.random(), 4), faults.randrange(8)]
+        lives.append(Life(operations=[drawer.operation() for _ in range(3)], rot=rot))
     return History(
         lives=lives, model=disk.choice(["ordered", "lax"]), sector=disk.choice([64, 512, 512, 4096]), config=config
     )
@@ -143,6 +151,9 @@ def _with_faults(draw: random.Random, life: Life) -> Life:
         aims += [("", draw.randint(1, calls), draw.choice(ERRORS)) for _ in range(draw.randint(1, 3))]
     elif kind < 0.85:
         aims += [("", draw.randint(1, 6), Fault(done=0.5)) for _ in range(calls // 3)]
+    elif kind < 0.89:
+        error = draw.choice([Fault(errno.EIO), Fault(errno.EMFILE)])
+        aims.append((draw.choice(["open", "read", "map", "names", "stat", "database"]), draw.randint(1, 40), error))
     full = draw.randrange(len(life.operations)) if draw.random() < 0.08 else -1
     return attrs.evolve(life, aims=aims, end=end, seed=draw.randrange(1 << 32), share=share, full=full)
 

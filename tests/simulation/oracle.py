@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from levada.actors.journal import JournalError, Store
+from levada.actors.journal import Store
 
 __all__ = ["Oracle", "Wrong"]
 
@@ -146,11 +146,11 @@ class Oracle:
         else:
             wanted = [len(rows) for rows in self.rows]
             raise Wrong(f"partitions end at {ends}, promised were {wanted}, and perhaps {self.effects[1:]}")
+        self._add(effect)
         for number, end in enumerate(ends):
             if end < len(self.rows[number]):  # unsynced rows are lost, and others may get their offsets
                 del self.rows[number][end:]
                 self.ends[number] = [*(each for each in self.ends[number] if each < end), end]
-        self._add(effect)
         self.effects, self.after_power_failure = [NOTHING], False
         self.synced = [len(rows) for rows in self.rows]
         groups = store.groups()
@@ -161,12 +161,14 @@ class Oracle:
 
     def _fits(self, effect: _Effect, store: Store) -> bool:
         for number, first in store.extent().first.items():
-            end, more = store.end(number), effect.rows.get(number)
-            if end == len(self.rows[number]) + len(more or ()):
+            end, start = store.end(number), len(self.rows[number])
+            most = start + len(effect.rows.get(number, ()))
+            if end == most:
                 continue
+            if not self.after_power_failure or not self.synced[number] <= end < most or (start < most and end <= start):
+                return False
             # Retention may have deleted the first rows of an append whose other rows are lost.
-            whole = end in self.ends[number] or end == first
-            if more or not self.after_power_failure or end < self.synced[number] or not whole:
+            if end not in self.ends[number] and end != first:
                 return False
         return True
 
@@ -224,14 +226,11 @@ class Oracle:
     @staticmethod
     def _compare_keys(store: Store, partition: int, here: Mapping[int, tuple[int, str]]) -> None:
         for who in ("e0", "e1", "e2"):
-            try:
-                found = [
-                    offset
-                    for _, batch in store.rows_of(who, partition=partition)
-                    for offset in batch.column("offset").to_pylist()
-                ]
-            except JournalError as error:
-                raise Wrong(f"the rows of {who} in partition {partition} cannot be found: {error}") from error
+            found = [
+                offset
+                for _, batch in store.rows_of(who, partition=partition)
+                for offset in batch.column("offset").to_pylist()
+            ]
             wanted = [offset for offset, (_, entity) in here.items() if entity == who]
             if found != wanted:
                 raise Wrong(f"{who} in partition {partition} has the rows {wanted}, and its index {found}")

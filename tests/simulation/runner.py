@@ -101,6 +101,7 @@ class _Run:
         self.hits: list[tuple[Call, Fault]] = []
         self.calls = 0
         self.crashes = 0
+        self.closed = self.rotten = False
 
     def all(self) -> Outcome:
         lives: list[Life] = []
@@ -108,6 +109,7 @@ class _Run:
         LOGGER.setLevel(logging.CRITICAL)  # each recovery has something to say
         for life in [*self.history.lives, Life()]:
             self.hits, self.calls = [], 0
+            life = self.rot(life)
             try:
                 self.live(life)
             except Wrong as error:
@@ -121,6 +123,20 @@ class _Run:
         named = attrs.evolve(self.history, lives=lives[: len(self.history.lives)])
         return Outcome(wrong, named, self.crashes, self.story)
 
+    def rot(self, life: Life) -> Life:
+        """Turn a bit; return the life with its name."""
+        if not life.rot or not self.closed:
+            return life
+        self.rotten = True
+        where, at, bit = life.rot
+        if not isinstance(where, str):
+            paths = [path for path in self.disk.paths() if self.disk.find(path).cache]
+            where = paths[int(where * len(paths))]
+            at = int(at * len(self.disk.find(where).cache))
+        self.tell(f"bit {bit} of byte {at} of {where} turns")
+        self.disk.rot(where, at, bit)
+        return attrs.evolve(life, rot=[where, at, bit])
+
     def tell(self, text: str) -> None:
         self.story.append(text)
 
@@ -129,7 +145,7 @@ class _Run:
 
         def happens(call: Call) -> Fault | None:
             fault = known.get(call)
-            if aims and call.kind in CHANGES and aims[0][0] in ("", call.kind):
+            if aims and (call.kind == aims[0][0] or (not aims[0][0] and call.kind in CHANGES)):
                 self.calls += 1
                 if self.calls == aims[0][1]:
                     fault, self.calls = aims.pop(0)[2], 0
@@ -144,6 +160,7 @@ class _Run:
             token_bytes=self.random.randbytes, thread_pool=lambda *_: _Inline(), pid=lambda: 1, host=lambda: "machine",
         )  # fmt: skip
         self.now += 1
+        self.closed = False
         token = PLATFORM.set(platform)
         try:
             self.work(life)
@@ -177,9 +194,21 @@ class _Run:
             else:
                 self.do(store, operation)
         self.disk.size = None
-        self.oracle.compare(store)
+        self.check(store, self.oracle.compare)
         if life.end == "close":
             store.close()
+            self.closed = not self.hits
+
+    def check(self, store: Store, compare: Callable[[Store], None]) -> None:
+        """Look at the rows; after a fault at a read the life ends."""
+        hits = len(self.hits)
+        try:
+            compare(store)
+        except (JournalError, OSError) as error:
+            self.tell(f"  {type(error).__name__}: {error}")
+            if len(self.hits) == hits and not self.rotten:
+                raise
+            raise _Ended from error
 
     def open(self) -> Store:
         hits = len(self.hits)
@@ -188,11 +217,11 @@ class _Run:
             store = Store.open(FOLDER, SCHEMA, self.config)
         except (JournalError, OSError) as error:
             self.tell(f"  {type(error).__name__}: {error}")
-            if len(self.hits) == hits and self.disk.size is None:
+            if len(self.hits) == hits and self.disk.size is None and not self.rotten:
                 raise Wrong(f"it cannot be opened: {type(error).__name__}: {error}") from error
             raise _Ended from error
         self.oracle.retaining()  # a crash may have come behind the retention of an operation that was cut short
-        self.oracle.settle(store)
+        self.check(store, self.oracle.settle)
         return store
 
     def do(self, store: Store, operation: Operation) -> None:
@@ -206,12 +235,12 @@ class _Run:
                 raise Wrong(f"{name} found the disk full: {error}") from error
         except JournalError as error:
             self.tell(f"  {type(error).__name__}: {error}")
-            if len(self.hits) == hits and self.disk.size is None:
+            if len(self.hits) == hits and self.disk.size is None and not self.rotten:
                 raise Wrong(f"{name} was refused: {type(error).__name__}: {error}") from error
         if store.broken:
             raise _Ended
         if len(self.hits) > hits or self.disk.size is not None:
-            self.oracle.compare(store)
+            self.check(store, self.oracle.compare)
 
     @contextmanager
     def in_doubt(

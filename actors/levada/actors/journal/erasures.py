@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,13 @@ class Erasures:
             "%s: rows that were to be erased are still there: %s", self._directory, why, extra={"event": "not_erased"}
         )
 
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self._guard.refused(error) from error
+
     def _erase(self, erasure: Erasure) -> Iterator[int]:
         partition, keys = self._partitions[erasure.partition], self._keys[erasure.partition]
         entity = pa.scalar(erasure.entity)
@@ -103,17 +111,17 @@ class Erasures:
             same = pc.fill_null(pc.equal(batch.column(erasure.column), entity), fill_value=False).to_pylist()
             return [each and first + place < erasure.before for place, each in enumerate(same)]
 
-        for first in keys.segments_of(erasure.entity):
+        with self._refusals():
+            found = keys.segments_of(erasure.entity)
+        for first in found:
             self._guard.require_usable()
             segment = next((each for each in partition.segments if each.first == first), None)
             if segment is None or first >= erasure.before:
                 continue
-            try:
+            with self._refusals():
                 rows = partition.erase(segment, choose)
-            except OSError as error:
-                raise self._guard.refused(error) from error
-            if rows or segment.erased:  # the second: a crash may have come before the index was made
-                keys.rebuild(next(each for each in partition.segments if each.first == first))
+                if rows or segment.erased:  # the second: a crash may have come before the index was made
+                    keys.rebuild(next(each for each in partition.segments if each.first == first))
             yield rows
         self._guard.require_usable()
         with ledger_errors(self._directory):

@@ -33,7 +33,8 @@ class Guard:
         """Why nothing may be written: the files are not where they were; empty if they are. See `look`."""
         self._partitions = partitions
         self._inodes = {
-            path: self._inode(path) for path in (directory / "lock", directory / "ends", directory / "ledger.sqlite")
+            path: self._files.stat(path).st_ino
+            for path in (directory / "lock", directory / "ends", directory / "ledger.sqlite")
         }
         """Inodes of the files that must stay where they are."""
         self._looked = self._monotonic()
