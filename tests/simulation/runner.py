@@ -102,6 +102,8 @@ class _Run:
         self.calls = 0
         self.crashes = 0
         self.closed = self.rotten = False
+        self.power_failed = False
+        """Whether a power failure may have brought the names of staged rows back, without all of the rows."""
 
     def all(self) -> Outcome:
         lives: list[Life] = []
@@ -175,7 +177,7 @@ class _Run:
         if life.end == "power":
             self.tell(f"the power fails: {life.seed}, {life.share}")
             self.disk.power_failure(life.seed, share=life.share)
-            self.oracle.after_power_failure = True
+            self.oracle.after_power_failure = self.power_failed = True
         files.kill()
 
     def work(self, life: Life) -> None:
@@ -314,7 +316,13 @@ class _Run:
         known, rows = self.oracle.batches.get(batch), {part: count for part, _, count in parts}
         question = Deliver("q", batch, dict.fromkeys(rows, attempt), rows)
         if known is not None:
-            done = deliver(store, question)
+            try:
+                done = deliver(store, question)
+            except JournalError as error:
+                if type(error) is not JournalError or not self.power_failed:
+                    raise
+                self.tell(f"  {error}")
+                return
             if not done.already or done.ranges != known:
                 raise Wrong(f"batch {batch} was delivered to {known}, and now: {done}")
             return
