@@ -50,6 +50,8 @@ LONG = (
     "tests/actors/rsocket/test_cost.py",
     "tests/actors/test_console_cost.py",
     "tests/cli/test_serve_nodes.py",
+    "tests/docs/test_break_your_own_system_page.py",
+    "tests/simulation/test_fleets.py",
     "tests/simulation/test_histories.py",
     "tests/transports/quic/test_contract.py",
     "tests/transports/quic/test_network.py",

@@ -245,7 +245,7 @@ class Process:
                 how = "" if error is None else f": {error!r}"
                 self.world.note(f"{self.name}: ended with exit code {code}{how}")
                 self.end(code)
-        if error is not None and (not self.returns or not isinstance(error, Exception)):
+        if error is not None and (not self.returns or not isinstance(error, Exception) or _asserts(error)):
             raise error
 
     def _launch(self, name: str, main: Callable[[Exit], Awaitable[int]]) -> _Launched:
@@ -287,6 +287,13 @@ class Process:
             await self._resumed.wait()
         if self.dead:
             raise Crashed
+
+
+def _asserts(error: Exception) -> bool:
+    """Return whether an error is a failed assertion, which is a failure of the scenario wherever it is raised."""
+    if isinstance(error, ExceptionGroup):
+        return error.subgroup(AssertionError) is not None
+    return isinstance(error, AssertionError)
 
 
 class _Files(SimulatedFiles):

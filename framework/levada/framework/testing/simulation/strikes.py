@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -24,12 +24,20 @@ _SHORT: Final = (0.1, 1.0, 8.0)
 """Seconds of a pause, a cut, or a life out of reach."""
 _AFTER: Final = (0.0, 0.0002, 0.001, 0.01)
 """Seconds from the moment that a strike is aimed at."""
+_HITS: Final = 0.1
+"""The share of the moments aimed at that are struck."""
+_OTHERS: Final = 0.5
+"""The share of aimed strikes that go to any process."""
 _CALLS: Final = 40
 """The most calls of the disk before a crash in one of them."""
 _JUMPS: Final = (-3600.0, -1.0, 1.0, 3600.0)
 """Seconds that a clock jumps."""
 
 _share: Any = [v.instance_of((int, float)), v.ge(0)]
+
+
+def _names(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(names)
 
 
 @attrs.frozen(kw_only=True)
@@ -62,7 +70,7 @@ class Faults:
     """The most seconds that the clock of a process is off from the start."""
     latency: tuple[float, float] = (0.0001, 0.002)
     """Least and most seconds from one process to another. In a third of the worlds it is ten times as long."""
-    aims: frozenset[str] = attrs.field(default=frozenset(), converter=frozenset)
+    aims: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     """Names of message classes. When an actor is about to handle such a message, its process may be struck, now or a moment later."""
     disk: Model | None = None
     """What a power failure leaves, see `SimulatedDisk`; None: the seed decides."""
@@ -100,12 +108,14 @@ class Strikes:
 
     def aim(self, process: Process, turn: Turn) -> None:
         """Strike a process that is about to handle a message of the chosen classes."""
-        if not self._aimed or self._left <= 0 or not process.returns:
+        if not self._aimed or self._left <= 0:
             return
-        if (
-            any(name.removeprefix("ask ") in self._faults.aims for name in turn.messages)
-            and self._random.random() < 0.1
-        ):
+        aims = self._faults.aims
+        if any(name.removeprefix("ask ") in aims for name in turn.messages) and self._random.random() < _HITS:
+            if self._random.random() < _OTHERS:
+                process = next(iter(self._one(self._mortal())), process)  # perhaps one that waits for the answer
+            if not process.returns:
+                return
             self._left -= 1
             self.done += 1
             strike = process.kill

@@ -86,7 +86,7 @@ class World:
             main: an async function that is the program, or an app as for ``levada serve``: an async generator function of an actor system.
             machine: the name of the machine that it runs on; by default the first one.
             restart: the seconds after which it is started again when it has ended other than with the exit code 0; None: never. Then an error
-                that leaves `main` is an error of the scenario.
+                that leaves `main` is an error of the scenario. A failed assertion always is.
         """
         where = self._machine(machine or next(iter(self.machines)))
         if any(process.name == name and not process.ended.is_set() for process in self.processes):

@@ -1,0 +1,54 @@
+"""The program of ``docs/how-to/break-your-own-system.md`` has the bug that the page names, worlds find it, and the cure of the page is one."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from levada.framework.testing.simulation import Faults, NotLinear, SimulationFailure, simulate
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "break-your-own-system.md"
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The page's program as a module that nodes can import; with the cure, if the test asks for it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    logging.disable(logging.CRITICAL)
+    program, cure = PAGE.read_text("utf-8").split("```python\n")[1:3]
+    code = program.partition("```")[0]
+    if request.param == "cured":
+        wrong = "            return await show.ask(Buy(count), timeout=1.0)\n"
+        assert wrong in code
+        code = code.replace(wrong, cure.partition("```")[0])
+    name = f"box_office_{request.param}"
+    (tmp_path / f"{name}.py").write_text(code, "utf-8")
+    try:
+        yield importlib.import_module(name)
+    finally:
+        logging.disable(logging.NOTSET)
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("program", ["wrong"], indirect=True)
+def test_worlds_find_the_bug_of_the_page(program: Any) -> None:
+    with pytest.raises(SimulationFailure) as failure:
+        program.test_the_box_office_sells_each_ticket_once()
+    assert isinstance(failure.value.__cause__, NotLinear)
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("program", ["cured"], indirect=True)
+def test_the_cure_of_the_page_is_one(program: Any) -> None:
+    simulate(program.scenario, seeds=range(3), faults=Faults(aims={"Buy"}))

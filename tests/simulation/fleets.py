@@ -1,0 +1,34 @@
+"""``python -m tests.simulation.fleets FIRST COUNT [MUTANT]``: run worlds of the bank; print each seed with the digest of all that was sent."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from tests.simulation.bank import FAULTS, Bank
+from tests.simulation.mutants import MUTANTS
+
+from levada.framework.testing.simulation import SimulationFailure, World, simulate
+
+
+async def scenario(world: World) -> None:
+    """Run a bank."""
+    await Bank(world).run()
+
+
+def main(first: str, count: str, mutant: str = "") -> None:
+    """Run worlds; end with the text of the first failure and the exit code 1."""
+    logging.disable(logging.CRITICAL)
+    if mutant:
+        MUTANTS[mutant]()
+    for seed in range(int(first), int(first) + int(count)):
+        try:
+            result = simulate(scenario, seeds=[seed], faults=FAULTS)
+        except SimulationFailure as failure:
+            print(failure)
+            sys.exit(1)
+        print(seed, result.digests[seed], result.strikes, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

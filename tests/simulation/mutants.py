@@ -1,0 +1,74 @@
+"""Faults that are put into the product, one at a time: worlds have to find each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from levada.actors.durable.reminders import Reminders
+from levada.actors.durable.rows import FIRED
+from levada.actors.durable.shard import Shard
+from levada.actors.durable.underway import UnderWay
+from levada.actors.journal import appends
+from levada.framework.testing.simulation import SimulatedFiles
+
+__all__ = ["MUTANTS"]
+
+
+def no_command_memory() -> None:
+    """Neither shards nor journals know the commands that were given before."""
+    shard: Any = Shard
+    shard._is_new = lambda self, live, turn, command: True
+    commands: Any = appends._Commands
+    commands.fresh = lambda self, number, batch, at, count, end: ([(at, count)], None)
+
+
+def answers_before_the_disk() -> None:
+    """A command is answered when its handler has returned."""
+    shard: Any = Shard
+    finished = shard.finished
+
+    def early(self: Any, turn: Any, value: Any) -> None:
+        finished(self, turn, value)
+        if turn in self._under_way.turns:
+            self._under_way.send(turn, turn.value)
+            turn.question = None
+
+    shard.finished = early
+
+
+def answers_after_the_loss() -> None:
+    """A shard that has lost its partition answers from its memory."""
+    under_way: Any = UnderWay
+    give_up = under_way.give_up
+
+    def generous(self: Any, refusal: BaseException | None = None) -> None:
+        for turn in list(self.turns):
+            if turn.settled:
+                self.send(turn, turn.value)
+        give_up(self, refusal)
+
+    under_way.give_up = generous
+
+
+def reminders_fire_twice() -> None:
+    """A shard that is opened again takes no note of the reminders that have fired."""
+    shard: Any = Shard
+    reminders: Any = Reminders
+    commands: Any = appends._Commands
+    note, is_new = reminders.note, shard._is_new
+    reminders.note = lambda self, kind, data: None if kind == FIRED else note(self, kind, data)
+    shard._is_new = lambda self, live, turn, command: turn.reminder is not None or is_new(self, live, turn, command)
+    commands.fresh = lambda self, number, batch, at, count, end: ([(at, count)], None)
+
+
+def no_sync() -> None:
+    """No file is brought to the disk."""
+    files: Any = SimulatedFiles
+    files.fdatasync = files.fsync = lambda self, descriptor: None
+
+
+MUTANTS: Final[dict[str, Callable[[], None]]] = {
+    each.__name__: each
+    for each in (no_command_memory, answers_before_the_disk, answers_after_the_loss, reminders_fire_twice, no_sync)
+}

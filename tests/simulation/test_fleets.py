@@ -1,0 +1,66 @@
+"""Fleets of a durable bank in simulated worlds: driver, keeper and nodes, with kills, crashes, pauses, cuts, zombies and power failures."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from tests.simulation.mutants import MUTANTS
+
+ROOT = Path(__file__).parents[2]
+
+
+def worlds(first: int, count: int, *, mutant: str = "", hash_seed: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run worlds in a process of their own: the message classes of other tests would travel in them."""
+    return subprocess.run(
+        [sys.executable, "-m", "tests.simulation.fleets", str(first), str(count), *([mutant] if mutant else [])],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def lines(ended: subprocess.CompletedProcess[str]) -> list[str]:
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
+    return ended.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def twenty() -> list[str]:
+    return lines(worlds(0, 20))
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(300)
+def test_a_bank_does_each_command_once_in_the_order_of_its_answers_whatever_strikes(twenty: list[str]) -> None:
+    strikes = [int(line.split()[2]) for line in twenty]
+    assert len(strikes) == 20
+    assert sum(strikes) > 40
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(300)
+def test_the_same_seed_sends_the_same_bytes_at_the_same_time_in_another_process(twenty: list[str]) -> None:
+    assert lines(worlds(5, 10, hash_seed=4711)) == twenty[5:15]
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("part", range(20))
+def test_a_thousand_worlds_have_no_bad_one(part: int) -> None:
+    assert len(lines(worlds(1000 + 50 * part, 50))) == 50
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_mutant_is_found_within_a_hundred_worlds(mutant: str) -> None:
+    ended = worlds(0, 100, mutant=mutant)
+    assert ended.returncode == 1, f"{len(ended.stdout.splitlines())} worlds found nothing"
+    assert "failed in the world of seed" in ended.stdout, ended.stderr[-2000:]
