@@ -1,4 +1,4 @@
-"""``levada new``: a small project to start from, with a test that passes."""
+"""``levada new``: a small project to start from, with tests that pass."""
 
 from __future__ import annotations
 
@@ -66,15 +66,18 @@ async def app(
         yield incoming, questions
 ''',
     "test_$name.py": '''\
-"""The app on free ports, with a real writer and a real client."""
+"""The app on free ports, with a real writer and a real client; and in simulated worlds, whose network fails."""
 
 from contextlib import asynccontextmanager
 
 import trio
 from levada.actors import lumberjack, rsocket
 from levada.framework import ActorSystem
+from levada.framework.testing.simulation import World, simulate
 
-from $name import app
+from $name import DOOR, LOGS, app
+
+LINES = 20
 
 
 def test_lines_are_counted() -> None:
@@ -90,6 +93,35 @@ def test_lines_are_counted() -> None:
                 assert (await client.request_response(b"")).data == b"2"
 
     trio.run(main)
+
+
+async def ship() -> None:
+    """A process that sends a line each second."""
+    async with ActorSystem() as system, lumberjack.connect(system, LOGS) as writer:
+        for number in range(LINES):
+            await writer.deliver([{"line": str(number)}])
+            await trio.sleep(1)
+
+
+async def check() -> None:
+    """A process that asks for the total. A line may be counted twice: Lumberjack sends it again if in doubt."""
+    async with ActorSystem() as system, rsocket.connect(system, DOOR) as client:
+        assert int((await client.request_response(b"")).data) >= LINES
+
+
+async def cut(world: World) -> None:
+    """The shipper loses the app for half a minute. The seed of the world decides when."""
+    await world.start("app", app)
+    shipper = await world.start("shipper", ship)
+    await trio.sleep(world.random.uniform(0, LINES))
+    world.cut("shipper", "app", seconds=30)
+    assert await shipper.wait() == 0
+    checker = await world.start("checker", check)
+    assert await checker.wait() == 0
+
+
+def test_no_line_is_lost_if_the_network_is_cut() -> None:
+    simulate(cut, seeds=range(10))
 ''',
     "pyproject.toml": """\
 [build-system]
@@ -222,6 +254,7 @@ levada ship FILE --once --to lumberjack://127.0.0.1:5044    # or Filebeat, with 
 """
 CALL: Final = """\
 levada call rsocket+tcp://127.0.0.1:7000    # prints how many lines have arrived
+levada simulate test_$name:cut --seeds 200    # the same system with a network that fails, in 200 simulated worlds
 """
 QUERY: Final = """\
 python query.py    # Spark counts the first words of the lines
@@ -232,8 +265,8 @@ def add_parser(subparsers: Subparsers) -> None:
     """Describe the arguments."""
     parser = subparsers.add_parser(
         "new",
-        help="create a small project: an app, its test and pyproject.toml",
-        description="Create a folder with an app for `levada serve`, its test, pyproject.toml and, without --spark, a Containerfile. "
+        help="create a small project: an app, its tests and pyproject.toml",
+        description="Create a folder with an app for `levada serve`, its tests, pyproject.toml and, without --spark, a Containerfile. "
         "Prints the next commands.",
         epilog="Exit codes: 0 the project was created; 2 the name cannot be used, or the folder exists.",
     )
