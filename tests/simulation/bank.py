@@ -24,7 +24,12 @@ SETTINGS: Final = NodeSettings(
     silence=5.0,
     restart=restart("transient", max=1000, within=60.0, initial_backoff=0.2, max_backoff=1.0),
 )
-FAULTS: Final = Faults(strikes=8, every=0.3, aims={"Add", "Append", "Close", "Command", "Due", "Open"})
+FAULTS: Final = Faults(
+    jump=5.0,  # a reminder that a wrong clock has set is late by as much
+    strikes=8,
+    every=0.3,
+    aims={"Add", "Append", "Close", "Command", "Due", "Open"},
+)
 """Strikes at random times; in half of the worlds, also at commands, appends, and moves of shards."""
 _CLIENTS: Final = 3
 _COMMANDS: Final = 12

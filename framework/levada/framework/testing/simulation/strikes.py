@@ -30,8 +30,6 @@ _OTHERS: Final = 0.5
 """The share of aimed strikes that go to any process."""
 _CALLS: Final = 40
 """The most calls of the disk before a crash in one of them."""
-_JUMPS: Final = (-3600.0, -1.0, 1.0, 3600.0)
-"""Seconds that a clock jumps."""
 
 _share: Any = [v.instance_of((int, float)), v.ge(0)]
 
@@ -66,6 +64,8 @@ class Faults:
     """Weight of power failures of a machine all whose processes come back."""
     clock_jumps: float = attrs.field(default=1.0, validator=_share)
     """Weight of jumps of a clock."""
+    jump: float = attrs.field(default=3600.0, validator=_share)
+    """The most seconds that a clock jumps, forward or back."""
     skew: float = attrs.field(default=0.5, validator=_share)
     """The most seconds that the clock of a process is off from the start."""
     latency: tuple[float, float] = (0.0001, 0.002)
@@ -168,4 +168,4 @@ class Strikes:
 
     def _clock(self) -> None:
         for process in self._one(self._alive()):
-            process.clock(self._random.choice(_JUMPS))
+            process.clock(round(self._random.uniform(-self._faults.jump, self._faults.jump), 3))
