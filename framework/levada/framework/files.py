@@ -7,11 +7,12 @@ import mmap
 import os
 import stat
 import struct
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import quote
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ _AT_EMPTY_PATH, _STATX_BTIME = 0x1000, 0x800
 _BTIME = struct.Struct("=qI")
 _BTIME_AT = 80  # in a struct statx
 
+_BINARY: Final = getattr(os, "O_BINARY", 0)
+"""Windows would change the ends of lines."""
+
 
 class Files:
     """The real files. All calls block, may be made in any thread, and raise `OSError` as the functions of `os` do."""
@@ -39,18 +43,24 @@ class Files:
 
     def open(self, path: StrPath, flags: int, mode: int = 0o777) -> int:
         """As `os.open`."""
-        return os.open(path, flags, mode)
+        return os.open(path, flags | _BINARY, mode)
 
     def close(self, fd: int) -> None:
         """As `os.close`."""
         os.close(fd)
 
     def pread(self, fd: int, length: int, offset: int, /) -> bytes:
-        """As `os.pread`."""
+        """As `os.pread`. On Windows the position of the file moves, so only one thread reads and writes it."""
+        if sys.platform == "win32":
+            os.lseek(fd, offset, os.SEEK_SET)
+            return os.read(fd, length)
         return os.pread(fd, length, offset)
 
     def pwrite(self, fd: int, data: ReadableBuffer, offset: int, /) -> int:
-        """As `os.pwrite`."""
+        """As `os.pwrite`; on Windows see `pread`."""
+        if sys.platform == "win32":
+            os.lseek(fd, offset, os.SEEK_SET)
+            return os.write(fd, data)
         return os.pwrite(fd, data, offset)
 
     def pwritev(self, fd: int, buffers: Sequence[ReadableBuffer], offset: int, /) -> int:
@@ -165,7 +175,7 @@ class Files:
     @contextmanager
     def opened(self, path: StrPath, flags: int = os.O_RDONLY) -> Iterator[int]:
         """Open a file, or make one that only its owner may read, for a block; yield its descriptor. Each error of the block has the path."""
-        descriptor = self.open(path, flags | os.O_CLOEXEC, 0o600)
+        descriptor = self.open(path, flags, 0o600)
         try:
             yield descriptor
         except OSError as error:

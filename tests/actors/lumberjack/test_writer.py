@@ -911,10 +911,10 @@ async def test_a_host_with_a_closed_connection_is_left_alone_until_an_event_wait
         left, right = await a.accept(), await b.accept()
         await left.stream.aclose()
         await wait_all_tasks_blocked()
+        assert writer.statistics().connects == 2
         nursery.start_soon(writer.deliver, [{"n": 0}])
         assert (await right.window()).lines == [0]
         await wait_all_tasks_blocked()
-        assert writer.statistics().connects == 2
         begin = trio.current_time()
         await writer.send({"n": 1})
         left = await a.accept()
