@@ -10,8 +10,8 @@
 Real: the program, its actor systems, its protocols above the carriers, its journals. Simulated: the network, threads, clocks, disks.
 
 * TCP and Unix sockets are wires in memory. TLS is claimed, not spoken: no certificate is read.
-* All processes share one interpreter: a global variable of the program is one variable for all of them. A paused process has no network and
-  no threads, and its timers run on.
+* All processes share one interpreter: a global variable of the program is one variable for all of them; `SharedStateWarning` names those that
+  a world has changed. A paused process has no network and no threads, and its timers run on.
 * A call in a thread is made in a task, after a while. Native code and threads of the program's own are out of reach.
 """
 
@@ -21,11 +21,12 @@ from .disk import SimulatedDisk
 from .faults import CHANGES, Call, Crashed, DiskFaults, Fault, chance
 from .files import SimulatedFiles
 from .history import History, NotLinear, Operation, check_linear
+from .modules import SharedStateWarning
 from .process import Machine, Process
 from .strikes import Faults
 from .world import Simulated, SimulationFailure, World, simulate
 
 __all__ = [
-    "CHANGES", "Call", "Crashed", "DiskFaults", "Fault", "Faults", "History", "Machine", "NotLinear", "Operation", "Process", "Simulated",
-    "SimulatedDisk", "SimulatedFiles", "SimulationFailure", "World", "chance", "check_linear", "simulate",
+    "CHANGES", "Call", "Crashed", "DiskFaults", "Fault", "Faults", "History", "Machine", "NotLinear", "Operation", "Process", "SharedStateWarning",
+    "Simulated", "SimulatedDisk", "SimulatedFiles", "SimulationFailure", "World", "chance", "check_linear", "simulate",
 ]  # fmt: skip

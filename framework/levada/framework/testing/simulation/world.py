@@ -29,6 +29,7 @@ from levada.framework.text import text_of
 
 from .disk import Model, SimulatedDisk
 from .history import History
+from .modules import ModuleState
 from .network import SimulatedNetwork
 from .process import Machine, Process
 from .strikes import Faults, Strikes
@@ -66,6 +67,8 @@ class World:
         self.processes: list[Process] = []
         """All processes so far, the dead ones too."""
         self.strikes = Strikes(self, self.faults, random.Random(f"faults {seed}"))
+        self.modules = ModuleState()
+        """Variables that all processes share."""
         self._pids = 100
         self._nursery: trio.Nursery
 
@@ -92,6 +95,7 @@ class World:
         if any(process.name == name and not process.ended.is_set() for process in self.processes):
             raise ConfigurationError(f"there is a process {name!r} already")
         await where.came_up.wait()
+        self.modules.watch(main)
         process = Process(self, name, where, None, returns=restart is not None)
         program: Any = _serving(main, name, process) if inspect.isasyncgenfunction(main) else main
         self.begin(process, program)
@@ -251,6 +255,8 @@ def simulate(
         faults: what goes wrong by chance; None: only what the scenario does.
         limit: seconds of virtual time after which a world counts as hung.
 
+    A variable of a module of the program that a world has changed is a `SharedStateWarning`.
+
     Raises:
         SimulationFailure: the scenario raised, or a process that does not come back; names the seed. The remaining seeds are not run.
         RuntimeError: this trio cannot repeat its order of tasks.
@@ -287,7 +293,10 @@ async def _run(
 ) -> float:
     world = World(seed, machines, faults)
     worlds.append(world)
-    await world.run(scenario, limit)
+    try:
+        await world.run(scenario, limit)
+    finally:
+        world.modules.warn()
     return trio.current_time()
 
 
