@@ -83,6 +83,19 @@ async def interrupted_actor(world: World) -> None:
     await trio.sleep(10)
 
 
+async def interrupted_at_its_end(world: World) -> None:
+    async def main() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    await world.start("main", main, restart=1.0)
+    await trio.sleep(1)
+    world["main"].kill()
+    await trio.sleep(1)
+
+
 async def two(world: World, other: World) -> None:
     """No scenario: it takes too much."""
 
@@ -167,8 +180,9 @@ def test_ctrl_c_says_how_far_it_came(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.handler_fails
-def test_ctrl_c_ends_it_even_while_an_actor_works(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["simulate", f"{HERE}:interrupted_actor"]) == 130
+@pytest.mark.parametrize("scenario", ["interrupted_actor", "interrupted_at_its_end"])
+def test_ctrl_c_ends_it_wherever_it_is(scenario: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["simulate", f"{HERE}:{scenario}"]) == 130
     assert capsys.readouterr().err.splitlines()[-1] == "levada: interrupted"
 
 

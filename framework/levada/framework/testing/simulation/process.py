@@ -233,8 +233,10 @@ class Process:
             with self._scope:
                 found = await main()
                 code = found if isinstance(found, int) else 0
-        except BaseException as raised:  # noqa: BLE001 - a dead process has no errors; others are raised below
-            cancelled, _ = split_cancelled(raised)
+        except BaseException as raised:  # a dead process has no errors; others are raised below
+            cancelled, rest = split_cancelled(raised)
+            if rest is not None and BaseExceptionGroup("", [rest]).subgroup(KeyboardInterrupt) is not None:
+                raise  # Ctrl-C is not the program's
             if cancelled is not None:  # the world ends
                 raise cancelled from None
             if not self.dead:
