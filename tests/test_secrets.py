@@ -23,6 +23,7 @@ HARMLESS = {
     "levada.actors.journal.columns.Envelope.headers",  # of a row
     "levada.actors.spark.asks.RemoteActor.token_file",
     "levada.actors.spark.worker.RemoteMailbox.token_file",
+    "levada.framework.platform.Platform.token_bytes",  # a function
     "levada.transports.aqueduct.events.Settled.tokens",  # what the caller gave to `send`
     "levada.transports.carriers.contracts.CarrierInfo.peer_credentials",  # process, user and group
     "levada.transports.carriers.websocket_config.Refusal.headers",  # of an answer

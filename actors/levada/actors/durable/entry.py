@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import attrs
 import pyarrow as pa
@@ -22,6 +22,7 @@ from levada.actors.journal import (
     GetSchema,
     Journal,
     JournalConfig,
+    JournalError,
     ReadEntity,
     SchemaMismatch,
     Store,
@@ -35,7 +36,6 @@ from levada.framework.errors import ActorError, ConfigurationError, LevadaError
 from levada.framework.handlers import flatten
 from levada.framework.message import tag_of
 from levada.framework.ref import DEFAULT_TIMEOUT
-from levada.framework.text import text_of
 
 from .access import Access
 from .entity import Durable, handler_of
@@ -462,6 +462,10 @@ def _prepare(folder: Path, events: tuple[type, ...], shards: int) -> Log:
     return log
 
 
+_NO_ENTITY: Final = "\0"
+"""Has no rows, so to look for them reads none."""
+
+
 async def _log_of(journal: Ref[Any], events: tuple[type, ...], shards: int) -> Log:
     """Return the columns of the log of a journal, which has them all."""
     try:
@@ -479,10 +483,13 @@ async def _log_of(journal: Ref[Any], events: tuple[type, ...], shards: int) -> L
             f"the journal lacks the columns {', '.join(lacks)}: open it with log_columns(events, there), where there is its schema"
         )
     try:
-        await journal.ask(ReadEntity("", partition=0, newest=1, max_bytes=1))
+        await journal.ask(ReadEntity(_NO_ENTITY, partition=0, newest=1, max_bytes=1))
     except LevadaError as error:
+        refusal = error if isinstance(error, JournalError) else journal_error(error)
+        if type(refusal) is not JournalError:
+            raise
         raise ConfigurationError(
-            f"the journal finds no rows of an entity: open it with the config log_config({shards}) ({text_of(error)})"
+            f"the journal finds no rows of an entity: open it with the config log_config({shards}) ({refusal})"
         ) from error
     return log
 

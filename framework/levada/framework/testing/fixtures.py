@@ -15,9 +15,8 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, TypeVar, cast
 
-import pytest
-
 try:
+    import pytest
     import pytest_trio  # type: ignore[import-untyped]  # it has no types
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
