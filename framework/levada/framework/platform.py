@@ -39,6 +39,7 @@ class RunInThread(Protocol):
         limiter: trio.CapacityLimiter | None = None,
     ) -> Awaitable[R]:
         """Call it and wait for its result. Cancellation waits for it too, or with `abandon_on_cancel` leaves it alone."""
+        ...
 
 
 def _thread_pool(threads: int, name: str) -> Executor:
@@ -78,6 +79,7 @@ class Network(Protocol):
         Raises:
             OSError: the address is taken, or not one of this machine.
         """
+        ...
 
     def release(self, kind: str, host: str, port: int) -> None:
         """Free an address."""
@@ -88,6 +90,7 @@ class Network(Protocol):
         Raises:
             OSError: no process listens there, or there is no such host.
         """
+        ...
 
 
 class Exit(Protocol):
@@ -106,10 +109,12 @@ class Launched(Protocol):
     @property
     def wire(self) -> Wire:
         """The connection with the process: the parent has way 0."""
+        ...
 
     @property
     def heart(self) -> Wire:
         """A second one, for heartbeats."""
+        ...
 
     def terminate(self) -> None:
         """Send SIGTERM. Does nothing if it has ended."""
@@ -119,6 +124,7 @@ class Launched(Protocol):
 
     async def wait(self) -> int:
         """Wait until it has ended; return its exit code, negative for a signal."""
+        ...
 
 
 class Launch(Protocol):
@@ -126,6 +132,7 @@ class Launch(Protocol):
 
     def __call__(self, name: str, main: Callable[[Exit], Awaitable[int]]) -> Launched:
         """Start it; `main` runs in its surroundings and returns its exit code."""
+        ...
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -416,6 +416,7 @@ async def starts_a_process(system: ActorSystem) -> AsyncIterator[None]:
 async def test_what_a_killed_node_has_started_is_killed_with_it() -> None:
     marker = uuid.uuid4().hex
     settings = NodeSettings(env={"LEVADA_TEST": marker})
+    of_node: list[int] = []
     async with ActorSystem() as system:
         with pytest.raises(ZeroDivisionError):
             async with local_nodes(system, 1, starts_a_process, settings=settings) as nodes:

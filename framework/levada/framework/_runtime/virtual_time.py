@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from math import inf
 from time import sleep
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import attrs
 import trio
@@ -35,7 +35,7 @@ def platform_of_run() -> Platform:
     testing = sys.modules.get("trio.testing")  # a program that does not test does not load it
     if testing is None or not isinstance(clock, testing.MockClock):
         return found
-    wait_for_threads(clock)
+    wait_for_threads(cast("MockClock", clock))
     return virtual_time(clock, since=REAL.time()) if found is REAL else found
 
 

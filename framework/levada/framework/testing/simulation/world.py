@@ -263,10 +263,11 @@ def simulate(
     """
     digests, seconds, strikes = {}, 0.0, 0
     for seed in seeds:
-        known = -1
+        worlds: list[World] = []
+        known, seconds_of = -1, 0.0
         while known != len(sys.modules):
             known = len(sys.modules)
-            worlds: list[World] = []
+            worlds.clear()
             try:
                 with deterministic(seed):
                     seconds_of = trio.run(
