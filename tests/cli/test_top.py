@@ -220,7 +220,7 @@ async def test_in_the_browser(console: str) -> None:
     async with out, err:
         printed = await heard(out, lambda said: said.count(b"\n") >= 2)
         found = re.fullmatch(
-            r"open http://127\.0\.0\.1:(\d+)/#token=[\w-]{43}\nThe address works for one login; Ctrl-C ends the dashboard\.\n",
+            r"open http://127\.0\.0\.1:(\d+)/#token=[0-9a-f]{64}\nThe address works for one login; Ctrl-C ends the dashboard\.\n",
             printed.decode(),
         )
         assert found is not None
