@@ -11,15 +11,18 @@ from __future__ import annotations
 
 from collections import Counter
 from math import inf
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import attrs
 
-from levada.transports.lumberjack import ReaderConfig, ReaderCore
+from levada.transports.lumberjack import ReaderConfig
 
 from .turns import Turns
 
-__all__ = ["Load", "Pausable", "ReaderStatistics"]
+if TYPE_CHECKING:
+    from .connection import LumberjackDriver
+
+__all__ = ["Load", "ReaderStatistics"]
 
 
 @attrs.frozen(kw_only=True)
@@ -56,18 +59,6 @@ class ReaderStatistics:
     """Seconds since the sink got the oldest unit that it has not committed; 0 if there is none."""
 
 
-class Pausable(Protocol):
-    """A connection, as `Load` sees it."""
-
-    core: ReaderCore
-
-    def pause(self) -> None:
-        """Stop reading and unpacking."""
-
-    def resume(self) -> None:
-        """Read and unpack again."""
-
-
 class Load:
     """The connections of one reader, the oldest first, and their sums.
 
@@ -87,22 +78,22 @@ class Load:
         most = config.max_envelope + config.max_cost + 5 * config.max_frame
         self._bound = limit - min(most, limit // 2)  # for all but `_first`
         self._little = limit // 16  # for all that hold little
-        self._first: Pausable | None = None
-        self._held: dict[Pausable, int] = {}
+        self._first: LumberjackDriver | None = None
+        self._held: dict[LumberjackDriver, int] = {}
         self._total = 0
         self._holding = 0  # connections that hold anything
-        self.paused: dict[Pausable, None] = {}
+        self.paused: dict[LumberjackDriver, None] = {}
         self._past: Counter[str] = Counter()  # sums of connections that have ended
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def add(self, connection: Pausable) -> None:
+    def add(self, connection: LumberjackDriver) -> None:
         """Add a new connection."""
         self.accepted += 1
         self._held[connection] = 0
 
-    def remove(self, connection: Pausable) -> None:
+    def remove(self, connection: LumberjackDriver) -> None:
         """Remove a connection that has ended; its counters stay in the sums."""
         if connection not in self._held:
             return  # it never began
@@ -113,7 +104,7 @@ class Load:
             self._past[name] += getattr(connection.core, name)
         self._balance()
 
-    def report(self, connection: Pausable) -> None:
+    def report(self, connection: LumberjackDriver) -> None:
         """Note the memory of a connection, and pause or resume connections."""
         if connection not in self._held:
             return  # it has ended, or never began
@@ -121,7 +112,7 @@ class Load:
         if self.paused or self._total > self._bound:
             self._balance()
 
-    def _note(self, connection: Pausable, held: int) -> None:
+    def _note(self, connection: LumberjackDriver, held: int) -> None:
         before, self._held[connection] = self._held[connection], held
         self._total += held - before
         self._holding += (held > 0) - (before > 0)
@@ -154,7 +145,7 @@ class Load:
                 if each in self.paused:
                     self._resume(each)
 
-    def _resume(self, connection: Pausable | None) -> None:
+    def _resume(self, connection: LumberjackDriver | None) -> None:
         if connection is not None:
             del self.paused[connection]
             connection.resume()

@@ -17,7 +17,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import attrs
 import trio
@@ -26,7 +26,6 @@ from levada.framework import Asks, Down, Failed, Normal, Reason, Ref, Shutdown, 
 from levada.framework.embedding import UntracedActor, release
 from levada.transports.text import printable
 
-from .directory import Directory
 from .heart import ORPHANED
 from .messages import (
     CONTROL,
@@ -43,6 +42,9 @@ from .messages import (
     fingerprints,
 )
 from .settings import NodeSettings
+
+if TYPE_CHECKING:
+    from .fleet import Fleet
 
 __all__ = ["DrainNode", "Greet", "Launcher", "Node", "Place", "Process", "Run", "control_schema", "how_it_ended"]
 
@@ -186,22 +188,6 @@ def _refused(name: str, error: OSError | ValueError) -> str:
     return f"{name} cannot be started: {error}{remedy}"
 
 
-class Keeper(Protocol):
-    """The part of a fleet that `Node` uses."""
-
-    directory: Directory
-    node_id: bytes
-
-    @property
-    def coordinator(self) -> Ref[Any]:
-        """Takes the requests of nodes."""
-        ...
-
-    def cut(self, run: Run) -> None:
-        """Abort the connection of one start of a node."""
-        ...
-
-
 @attrs.frozen
 class Greet(Asks[Welcome | Refused]):
     """A hello has arrived over the connection of one start."""
@@ -243,7 +229,7 @@ class _Kill:
 class Node(UntracedActor[Any]):
     """One node: starts its process, admits it, watches it and ends it."""
 
-    fleet: Keeper
+    fleet: Fleet
     place: Place
 
     def __attrs_post_init__(self) -> None:

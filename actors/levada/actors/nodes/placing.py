@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from levada.framework import Actor, ActorSystem, Failed, Lost, Reason, Ref
+from levada.framework import Actor, Failed, Lost, Reason, Ref
 from levada.framework.embedding import release
 from levada.framework.errors import (
     ActorError,
@@ -18,9 +18,10 @@ from levada.framework.errors import (
     RemoteFailure,
 )
 
-from .directory import Directory
 from .messages import End, Member, MemberState, NodeLost, Spawn
-from .node import Place
+
+if TYPE_CHECKING:
+    from .fleet import Fleet
 
 __all__ = ["Placed", "Placing"]
 
@@ -28,23 +29,10 @@ _ENDS_SYSTEM: Final = frozenset({"SystemExit", "KeyboardInterrupt", "BaseExcepti
 """Kinds of failures of an actor that end its system, and with it the node. A group that is no `ExceptionGroup` has one of the others in it."""
 
 
-class Places(Protocol):
-    """The part of a fleet that chooses nodes for actors."""
-
-    system: ActorSystem
-    directory: Directory
-    starting: set[str]
-    """The names of actors that are starting."""
-
-    def choose(self, on: str | int) -> Place:
-        """Return a node that is up, or raise `ActorError`."""
-        ...
-
-
 class Placing:
     """An actor on a node: its order, the choice of its node, and its current ref and node."""
 
-    def __init__(self, fleet: Places, order: Spawn, on: str | int, name: str | None) -> None:
+    def __init__(self, fleet: Fleet, order: Spawn, on: str | int, name: str | None) -> None:
         self.fleet = fleet
         self.order = order
         self.on = on
