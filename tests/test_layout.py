@@ -9,9 +9,12 @@ import inspect
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+
+import levada.framework
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = ("framework", "transports", "actors")
@@ -314,3 +317,9 @@ def test_the_command_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     module, _, function = project["scripts"]["levada"].partition(":")
     assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_the_framework_names_its_release() -> None:
+    assert levada.framework.__version__ == version("levada")
+    with pytest.raises(AttributeError, match=r"module 'levada\.framework' has no attribute 'release'"):
+        levada.framework.release  # noqa: B018 - it raises

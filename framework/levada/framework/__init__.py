@@ -28,6 +28,8 @@ Example:
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ._runtime.ask import Reply
 from ._runtime.remote import current_peer
 from .actor import Actor, ReceiveTimeout, actor
@@ -199,3 +201,19 @@ __all__ = [
     "schema_fingerprint",
     "unbounded",
 ]  # fmt: skip
+
+if TYPE_CHECKING:
+    __version__: str
+    """The release of levada; ``unknown`` if it is not installed, but imported from an archive, for example."""
+
+
+def __getattr__(name: str) -> str:
+    """Look the release up when it is asked for: that takes 10 ms, and most programs need none."""
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("levada")
+    except PackageNotFoundError:
+        return "unknown"

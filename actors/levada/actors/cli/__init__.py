@@ -161,18 +161,14 @@ def make_parser(names: Iterable[str] = COMMANDS, words: Sequence[str] = ()) -> a
         names: the subcommands that it knows.
         words: the arguments after the subcommand.
     """
-    import importlib.metadata
+    from levada.framework import __version__  # not above: it imports trio
 
     parser = argparse.ArgumentParser(
         prog="levada",
         description="Actors, typed channels, wire protocols and Spark, from the command line.",
         epilog="`levada COMMAND --help` describes a command in full.",
     )
-    try:
-        version = importlib.metadata.version("levada")
-    except importlib.metadata.PackageNotFoundError:
-        version = "from a source tree that is not installed"
-    parser.add_argument("--version", action="version", version=f"levada {version}")
+    parser.add_argument("--version", action="version", version=f"levada {__version__}")
     subparsers = parser.add_subparsers(action=Subparsers, title="commands", dest="command", metavar="COMMAND")
     assert isinstance(subparsers, Subparsers)
     subparsers.words = tuple(words)

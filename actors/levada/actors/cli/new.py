@@ -7,11 +7,11 @@ import importlib.util
 import keyword
 import re
 import shutil
-from importlib.metadata import version
 from pathlib import Path
 from string import Template
 from typing import Final
 
+from levada.framework import __version__
 from levada.framework.errors import ConfigurationError
 
 from . import Subparsers
@@ -294,7 +294,7 @@ def run(args: argparse.Namespace) -> int:
     if name in ("pytest", "pyspark") or importlib.util.find_spec(name) is not None:
         raise ConfigurationError(f"a module {name} exists already, and the project would hide it: choose another name")
     extra = "[spark]" if args.spark else ""
-    values = {"name": name, "folder": name, "version": version("levada"), "extra": extra}
+    values = {"name": name, "folder": name, "version": __version__, "extra": extra}
     templates = FILES | (SPARK_FILES if args.spark else CONTAINER)
     files = {Template(path).substitute(values): Template(text).substitute(values) for path, text in templates.items()}
     if len(files) < len(templates):

@@ -97,10 +97,6 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
         )
         self._handle: Callable[[], Peer | None] = lambda: None
         self.records: Log
-        self.approval: Approved | None = None
-        """What both sides agreed on; ``None`` before that."""
-        self.disapproval: DisapprovedEvent | None = None
-        """Why the server turned the client away."""
         self.farewell = ""
         """The reason that the peer is given when this side drains."""
         self.end: ConnectionEnded | None = None
@@ -259,12 +255,10 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
         self.feed(self.core.has_room(stream_id, now=trio.current_time()))
 
     def _on_approved(self, event: Approved) -> None:
-        self.approval = event
         self.records.say("approved", f"{event.identifier}, version {'.'.join(map(str, event.version))}")
         self.greeted()
 
     def _on_disapproved(self, event: DisapprovedEvent) -> None:
-        self.disapproval = event
         self.refusal = Disapproved(event.reason, code=event.code, retry_after=event.retry_after)
         # A client's program gets an error for this, and the listener has warned.
         self.records.say("disapproved", code_name(event.code), reason=event.reason)

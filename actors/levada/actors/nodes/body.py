@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, TypeVar
 
 import trio
@@ -33,6 +32,7 @@ from levada.framework import (
     Reply,
     Supervision,
     Supervisor,
+    __version__,
     child,
     handles,
     oneshot,
@@ -156,13 +156,6 @@ async def run_node(
         raise failure
 
 
-def _version() -> str:
-    try:
-        return version("levada")
-    except PackageNotFoundError:  # not installed, but imported from an archive, for example
-        return "of unknown version"
-
-
 def _text(error: BaseException) -> str:
     """Return the name and the text of an error; those of its parts for a group, which says only how many they are."""
     if isinstance(error, BaseExceptionGroup):
@@ -199,7 +192,7 @@ class _Body:
             pid=system.platform.pid(),
             host=system.platform.host(),
             python=platform.python_version(),
-            version=_version(),
+            version=__version__,
             schema=control_schema(),
             control=control,
             answer=answer,

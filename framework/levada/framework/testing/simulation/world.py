@@ -15,12 +15,12 @@ import sys
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 import attrs
 import trio
 
+from levada.framework import __version__
 from levada.framework.errors import ConfigurationError
 from levada.framework.system import ActorSystem
 from levada.framework.testing.clock import autojump, deterministic
@@ -209,11 +209,8 @@ class SimulationFailure(AssertionError):
         """Run it again with ``simulate(scenario, seeds=[seed])``."""
         self.events = events
         """The fates of processes and machines in this world, each with its time in seconds."""
-        try:
-            self.version = version("levada")
-            """The version of levada: with another one, the seed may make another world."""
-        except PackageNotFoundError:  # not installed, but imported from an archive, for example
-            self.version = "of unknown version"
+        self.version = __version__
+        """The version of levada: with another one, the seed may make another world."""
         last = "\n  ".join(f"{at:.4f} s  {text}" for at, text in events[-_SHOWN:])
         super().__init__(
             f"failed in the world of seed {seed} (repeat it: simulate(…, seeds=[{seed}]), levada {self.version}): "
