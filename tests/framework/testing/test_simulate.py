@@ -208,6 +208,45 @@ def test_a_process_comes_back_after_its_end_unless_it_has_ended_well() -> None:
     assert lives == [0.0, 7.0, 10.0]
 
 
+@pytest.mark.parametrize(("restart", "count"), [(0.0, 1000), (1.0, 61), (30.0, 20)])
+def test_a_process_that_fails_at_once_each_time_fails_the_world_with_its_last_error(restart: float, count: int) -> None:
+    lives: list[None] = []
+
+    async def main() -> None:
+        lives.append(None)
+        await trio.lowlevel.checkpoint()
+        raise ValueError(f"no settings {len(lives)}")
+
+    async def scenario(world: World) -> None:
+        await world.start("main", main, restart=restart)
+        await trio.sleep_forever()
+
+    with pytest.raises(SimulationFailure) as error:
+        simulate(scenario, seeds=[1])
+    assert len(lives) == count
+    assert f"main failed at once {count} times in " in str(error.value)
+    assert f"the last time with ValueError('no settings {count}')" in str(error.value)
+
+
+def test_a_process_may_fail_for_a_while_if_what_it_needs_is_not_there() -> None:
+    lives: list[None] = []
+
+    async def main() -> int:
+        lives.append(None)
+        if len(lives) % 20:
+            return 1
+        await trio.sleep(1.5)
+        return 2 if len(lives) < 200 else 0
+
+    async def scenario(world: World) -> None:
+        await world.start("main", main, restart=1.0)
+        await trio.sleep(300)
+        assert world["main"].code == 0
+
+    run(scenario)
+    assert len(lives) == 200
+
+
 def test_an_error_of_a_process_that_does_not_come_back_fails_the_world() -> None:
     async def main() -> None:
         await trio.sleep(1)

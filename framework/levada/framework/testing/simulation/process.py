@@ -103,6 +103,8 @@ class Process:
         """How many pauses are under way."""
         self.code: int | None = None
         """The exit code, negative for a signal; None while it runs, as far as others know."""
+        self.error: BaseException | None = None
+        """The error that has ended it; None if it was killed."""
         self.terminated = trio.Event()
         """Set by SIGTERM."""
         self.ended = trio.Event()
@@ -240,7 +242,7 @@ class Process:
             if cancelled is not None:  # the world ends
                 raise cancelled from None
             if not self.dead:
-                error = raised
+                self.error = error = raised
         finally:
             self.gone.set()
             if not self.dead:

@@ -45,6 +45,14 @@ _START: Final = (0.05, 0.3, 1.0)
 """Seconds for Python to start in a child process."""
 _SLOW: Final = 10.0
 """How much slower the network is in every third world."""
+_SHORT_LIFE: Final = 1.0
+"""Seconds that a process runs at least, if it does anything."""
+_FAILURES: Final = 20
+"""Short lives in a row that a process may have."""
+_PATIENCE: Final = 60.0
+"""Seconds for which short lives may go on: what it needs may be out of reach."""
+_MOST_FAILURES: Final = 1_000
+"""The same if they take less time than that."""
 
 
 class World:
@@ -89,8 +97,14 @@ class World:
             main: an async function that is the program, or an app as for ``levada serve``: an async generator function of an actor system.
             machine: the name of the machine that it runs on; by default the first one.
             restart: the seconds after which it is started again when it has ended other than with the exit code 0; None: never. Then an error
-                that leaves `main` is an error of the scenario. A failed assertion always is.
+                that leaves `main` is an error of the scenario. A failed assertion always is. So is a process that has failed within a second
+                of each of its starts for a minute (and 20 times), or 1,000 times.
         """
+        return await self._start(name, main, machine, restart, [])
+
+    async def _start(
+        self, name: str, main: Any, machine: str | None, restart: float | None, failures: list[float]
+    ) -> Process:
         where = self._machine(machine or next(iter(self.machines)))
         if any(process.name == name and not process.ended.is_set() for process in self.processes):
             raise ConfigurationError(f"there is a process {name!r} already")
@@ -100,13 +114,35 @@ class World:
         program: Any = _serving(main, name, process) if inspect.isasyncgenfunction(main) else main
         self.begin(process, program)
         if restart is not None:
-            self._nursery.start_soon(self._start_again, name, main, where.name, restart, process)
+            self._nursery.start_soon(self._start_again, process, main, restart, failures)
         return process
 
-    async def _start_again(self, name: str, main: Any, machine: str, restart: float, process: Process) -> None:
-        if await process.wait():
-            await trio.sleep(restart)
-            await self.start(name, main, machine=machine, restart=restart)
+    async def _start_again(self, process: Process, main: Any, restart: float, failures: list[float]) -> None:
+        """Start a process again after its end.
+
+        Args:
+            process: the one that runs, or has ended.
+            main: its main function.
+            restart: seconds until then.
+            failures: the times at which it has failed at once, in a row.
+        """
+        began = trio.current_time()
+        code = await process.wait()
+        if not code:
+            return
+        now = trio.current_time()
+        if code < 0 or now - began > _SHORT_LIFE:
+            failures.clear()
+        else:
+            failures.append(now)
+            count, seconds = len(failures), now - failures[0]
+            if (count >= _FAILURES and seconds >= _PATIENCE) or count >= _MOST_FAILURES:
+                why = f"exit code {code}" if process.error is None else repr(process.error)
+                raise AssertionError(
+                    f"{process.name} failed at once {count} times in {seconds:g} s, the last time with {why}"
+                ) from process.error
+        await trio.sleep(restart)
+        await self._start(process.name, main, process.machine.name, restart, failures)
 
     def __getitem__(self, name: str) -> Process:
         """Return the process of this name that was started last: also a node, by its name, and a keeper."""
