@@ -1,4 +1,4 @@
-"""Carriers between processes of a simulated world: the contract, names, and what TLS claims."""
+"""Carriers between processes of a simulated world: the contract, and names."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from levada.framework.errors import ConfigurationError, ConnectionClosed, Connec
 from levada.framework.testing.simulation import World, simulate
 from levada.transports import carriers
 from levada.transports.carriers.tcp import TcpConfig
-from levada.transports.carriers.tls import TlsConfig
 from levada.transports.carriers.unix import UnixConfig
 from levada.transports.testing import CarrierCheck, CarrierTraits, carrier_checks
 
 dial: Any = carriers.dial
 listen: Any = carriers.listen
 
-URLS = ["tcp://localhost:0", "tls://localhost:0", "unix:///run/socket"]
+URLS = ["tcp://localhost:0", "unix:///run/socket"]
 
 
 async def settle() -> None:
@@ -152,19 +151,6 @@ def test_a_dial_out_of_reach_waits_for_its_timeout() -> None:
         assert await (await world.start("client", client, machine="b")).wait() == 0
 
     simulate(scenario, seeds=[1], machines=["a", "b"])
-
-
-def test_tls_claims_the_protocol_that_alpn_chooses_and_the_name() -> None:
-    async def main() -> None:
-        async with (
-            listen("tls://localhost:443", TlsConfig(alpn=("new", "old"))) as listener,
-            dial("tls://localhost:443", TlsConfig(alpn=("old", "new"), server_name="shop.example")) as client,
-            await listener.accept() as server,
-        ):
-            for info in (client.info, server.info):
-                assert (info.scheme, info.alpn, info.server_name) == ("tls", "new", "shop.example")
-
-    in_one_process(main)
 
 
 def test_tls_and_plain_tcp_do_not_meet() -> None:

@@ -1,4 +1,4 @@
-"""Byte streams between processes of a simulated network: `levada.framework.platform.Platform.network` in place of the sockets of TCP, TLS and Unix.
+"""Byte streams between processes of a simulated network: `levada.framework.platform.Platform.network` in place of the sockets of TCP and Unix.
 
 The rules of this file:
 
@@ -6,8 +6,7 @@ The rules of this file:
   `listen` give Any, for the classes of the carriers: the contracts are the same.
 * A stream is one of `levada.transports.carriers.memory` over a `Wire`. Windows and backpressure are the same; the wire decides what arrives
   and when, each way for itself.
-* TLS is claimed, not spoken: there is no handshake and no key, and no certificate is read, so that the bytes are the same in each run.
-  `CarrierInfo` has the protocol that ALPN would choose and the name that the client asked for.
+* `levada.transports.carriers.simulated_tls` has the same for TLS.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import math
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import trio
@@ -31,7 +30,10 @@ from levada.transports.carriers.memory import MemoryByteStream
 if TYPE_CHECKING:
     from levada.transports.carriers.streams import StreamConfig
 
-__all__ = ["Claims", "SimulatedListener", "dial", "listen", "over"]
+__all__ = ["SimulatedListener", "authority", "connect", "dial", "join", "listen", "over"]
+
+
+L = TypeVar("L", bound="SimulatedListener")
 
 
 class _WireLink(MemoryLink):
@@ -56,7 +58,7 @@ class _WireLink(MemoryLink):
         self.sides[side].lose(ConnectionLost(why))
 
 
-def _join(
+def join(
     wire: Wire, config: StreamConfig | None, infos: tuple[CarrierInfo, CarrierInfo]
 ) -> tuple[MemoryByteStream, MemoryByteStream]:
     """Make both ends of a stream: of the side that connected, and of the other side."""
@@ -72,7 +74,7 @@ def over(wire: Wire, names: tuple[str, str]) -> tuple[MemoryByteStream, MemoryBy
     The first end is of the process that starts the other one.
     """
     parent, child = names
-    return _join(
+    return join(
         wire,
         None,
         (
@@ -82,32 +84,17 @@ def over(wire: Wire, names: tuple[str, str]) -> tuple[MemoryByteStream, MemoryBy
     )
 
 
-@attrs.frozen(kw_only=True)
-class Claims:
-    """What a side of a TLS connection says of itself, without a proof."""
-
-    alpn: tuple[str, ...] = ()
-    """The protocols that it offers, or chooses from."""
-    server_name: str | None = None
-    """The name that a client asks for."""
-
-
 class SimulatedListener:
     """Accepts the peers of a simulated network; a `Listener` of byte streams, made by `listen`."""
 
-    def __init__(self, url: str, claims: Claims | None) -> None:
-        self.url = url
-        """The URL to dial, with the port."""
-        self.claims = claims
-        """With TLS; otherwise None."""
+    def __init__(self) -> None:
+        self.url = ""
+        """The URL to dial, with the port, once it is bound."""
         self.pid = PLATFORM.get().pid()
         """Of the process that listens."""
-        self.admission = Admission(url)
-        """Has refused no peer: addresses have no limits here."""
+        self.admission = Admission("")
+        """Counts the peers that were turned away. Addresses have no limits here."""
         self._give, self._take = trio.open_memory_channel[MemoryByteStream](math.inf)
-
-    def reload(self, context: object = None) -> None:
-        """Do nothing, since no certificate is read."""
 
     def arrive(self, stream: MemoryByteStream) -> None:
         """Queue a peer for `accept`; refuse it if the listener is closed."""
@@ -134,39 +121,30 @@ class SimulatedListener:
         await trio.lowlevel.checkpoint()
 
 
-def _authority(host: str, port: int) -> str:
+def authority(host: str, port: int) -> str:
+    """Write an address as in a URL."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-@asynccontextmanager
-async def dial(
-    network: Network,
-    scheme: str,
-    host: str,
-    port: int,
-    config: StreamConfig,
-    *,
-    timeout: float,
-    claims: Claims | None = None,
-) -> AsyncIterator[Any]:
-    """Connect to a listener; leaving the block closes the stream.
+async def connect(
+    network: Network, kind: str, host: str, port: int, timeout: float, wanted: type[L]
+) -> tuple[Wire, L, CarrierInfo, CarrierInfo]:
+    """Connect to a listener; return the wire, the listener, and the facts of both sides.
 
     Args:
         network: of this process.
-        scheme: ``"tcp"``, ``"tls"`` or ``"unix"``.
+        kind: ``"tcp"`` or ``"unix"``.
         host: a host name or an address; for ``"unix"``, the path.
         port: 0 for ``"unix"``.
-        config: watermark and time limits.
         timeout: seconds to connect.
-        claims: with TLS.
+        wanted: the class of the listener, which speaks TLS or does not.
 
     Raises:
-        ConnectionLost: no process listens there.
+        ConnectionLost: no process listens there, or it speaks another protocol.
         IdleTimeout: it was out of reach for too long.
     """
-    kind = "unix" if scheme == "unix" else "tcp"
-    where = host if kind == "unix" else _authority(host, port)
-    found: tuple[Wire, SimulatedListener] | None = None
+    where = host if kind == "unix" else authority(host, port)
+    found: tuple[Wire, object] | None = None
     try:
         with trio.move_on_after(timeout):
             found = await network.connect(kind, host, port)
@@ -175,22 +153,14 @@ async def dial(
     if found is None:
         raise IdleTimeout(f"no connection to {where} within {timeout} s")
     wire, listener = found
-    if (claims is None) != (listener.claims is None):
-        raise ConnectionLost(f"{where} {'does not speak' if claims else 'speaks'} TLS")
+    if type(listener) is not wanted:
+        raise ConnectionLost(f"{where} {'speaks' if wanted is SimulatedListener else 'does not speak'} TLS")
     pid = PLATFORM.get().pid()
-    facts = CarrierInfo(scheme=scheme, local=where, peer=where)
+    facts = CarrierInfo(scheme=kind, local=where, peer=where)
     if kind == "unix":
-        mine, theirs = _unix(facts, listener.pid), _unix(facts, pid)
-    else:
-        mine, theirs = attrs.evolve(facts, local=f"process-{pid}:0"), attrs.evolve(facts, peer=f"process-{pid}:0")
-    if claims is not None and listener.claims is not None:
-        alpn = next((each for each in listener.claims.alpn if each in claims.alpn), None)
-        mine = attrs.evolve(mine, alpn=alpn, tls_version="TLSv1.3", server_name=claims.server_name)
-        theirs = attrs.evolve(theirs, alpn=alpn, tls_version="TLSv1.3", server_name=claims.server_name)
-    stream, other = _join(wire, config, (mine, theirs))
-    wire.post(0, listener.arrive, other)
-    async with stream:
-        yield stream
+        return wire, listener, _unix(facts, listener.pid), _unix(facts, pid)
+    name = f"process-{pid}:0"
+    return wire, listener, attrs.evolve(facts, local=name), attrs.evolve(facts, peer=name)
 
 
 def _unix(facts: CarrierInfo, pid: int) -> CarrierInfo:
@@ -199,25 +169,44 @@ def _unix(facts: CarrierInfo, pid: int) -> CarrierInfo:
 
 
 @asynccontextmanager
+async def dial(
+    network: Network, kind: str, host: str, port: int, config: StreamConfig, *, timeout: float
+) -> AsyncIterator[Any]:
+    """Connect to a listener, see `connect`; leaving the block closes the stream."""
+    wire, listener, *infos = await connect(network, kind, host, port, timeout, SimulatedListener)
+    stream, other = join(wire, config, (infos[0], infos[1]))
+    wire.post(0, listener.arrive, other)
+    async with stream:
+        yield stream
+
+
+@asynccontextmanager
 async def listen(
-    network: Network, scheme: str, host: str, port: int, *, claims: Claims | None = None
+    network: Network, scheme: str, host: str, port: int, listener: SimulatedListener | None = None
 ) -> AsyncIterator[Any]:
     """Listen at an address of this process's machine; leaving the block stops listening. Accepted streams stay open.
+
+    Args:
+        network: of this process.
+        scheme: of the URL.
+        host: a host name or an address; for ``"unix"``, the path.
+        port: 0 chooses a free one; always 0 for ``"unix"``.
+        listener: accepts the peers; None: a new one.
 
     Raises:
         ConfigurationError: the address is taken, or not one of this machine.
     """
     kind = "unix" if scheme == "unix" else "tcp"
-    listener = SimulatedListener("", claims)
+    listener = listener or SimulatedListener()
     try:
         port = network.bind(kind, host, port, listener)
     except OSError as error:
         raise ConfigurationError(
-            f"cannot listen at {host if kind == 'unix' else _authority(host, port)}: {error}"
+            f"cannot listen at {host if kind == 'unix' else authority(host, port)}: {error}"
         ) from error
     try:
         listener.url = listener.admission.url = (
-            f"unix://{host}" if kind == "unix" else f"{scheme}://{_authority(host, port)}"
+            f"unix://{host}" if kind == "unix" else f"{scheme}://{authority(host, port)}"
         )
         yield listener
     finally:

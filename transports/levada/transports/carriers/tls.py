@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import socket as stdlib_socket
 import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from os import PathLike
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 import trio
@@ -21,10 +21,9 @@ from attrs import validators as v
 from levada.framework.errors import CarrierError, ConfigurationError, ConnectionLost, IdleTimeout
 from levada.framework.platform import PLATFORM
 from levada.framework.text import texts
-from levada.transports.carriers import simulated
 from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.certificates import WRITTEN, alternative_name, subject_text
-from levada.transports.carriers.contracts import Octets
+from levada.transports.carriers.contracts import CarrierInfo, Octets
 from levada.transports.carriers.places import Place, share_of
 from levada.transports.carriers.streams import (
     JoinedStream,
@@ -201,8 +200,21 @@ async def _shake_hands(
     except BaseException:
         raw.socket.close()
         raise
+    info = with_agreed(info, tls, context, server_name)
+    return _TlsStream(tls, raw.socket, info, config, half_close=False, straight=False, since=since)
+
+
+def with_agreed(info: CarrierInfo, tls: Any, context: ssl.SSLContext, server_name: str | None) -> CarrierInfo:
+    """Add to the facts of a connection what its TLS handshake has agreed on.
+
+    Args:
+        info: the facts of the connection below.
+        tls: the side's `ssl.SSLObject`, or a stream with its methods.
+        context: the context of this side.
+        server_name: the name that the client has asked for.
+    """
     shown = tls.getpeercert() or {}  # empty for a certificate that was not verified
-    info = attrs.evolve(
+    return attrs.evolve(
         info,
         alpn=tls.selected_alpn_protocol(),
         tls_version=tls.version(),
@@ -214,12 +226,6 @@ async def _shake_hands(
         server_name=server_name,
         resumed=bool(tls.session_reused),
     )
-    return _TlsStream(tls, raw.socket, info, config, half_close=False, straight=False, since=since)
-
-
-def _claims(config: TlsConfig, host: str) -> simulated.Claims:
-    """Return what a side says of itself where TLS is not spoken."""
-    return simulated.Claims(alpn=config.alpn, server_name=config.server_name or host)
 
 
 @asynccontextmanager
@@ -234,8 +240,9 @@ async def dial(url: str, config: TlsConfig | None = None) -> AsyncIterator[Joine
     config = config or TlsConfig()
     host, port = host_and_port(url, "tls")
     if (network := PLATFORM.get().network) is not None:
-        claims, timeout = _claims(config, host), config.tcp.connect_timeout
-        async with simulated.dial(network, "tls", host, port, config, timeout=timeout, claims=claims) as other:
+        from levada.transports.carriers import simulated_tls  # needs this module
+
+        async with simulated_tls.dial(network, host, port, config) as other:
             yield other
         return
     context = make_context(config, ssl.Purpose.SERVER_AUTH)
@@ -265,6 +272,37 @@ class _NoteName:
         return None if self.others is None else self.others(tls, name, used)
 
 
+@contextmanager
+def asked_name() -> Iterator[Callable[[], str | None]]:
+    """Within the block, this task does a server's side of a handshake; the function returns the name that the client has sent (SNI)."""
+    task = trio.lowlevel.current_task()
+    _asked[task] = None
+    try:
+        yield lambda: _asked[task]
+    finally:
+        del _asked[task]
+
+
+def listening_context(config: TlsConfig, context: ssl.SSLContext | None) -> ssl.SSLContext:
+    """Make the context of a listener, which notes the names that clients send.
+
+    Args:
+        config: names the files to read.
+        context: replaces the settings.
+
+    Raises:
+        ConfigurationError: the files cannot be used, or the settings have none since they hold a context.
+    """
+    if context is None and config.context is not None:
+        raise ConfigurationError(
+            "the settings hold a context, so there are no files to read: pass a new context to reload()"
+        )
+    context = context or make_context(config, ssl.Purpose.CLIENT_AUTH)
+    if not isinstance(context.sni_callback, _NoteName):
+        context.sni_callback = _NoteName(context.sni_callback)
+    return context
+
+
 class TlsListener:
     """Accepts TLS connections after their handshakes; a `Listener`, made by `listen`."""
 
@@ -292,13 +330,7 @@ class TlsListener:
         Raises:
             ConfigurationError: the files cannot be used; the old certificates stay in use.
         """
-        if context is None and self._config.context is not None:
-            raise ConfigurationError(
-                "the settings hold a context, so there are no files to read: pass a new context to reload()"
-            )
-        self._context = context or make_context(self._config, ssl.Purpose.CLIENT_AUTH)
-        if not isinstance(self._context.sni_callback, _NoteName):
-            self._context.sni_callback = _NoteName(self._context.sni_callback)
+        self._context = listening_context(self._config, context)
 
     async def accept(self) -> JoinedStream:
         """Wait for the next peer. Several tasks may wait, and each gets a different peer: see `Listener.accept`."""
@@ -317,12 +349,10 @@ class TlsListener:
     async def _shake_hands(
         self, raw: trio.SocketStream, peer: str, leave: Callable[[], None], scope: trio.CancelScope, place: Place
     ) -> None:
-        task = trio.lowlevel.current_task()
-        _asked[task] = None
         try:
-            with scope:
+            with scope, asked_name() as asked:
                 stream = await _shake_hands(raw, self._context, self._config, server_name=None, serving=True)
-                stream.asked_for(_asked[task])
+                stream.asked_for(asked())
                 self._ready.put(stream, place)
                 stream.at_end(leave)
                 return
@@ -331,8 +361,6 @@ class TlsListener:
             self.admission.turn_away(peer, error)
         except trio.ClosedResourceError:
             pass  # the listener is closed
-        finally:
-            del _asked[task]
         raw.socket.close()
         place.leave()
         leave()
@@ -355,8 +383,9 @@ async def listen(url: str, config: TlsConfig | None = None) -> AsyncIterator[Tls
     """
     config = config or TlsConfig()
     if (network := PLATFORM.get().network) is not None:
-        host, port = host_and_port(url, "tls")
-        async with simulated.listen(network, "tls", host, port, claims=_claims(config, host)) as other:
+        from levada.transports.carriers import simulated_tls  # needs this module
+
+        async with simulated_tls.listen(network, *host_and_port(url, "tls"), config) as other:
             yield other
         return
     make_context(config, ssl.Purpose.CLIENT_AUTH)  # find mistakes before taking the port
