@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from time import monotonic, perf_counter, process_time, time
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, TypeVarTuple, Unpack
@@ -21,7 +21,7 @@ from .files import Files
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-__all__ = ["PLATFORM", "REAL", "Exit", "Launch", "Launched", "Network", "Platform", "RunInThread", "Wire"]
+__all__ = ["PLATFORM", "REAL", "Datagrams", "Exit", "Launch", "Launched", "Network", "Platform", "RunInThread", "Wire"]
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
@@ -64,6 +64,43 @@ class Wire(Protocol):
         """
 
 
+class Datagrams(Protocol):
+    """A socket for datagrams: they may be lost, and may overtake each other.
+
+    An address is a tuple of a host, a port, and what else the system adds.
+    """
+
+    @property
+    def address(self) -> Any:
+        """The local address."""
+        ...
+
+    async def receive(self) -> Sequence[tuple[bytes, Any]]:
+        """Wait for datagrams, and take a burst of them, each with the address to answer to.
+
+        Raises:
+            trio.ClosedResourceError: the socket was closed.
+
+        Cancellation:
+            no datagram was taken.
+        """
+        ...
+
+    def send(self, datagrams: Sequence[tuple[bytes, Any]]) -> int:
+        """Send without waiting; return how many were accepted. Send the rest again after `writable`."""
+        ...
+
+    async def writable(self) -> None:
+        """Wait until more can be sent.
+
+        Raises:
+            trio.ClosedResourceError: the socket was closed.
+        """
+
+    def close(self) -> None:
+        """Release the address."""
+
+
 class Network(Protocol):
     """A network that is not the real one, as one of its processes sees it."""
 
@@ -71,7 +108,7 @@ class Network(Protocol):
         """Take an address for a listener, and return its port.
 
         Args:
-            kind: ``"tcp"``, ``"udp"`` or ``"unix"``.
+            kind: ``"tcp"`` or ``"unix"``.
             host: a host name or an address; for ``"unix"``, the path.
             port: 0 chooses a free one; always 0 for ``"unix"``.
             listener: what `connect` returns to other processes.
@@ -89,6 +126,22 @@ class Network(Protocol):
 
         Raises:
             OSError: no process listens there, or there is no such host.
+        """
+        ...
+
+    def resolve(self, host: str) -> str:
+        """Return the name by which datagrams find a host.
+
+        Raises:
+            OSError: there is no such host.
+        """
+        ...
+
+    def datagrams(self, host: str, port: int) -> Datagrams:
+        """Open a socket for datagrams; port 0 chooses a free one.
+
+        Raises:
+            OSError: the address is taken, or not one of this machine.
         """
         ...
 

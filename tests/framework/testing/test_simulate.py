@@ -325,6 +325,135 @@ def test_names_that_are_wrong_are_refused() -> None:
     run(scenario)
 
 
+# Datagrams.
+
+
+class Posts:
+    """Two processes: "a" on the machine A sends numbered datagrams to "b" on the machine B, which notes them."""
+
+    def __init__(self, world: World, count: int = 10, every: float = 1.0) -> None:
+        self.world = world
+        self.count = count
+        self.every = every
+        self.heard: list[tuple[int, int]] = []
+        """Numbers, with the whole seconds at which they came."""
+        self.answered: list[int] = []
+
+    async def begin(self) -> None:
+        await self.world.start("b", self.receive, machine="B")
+        await trio.lowlevel.checkpoint()  # it has bound its address
+        await self.world.start("a", self.send, machine="A")
+
+    async def receive(self) -> None:
+        network = PLATFORM.get().network
+        assert network is not None
+        socket = network.datagrams("", 1)
+        while True:
+            for data, address in await socket.receive():
+                self.heard.append((int(data), round(trio.current_time())))
+                assert address == ("A", 49152)
+                socket.send([(data, address)])
+
+    async def send(self) -> None:
+        network = PLATFORM.get().network
+        assert network is not None
+        socket = network.datagrams("0.0.0.0", 0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.take, socket)
+            for number in range(self.count):
+                assert socket.send([(b"%d" % number, (network.resolve("B"), 1))]) == 1
+                if self.every:
+                    await trio.sleep(self.every)
+
+    async def take(self, socket: Any) -> None:
+        while True:
+            for data, address in await socket.receive():
+                assert address == ("B", 1)
+                self.answered.append(int(data))
+
+
+def post(scenario: Callable[[World], Any], **more: Any) -> World:
+    return run(scenario, machines=["A", "B"], **more)
+
+
+def test_datagrams_overtake_each_other_and_are_answered() -> None:
+    async def scenario(world: World) -> None:
+        posts = Posts(world, 100, 0)
+        await posts.begin()
+        await trio.sleep(1)
+        numbers = [number for number, _ in posts.heard]
+        assert numbers != sorted(numbers) == list(range(100)) == sorted(posts.answered)
+
+    post(scenario)
+
+
+def test_a_share_of_datagrams_is_lost_in_some_worlds() -> None:
+    arrived: list[int] = []
+
+    async def scenario(world: World) -> None:
+        posts = Posts(world, 500, 0)
+        await posts.begin()
+        await trio.sleep(1)
+        arrived.append(len(posts.heard))
+
+    simulate(scenario, seeds=range(20), machines=["A", "B"], faults=Faults(strikes=0, loss=0.2))
+    assert 5 <= arrived.count(500) <= 15
+    assert min(arrived) > 350
+
+
+def test_a_cut_loses_datagrams_and_a_pause_holds_them() -> None:
+    async def scenario(world: World) -> None:
+        posts = Posts(world)
+        await posts.begin()
+        await trio.sleep(1.5)
+        world.cut("A", "B", one_way=True, seconds=2)
+        await trio.sleep(2)
+        world["b"].pause(2)
+        await trio.sleep(3)
+        world.cut("B", "A", one_way=True)
+        await trio.sleep(10)
+        assert posts.heard == [(0, 0), (1, 1), (4, 6), (5, 6), *((n, n) for n in range(6, 10))]
+        assert sorted(posts.answered) == [0, 1, 4, 5, 6]
+
+    post(scenario)
+
+
+def test_a_datagram_to_a_dead_process_or_larger_than_the_network_takes_is_lost() -> None:
+    async def scenario(world: World) -> None:
+        async def main() -> None:
+            network = PLATFORM.get().network
+            assert network is not None
+            with pytest.raises(OSError, match="no machine has the name 'C'"):
+                network.resolve("C")
+            socket = network.datagrams("localhost", 5)
+            with pytest.raises(OSError, match="in use"):
+                network.datagrams("127.0.0.1", 5)
+            socket.send([(b"5", ("B", 1)), (b"6".zfill(1472), ("B", 1)), (b"7".zfill(1473), ("B", 1))])
+            socket.send([(bytes(size), ("127.0.0.1", 5)) for size in (65_507, 65_508)])
+            await trio.sleep(0.5)
+            assert [(len(data), address) for data, address in await socket.receive()] == [(65_507, ("127.0.0.1", 5))]
+            socket.close()
+            assert socket.send([(b"8", ("B", 1))]) == 1
+            with pytest.raises(trio.ClosedResourceError):
+                await socket.receive()
+            network.datagrams("localhost", 5).close()
+
+        async def receive() -> None:
+            network = PLATFORM.get().network
+            assert network is not None
+            socket = network.datagrams("B", 1)
+            while True:
+                heard.extend(int(data) for data, _ in await socket.receive())
+
+        heard: list[int] = []
+        await world.start("b", receive, machine="B")
+        await trio.sleep(1)
+        assert await (await world.start("a", main, machine="A")).wait() == 0
+        assert sorted(heard) == [5, 6]
+
+    post(scenario)
+
+
 @message("simulated.next")
 class Next(Asks[int]):
     """Ask for the next number."""

@@ -21,6 +21,8 @@ from levada.framework.platform import PLATFORM
 from levada.framework.text import texts
 from levada.transports.private_files import warn_if_others_can_read
 
+from .steady import steady
+
 __all__ = ["ClientSessions", "QuicConfig", "TicketStore"]
 
 LOOPBACK_PACKET = 16_384
@@ -289,7 +291,7 @@ class QuicConfig:
                 hint = "" if self.key is not None else " (set `key` if it is in another file)"
                 raise ConfigurationError(f"cannot use {files}: {error}{hint}") from error
             configuration.certificate, *configuration.certificate_chain = shown
-            configuration.private_key = key
+            configuration.private_key = key if PLATFORM.get().network is None else steady(key)
             length, room = (
                 sum(len(one.public_bytes(Encoding.DER)) for one in shown),
                 connection.CRYPTO_BUFFER_SIZE - _REST,

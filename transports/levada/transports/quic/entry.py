@@ -9,6 +9,7 @@ from typing import Any
 import trio
 
 from levada.framework.errors import ConfigurationError, ConnectionLost
+from levada.framework.platform import PLATFORM
 from levada.transports.carriers.sockets import (
     ListeningAddress,
     ListeningSocket,
@@ -47,14 +48,15 @@ async def dial(
     """
     config = config or QuicConfig()
     host, number = _parse(url)
+    address: Any = (host, number)
     if port is None:
+        network = PLATFORM.get().network
         try:
-            address = await resolve_udp(host, number)
+            address = await resolve_udp(host, number) if network is None else (network.resolve(host), number)
         except OSError as error:
             raise ConnectionLost(f"no address for {host!r}: {error}") from error
-        port = UdpPort.bind(("::" if ":" in address[0] else "0.0.0.0", 0), **_options(config))
-    else:
-        address = (host, number)
+        anywhere = ("::" if ":" in address[0] else "0.0.0.0", 0)
+        port = UdpPort.bind(anywhere, **_options(config)) if network is None else network.datagrams(*anywhere)
     async with QuicEndpoint(port, config) as endpoint:
         connection = endpoint.connect(address, server=host, early=early)
         async with connection:
@@ -77,9 +79,13 @@ async def listen(url: str, config: QuicConfig, *, port: DatagramPort | None = No
     """
     host, number = _parse(url, listening=True)
     if port is None:
+        network = PLATFORM.get().network
         try:
-            (opened,) = await open_sockets(ListeningAddress(kind="udp", host=host, port=number))
-            port = _port(opened, config)
+            if network is None:
+                (opened,) = await open_sockets(ListeningAddress(kind="udp", host=host, port=number))
+                port = _port(opened, config)
+            else:
+                port = network.datagrams(host, number)
         except OSError as error:
             raise ConfigurationError(f"cannot listen at {url}: {why_not_bound(error)}") from error
     endpoint = QuicEndpoint(port, config)

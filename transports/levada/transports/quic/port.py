@@ -14,6 +14,8 @@ from typing import Any, Final, Protocol
 
 import trio
 
+from levada.framework.platform import Datagrams
+
 __all__ = ["Address", "DatagramPort", "SharedUdpPort", "UdpPort", "authority"]
 
 Address = Any
@@ -33,27 +35,8 @@ _GSO_PACKET: Final = 1_500  # larger packets gain nothing from being grouped
 _LARGEST: Final = 65_535
 
 
-class DatagramPort(Protocol):
+class DatagramPort(Datagrams, Protocol):
     """An unreliable network, seen from one address."""
-
-    @property
-    def address(self) -> Address:
-        """The local address."""
-        ...
-
-    async def receive(self) -> Sequence[tuple[bytes, Address]]:
-        """Wait for datagrams and take a burst of them; raise `trio.ClosedResourceError` if the port is closed."""
-        ...
-
-    def send(self, datagrams: Sequence[tuple[bytes, Address]]) -> int:
-        """Send without waiting; return how many were accepted. Send the rest again after `writable`."""
-        ...
-
-    async def writable(self) -> None:
-        """Wait until more can be sent; raise `trio.ClosedResourceError` if the port is closed."""
-
-    def close(self) -> None:
-        """Release the address."""
 
 
 def authority(address: Address) -> str:

@@ -9,7 +9,8 @@
 
 Real: the program, its actor systems, its protocols above the carriers, its journals. Simulated: the network, threads, clocks, disks.
 
-* TCP and Unix sockets are wires in memory. TLS is claimed, not spoken: no certificate is read.
+* TCP and Unix sockets are wires in memory. TLS does its real handshake in memory, so certificates and names are checked; nothing is encrypted.
+* QUIC is real, over datagrams that may be lost. Its keys are random in each run, so a seed repeats their sizes and times, not their bytes.
 * All processes share one interpreter: a global variable of the program is one variable for all of them; `SharedStateWarning` names those that
   a world has changed. A paused process has no network and no threads, and its timers run on.
 * A call in a thread is made in a task, after a while. Native code and threads of the program's own are out of reach.

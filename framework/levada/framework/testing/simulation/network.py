@@ -1,4 +1,4 @@
-"""The network of a simulated world: wires between processes, with latency, and what can go wrong on them.
+"""The network of a simulated world: addresses, and wires between processes, with latency, and what can go wrong on them.
 
 A wire is a connection as TCP makes it. Bytes arrive in order or not at all. While the way is blocked they wait, as TCP would send them
 again. A way is blocked while it is cut, and while a process at one of its ends is paused. So a wire may be blocked one way, and the other
@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import trio
+
+from .datagrams import Post, SimulatedDatagrams
 
 if TYPE_CHECKING:
     from .process import Process
@@ -102,11 +104,15 @@ class SimulatedNetwork:
     Args:
         rng: decides the latency.
         latency: least and most seconds that something is under way.
+        chance: decides the fate of datagrams.
+        loss: the share of datagrams that are lost, 0 to 1.
     """
 
-    def __init__(self, rng: random.Random, latency: tuple[float, float]) -> None:
+    def __init__(self, rng: random.Random, latency: tuple[float, float], chance: random.Random, loss: float) -> None:
         self._random = rng
         self.latency = latency
+        self.post = Post(self, chance, loss)
+        """Carries datagrams."""
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         self._waiting = trio.lowlevel.ParkingLot()
@@ -130,6 +136,11 @@ class SimulatedNetwork:
         digest.update(f"{trio.current_time():.9f} {wire} {way} {call.__name__}".encode())
         for each in arguments:
             digest.update(each if isinstance(each, bytes | bytearray | memoryview) else type(each).__name__.encode())
+
+    def record_datagram(self, source: tuple[str, int], destination: tuple[str, int], size: int) -> None:
+        """Add a datagram to the digest, without its bytes: keys and signatures are random in each run."""
+        self.sent += 1
+        self._digest.update(f"{trio.current_time():.9f} {source} {destination} {size}".encode())
 
     # Time.
 
@@ -199,8 +210,10 @@ class SimulatedNetwork:
 
     def is_blocked(self, sender: Process, receiver: Process) -> bool:
         """Return whether nothing arrives this way now."""
-        if sender.paused or receiver.paused:
-            return True
+        return bool(sender.paused or receiver.paused) or self.is_cut(sender, receiver)
+
+    def is_cut(self, sender: Process, receiver: Process) -> bool:
+        """Return whether this way is cut."""
         cuts = self._cuts
         return bool(cuts) and any((a, b) in cuts for a in sender.names for b in receiver.names)
 
@@ -218,9 +231,28 @@ class SimulatedNetwork:
         for wire in list(self._wires):
             for way in wire.ways:
                 self._look(way)
+        self.post.look()
         self._healed.unpark_all()
 
     # Addresses.
+
+    @staticmethod
+    def is_here(host: str) -> bool:
+        """Return whether a host is the machine of the process that names it, whichever that is."""
+        return host in _HERE
+
+    def resolve(self, process: Process, host: str) -> str:
+        """Return the name by which datagrams find a host, see `Network.resolve`."""
+        if host in _HERE:
+            return "127.0.0.1" if host == "localhost" else host
+        if host not in process.machine.world.machines:
+            raise _no_machine(host)
+        return host
+
+    def listener_at(self, machine: str, kind: str, host: str, port: int) -> tuple[Any, Process] | None:
+        """Return the listener at an address with its process; None if no process that lives listens there."""
+        found = self._addresses.get((machine, kind, host if kind == "unix" else "", port))
+        return None if found is None or found[1].dead else found
 
     def bind(self, process: Process, kind: str, host: str, port: int, listener: Any) -> int:
         """Take an address, see `Network.bind`."""
@@ -248,17 +280,21 @@ class SimulatedNetwork:
         machines = process.machine.world.machines
         name = process.machine.name if kind == "unix" or host in _HERE else host
         if name not in machines:
-            raise OSError(errno.EHOSTUNREACH, f"no machine has the name {host!r}")
+            raise _no_machine(host)
         await trio.sleep(_HANDSHAKE * self._random.uniform(*self.latency))
         while True:
-            found = self._addresses.get((name, kind, host if kind == "unix" else "", port))
-            if machines[name].is_up and (found is None or found[1].dead):
+            found = self.listener_at(name, kind, host, port)
+            if machines[name].is_up and found is None:
                 raise OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-            if found is not None and not found[1].dead:
+            if found is not None:
                 listener, owner = found
                 if not (self.is_blocked(process, owner) or self.is_blocked(owner, process)):
                     return self.wire(process, owner), listener
             await self._healed.park()
+
+
+def _no_machine(host: str) -> OSError:
+    return OSError(errno.EHOSTUNREACH, f"no machine has the name {host!r}")
 
 
 @attrs.frozen(eq=False)
@@ -279,3 +315,11 @@ class NetworkOfProcess:
     async def connect(self, kind: str, host: str, port: int) -> tuple[SimulatedWire, Any]:
         """Connect to an address, see `Network.connect`."""
         return await self._network.connect(self._process, kind, host, port)
+
+    def resolve(self, host: str) -> str:
+        """Return the name by which datagrams find a host, see `Network.resolve`."""
+        return self._network.resolve(self._process, host)
+
+    def datagrams(self, host: str, port: int) -> SimulatedDatagrams:
+        """Open a socket for datagrams, see `Network.datagrams`."""
+        return self._network.post.open(self._process, host, port)

@@ -70,6 +70,8 @@ class Faults:
     """The most seconds that the clock of a process is off from the start."""
     latency: tuple[float, float] = (0.0001, 0.002)
     """Least and most seconds from one process to another. In a third of the worlds it is ten times as long."""
+    loss: float = attrs.field(default=0.1, validator=[*_share, v.le(1)])
+    """The largest share of datagrams that are lost, which concerns QUIC. Half of the worlds lose none, and the others up to this share."""
     aims: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     """Names of message classes. When an actor is about to handle such a message, its process may be struck, now or a moment later."""
     disk: Model | None = None

@@ -60,7 +60,7 @@ class World:
 
     def __init__(self, seed: int, machines: Sequence[str], faults: Faults | None) -> None:
         self.seed = seed
-        self.faults = faults or Faults(strikes=0, skew=0)
+        self.faults = faults or Faults(strikes=0, skew=0, loss=0)
         self.random = random.Random(f"world {seed}")
         self.history = History()
         """What clients have asked, with `History.call`."""
@@ -69,7 +69,9 @@ class World:
         latency = self.faults.latency
         if self.random.random() < 1 / 3:
             latency = latency[0] * _SLOW, latency[1] * _SLOW
-        self.network = SimulatedNetwork(random.Random(f"network {seed}"), latency)
+        chance = random.Random(f"datagrams {seed}")
+        loss = self.faults.loss * max(0.0, chance.uniform(-1, 1))
+        self.network = SimulatedNetwork(random.Random(f"network {seed}"), latency, chance, loss)
         model: Model = self.random.choice(("ordered", "lax")) if self.faults.disk is None else self.faults.disk
         self.machines = {name: Machine(self, name, SimulatedDisk(model, time=trio.current_time)) for name in machines}
         self.processes: list[Process] = []
