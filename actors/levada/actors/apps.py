@@ -193,7 +193,7 @@ def listed(listeners: Any) -> list[Served]:
 
 
 def reloaded(listeners: Iterable[Served]) -> list[str]:
-    """Have listeners read their certificate and token files again. Return a line for each listener with files."""
+    """Reload the certificate and token files of listeners. Return a line for each listener with files."""
     lines = []
     for listener in listeners:
         reload = getattr(listener, "reload", None)

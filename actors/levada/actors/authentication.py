@@ -244,7 +244,7 @@ class Gatekeeper:
         return LATE
 
     def reload(self) -> None:
-        """Have the hook read its files again, if it has any.
+        """Reload the files of the hook, if it has any.
 
         Raises:
             ConfigurationError: they cannot be used; the hook goes on as before.

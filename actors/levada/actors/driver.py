@@ -206,11 +206,11 @@ class Driver(ConnectionActor, Generic[C]):
         """Hand the core's output to the carrier; return whether there was any."""
 
     def time_out(self, now: float) -> list[Any]:
-        """Let the core do what is due."""
+        """Make the core do what is due."""
         return self.core.handle_timeout(now)
 
     def begin_drain(self, now: float) -> list[Any]:
-        """Let the core begin no new work."""
+        """Stop new work of the core."""
         return self.core.drain(now)
 
     async def wind_up(self) -> None:
@@ -235,7 +235,7 @@ class Driver(ConnectionActor, Generic[C]):
                     self.over.set()
 
     def connected(self, info: CarrierInfo, *, early: bool = False) -> None:
-        """Note that there is a carrier; with `early`, work may begin before the peer has greeted."""
+        """Record that there is a carrier; with `early`, work may begin before the peer has greeted."""
         self.meet(info)
         if (
             self.phase is Phase.CONNECTING
@@ -243,7 +243,7 @@ class Driver(ConnectionActor, Generic[C]):
             self._go(Change.CONNECT_EARLY if early else Change.CONNECT)
 
     def meet(self, info: CarrierInfo) -> None:
-        """Note who is at the other end, in `info` and `remote`."""
+        """Record who is at the other end, in `info` and `remote`."""
         self.info = info
         trusted = True if self.acceptor is None else self.acceptor.trust_traces
         self.remote = RemotePeer(
@@ -331,7 +331,7 @@ class Driver(ConnectionActor, Generic[C]):
         )
 
     def authenticate(self, credentials: Credentials) -> None:
-        """Have the listener decide on its client; `admitted` or `refused` follows, at once if the listener has no hook.
+        """Ask the listener to decide on its client; `admitted` or `refused` follows, at once if the listener has no hook.
 
         Neither follows if the connection ends before the decision.
         """
@@ -395,7 +395,7 @@ class Driver(ConnectionActor, Generic[C]):
             self._authenticator.kill()
 
     def admitted(self, identity: Identity | None) -> None:
-        """Let the client in; `identity` is None if the listener has no hook. Called by `authenticate`."""
+        """Admit the client; `identity` is None if the listener has no hook. Called by `authenticate`."""
         self.greeted()
 
     def refused(self, refusal: Refused) -> None:
@@ -403,7 +403,7 @@ class Driver(ConnectionActor, Generic[C]):
         self.shut(refusal.code or 0, refusal.reason)
 
     def greeted(self) -> None:
-        """Note that both sides have let each other in."""
+        """Record that both sides have let each other in."""
         if self.phase in _GREETING:
             self._go(Change.GREET)
             if self.acceptor is not None:
@@ -422,22 +422,22 @@ class Driver(ConnectionActor, Generic[C]):
         self._carrying.cancel()  # so that a peer that does not read cannot hold it up
 
     def suspended(self) -> None:
-        """Note that the session has no carrier for now."""
+        """Record that the session has no carrier for now."""
         self._go(Change.SUSPEND)
         if self.place is not None:
             self.place.give_way()
 
     def resumed(self) -> None:
-        """Note that the session has a carrier again."""
+        """Record that the session has a carrier again."""
         self._go(Change.RESUME)
         self.keep_place()
 
     def leaving(self) -> None:
-        """Note that the peer takes no new work."""
+        """Record that the peer takes no new work."""
         self._go(Change.LEAVE)
 
     def ended(self, event: Ended, reason: str) -> None:
-        """Note that the core has ended; the handler of its last event calls this.
+        """Record that the core has ended; the handler of its last event calls this.
 
         Args:
             event: the last event.
@@ -536,7 +536,7 @@ class Driver(ConnectionActor, Generic[C]):
         return Lost("" if self.info is None else self.info.peer)
 
     def lost(self, code: int, reason: str) -> None:
-        """Note that the carrier has ended by itself; a session that can be resumed continues without one."""
+        """Record that the carrier has ended by itself; a session that can be resumed continues without one."""
         if self.phase in _CARRIED:
             self.apply(self.core.connection_lost(code, reason, trio.current_time()))
             self.retime()

@@ -223,7 +223,7 @@ class Multiplexed(Generic[E]):
         self._wake()
 
     def resume(self, stream_id: int) -> None:
-        """Have a stream read soon that is no longer held back or blocked."""
+        """Read a stream soon that is no longer held back or blocked."""
         self.held.discard(stream_id)
         self._readable(stream_id)
 

@@ -359,7 +359,7 @@ class SingleDriver(Driver[C]):
         """Bytes so far that the core has queued by itself, because of what the peer sends and however much waits.
 
         By default these are all bytes. A protocol whose sides both send much at the same time must count without the payloads of the
-        program: two readers that each wait until the other reads would wait for ever.
+        program: two readers that each wait until the other reads would wait without end.
         """
         statistics = self.all_statistics()
         return 0 if statistics is None else statistics.bytes_sent + statistics.unsent
@@ -369,7 +369,7 @@ class SingleDriver(Driver[C]):
         return 0
 
     def read_again(self) -> None:
-        """Note that the reader continues after it has waited for room."""
+        """Record that the reader continues after it has waited for room."""
 
     def feed(self, data: bytes) -> None:
         """Feed the core, apply its events, and hand its output to the carrier."""
@@ -443,7 +443,7 @@ class SingleDriver(Driver[C]):
             self.relieved()
 
     def relieved(self) -> None:
-        """Note that the carrier takes more."""
+        """Record that the carrier takes more."""
 
     async def turn(self) -> None:
         """Wait for a producer's next turn, and for room: one producer of a connection continues in each pass of trio.
@@ -463,7 +463,7 @@ class SingleDriver(Driver[C]):
         await self._all_begun.wait()
 
     def begun(self) -> None:
-        """Note that a child has begun its work."""
+        """Record that a child has begun its work."""
         self.unbegun -= 1
         if self._all_begun is not None and not self.unbegun:
             self._all_begun.set()

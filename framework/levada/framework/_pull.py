@@ -76,7 +76,7 @@ class Pull(Take):
         return self._routee.phase is RUNNING
 
     def offer(self) -> None:
-        """Let the routee look for a message in its next turn."""
+        """Make the routee look for a message in its next turn."""
         self._routee.admit(self)
 
     @enable_ki_protection
@@ -226,7 +226,7 @@ class _PullInbox(Inbox[Any]):
             self._cell._idle = False
 
     def add(self, routee: Any) -> None:
-        """Let a routee take messages from now on."""
+        """Give messages to a routee from now on."""
         pull = Pull(self, routee) if isinstance(routee, Cell) else RemotePull(self, routee)
         self._pulls[routee] = pull
         self._free.append(pull)
@@ -234,7 +234,7 @@ class _PullInbox(Inbox[Any]):
             self._offer()
 
     def remove(self, routee: Any) -> None:
-        """Let a routee take no more messages; it may finish the current one."""
+        """Give a routee no more messages; it may finish the current one."""
         pull = self._pulls.pop(routee, None)
         if pull is None:
             return
@@ -301,7 +301,7 @@ class _PullInbox(Inbox[Any]):
         return TURN
 
     def _offer(self) -> None:
-        """Let a free routee look for a message, if possible one that is not about to restart."""
+        """Make a free routee look for a message, if possible one that is not about to restart."""
         free = self._free
         if free and not self._ended:
             for _ in range(len(free)):

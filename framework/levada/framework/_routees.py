@@ -175,7 +175,7 @@ class RouterBase(Actor[Any], ABC):
         ref.add_watcher((self, ref), lambda _: ended())
 
     def not_taken(self, entry: Any, routee: Ref[Any], error: Exception) -> None:
-        """Note that a routee's mailbox, or the connection to it, refuses a message."""
+        """Record that a routee's mailbox, or the connection to it, refuses a message."""
         path = self.ref.path
         what = type(content_of(entry)).__name__
         self.system.failure_log.log(

@@ -318,7 +318,7 @@ class Actor(Generic[M]):
             forget()
 
     def link(self, target: Any) -> None:
-        """Let this actor and `target` end together; if `target` has ended, its exit signal comes at once.
+        """Make this actor and `target` end together; if `target` has ended, its exit signal comes at once.
 
         With a channel handle: if the other side ends the channel, or it is lost (``Lost``), this actor ends. If this actor ends, other
         than as `Normal`, the sender is cancelled or the receiver closed.

@@ -1,7 +1,8 @@
 """Members of `enum.Flag` classes for numbers that a peer chose, or that are read from a file.
 
-A class of flags remembers each combination that it makes, for ever: of 20 flags there are a million, and with the boundary ``KEEP``, the default of
-`enum.IntFlag`, any number is one. 9 MB of a peer's bytes once left 426 MB. So the combinations made here are not remembered by their class.
+A class of flags remembers each combination that it makes, and never forgets one: of 20 flags there are a million, and with the boundary
+``KEEP``, the default of `enum.IntFlag`, any number is one. 9 MB of a peer's bytes once left 426 MB. So the combinations made here are not
+remembered by their class.
 
 A combination of an `IntFlag` is a number, so an equal one is as good. Combinations of a plain `Flag` are equal only if they are the same object.
 So such a class gets a memory that keeps a combination for as long as a program has it.

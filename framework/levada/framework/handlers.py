@@ -244,7 +244,7 @@ def build_table(cls: type) -> dict[Any, Any]:
 
 
 def unprotected(function: Any) -> Any:
-    """Let Ctrl-C interrupt the user's code, although the runtime that calls it is protected."""
+    """Allow Ctrl-C to interrupt the user's code, although the runtime that calls it is protected."""
     if hasattr(function, "__code__"):
         disable_ki_protection(function)
     return function

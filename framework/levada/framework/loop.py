@@ -162,14 +162,14 @@ class Inbox(Generic[M]):
         return False, None
 
     def _go_on(self) -> None:
-        """Let go of the message that the loop took; if it is a question that was not answered, fail it."""
+        """Release the message that the loop took; if it is a question that was not answered, fail it."""
         self.let_go()
         question = self._cell.take_question()
         if question is not None:
             question.fail(ActorError(f"{self._cell.path} went on without answering {type(question.message).__name__}"))
 
     def let_go(self, error: BaseException | None = None) -> None:
-        """Let go of the message that the loop took. If the loop has ended, `Lifecycle` fails a question that was not answered.
+        """Release the message that the loop took. If the loop has ended, `Lifecycle` fails a question that was not answered.
 
         Args:
             error: ended the loop.
@@ -184,7 +184,7 @@ class Inbox(Generic[M]):
             cell._extras.brought = None
 
     def end(self) -> None:
-        """Let the loop see the end at its next `receive`, before queued messages."""
+        """Show the loop the end at its next `receive`, before queued messages."""
         self._ended = True
         if self._cell._idle:
             self._cell._idle = False

@@ -183,7 +183,7 @@ class Ref(ABC, Generic[M_contra]):
         return False
 
     def work(self, entry: Any, over: Callable[[Outcome], None]) -> bool:
-        """Let the actor handle one message or question, and report when it has finished.
+        """Give the actor one message or question, and report when it has finished.
 
         Args:
             entry: the message or the question.

@@ -21,11 +21,11 @@ class NameSharer(Protocol):
     """Shares names with other systems, see `Registry.share`."""
 
     def named(self, name: str, ref: Ref[Any]) -> None:
-        """Note that an actor got a name here."""
+        """Record that an actor got a name here."""
         ...
 
     def unnamed(self, name: str) -> None:
-        """Note that a name is free here."""
+        """Record that a name is free here."""
         ...
 
     def find(self, name: str) -> Ref[Any] | None:
@@ -136,11 +136,11 @@ class GroupSharer(Protocol):
         ...
 
     def joined(self, topic: Hashable, ref: Ref[Any]) -> None:
-        """Note that an actor of this system has joined."""
+        """Record that an actor of this system has joined."""
         ...
 
     def left(self, topic: Hashable, ref: Ref[Any]) -> None:
-        """Note that an actor of this system has left."""
+        """Record that an actor of this system has left."""
         ...
 
     def label(self, ref: Ref[Any]) -> str:

@@ -119,7 +119,7 @@ def broadcast() -> Routing:
 
 
 def pull() -> Routing:
-    """Let a routee take the next message when it has finished one; until then the message waits in the router's mailbox.
+    """Give a routee the next message when it has finished one; until then the message waits in the router's mailbox.
 
     If the router has a bounded mailbox, senders wait for the work to be done.  Messages are started in the order in which they came.
     A routee that fails loses the message that it was handling and no other; none is handled twice.

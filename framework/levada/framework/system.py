@@ -521,7 +521,7 @@ class ActorSystem:
             raise wrong_thread(what, forked=self.scheduler.thread is None)
 
     def dead_letter(self, message: Any, to: Ref[Any], why: str) -> None:
-        """Note a message that reached no handler."""
+        """Record a message that reached no handler."""
         self._dead_letters.add(content_of(message), to, why)
 
     def crash(self, error: BaseException) -> None:
@@ -535,7 +535,7 @@ class ActorSystem:
             self._patience.cancel()  # a second Ctrl-C
 
     def root_ended(self) -> None:
-        """Note that all actors have ended."""
+        """Record that all actors have ended."""
         self._root_gone.set()
 
     def strict_check(self, cell: Cell, message: Any) -> None:

@@ -63,7 +63,7 @@ class Core(Protocol[E, Out]):
         ...
 
     def connection_lost(self, code: int, reason: str, now: float) -> list[E]:
-        """Note that the carrier has ended.
+        """Record that the carrier has ended.
 
         Args:
             code: the carrier's code for the end; 0 if it has none.
@@ -121,11 +121,11 @@ class StreamsInput(Protocol[E]):
         ...
 
     def stream_reset(self, stream_id: int, code: int, now: float) -> list[E]:
-        """Note that the peer has reset its direction of a stream: bytes that have not arrived never will."""
+        """Record that the peer has reset its direction of a stream: bytes that have not arrived never will."""
         ...
 
     def stream_stopped(self, stream_id: int, code: int, now: float) -> list[E]:
-        """Note that the peer wants no more bytes on a stream."""
+        """Record that the peer wants no more bytes on a stream."""
         ...
 
     def receive_datagram(self, data: bytes, now: float) -> list[E]:

@@ -43,7 +43,7 @@ class Answered(Protocol):
         ...
 
     def over(self, state: TerminalState, /) -> None:
-        """Note that there will be no answer."""
+        """Record that there will be no answer."""
         ...
 
 
@@ -206,7 +206,7 @@ class Answers:
         self._end(TerminalState.CONNECTION_LOST if self._halves.detail else TerminalState.LOST)
 
     def give_back(self) -> None:
-        """Note that the message with the channels could not be encoded."""
+        """Record that the message with the channels could not be encoded."""
         self._given_back()
 
     # `levada.actors.aqueduct.halves.Record`
@@ -300,7 +300,7 @@ class Replies:
         self._halves.start(self)
 
     def add(self, number: int, question: RemoteAsk) -> bool:
-        """Note an open question; false if it is open already, or if too many are open on the connection."""
+        """Record an open question; false if it is open already, or if too many are open on the connection."""
         halves = self._halves
         if number in self._open or halves.questions >= halves.core.config.max_channels:
             return False
@@ -325,7 +325,7 @@ class Replies:
         self._rest()
 
     def _rest(self) -> None:
-        """Let the connection close, or finish the channel, if no question is open."""
+        """Allow the connection to close, or finish the channel, if no question is open."""
         if not self._open:
             self._line.set_idle(True)
             if self._over:

@@ -187,7 +187,7 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
         return outputs
 
     def ends(self, event: ConnectionEnded) -> None:
-        """Note how the connection ended, for the halves that end with it."""
+        """Record how the connection ended, for the halves that end with it."""
         halves = self.halves
         if self.phase is Phase.CLOSED or (event.closed_here and event.code == CloseCode.ORDERLY):
             halves.detail = "this side closed the connection"
@@ -251,7 +251,7 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
         return bool(reason)
 
     def _join(self, fleet: FleetRefs, headers: dict[str, bytes]) -> None:
-        """Let refs of the fleet travel, if the peer is a member.
+        """Allow refs of the fleet to travel, if the peer is a member.
 
         Raises:
             ValueError: the peer says nonsense of itself, or has ended.
@@ -338,7 +338,7 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
         super().started()
 
     def meet(self, info: CarrierInfo) -> None:
-        """Note who is at the other end, also for errors and handlers."""
+        """Record who is at the other end, also for errors and handlers."""
         super().meet(info)
         self.halves.peer, self.halves.remote = info.peer, self.remote
 

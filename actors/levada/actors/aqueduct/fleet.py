@@ -111,7 +111,7 @@ class FleetRefs:
     # ---------------------------------------------------------------- the directory
 
     def known(self, node_id: bytes, name: str = "") -> None:
-        """Note that a node is a member, so that its refs can be claimed. A node that has ended stays so.
+        """Record that a node is a member, so that its refs can be claimed. A node that has ended stays so.
 
         Args:
             node_id: 16 bytes.
@@ -122,7 +122,7 @@ class FleetRefs:
             self._tell_news()
 
     def ended(self, node_id: bytes, reason: Reason) -> None:
-        """Note that a node has ended: all its refs end at once, and its connections are cut.
+        """Record that a node has ended: all its refs end at once, and its connections are cut.
 
         Args:
             node_id: 16 bytes.
@@ -182,7 +182,7 @@ class FleetRefs:
         return b"" if node_id == self.node_id else node_id
 
     def connected(self, node_id: bytes, connection: object, cut: Callable[[], None]) -> None:
-        """Note a connection to a member, which `cut` ends."""
+        """Record a connection to a member, which `cut` ends."""
         self._connections.setdefault(node_id, {})[connection] = cut
 
     def disconnected(self, node_id: bytes, connection: object) -> None:

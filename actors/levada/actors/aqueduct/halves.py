@@ -263,7 +263,7 @@ class Halves:
             self.start(Inbound(self, channel, half=half))
 
     def start(self, record: Record) -> None:
-        """Let a record begin, after the records that are beginning now."""
+        """Begin a record, after the records that are beginning now."""
         self._starting.append(record)
         if self._busy:
             return
@@ -275,12 +275,12 @@ class Halves:
             self._busy = False
 
     def go_on_later(self, record: Record) -> None:
-        """Let a record take more of what has arrived when the connection writes what it has to write now."""
+        """Make a record take more of what has arrived when the connection writes what it has to write now."""
         self.going_on.append(record)
         self.flush_soon()
 
     def go_on(self) -> None:
-        """Let records take more, since the connection writes."""
+        """Make records take more, since the connection writes."""
         records, self.going_on = self.going_on, []
         for record in records:
             record.pump()
@@ -305,7 +305,7 @@ class Halves:
         self.let_make()
 
     def let_make(self) -> None:
-        """Let the next answer be made, if there is room: one at a time, since there may be a thousand."""
+        """Make the next answer, if there is room: one at a time, since there may be a thousand."""
         if self.makers and self.answers < ANSWERS_ROOM:
             self.makers.popitem(last=False)[0].set()
 

@@ -164,7 +164,7 @@ class Refs:
         return self._peer or self.halves.peer
 
     def join(self, fleet: Fleet, node: bytes) -> None:
-        """Note that the peer is a member of the fleet."""
+        """Record that the peer is a member of the fleet."""
         self.fleet, self.node = fleet, node
 
     @property
@@ -559,7 +559,7 @@ class RemoteRef(Ref[Any]):
         return self.fleet is not None or (self.refs is not None and self.refs.takes_work)
 
     def work(self, entry: Any, over: Callable[[Outcome], None]) -> bool:
-        """Let the actor handle one message or question, and report when it has finished."""
+        """Give the actor one message or question, and report when it has finished."""
         working = WorkAsking(self, entry, over) if isinstance(entry, Ask) else Working(self, entry, over)
         try:
             self._post(working)

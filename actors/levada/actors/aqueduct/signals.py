@@ -168,7 +168,7 @@ class Asking(Signal):
             question.fail(error)
 
     def over(self, state: TerminalState) -> None:
-        """Note that there will be no answer."""
+        """Record that there will be no answer."""
         if state in _LOST:
             self.question.fail(stopped_error(self.ref, Lost(self._refs.peer), self.question.message))  # type: ignore[arg-type]
         else:

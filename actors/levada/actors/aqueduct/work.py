@@ -48,7 +48,7 @@ class Working(Signal):
         self._over(Outcome.NOT_PROCESSED if error is None else Outcome.PROCESSED)
 
     def refuse(self, error: BaseException) -> None:
-        """Note that the message cannot travel."""
+        """Record that the message cannot travel."""
         self._ref.system.failure_log.log(logger, error, "%r: a message cannot travel", self._ref)
         self._ref.system.dead_letter(self._message, self._ref, "cannot travel")
 
@@ -79,7 +79,7 @@ class WorkAsking(Asking):
         self._ended(Outcome.NOT_PROCESSED if error is None else Outcome.PROCESSED)
 
     def refuse(self, error: BaseException) -> None:
-        """Note that the question cannot travel."""
+        """Record that the question cannot travel."""
         self.withdraw()
         self.question.fail(error)
 

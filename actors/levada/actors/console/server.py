@@ -169,7 +169,7 @@ async def serve_console(
     actions: bool = False,
     tracebacks: bool = False,
 ) -> AsyncIterator[str]:
-    """Let ``levada top PATH`` look at `system` while the block lasts.
+    """Show `system` to ``levada top PATH`` while the block lasts.
 
     Only this user can open the socket (mode 0600).  Clients see names, classes and counts, never the contents of messages, and can change
     nothing except through `commands` and `actions`.  In an actor: ``await self.enter(serve_console(self.system, path))``.

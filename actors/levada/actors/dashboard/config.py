@@ -36,7 +36,7 @@ class DashboardConfig:
     plaintext: bool = attrs.field(default=False, validator=v.instance_of(bool))
     """Allow plain HTTP at an address other than loopback, although anyone on the network path can read the cookie and use it."""
     actions: bool = attrs.field(default=False, validator=v.instance_of(bool))
-    """Let the browser stop, kill and restart actors."""
+    """Allow the browser to stop, kill and restart actors."""
     tracebacks: bool = attrs.field(default=False, validator=v.instance_of(bool))
     """Show the texts and tracebacks of errors; they may quote messages."""
     key_file: Path | None = attrs.field(default=None, converter=attrs.converters.optional(Path))

@@ -135,7 +135,7 @@ def _began(process: int) -> str | None:
 
 @contextlib.contextmanager
 def _errors_to(log: Path) -> Iterator[None]:
-    """Let processes that start now write their standard error to a file.
+    """Direct the standard error of processes that start now to a file.
 
     Workers report each end of a pipe there, and their work, at any level of Spark's log.
     """

@@ -112,6 +112,6 @@ class Ingest(Actor[Unit]):
 
     @handles
     async def take(self, unit: Unit) -> None:
-        """Have the lines of a unit put into the journal; the answer, when they are on disk, is the acknowledgement."""
+        """Put the lines of a unit into the journal; the answer, when they are on disk, is the acknowledgement."""
         for lines in lines_of(unit, self.system.name):
             await self.intake.ask(lines, timeout=None)

@@ -80,7 +80,7 @@ class Access:
         return answer
 
     def _reached(self, end: int, known: int) -> None:
-        """Note the end of the log. `known` is what was known of it before it was asked for, because answers may overtake each other."""
+        """Record the end of the log. `known` is what was known of it before it was asked for, because answers may overtake each other."""
         if end < known:
             what = (
                 f"shard {self.shard}: rows {end} to {known - 1} were on the disk and are gone from the log, which was replaced by an older copy. "

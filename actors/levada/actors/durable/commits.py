@@ -124,7 +124,7 @@ class Commits:
             self._progress = trio.Event()
 
     async def _let_askers_come(self, expected: int) -> None:
-        """Let askers that got answers ask again before the next group is written: it halves the number of groups for the same rows."""
+        """Wait for askers that got answers to ask again before the next group is written: it halves the number of groups for the same rows."""
         there = 0
         while there < len(self._queue) < min(expected, MOST_ROWS):
             there = len(self._queue)

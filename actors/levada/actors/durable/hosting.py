@@ -182,7 +182,7 @@ class Host(Actor[CheckHost | Open | Close | EndHost | _Unused]):
 
     @handles
     def close(self, m: Close) -> None:
-        """Let a shard finish the commands that it has taken, then end."""
+        """End a shard after the commands that it has taken."""
         ref = self._shards.get(m.shard)
         if ref is not None:
             self.start_soon(self._close, m.shard, ref, self.reply_later())

@@ -37,7 +37,7 @@ class Population:
         self._loaded = trio.Event()
 
     def use(self, live: Live, now: float) -> None:
-        """Note that an entity in memory is used."""
+        """Record that an entity in memory is used."""
         del self.live[live.entity]
         self.live[live.entity] = live
         live.used = now
@@ -92,7 +92,7 @@ class Population:
         await self.until_written(entity, live)
 
     def sweep(self, oldest: float) -> None:
-        """Let entities go that had no command since some time on trio's clock."""
+        """Drop entities that had no command since some time on trio's clock."""
         for live in list(self.live.values()):
             if live.used > oldest:
                 break
@@ -100,7 +100,7 @@ class Population:
         self.forget_ended()
 
     def make_room(self) -> None:
-        """Let those go that were used least recently, if there are too many in memory."""
+        """Drop the entities that were used least recently, if there are too many in memory."""
         excess = len(self.live) - self._max_live
         if excess > 0:
             for live in list(islice(self.live.values(), excess)):

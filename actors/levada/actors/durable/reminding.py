@@ -73,7 +73,7 @@ class Reminding:
             shard.wake_in(FULL_DELAY)
 
     def done(self, command: str | None) -> None:
-        """Note that a command was answered, which may be a reminder's."""
+        """Record that a command was answered, which may be a reminder's."""
         self._attempts.pop(command or "", None)
         self.arm()
 

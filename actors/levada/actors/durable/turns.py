@@ -197,7 +197,7 @@ class Turn(Ask):
         return self.question is None or not self.question.settled or any(each.is_wanted for each in self.also or ())
 
     def wait_for(self, entity: LocalRef) -> None:
-        """Note that the asker waits for what the entity handles now. If the entity waits for the asker, the ask fails, and nothing is begun."""
+        """Record that the asker waits for what the entity handles now. If the entity waits for the asker, the ask fails, and nothing is begun."""
         if self.question is not None:
             try:
                 pass_on(self.question, entity)

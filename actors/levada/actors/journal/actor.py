@@ -241,7 +241,7 @@ class Journal(
         await self._try_to_open(self.reopen_every)
 
     def refuse(self) -> None:
-        """Have the question that is being handled fail, because the journal is not open."""
+        """Fail the question that is being handled, because the journal is not open."""
         assert self._refusal is not None
         (self._reply() or self._told).fail(fresh(self._refusal))
 

@@ -75,7 +75,7 @@ class Job:
             self.reply.send(value)
 
     def fail(self, error: Exception) -> None:
-        """Have the asker's question fail."""
+        """Fail the asker's question."""
         if self.reply is not None:
             self.reply.fail(error)
 
@@ -271,7 +271,7 @@ class _Commands:
         return fresh, first
 
     def take(self) -> None:
-        """Note that the rows looked at last are written."""
+        """Record that the rows looked at last are written."""
         self._pending.update(self._new)
 
     def _require_same(self, number: int, command: str | bytes, taken: Taken, rows: pa.RecordBatch) -> None:

@@ -125,7 +125,7 @@ class Ends:
         return cls(platform, path, descriptor, promise)
 
     def set(self, partition: int, first: int, end: int) -> None:
-        """Have the next `write` say how far this partition reaches."""
+        """Make the next `write` say how far this partition reaches."""
         _PARTITION.pack_into(self._copy, _HEAD.size + partition * _PARTITION.size, first, end)
 
     def write(self, commits: int, *, shut: bool = False) -> None:

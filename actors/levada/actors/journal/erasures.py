@@ -53,7 +53,7 @@ class Erasures:
         self._tried = 0.0
 
     def begin(self, erasure: Erasure) -> Iterator[int]:
-        """Note that rows are to be erased; return an iterator whose steps do it, and yield the number of rows of each."""
+        """Record that rows are to be erased; return an iterator whose steps do it, and yield the number of rows of each."""
         with ledger_errors(self._directory):
             self._ledger.begin_erasure(erasure)
         self._note()

@@ -155,7 +155,7 @@ async def app(system: ActorSystem) -> AsyncIterator[None]:
 
 
 def without_pandas() -> None:
-    """Let nothing import pandas in this process. Arrow does with its first array, which is 0.5 s of the 1.2 s in which a keeper starts."""
+    """Prevent imports of pandas in this process. Arrow does with its first array, which is 0.5 s of the 1.2 s in which a keeper starts."""
     sys.meta_path.insert(0, _NoPandas())
 
 

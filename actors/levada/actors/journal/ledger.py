@@ -276,12 +276,12 @@ class Ledger:
         return list(self._erasures)
 
     def begin_erasure(self, erasure: Erasure) -> None:
-        """Note that rows are about to be erased, so that a crash does not leave some of them."""
+        """Record that rows are about to be erased, so that a crash does not leave some of them."""
         if erasure not in self._erasures:
             self._set_erasures([*(each for each in self._erasures if not erasure.covers(each)), erasure])
 
     def end_erasure(self, erasure: Erasure) -> None:
-        """Note that all rows are gone."""
+        """Record that all rows are gone."""
         self._set_erasures([each for each in self._erasures if each != erasure])
 
     def _set_erasures(self, erasures: list[Erasure]) -> None:
@@ -306,7 +306,7 @@ class Ledger:
         self._openings = [*self._openings, opening][-KEPT_OPENINGS:]
 
     def add_losses(self, losses: Mapping[int, Sequence[tuple[int, int]]]) -> None:
-        """Note ranges of lost rows, whose loss was accepted, for some partitions."""
+        """Record ranges of lost rows, whose loss was accepted, for some partitions."""
         with self._change() as connection:
             for partition, ranges in losses.items():
                 known = self._losses.setdefault(partition, {})
@@ -376,7 +376,7 @@ class Ledger:
         self.transaction += 1
 
     def set_attempts(self, query: str, batch: int, attempts: str) -> None:
-        """Note the attempts under which a delivered batch came last; see `Line.attempts`."""
+        """Record the attempts under which a delivered batch came last; see `Line.attempts`."""
         line = self.line(query, batch)
         if line is None or line.attempts == attempts:
             return
@@ -401,7 +401,7 @@ class Ledger:
         return {name: dict(offsets) for name, offsets in self._groups.items()}
 
     def set_group(self, name: str, offsets: Mapping[int, int]) -> None:
-        """Note how far a group has come."""
+        """Record how far a group has come."""
         with self._change() as connection:
             connection.executemany(
                 "INSERT INTO groups VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET offset = excluded.offset",

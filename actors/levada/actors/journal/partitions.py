@@ -182,7 +182,7 @@ class Partition:
         return self._found[-1].schema if self._found else None
 
     def look(self) -> int:
-        """Let readers see the rows that `find` found, and change nothing; return the bytes that `settle` would cut off."""
+        """Show readers the rows that `find` found, and change nothing; return the bytes that `settle` would cut off."""
         cut = sum(self._files.stat(path).st_size for path in self._unfinished)
         self.segments = tuple(self._found)
         if self.segments:
@@ -315,7 +315,7 @@ class Partition:
         return large
 
     def erase(self, segment: Segment, choose: Callable[[int, pa.RecordBatch], Sequence[bool]]) -> int:
-        """Write a segment anew without the rows that `choose` chooses (see `without`); return how many there were.
+        """Rewrite a segment without the rows that `choose` chooses (see `without`); return how many there were.
 
         Readers see all rows written. Readers that are under way go on with the old file, which has no name any more.
 
@@ -361,7 +361,7 @@ class Partition:
         self.synced_end = self.segments[-1].end
 
     def publish(self) -> bool:
-        """Let readers see all writes; return whether a segment was sealed since the last time."""
+        """Show readers all writes; return whether a segment was sealed since the last time."""
         last = self.segments[-1]
         sealed = len(self.segments) > len(self._published.segments)
         for segment in self.segments[max(0, len(self._published.segments) - 1) :]:

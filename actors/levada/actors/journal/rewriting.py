@@ -1,4 +1,4 @@
-"""Segment files that are written anew: small blocks merged, or rows erased. The new file takes the name of the old one.
+"""Segment files that are rewritten: small blocks merged, or rows erased. The new file takes the name of the old one.
 
 The old file stays as ``NAME.old``, where readers that are under way read on.
 """

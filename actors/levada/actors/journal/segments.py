@@ -67,7 +67,7 @@ STRIDE = 1 << 16
 _SMALL = 4096
 """Bytes of a block below which it costs more than its rows."""
 _ANEW = 4 << 20
-"""Bytes that are written anew at a time."""
+"""Bytes that are rewritten at a time."""
 _FEW = 64
 """Fewer blocks are not worth a merge."""
 
@@ -328,7 +328,7 @@ class Segment:
     def harden(self, promised: int) -> None:
         """Sync everything, as the first thing after `settle`.
 
-        Rows from the offset `promised` on are written anew before: if an earlier process failed to sync them, the system has them in memory,
+        Rows from the offset `promised` on are rewritten before: if an earlier process failed to sync them, the system has them in memory,
         takes them for written, and would not write them now.
         """
         first = max(promised, self.first)
@@ -429,7 +429,7 @@ class Segment:
             raise Uncertain.of(error) from error
 
     def publish(self) -> None:
-        """Let readers see everything written."""
+        """Show readers everything written."""
         self.visible = self.size
 
     def cut(self) -> None:

@@ -308,7 +308,7 @@ class Store:
             raise self._guard.refused(error) from error
 
     def _publish(self, touched: Sequence[Partition], batches: Mapping[int, Sequence[pa.RecordBatch]]) -> None:
-        """Let readers see what was written; `batches` has these rows for some partitions, to be indexed."""
+        """Show readers what was written; `batches` has these rows for some partitions, to be indexed."""
         sealed = [partition.publish() for partition in touched]
         if self._keys:
             self._index(touched, batches)
@@ -480,7 +480,7 @@ class Store:
         return offsets
 
     def commit_group(self, name: str, offsets: Mapping[int, int]) -> None:
-        """Note how far a group has come; it may go back, as far as there are rows.
+        """Record how far a group has come; it may go back, as far as there are rows.
 
         Args:
             name: a group that was declared.
@@ -659,7 +659,7 @@ class Store:
     def erase(self, entity: str | bytes, *, partition: int | None = None, before: int | None = None) -> Iterator[int]:
         """Erase the rows of an entity, even from disk. Belongs to the thread that writes.
 
-        Each step writes one segment anew without them; between steps there may be other writes. All other rows keep their offsets. The
+        Each step rewrites one segment without them; between steps there may be other writes. All other rows keep their offsets. The
         ledger knows about it from the first step to the last: if a crash comes between, the next opening goes on.
 
         Args:

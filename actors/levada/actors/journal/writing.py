@@ -96,7 +96,7 @@ class Queue:
         self._wake.set()
 
     def note_progress(self) -> None:
-        """Let those go on that wait for `progress`."""
+        """Wake all who wait for `progress`."""
         self._progress.set()
         self._progress = trio.Event()
 
@@ -208,7 +208,7 @@ class Writer:
         self._queue.take([job])
 
     def _refuse(self, job: Job, error: Exception) -> None:
-        """Have a question fail. Raises as `require_store`."""
+        """Fail a question. Raises as `require_store`."""
         if self._store.broken:
             job.fail(fresh(error))
             raise error
@@ -269,7 +269,7 @@ class Writer:
             self._took = self._perf_counter() - start
 
     async def _let_askers_come(self) -> None:
-        """Let those that got answers ask again before the next group is written: half as many groups, for the same rows, cost less."""
+        """Wait for askers that got answers to ask again before the next group is written: half as many groups, for the same rows, cost less."""
         waiting, there = self._queue.waiting, 0
         while there < len(waiting) < min(self._expected, GROUP_APPENDS):
             there = len(waiting)

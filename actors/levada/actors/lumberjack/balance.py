@@ -105,7 +105,7 @@ class Rota:
         return self._hosts[self._at]
 
     def acked(self) -> None:
-        """Note an ack above 0."""
+        """Record an ack above 0."""
         self._faults = 0
 
     def fault(self) -> float:

@@ -126,7 +126,7 @@ class LumberjackDriver(Driver[ReaderCore]):
             self._sink = self.sink if isinstance(self.sink, Ref) else self.spawn(self.sink)
 
     def admitted(self, identity: Identity | None) -> None:
-        """Let the writer in."""
+        """Admit the writer."""
         self.greeted()
         self._wake()
 

@@ -305,7 +305,7 @@ class Segments:
             self._read_at = (number, self._segments[number].head)
 
     def note_acked(self, place: Place) -> None:
-        """Note that everything before `place` is acked, and remove the segments before it."""
+        """Record that everything before `place` is acked, and remove the segments before it."""
         self._note(place, self.end)
         self.acked = place
         for number in [number for number in self._segments if number < place[0]]:

@@ -105,7 +105,7 @@ class Load:
         self._balance()
 
     def report(self, connection: LumberjackDriver) -> None:
-        """Note the memory of a connection, and pause or resume connections."""
+        """Record the memory of a connection, and pause or resume connections."""
         if connection not in self._held:
             return  # it has ended, or never began
         self._note(connection, connection.core.held)

@@ -75,7 +75,7 @@ async def tail(
         system: a running system.
         patterns: names of files, or patterns as in a shell, including ``**``.
         deliver: takes a list of events and returns when they are safe. If it fails, the same events come again.
-        registry: folder that keeps the place in each file; ``None``: the places are not kept, so the next run starts anew.
+        registry: folder that keeps the place in each file; ``None``: the places are not kept, so the next run starts from the beginning.
         config: how files are followed; ``None``: the defaults.
 
     Raises:

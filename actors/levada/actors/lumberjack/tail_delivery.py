@@ -73,7 +73,7 @@ class Shared:
     """Why files cannot be read."""
 
     def refuse(self, key: Key, path: str, error: OSError) -> None:
-        """Note that a file cannot be read. Each reason is logged and counted once."""
+        """Record that a file cannot be read. Each reason is logged and counted once."""
         why = str(error)
         if self.refused.get(key) != why:
             self.refused[key] = why

@@ -68,7 +68,7 @@ class FileReader(Actor[Located | Drain]):
 
     @handles
     def locate(self, m: Located) -> None:
-        """Note whether the file is still looked for."""
+        """Record whether the file is still looked for."""
         self.gone = m.gone
 
     @handles
@@ -144,7 +144,7 @@ class FileReader(Actor[Located | Drain]):
             await self.delivery.woken()
 
     def note_size(self) -> None:
-        """Note the size of the file for the next shipper, which may find it shorter."""
+        """Record the size of the file for the next shipper, which may find it shorter."""
         file, entry = self.file, self.entry
         if (entry.size, entry.changed) != (file.size, file.changed):
             entry.size, entry.changed = file.size, file.changed

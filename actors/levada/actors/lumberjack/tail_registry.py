@@ -7,7 +7,7 @@ many logs begin with the same lines, and a job without time stamps writes the sa
 1. Same inode and birth, same content, and not shorter than it was: the same file, renamed or not.  Continue after the last acked byte.
 2. Same inode, but another birth or other content, or shorter: it was truncated or replaced.  Begin at its start.  So does an open file
    whose time of change is new while its size is not: it was rewritten with the same text (`levada.actors.lumberjack.tail_file`).
-3. Same path, same inode number and birth, other device: the system has numbered its devices anew.  Continue.
+3. Same path, same inode number and birth, other device: the system has renumbered its devices.  Continue.
 4. Other inode, the same first `HEAD` bytes and the same last bytes, the path is the old path with a suffix behind ``.``, ``-`` or ``_``,
    *and the original was truncated or written over*: a copy made by rotation.  Continue after the last acked byte, of the least shipped
    if there are several such originals.  Each original has one copy.
@@ -129,7 +129,7 @@ class FileEntry:
         self.head_length, self.head_digest = len(head), digest(head)
 
     def move_to(self, offset: int, tail: bytes) -> None:
-        """Note that all bytes before `offset` are acknowledged; `tail` are the last of them."""
+        """Record that all bytes before `offset` are acknowledged; `tail` are the last of them."""
         self.offset, self.tail_length, self.tail_digest = offset, len(tail), digest(tail)
 
 

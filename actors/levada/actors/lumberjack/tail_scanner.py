@@ -84,7 +84,7 @@ class Scanner(Actor[Drain | Down]):
 
     @handles
     def file_ended(self, m: Down) -> None:
-        """Note that the actor of a file has ended."""
+        """Record that the actor of a file has ended."""
         key = m.tag
         del self.readers[key]
         if self.drained is None:  # at the end, the entry still says how much is left

@@ -85,7 +85,7 @@ class Turns:
             raise
 
     async def rest(self, took: float, *, large: bool) -> None:
-        """Let other tasks run after a step, then let the next connection in line begin."""
+        """Yield to other tasks after a step, then begin the step of the next connection in line."""
         self._resting = self._resting or large
         try:
             await trio.lowlevel.checkpoint()
@@ -100,7 +100,7 @@ class Turns:
                         self._pass_on()
 
     def _pass_on(self) -> None:
-        """Let the next step begin."""
+        """Begin the next step."""
         for line in self._lines:
             while line and line[0][-1].gone:
                 heapq.heappop(line)

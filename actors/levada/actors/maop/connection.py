@@ -427,7 +427,7 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
         return self.core.drain(now)
 
     async def aclose(self, reason: str = "") -> None:
-        """Let running operations end within the drain time, then disconnect. Source: MA-89 to MA-93.
+        """Wait for running operations within the drain time, then disconnect. Source: MA-89 to MA-93.
 
         Cancellation:
             the connection closes at once.

@@ -85,7 +85,7 @@ class ControlPool(Actor[Crowded | Starved | Last]):
 
     @handles
     def on_crowded(self, m: Crowded) -> None:
-        """Let signals continue when the writer has room. Source: MA-85."""
+        """Continue with signals when the writer has room. Source: MA-85."""
         if m.stream_id not in self._waits:
             self._waits.add(m.stream_id)
             self.start_soon(self._wait_for_room, m.stream_id)

@@ -263,7 +263,7 @@ class Execution(Pooled):
         self.connection.idle.put(self)
 
     async def _decide(self, code: Code) -> bool:
-        """Let the operation pass the gate or refuse it; return false if the code has failed."""
+        """Approve the operation at the gate, or refuse it; return false if the code has failed."""
         connection, operation = self.connection, self.operation
         in_order = True
         try:
@@ -288,7 +288,7 @@ class Execution(Pooled):
         self._over()
 
     def _over(self) -> None:
-        """Note that this side has ended the operation."""
+        """Record that this side has ended the operation."""
         connection = self.connection
         self.busy = False
         if self.code is not None:

@@ -165,7 +165,7 @@ class Call:
         self._wake()
 
     def give_end(self) -> None:
-        """Note that the body is complete and correct."""
+        """Record that the body is complete and correct."""
         self._ended = True
         self._wake()
 
@@ -259,7 +259,7 @@ class Code(Protocol):
         """Undo work that was cut short."""
 
     def close(self) -> None:
-        """Note that the operation has ended."""
+        """Record that the operation has ended."""
 
 
 class FunctionCode:

@@ -39,7 +39,7 @@ class Limiter(Actor[Any]):
         return len(self._queue)
 
     def submit(self, job: Job, priority: int, size: int) -> None:
-        """Let a job begin, now or when its turn comes.
+        """Begin a job, now or when its turn comes.
 
         Args:
             job: begins when it has a place.

@@ -75,7 +75,7 @@ class Registry:
         return len(self._shares)
 
     def enter(self, identity: Identity, core: MaopCore) -> Share:
-        """Let a connection use the share of its tenant, whose limits are from now on those of this identity. `Share.leave` ends the use."""
+        """Give a connection the share of its tenant, with the limits of this identity from now on. `Share.leave` ends the use."""
         settings, limits = self._config.core, identity.limits
         operations = limits.max_operations or settings.max_inflight_ops
         octets = limits.max_bytes or settings.max_buffer_bytes

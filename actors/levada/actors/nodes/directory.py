@@ -61,7 +61,7 @@ class Directory:
         self.wake()
 
     def wake(self) -> None:
-        """Let waiting tasks check their conditions again."""
+        """Wake waiting tasks, which check their conditions again."""
         self._changed.set()
         self._changed = trio.Event()
 

@@ -120,7 +120,7 @@ class Fleet(Nodes):
     async def serve(
         self, listening: Callable[[], AbstractAsyncContextManager[Any]], authenticate: Any = None
     ) -> AsyncIterator[Listener]:
-        """Let nodes connect.
+        """Accept connections of nodes.
 
         Args:
             listening: returns the context manager of a carrier's listener.

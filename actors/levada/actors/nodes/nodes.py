@@ -198,7 +198,7 @@ class Nodes(ABC):
             raise ConfigurationError(f"this process has no links to members at {scheme}://") from None
 
     def listen(self, url: str) -> AbstractAsyncContextManager[Listener]:
-        """Let other members connect and claim refs."""
+        """Accept other members, which connect and claim refs."""
         return self._links_of(url).listen(self, url)
 
     def serve_members(

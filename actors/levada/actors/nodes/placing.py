@@ -120,7 +120,7 @@ class Placing:
         return ref
 
     def _end(self, ref: Ref[Any]) -> None:
-        """Let the node kill the actor: only its own system can."""
+        """Tell the node to kill the actor: only its own system can."""
         try:
             if self._control is not None:
                 self._control.tell(End(ref))

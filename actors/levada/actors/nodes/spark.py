@@ -165,7 +165,7 @@ async def spark_nodes(
 
 @asynccontextmanager
 async def _linked(fleet: Fleet, scheme: str, links: Links) -> AsyncIterator[None]:
-    """Let members connect with these links while the block lasts; blocks may be nested."""
+    """Connect members with these links while the block lasts; blocks may be nested."""
     before = fleet.links.get(scheme, links)
     fleet.links[scheme] = links
     try:
@@ -311,7 +311,7 @@ class TaskProcess:
         return found.describe(launcher.master)
 
     def terminate(self) -> None:
-        """Let Spark cancel the task; Spark kills the process some seconds later."""
+        """Tell Spark to cancel the task; Spark kills the process some seconds later."""
         self.kill()
 
     def kill(self) -> None:

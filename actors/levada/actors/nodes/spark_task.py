@@ -90,7 +90,7 @@ class NodeTask:
 
 
 def _end_with_daemon() -> None:
-    """Let the kernel kill this process when its parent ends, Spark's fork daemon, without which Spark cannot kill a worker.
+    """Tell the kernel to kill this process when its parent ends, Spark's fork daemon, without which Spark cannot kill a worker.
 
     Raises:
         NodeLost: the daemon has already ended.

@@ -268,7 +268,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         return not self.request_bytes or self.request_bytes + size <= self.config.max_request_bytes
 
     def unhold(self, size: int) -> None:
-        """Note that handlers have released this many bytes."""
+        """Record that handlers have released this many bytes."""
         self.request_bytes -= size
 
     def cut_on(self) -> None:
@@ -328,7 +328,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
             self.answer_bytes -= octets
 
     def fire_on(self) -> bool:
-        """Have an actor take up the queued fire-and-forget requests; return false if no actor is available any more."""
+        """Give the queued fire-and-forget requests to an actor; return false if no actor is available any more."""
         if self.fired and not self.firing:
             try:
                 actor = self.idle.take(Fired)
@@ -515,7 +515,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         self.flush()
 
     def first_lease(self) -> None:
-        """Let the policy give the first lease; the core has already given a constant one."""
+        """Ask the policy for the first lease; the core has already given a constant one."""
         self.leases = True
         lease = self.config.lease
         if not isinstance(lease, LeaseGrant):

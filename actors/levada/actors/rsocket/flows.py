@@ -68,7 +68,7 @@ class Arrived(Envelope):
         return self._payload if self.decode is None else self.decode(self._payload)
 
     def settle(self, outcome: Outcome) -> None:
-        """Note that the payload is no longer held."""
+        """Record that the payload is no longer held."""
         settled, self._settled = self._settled, None
         if settled is not None:
             settled()

@@ -101,13 +101,13 @@ class ServerConnection(RSocketDriver):
         self.shut(ErrorCode.REJECTED_RESUME, "no such session")
 
     def suspended(self) -> None:
-        """Note that the session has no carrier for now, and makes room for other sessions."""
+        """Record that the session has no carrier for now, and makes room for other sessions."""
         super().suspended()
         if self._left is None and self.place is not None:
             self._left = self.listener.left.take(self.place.share, self.place.end)
 
     def resumed(self) -> None:
-        """Note that the session has a carrier again."""
+        """Record that the session has a carrier again."""
         super().resumed()
         self._return()
 
@@ -168,7 +168,7 @@ class ServerConnection(RSocketDriver):
         self.flush()
 
     async def check(self, request: Request) -> None:
-        """Have the hook decide on a request that brings credentials of its own."""
+        """Ask the hook to decide on a request that brings credentials of its own."""
         shown = request.credentials
         if shown is None:
             return

@@ -171,14 +171,14 @@ class Stream(Pooled, ABC):
 
     @abstractmethod
     def completed(self) -> None:
-        """Note that the peer has sent everything."""
+        """Record that the peer has sent everything."""
 
     @abstractmethod
     def failed(self, event: StreamFailed) -> None:
         """End the stream with an error of the peer or of the connection."""
 
     def credited(self) -> None:
-        """Note that the peer takes more."""
+        """Record that the peer takes more."""
 
     def cancelled(self) -> None:
         """End sending: the peer wants no more, or the connection is over."""

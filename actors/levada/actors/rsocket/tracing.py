@@ -66,7 +66,7 @@ class Calling:
         return Payload(payload.data, (payload.metadata or b"") + CompositeMetadata.of(zipkin(headers)).encode())
 
     def until(self, receiver: Receiver[Any]) -> None:
-        """Let the span go on until a receiver ends."""
+        """Extend the span until a receiver ends."""
         self._goes_on = True
         receiver.on_terminated(lambda _, error: self._span.end(error))
 

@@ -264,7 +264,7 @@ class Bridge(Desk):
         return self._open(Mailbox(name, ref, known))
 
     async def log(self, name: str, of: Shards[Any] | Ref[Any]) -> None:
-        """Let Spark read the events of a durable class, as a mailbox that it cannot write to.
+        """Show Spark the events of a durable class, as a mailbox that it cannot write to.
 
         Its columns are ``entity``, ``sequence``, ``command``, ``time``, ``kind`` (the wire name of the event), and the fields of all events. A field
         that an event does not have is null. Rows that are not events, and rows of erased entities, are left out. The rows of an entity come
@@ -350,7 +350,7 @@ class Bridge(Desk):
         self._named = trio.Event()
 
     def expose(self, name: str, ref: Ref[Any]) -> None:
-        """Let executors ask an actor by a name; see `levada.actors.spark.asks`. The actor handles its own messages, or `AskRows`.
+        """Offer an actor to executors by a name; see `levada.actors.spark.asks`. The actor handles its own messages, or `AskRows`.
 
         After a restart, executors wait for names until all former mailboxes are open, so expose actors before you open the last mailbox.
 

@@ -128,7 +128,7 @@ class Desk:
         self.pending = Share("bytes", config.max_pending_bytes, config.max_total_pending_bytes)
 
     def expose(self, name: str, ref: Ref[Any]) -> None:
-        """Let executors ask an actor by a name; see `levada.actors.spark.asks`. The actor handles its own messages, or `AskRows`.
+        """Offer an actor to executors by a name; see `levada.actors.spark.asks`. The actor handles its own messages, or `AskRows`.
 
         Raises:
             ConfigurationError: the name has a slash or is taken.
@@ -279,7 +279,7 @@ async def serve_asks(
     authenticate: Authenticate | Authentication | None = None,
     config: BridgeConfig | None = None,
 ) -> AsyncIterator[Desk]:
-    """Let Spark's executors ask actors of this system; for the app of nodes. Leaving the block closes connections.
+    """Offer actors of this system to Spark's executors; for the app of nodes. Leaving the block closes connections.
 
     Executors ask all nodes of a folder with ``RemoteActor(name, "unix:///directory/*.socket")``.
 

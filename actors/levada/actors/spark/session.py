@@ -203,7 +203,7 @@ def _started(builder: Any, settings: Mapping[str, str]) -> SparkSession:
 
 @contextmanager
 def _complete_environment(environment: dict[str, str]) -> Iterator[None]:
-    """Let a data source that is registered meanwhile have all environment variables that Spark adds to it later; Spark sets their values.
+    """Give a data source that is registered meanwhile all environment variables that Spark adds to it later; Spark sets their values.
 
     A source has one `HashMap` of variables for all its streams. Each stream puts four into it when it starts, also while tasks of another
     stream are made from it. A map that grows then is damaged for good: its queries fail with an OptionalDataException, started again or not.

@@ -337,7 +337,7 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = {number: max(stop, begun.get(number, 0)) for number, stop in end.items()}
         rows = {number: stop - max(begun.get(number, 0), found.first[number]) for number, stop in end.items()}
         if not any(count > 0 for count in rows.values()) or self._waits(sum(rows.values())):
-            # Spark asks when the last batch is done, and commits it only with the next batch, for which a full mailbox would wait for ever.
+            # Spark asks when the last batch is done, and commits it only with the next batch, for which a full mailbox would wait without end.
             if any(offset > (self._committed or {}).get(number, offset) for number, offset in begun.items()):
                 self.commit(start)
             return start

@@ -147,7 +147,7 @@ class Ask(Wrapped):
             self._settle(value, None)
 
     def fail(self, error: BaseException) -> None:
-        """Let the asker's `ask` raise `error`."""
+        """Fail the question: the asker's `ask` raises `error`."""
         if not self.settled:
             self._settle(None, error)
 
@@ -197,7 +197,7 @@ class Ask(Wrapped):
             del error  # otherwise the traceback, this frame and the error form a cycle
 
     def pass_over(self) -> None:
-        """Note that no handler starts on the question, since it was settled before. The asker still has its message."""
+        """Record that no handler starts on the question, since it was settled before. The asker still has its message."""
 
     @property
     def has_room(self) -> bool:
@@ -351,7 +351,7 @@ class Reply(Generic[R]):
         self._open.discard(question)
 
     def fail(self, error: BaseException) -> None:
-        """Let the asker's `Ref.ask` raise `error`; the actor itself does not fail."""
+        """Fail the question: the asker's `Ref.ask` raises `error`; the actor itself does not fail."""
         question = self._ask
         question.target.check_thread("answer of")
         question.fail(error)
@@ -404,7 +404,7 @@ class WaitGraph:
         self._scheduler = scheduler
 
     def begin(self, target: Cell, message: Any) -> Edge | None:
-        """Note that the current task waits: for the answer, if `message` is a question, or for room in the mailbox of `target`.
+        """Record that the current task waits: for the answer, if `message` is a question, or for room in the mailbox of `target`.
 
         Raises:
             AskCycle: a chain of waits leads back to this handler. If `message` is a question, it was withdrawn.
@@ -426,7 +426,7 @@ class WaitGraph:
         return edge
 
     def forward(self, question: Ask, target: Cell) -> None:
-        """Note that a question is passed on to `target`, for which the asker waits from now on.
+        """Record that a question is passed on to `target`, for which the asker waits from now on.
 
         If `begin` comes after this, as for questions that are taken at once, it finds the cycle.
 
@@ -440,7 +440,7 @@ class WaitGraph:
         question.target = target
 
     def end(self, edge: Edge | None) -> None:
-        """Note that the wait is over."""
+        """Record that the wait is over."""
         if edge is not None:
             edge.worker.waits.remove(edge)
 

@@ -139,7 +139,7 @@ class BoundedCell(Cell):
         return line
 
     def _await_room(self) -> None:
-        """Have the line checked again when half of the queued messages are handled, since there is then room for many at once."""
+        """Check the line again when half of the queued messages are handled, since there is then room for many at once."""
         self._room_due = True
         self._admitted += 1
         if self._batch:

@@ -241,12 +241,12 @@ class Cell(Ref[Any]):
         return True
 
     def on_room(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Have `callback` called when there is room, in line with the waiting senders; return a function that undoes this."""
+        """Call `callback` when there is room, in line with the waiting senders; return a function that undoes this."""
         callback()
         return lambda: None
 
     def on_stopped(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Have `callback` called when this actor has ended, at once if it has; return a function that undoes this."""
+        """Call `callback` when this actor has ended, at once if it has; return a function that undoes this."""
         key = object()
         self.add_watcher(key, lambda _: callback())
         return functools.partial(self.forget_watcher, key)
@@ -290,7 +290,7 @@ class Cell(Ref[Any]):
                 batch.append(TURN)  # a cell in the run queue must not have an empty mailbox
 
     def entry_left(self, entry: Any) -> None:
-        """Note that an entry of the runtime has left the mailbox; only bounded mailboxes count them."""
+        """Record that an entry of the runtime has left the mailbox; only bounded mailboxes count them."""
 
     def enveloped(self, message: Any) -> Any:
         """Return the mailbox entry for a message that the running code sends; in a traced system this is an envelope."""
@@ -301,7 +301,7 @@ class Cell(Ref[Any]):
         self.tell(message)
 
     def handle_or_enqueue(self, entry: Ask) -> None:
-        """Let this actor handle an entry of a class of its own at once, in this task, if it is idle; else put it into the mailbox.
+        """Handle an entry of a class of its own at once, in this task, if the actor is idle; else put it into the mailbox.
 
         Only for functions of `take_at_once`. The handler, which is sync, settles the entry, and so does the end of the actor.
         """
@@ -311,7 +311,7 @@ class Cell(Ref[Any]):
             self.enqueue(entry)
 
     def take_at_once(self, take: Callable[[Ask], bool]) -> None:
-        """Have questions with sync handlers given to a function while this actor is idle; it returns whether it has taken the question.
+        """Give questions with sync handlers to a function while this actor is idle; it returns whether it has taken the question.
 
         It is called in the asker's task and context, and starts no task and calls no code of others, except by `handle_or_enqueue` of the
         actor that shall answer. Its errors are this actor's failures. So a question that is only passed on costs one call in place of two,
@@ -378,7 +378,7 @@ class Cell(Ref[Any]):
         return [entry.next(self) if type(entry) is TakeSignal else entry for entry in entries]
 
     def add_watcher(self, key: Hashable, ended: Callable[[Reason], None]) -> None:
-        """Have `ended` called when this actor ends, at once if it has."""
+        """Call `ended` when this actor ends, at once if it has."""
         if self.phase is STOPPED:
             ended(self.reason)
             return

@@ -155,7 +155,7 @@ class Half:
         return self.reader_left and self._errors is not None and error in self._errors
 
     def on_terminated(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Have `callback` called once when this half has ended, at once if it has; return a function that undoes this, at any time.
+        """Call `callback` once when this half has ended, at once if it has; return a function that undoes this, at any time.
 
         The callback runs inside the call that ended the channel. It must be quick and not raise; it may use the channel.
         """
@@ -494,12 +494,12 @@ class ChannelCore:
             self.rest = current_time() - began
 
     async def let_others_run(self) -> None:
-        """Let other tasks run, since the last message was large. This is not repeated after a cancellation."""
+        """Yield to other tasks, since the last message was large. This is not repeated after a cancellation."""
         rest, self.rest = self.rest, None
         await let_others_run(rest or 0.0)
 
     def consume(self, consumer: Callable[[], None], prepare: Callable[[Any], Any] | None = None) -> None:
-        """Let `consumer` take all messages, including queued ones; tasks inside ``receive`` are refused.
+        """Give all messages to `consumer`, including queued ones; tasks inside ``receive`` are refused.
 
         Args:
             consumer: called after each change that may concern it, in the task that made the change. It must be quick, not raise, and

@@ -36,14 +36,14 @@ class Destination(Protocol[M_contra]):
         ...
 
     def on_room(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Have `callback` called once when the mailbox has room; return a function that undoes this.
+        """Call `callback` once when the mailbox has room; return a function that undoes this.
 
         Callbacks are called in order, one for each free place.
         """
         ...
 
     def on_stopped(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Have `callback` called once when the actor has stopped, at once if it has; return a function that undoes this."""
+        """Call `callback` once when the actor has stopped, at once if it has; return a function that undoes this."""
         ...
 
 

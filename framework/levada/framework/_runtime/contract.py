@@ -60,7 +60,7 @@ class ThreadInbox(Protocol):
         """Send a message; from any thread."""
 
     def call(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Have a function called in the system's thread soon; from any thread."""
+        """Call a function in the system's thread soon; from any thread."""
 
 
 class System(Protocol):
@@ -114,13 +114,13 @@ class System(Protocol):
         ...
 
     def dead_letter(self, message: Any, to: Ref[Any], why: str) -> None:
-        """Note a message that reached no handler."""
+        """Record a message that reached no handler."""
 
     def crash(self, error: BaseException) -> None:
         """End the system because of an error that no supervisor handled."""
 
     def root_ended(self) -> None:
-        """Note that all actors have ended."""
+        """Record that all actors have ended."""
 
     def strict_check(self, cell: Cell, message: Any) -> None:
         """In strict mode, check a `tell`."""

@@ -239,14 +239,14 @@ class Lifecycle:
             self._fail_from_outside(cell, error)
 
     def _escalated(self, parent: Cell, error: BaseException) -> None:
-        """Let the parent fail with its child's error."""
+        """Fail the parent with its child's error."""
         if parent._parent is None:
             self._system.crash(error)
         else:
             self._fail_from_outside(parent, error)
 
     def _fail_from_outside(self, cell: Cell, error: BaseException) -> None:
-        """Let an actor fail with an error from outside its handlers."""
+        """Fail an actor with an error from outside its handlers."""
         if cell.phase is RUNNING and cell._worker is None:
             self._failed(cell, error, None, queued=not cell._idle)
         elif cell.phase is STOPPED:

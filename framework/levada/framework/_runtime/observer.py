@@ -102,7 +102,7 @@ class Observer:
         self.queue_times.add(max(0.0, scheduler.turn_began - cell._since), EVERY)
 
     def late(self, seconds: float) -> None:
-        """Note that a timer was late."""
+        """Record that a timer was late."""
         if seconds > SLICE:
             self.queue_times.add(seconds)
             self.stalls.add(trio.current_time(), seconds)

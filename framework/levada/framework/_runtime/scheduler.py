@@ -202,7 +202,7 @@ class RunQueue:
         reschedule(worker.task)
 
     def forked(self, root: Cell) -> None:
-        """Have all calls raise, since this is the copy of a system in a forked process: each looks at the thread before it wakes a worker."""
+        """Make all calls raise, since this is the copy of a system in a forked process: each looks at the thread before it wakes a worker."""
         self.thread = None
         self.parked = True
         cells = [root]
@@ -249,7 +249,7 @@ class RunQueue:
 
     @enable_ki_protection
     def call_inline(self, cell: Cell, handler: Callable[[Any, Any], Any], message: Any, question: Ask) -> None:
-        """Let an idle cell handle a message in the task that sends it; `handler` is sync. A worker handles a failure, so no hook runs here."""
+        """Handle a message of an idle cell in the task that sends it; `handler` is sync. A worker handles a failure, so no hook runs here."""
         self.inline = cell
         cell._idle = False
         context = cell.context
@@ -297,7 +297,7 @@ class RunQueue:
             cell._idle = True
 
     def fail_inline(self, cell: Cell, question: Ask, error: BaseException) -> None:
-        """Let a worker handle an error as that of the handler of a question."""
+        """Give an error to a worker, which handles it as an error of the handler of a question."""
         cell._asking = question
         cell.put_back([InlineCoroutine(_raise(error), question)])
 
@@ -319,7 +319,7 @@ class RunQueue:
         return self.clock() > self.end
 
     def begin_slice(self) -> None:
-        """Note that a checkpoint has just run."""
+        """Record that a checkpoint has just run."""
         self.end = self.clock() + self.slice
 
     def base_context(self) -> contextvars.Context:

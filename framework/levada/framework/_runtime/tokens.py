@@ -44,7 +44,7 @@ class Stop:
 
 
 class Room:
-    """Let waiting senders in: there is room."""
+    """Wake waiting senders: there is room."""
 
     __slots__ = ()
 

@@ -40,7 +40,7 @@ def platform_of_run() -> Platform:
 
 
 def wait_for_threads(clock: MockClock) -> None:
-    """Let a clock that jumps do so only while no thread of trio works.
+    """Make a clock that jumps wait while a thread of trio works.
 
     It then jumps at once, whatever its threshold: only a task that waits for a socket has the clock wait for so long, since a peer may wake it.
     """

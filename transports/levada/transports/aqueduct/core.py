@@ -148,7 +148,7 @@ class AqueductCore:
     def handshake_completed(
         self, max_datagram: int, *, early_data_accepted: bool | None = None, now: float | None = None
     ) -> list[Event]:
-        """Note that the QUIC handshake is complete.
+        """Record that the QUIC handshake is complete.
 
         Args:
             max_datagram: bytes of the largest datagram that fits now; 0 if the peer takes none.
@@ -187,7 +187,7 @@ class AqueductCore:
         return self._finish_turn()
 
     def stream_reset(self, stream_id: int, code: int, now: float) -> list[Event]:
-        """Note that the peer has reset its direction of a stream. Source: AQ-11, AQ-20, AQ-25a, AQ-46, AQ-48."""
+        """Record that the peer has reset its direction of a stream. Source: AQ-11, AQ-20, AQ-25a, AQ-46, AQ-48."""
         self._now = now
         stream = self._stream(stream_id)
         if stream is not None and stream.receives:
@@ -201,7 +201,7 @@ class AqueductCore:
         return self._finish_turn()
 
     def stream_stopped(self, stream_id: int, code: int, now: float) -> list[Event]:
-        """Note that the peer has stopped a stream, so QUIC has reset this direction; the code has no meaning. Source: AQ-15, AQ-20a."""
+        """Record that the peer has stopped a stream, so QUIC has reset this direction; the code has no meaning. Source: AQ-15, AQ-20a."""
         self._now = now
         stream = self._stream(stream_id)
         if stream is not None:
@@ -213,7 +213,7 @@ class AqueductCore:
         return self._finish_turn()
 
     def stream_acked(self, stream_id: int) -> list[Event]:
-        """Note that the peer has the first bytes of a stream, if QUIC can tell. Source: AQ-45 (D-22b)."""
+        """Record that the peer has the first bytes of a stream, if QUIC can tell. Source: AQ-45 (D-22b)."""
         stream = self.streams.table.get(stream_id)
         if stream is not None:
             self._open_gate(stream)
@@ -230,7 +230,7 @@ class AqueductCore:
         return self._finish_turn()
 
     def connection_lost(self, code: int, reason: str, now: float) -> list[Event]:
-        """Note that the QUIC connection has ended, by the peer or the network. Source: AQ-19."""
+        """Record that the QUIC connection has ended, by the peer or the network. Source: AQ-19."""
         self._end(code, reason, None, tell=False)
         return self.take_events()
 
@@ -262,7 +262,7 @@ class AqueductCore:
         return self.take_events()
 
     def drain(self, now: float) -> list[Event]:
-        """Let open channels end, then end the connection.
+        """Wait for open channels to end, then end the connection.
 
         The entrypoint takes nothing more: a client finishes it, a server closes it. If the owner of a client's entrypoint is waiting for room
         there, it has more to send and finishes the entrypoint itself. A drain before both sides have greeted also waits for that. Messages on

@@ -34,7 +34,7 @@ class Linked(Protocol):
         ...
 
     def lose(self) -> None:
-        """Note that the peer's application will never get the other half."""
+        """Record that the peer's application will never get the other half."""
 
 
 H = TypeVar("H", bound=Linked)
@@ -64,11 +64,11 @@ class Links(Generic[H]):
         """Ids minted here whose half ended unreached, with the channels of messages acked before. Source: AQ-56."""
 
     def reach(self, channels: Iterable[int]) -> None:
-        """Note that the peer's application can get these channels. Source: AQ-54, AQ-56."""
+        """Record that the peer's application can get these channels. Source: AQ-54, AQ-56."""
         self.todo += [(self._reach, channel) for channel in channels]
 
     def lose(self, channels: Iterable[int]) -> None:
-        """Note that the peer's application will never get these channels. Source: AQ-55, AQ-56."""
+        """Record that the peer's application will never get these channels. Source: AQ-55, AQ-56."""
         self.todo += [(self._lose, channel) for channel in channels]
 
     def later(self, action: Callable[[], None]) -> None:

@@ -301,7 +301,7 @@ class ReceiverHalf:
         self.stalled.append(stream)
 
     def attached(self, control: Stream) -> None:
-        """Note that the control stream exists. Source: section 8."""
+        """Record that the control stream exists. Source: section 8."""
         self.control = control
         before = self.state
         self._go(ReceiverInput.ATTACHED)
@@ -378,7 +378,7 @@ class ReceiverHalf:
                 self.maybe_finish()
 
     def about_to_ack(self) -> None:
-        """Note that half of the ack delay is over."""
+        """Record that half of the ack delay is over."""
         self._noted = self._pending
 
     def maybe_finish(self) -> None:

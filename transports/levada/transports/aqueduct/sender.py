@@ -223,7 +223,7 @@ class SenderHalf:
             self._cancel(ResetCode.LOST)
 
     def attached(self, control: Stream) -> None:
-        """Note that the control stream exists. Source: section 8."""
+        """Record that the control stream exists. Source: section 8."""
         self.control = control
         before = self.state
         self._go(SenderInput.ATTACHED)
@@ -235,7 +235,7 @@ class SenderHalf:
             control.reset(ResetCode.CANCELLED)
 
     def gate_opened(self) -> None:
-        """Note that the peer has seen the control stream. Source: AQ-45 (D-22)."""
+        """Record that the peer has seen the control stream. Source: AQ-45 (D-22)."""
         if self.state is not SenderState.CANCEL_WAIT or self.control is None:
             return
         if self._code is ResetCode.LOST:

@@ -84,7 +84,7 @@ class Stream:
             self.mark()
 
     def mark(self) -> None:
-        """Have the next flush look at this stream."""
+        """Mark this stream for the next flush."""
         if not self.dirty:
             self.dirty = True
             self.all.dirty.append(self)
@@ -101,7 +101,7 @@ class Stream:
         self.check()
 
     def stopped(self) -> None:
-        """Note that the peer stopped the stream, so that QUIC has reset the direction (AQ-20a)."""
+        """Record that the peer stopped the stream, so that QUIC has reset the direction (AQ-20a)."""
         self._give_up()
         self.check()
 
@@ -112,7 +112,7 @@ class Stream:
             self.all.commands.append(StopStream(self.id, code))
 
     def release(self) -> None:
-        """Note that the sender no longer needs the stream."""
+        """Record that the sender no longer needs the stream."""
         self.kept = False
         self.check()
 

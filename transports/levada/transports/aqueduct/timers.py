@@ -47,7 +47,7 @@ class DueReceiver(Protocol):
     """Datagrams that were declared."""
 
     def about_to_ack(self) -> None:
-        """Note that half of the ack delay is over."""
+        """Record that half of the ack delay is over."""
 
     def ack(self, *, due: bool) -> None:
         """Ack the processed messages."""
@@ -106,17 +106,17 @@ class Timers:
             waiting.clear()
 
     def ack(self, receiver: DueReceiver) -> None:
-        """Have a receiver ack within the ack delay, and not before half of it."""
+        """Set the time of a receiver's ack: within the ack delay, and not before half of it."""
         receiver.acking = True
         self._acking_next.append(receiver)
 
     def declare(self, sender: DueSender) -> None:
-        """Have a sender declare its datagrams within the declare delay."""
+        """Set the time at which a sender declares its datagrams: within the declare delay."""
         sender.declaring = True
         self._declaring.append(sender)
 
     def nack(self, receiver: DueReceiver) -> None:
-        """Have a receiver settle its declared datagrams when their time is over."""
+        """Set the time at which a receiver settles its declared datagrams."""
         self._undated.append(receiver)
 
     def stopped(self, sender: DueSender) -> None:

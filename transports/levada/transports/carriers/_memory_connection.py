@@ -119,7 +119,7 @@ class MemoryStream:
         return self._in is not None and not self._in.arrived and isinstance(self._in.receive_error, StreamWasReset)
 
     def on_readable(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called when there is something to take: see `Stream.on_readable`."""
+        """Call `tell` when there is something to take: see `Stream.on_readable`."""
         pipe = self._in or self._cannot_receive()
         if not (pipe.ended or pipe.receive_error is not None):
             pipe.tell_readable = tell
@@ -180,7 +180,7 @@ class MemoryStream:
         return pipe.send_error.code if isinstance(pipe.send_error, StreamWasStopped) else None
 
     def on_stopped(self, tell: Callable[[int], None]) -> None:
-        """Have `tell` called when the peer stops this side's sending: see `Stream.on_stopped`."""
+        """Call `tell` when the peer stops this side's sending: see `Stream.on_stopped`."""
         pipe = self._out or self._cannot_send()
         if pipe.send_error is None and not pipe.delivered:
             pipe.tell_stopped = tell
@@ -395,7 +395,7 @@ class MemoryConnection:
         return self._appeared.popleft() if self._appeared else None
 
     def on_stream(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called when there is a stream to accept: see `Connection.on_stream`."""
+        """Call `tell` when there is a stream to accept: see `Connection.on_stream`."""
         if self.error is None:
             self._tell_stream = tell
         if self._appeared:
@@ -464,7 +464,7 @@ class MemoryConnection:
         self._receiving_datagram.unpark()
 
     def datagram_gone(self) -> None:
-        """Note that a datagram has arrived, so that one fewer is under way."""
+        """Record that a datagram has arrived, so that one fewer is under way."""
         self._datagrams_flying -= 1
         self._sending_datagram.unpark()
 

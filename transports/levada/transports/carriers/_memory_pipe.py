@@ -195,7 +195,7 @@ class Flow:
         self.bytes_sent = self.bytes_received = self.writes = self.reads = 0
 
     def go_on(self) -> None:
-        """Let blocked pipes send, now that there is credit: lowest priority number first, pipes of equal priority in turn."""
+        """Send from blocked pipes, now that there is credit: lowest priority number first, pipes of equal priority in turn."""
         while self.credit and self.blocked:
             pipe = min(self.blocked, key=lambda pipe: pipe.priority)
             del self.blocked[pipe]

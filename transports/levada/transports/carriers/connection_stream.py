@@ -77,7 +77,7 @@ class StreamOwner(Protocol):
         ...
 
     def consumed(self, stream_id: int, size: int) -> None:
-        """Note that received bytes were taken or dropped, and grant the peer as many."""
+        """Record that received bytes were taken or dropped, and grant the peer as many."""
         ...
 
 
@@ -266,7 +266,7 @@ class ConnectionStream(ABC, Generic[C]):
         return self._stop_code
 
     def on_stopped(self, tell: Callable[[int], None]) -> None:
-        """Have `tell` called with the code when the peer stops this side's sending; `Stream.on_stopped` says more."""
+        """Call `tell` with the code when the peer stops this side's sending; `Stream.on_stopped` says more."""
         if not self._can_send:
             raise LocalProtocolError(f"stream {self.stream_id} is only received on")
         if isinstance(self._send_error, StreamWasStopped):
@@ -345,7 +345,7 @@ class ConnectionStream(ABC, Generic[C]):
         return not self._chunks and isinstance(self._receive_error, StreamWasReset)
 
     def on_readable(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called when there is something to take; `Stream.on_readable` says more."""
+        """Call `tell` when there is something to take; `Stream.on_readable` says more."""
         if not self._can_receive:
             raise LocalProtocolError(f"stream {self.stream_id} is only sent on")
         over = self._end or self._receive_error is not None or self._connection.closed
@@ -451,18 +451,18 @@ class ConnectionStream(ABC, Generic[C]):
         return self._settled
 
     def mark_early(self) -> None:
-        """Note that bytes came as 0-RTT data."""
+        """Record that bytes came as 0-RTT data."""
         self._early = True
 
     def reset_arrived(self, code: int) -> None:
-        """Note that the peer gave up sending. The connection has already given back the credit for the bytes not taken."""
+        """Record that the peer gave up sending. The connection has already given back the credit for the bytes not taken."""
         if self._receive_error is None:
             self._receive_error = StreamWasReset(f"the peer gave stream {self.stream_id} up with code {code}", code)
             self._drop()
         self._receiving_is_over()
 
     def stop_arrived(self, code: int) -> None:
-        """Note that the peer has stopped the stream. The connection has already reset it with the same code."""
+        """Record that the peer has stopped the stream. The connection has already reset it with the same code."""
         if self._stop_code is None:
             self._stop_code = code
             if self._send_error is None and not self._settled:
@@ -473,7 +473,7 @@ class ConnectionStream(ABC, Generic[C]):
         self.wake_sending()
 
     def sending_settled(self) -> None:
-        """Note that the peer has acknowledged the end, or the reset."""
+        """Record that the peer has acknowledged the end, or the reset."""
         self._settled = True
         self._tell_stopped = None
         self.wake_sending()
@@ -485,14 +485,14 @@ class ConnectionStream(ABC, Generic[C]):
         self.wake_sending()
 
     def wake_room(self) -> None:
-        """Have a waiting `send_all` check again."""
+        """Wake a waiting `send_all`, which checks again."""
         task = self._writer
         if task is not None:
             self._writer = None
             trio.lowlevel.reschedule(task)
 
     def wake_sending(self) -> None:
-        """Have all tasks that wait for something of this side's sending check again."""
+        """Wake all tasks that wait for something of this side's sending; they check again."""
         self.wake_room()
         if self._news is not None:
             self._news.set()

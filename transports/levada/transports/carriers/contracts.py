@@ -321,7 +321,7 @@ class Stream(ByteStream, Protocol):
         ...
 
     def on_stopped(self, tell: Callable[[int], None]) -> None:
-        """Have `tell` called with the code when the peer stops this side's sending, as `stopped` without a waiting task.
+        """Call `tell` with the code when the peer stops this side's sending, as `stopped` without a waiting task.
 
         It is called at most once: at once if the peer has stopped it already, and never if everything was acknowledged first, if sending
         was given up here, or if the connection ends.  It runs in the carrier's task, so it must be short and must not raise.
@@ -363,7 +363,7 @@ class Stream(ByteStream, Protocol):
         ...
 
     def on_readable(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called when there is something to take (bytes, the end, an error), as `receive_some` without a waiting task.
+        """Call `tell` when there is something to take (bytes, the end, an error), as `receive_some` without a waiting task.
 
         It is called at once if there is something already, and is sometimes called when there is nothing.  It runs in the carrier's task,
         so it must be short and must not raise, and must not itself call `receive_nowait`.  Another call replaces it.  The stream releases it
@@ -453,7 +453,7 @@ class Connection(Protocol):
         ...
 
     def on_stream(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called when `accept_stream_nowait` has a stream, instead of waiting in `accept_stream`.
+        """Call `tell` when `accept_stream_nowait` has a stream, instead of waiting in `accept_stream`.
 
         It is called in the task that moves the bytes, so it must be quick and must not raise. It is called at once if streams are waiting.
         A later call of `on_stream` replaces it, and the end of the connection releases it.
@@ -461,7 +461,7 @@ class Connection(Protocol):
         ...
 
     def on_batch(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called after each batch of input, after the callbacks of `on_readable` and `on_stream` for the batch.
+        """Call `tell` after each batch of input, after the callbacks of `on_readable` and `on_stream` for the batch.
 
         It is called in the task that moves the bytes, so it must be quick and must not raise. What it sends may go out with the batch's
         own output. A carrier that reads one stream at a time never calls it. A later call of `on_batch` replaces it.

@@ -253,7 +253,7 @@ class MemoryMessageStream:
             raise again(self._error)
 
     def take_close(self, error: ConnectionLost) -> None:
-        """Note the reason with which the peer will close after its messages."""
+        """Record the reason with which the peer will close after its messages."""
         self._peer_close = error
 
     async def flush(self) -> None:

@@ -116,7 +116,7 @@ class Places:
         self._waiting.unpark_all()
 
     def keep(self, place: Place) -> None:
-        """Have a connection give way no longer."""
+        """Protect a connection: it no longer gives way."""
         giving = self._giving.get(place.share)
         if giving is not None and place in giving:
             del giving[place]
@@ -124,7 +124,7 @@ class Places:
                 del self._giving[place.share]
 
     def give_way(self, place: Place) -> None:
-        """Have a connection give way from now on."""
+        """Make a connection give way from now on."""
         if place in self._taken:
             self._give(place, -inf)
 

@@ -220,7 +220,7 @@ class SimNet:
         return address
 
     def fault(self, fault: Fault) -> None:
-        """Have a function called with each datagram before it is sent; the function may change the datagram."""
+        """Call a function with each datagram before it is sent; the function may change the datagram."""
         self._faults.append(fault)
 
     def drop(self, which: Callable[[SimPacket], bool]) -> None:

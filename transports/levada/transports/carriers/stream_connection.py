@@ -96,14 +96,14 @@ class StreamConnection(ABC, Generic[S]):
         return stream
 
     def on_stream(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called when there is a stream to accept; `Connection.on_stream` says more."""
+        """Call `tell` when there is a stream to accept; `Connection.on_stream` says more."""
         if self._reason is None:  # after the end no stream comes, and the callback may refer to the connection
             self._tell_stream = tell
         if self._waiting:
             tell()
 
     def on_batch(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called after each batch of input; `Connection.on_batch` says more."""
+        """Call `tell` after each batch of input; `Connection.on_batch` says more."""
         self._tell_batch = tell
 
     @abstractmethod

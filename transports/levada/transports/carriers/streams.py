@@ -86,7 +86,7 @@ class Waiter:
         return trio.lowlevel.Abort.SUCCEEDED
 
     def wake(self) -> None:
-        """Let the waiting task continue, if there is one."""
+        """Wake the waiting task, if there is one."""
         task = self.task
         if task is not None:
             self.task = None
@@ -215,7 +215,7 @@ class JoinedStream:
         self._leave: Callable[[], None] | None = None
 
     def at_end(self, leave: Callable[[], None]) -> None:
-        """Have `leave` called once, when the socket is closed; at once if it is closed already."""
+        """Call `leave` once, when the socket is closed; at once if it is closed already."""
         if self._fd < 0:
             leave()
         else:

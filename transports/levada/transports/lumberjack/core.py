@@ -231,7 +231,7 @@ class ReaderCore:
         return self.work(now)
 
     def connection_lost(self, code: int, reason: str, now: float) -> list[ReaderEvent]:
-        """Note that the carrier has failed. Complete events are still handed to the sink, without an ack (LJ-28); continue with `work`."""
+        """Record that the carrier has failed. Complete events are still handed to the sink, without an ack (LJ-28); continue with `work`."""
         if self._lost or self.state is ReaderState.CLOSED:
             return self.take_events()
         self._lost = True
@@ -477,7 +477,7 @@ class ReaderCore:
         self._parser = FrameParser(self.version or 1, self._config)
 
     def commit(self, number: int, now: float) -> None:
-        """Note that the events of a unit are safe, and queue the acks that are due now, in order (LJ-17).
+        """Record that the events of a unit are safe, and queue the acks that are due now, in order (LJ-17).
 
         Args:
             number: `UnitReady.number`.
@@ -539,7 +539,7 @@ class ReaderCore:
                 self.acks += 1
 
     def sink_failed(self) -> None:
-        """Note that a unit will not be committed: the connection ends without its ack (LJ-25)."""
+        """Record that a unit will not be committed: the connection ends without its ack (LJ-25)."""
         self._end_now(ReaderInput.SINK_FAILED)
 
     def _end_now(self, what: ReaderInput) -> None:
@@ -604,13 +604,13 @@ class ReaderCore:
         self.state = READER_TRANSITIONS[self.state, what]
 
     def reading(self, now: float) -> None:
-        """Note that the driver waits for bytes from now on."""
+        """Record that the driver waits for bytes from now on."""
         if self._reading_since is not None:
             self.stop_reading(now)
         self._reading_since = now
 
     def stop_reading(self, now: float) -> None:
-        """Note that the driver no longer waits and got no bytes; `receive_data` implies it."""
+        """Record that the driver no longer waits and got no bytes; `receive_data` implies it."""
         if self._reading_since is not None:
             waited = now - self._reading_since
             self._reading_since = None

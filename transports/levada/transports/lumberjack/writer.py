@@ -152,7 +152,7 @@ class WriterCore:
         return out
 
     def bytes_taken(self, count: int, now: float) -> None:
-        """Note that the carrier took `count` more bytes, which restarts the clock of the ack: a slow line is not a dead one (LJ-53)."""
+        """Record that the carrier took `count` more bytes, which restarts the clock of the ack: a slow line is not a dead one (LJ-53)."""
         if self._flights and self._taken < self._flights[0].ends:
             self._clock = now
         self._taken += count
@@ -251,7 +251,7 @@ class WriterCore:
         return [AckTimedOut(self._config.ack_timeout)]
 
     def connection_lost(self, code: int, reason: str, now: float) -> list[WriterEvent]:
-        """Note that the carrier has failed. `unacked` returns the events in flight."""
+        """Record that the carrier has failed. `unacked` returns the events in flight."""
         if self.state is WriterState.CLOSED:
             return []
         self._move(WriterInput.PEER_ENDED)

@@ -58,10 +58,10 @@ class Signalling(Protocol):
         ...
 
     def keep_control(self, control: ControlIn) -> None:
-        """Note that a stream carries signals from now on."""
+        """Record that a stream carries signals from now on."""
 
     def forget_control(self, control: ControlIn, *, ended: bool = True) -> None:
-        """Note that a stream carries no more signals."""
+        """Record that a stream carries no more signals."""
 
     def is_control(self, control: ControlIn) -> bool:
         """Whether a stream still carries signals."""
@@ -409,7 +409,7 @@ class ControlIn:
             self.gone(now)
 
     def gone(self, now: float) -> None:
-        """Note that the peer's direction has ended. Source: MA-86, MA-91."""
+        """Record that the peer's direction has ended. Source: MA-86, MA-91."""
         core = self._core
         core.signals.blocked.pop(self, None)
         core.forget_control(self)

@@ -154,7 +154,7 @@ class MaopCore(Ending):
         return self.take_events() if self._events else []
 
     def stream_reset(self, stream_id: int, code: int, now: float) -> list[Event]:
-        """Note that the peer has reset its direction of a stream. The code has no meaning (MA-7)."""
+        """Record that the peer has reset its direction of a stream. The code has no meaning (MA-7)."""
         self.now = now
         if self.state is _OPEN or self.state is _DRAINING:
             entry = self.streams.get(stream_id)
@@ -172,7 +172,7 @@ class MaopCore(Ending):
         return self.take_events()
 
     def stream_stopped(self, stream_id: int, code: int, now: float) -> list[Event]:
-        """Note that the peer stopped a stream, so that QUIC has reset this side's direction. The code has no meaning (MA-7)."""
+        """Record that the peer stopped a stream, so that QUIC has reset this side's direction. The code has no meaning (MA-7)."""
         self.now = now
         if self.state is _OPEN or self.state is _DRAINING:
             if stream_id in self.pool.streams:
@@ -313,7 +313,7 @@ class MaopCore(Ending):
         self._stopping = -1
 
     def keep_control(self, control: ControlIn) -> None:
-        """Note that a stream carries signals from now on."""
+        """Record that a stream carries signals from now on."""
         self.streams[control.stream_id] = control
 
     def is_control(self, control: ControlIn) -> bool:
@@ -321,7 +321,7 @@ class MaopCore(Ending):
         return self.streams.get(control.stream_id) is control
 
     def forget_control(self, control: ControlIn, *, ended: bool = True) -> None:
-        """Note that a stream carries no more signals."""
+        """Record that a stream carries no more signals."""
         if ended:
             self.streams.pop(control.stream_id, None)
         else:
@@ -595,7 +595,7 @@ class MaopCore(Ending):
         return self._mine(stream_id) if stream_id & 1 == self._parity else self._theirs(stream_id)
 
     def body_consumed(self, stream_id: int, size: int, now: float) -> list[Event]:
-        """Note that the application has consumed bytes of a streamed body of the peer's operation: there is room again."""
+        """Record that the application has consumed bytes of a streamed body of the peer's operation: there is room again."""
         operation = self._theirs(stream_id)
         if operation is not None:
             blocked = self.is_blocked(stream_id)
@@ -606,7 +606,7 @@ class MaopCore(Ending):
         return self.take_events()
 
     def has_room(self, stream_id: int, now: float) -> list[Event]:
-        """Note that a stream has room again, after `RoomWanted`; for an ended one it does nothing."""
+        """Record that a stream has room again, after `RoomWanted`; for an ended one it does nothing."""
         operation = self._theirs(stream_id)
         if operation is not None:
             operation.has_room(now)

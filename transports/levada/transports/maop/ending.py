@@ -83,7 +83,7 @@ class Ending(Session):
         return self.take_events()
 
     def control_acknowledged(self, now: float) -> list[Event]:
-        """Note that the peer has all signals, if QUIC can tell; it matters only at the end. Source: MA-92, MA-93."""
+        """Record that the peer has all signals, if QUIC can tell; it matters only at the end. Source: MA-92, MA-93."""
         if self.state in (ConnectionState.FLUSHING, ConnectionState.CLOSING) and not self.pool.waiting():
             self.step(now)
         return self.take_events()
@@ -95,7 +95,7 @@ class Ending(Session):
         return self.take_events()
 
     def connection_lost(self, code: int, reason: str, now: float) -> list[Event]:
-        """Note that QUIC has ended, by the peer or the network."""
+        """Record that QUIC has ended, by the peer or the network."""
         self.now = now
         self.end(code, reason, None, tell=False)
         return self.take_events()

@@ -266,7 +266,7 @@ class Gate:
             self._grant(op, now)
 
     def room_came(self) -> bool:
-        """Note that another operation, perhaps of another connection, has freed room; return whether this gate still has a use for it."""
+        """Record that another operation, perhaps of another connection, has freed room; return whether this gate still has a use for it."""
         if not self.pending:
             return False
         self._told = self.due = True

@@ -296,7 +296,7 @@ class Outgoing:
             core.timers.set(self, None)
 
     def consumed(self, now: float) -> None:
-        """Note that the application has used the Response. Source: MA-71."""
+        """Record that the application has used the Response. Source: MA-71."""
         if self.state is not _CONSUMING:
             raise LocalProtocolError(f"the Response of {self.stream_id} is not complete", rule="MA-71")
         core = self._core
@@ -306,20 +306,20 @@ class Outgoing:
         self._retire()
 
     def reject(self, code: int, reason: str, now: float) -> None:
-        """Note that the application cannot use the Response. Source: MA-71."""
+        """Record that the application cannot use the Response. Source: MA-71."""
         if self.state not in (_RECEIVING, _CONSUMING):
             raise LocalProtocolError(f"there is no Response of {self.stream_id} to reject", rule="MA-71")
         self._core.pool.fail(self.stream_id, code, self._core.reason(reason))
         self._end(code)
 
     def reset(self, now: float) -> None:
-        """Note that the responder gave up its direction. Source: MA-67."""
+        """Record that the responder gave up its direction. Source: MA-67."""
         self.fin = True
         self._core.statistic.streams_aborted += 1
         self._explain(now)
 
     def stopped(self, now: float) -> None:
-        """Note that the receiver wants no more of the body; its Fail or Refuse gives the reason. Source: section 21."""
+        """Record that the receiver wants no more of the body; its Fail or Refuse gives the reason. Source: section 21."""
         if self.own_over:
             return
         self.own_over = True

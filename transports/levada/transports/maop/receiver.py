@@ -262,13 +262,13 @@ class Incoming(Received):
             raise Fault(ErrorCode.PAYLOAD_LENGTH_MISMATCH, "stream ended inside Block End", "MA-55")
 
     def reset(self, now: float) -> None:
-        """Note that the initiator gave up its direction. Source: MA-61."""
+        """Record that the initiator gave up its direction. Source: MA-61."""
         self.fin = True
         self._core.statistic.streams_aborted += 1
         self.abort(ErrorCode.CANCELLED, "the initiator reset the stream", now, signal=self.executing)
 
     def stopped(self, now: float) -> None:
-        """Note that the initiator does not want the Response. Source: section 21."""
+        """Record that the initiator does not want the Response. Source: section 21."""
         self.abort(ErrorCode.CANCELLED, "the initiator wants no Response", now, signal=self.executing)
 
     def approved(self, now: float) -> None:
@@ -598,7 +598,7 @@ class Incoming(Received):
             quota.freed()
 
     def consumed(self, size: int) -> None:
-        """Note that the application has consumed bytes of a streamed body."""
+        """Record that the application has consumed bytes of a streamed body."""
         size = min(size, self.reserved)
         quota = self._core.quota
         self.reserved -= size

@@ -99,7 +99,7 @@ class Session(ABC):
 
     @abstractmethod
     def stream_reset(self, stream_id: int, code: int, now: float) -> list[Event]:
-        """Note that the peer reset its direction of a stream."""
+        """Record that the peer reset its direction of a stream."""
 
     @abstractmethod
     def _say_disconnect(self, code: int) -> None:
@@ -130,7 +130,7 @@ class Session(ABC):
     def handshake_completed(
         self, *, auth_type: str = "Bearer", token: bytes = b"", pairs: dict[str, str] | None = None, now: float
     ) -> list[Event]:
-        """Note that QUIC is ready: a client authenticates, a server starts its clock.
+        """Record that QUIC is ready: a client authenticates, a server starts its clock.
 
         Args:
             auth_type: scheme of the token, such as ``"Bearer"``; only a client passes this and the next two.

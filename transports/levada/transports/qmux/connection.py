@@ -257,7 +257,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
             await self._drained.wait()
 
     def _is_drained(self, stream_id: int) -> None:
-        """Note that the peer has all data of a stream, or never will."""
+        """Record that the peer has all data of a stream, or never will."""
         self._draining.discard(stream_id)
         if not self._draining and self._drained is not None:
             self._drained.set()
@@ -316,7 +316,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
         self._changed()
 
     def consumed(self, stream_id: int, size: int) -> None:
-        """Note that the application has taken bytes of a stream."""
+        """Record that the application has taken bytes of a stream."""
         if self._reason is None:
             core = self.core
             core.consumed(stream_id, size)
@@ -475,7 +475,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
             self._write_later()
 
     def _set_timer(self) -> None:
-        """Have the reader wake up when the core is due. If the deadline has become later, the reader finds out when it wakes up."""
+        """Wake the reader when the core is due. If the deadline has become later, the reader finds out when it wakes up."""
         deadline = self.core.next_deadline()
         if deadline is not None and deadline < self._reading.deadline:
             self._reading.deadline = deadline
@@ -501,13 +501,13 @@ class QmuxConnection(StreamConnection[QmuxStream]):
             self._fail(error)
 
     def _lose(self, why: str) -> None:
-        """Note that the carrier below has failed."""
+        """Record that the carrier below has failed."""
         if self._reason is None:
             self._apply(self.core.connection_lost(0, why, trio.current_time()))
         self._reading.cancel()
 
     def _fail(self, error: Exception) -> None:
-        """Note that this side has failed. Its state is damaged, so the peer is told nothing."""
+        """Record that this side has failed. Its state is damaged, so the peer is told nothing."""
         logger.error("the core of %r failed, which ends the connection", self, exc_info=error)
         if self._reason is None:
             said = f"internal error: {error!r}"

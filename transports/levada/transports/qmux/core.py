@@ -228,7 +228,7 @@ class QmuxCore:
         return self.take_events()
 
     def connection_lost(self, code: int, reason: str, now: float) -> list[Event]:
-        """Note that the carrier below has failed."""
+        """Record that the carrier below has failed."""
         if self._state is not _ENDED:
             self._lose(reason or "the transport broke")
         return self.take_events()
@@ -332,7 +332,7 @@ class QmuxCore:
             self._sender.set_priority(stream, level)
 
     def consumed(self, stream_id: int, size: int) -> None:
-        """Note that the application took bytes of `StreamData`, so the windows grow. For a stream that was stopped or reset this does nothing.
+        """Record that the application took bytes of `StreamData`, so the windows grow. For a stream that was stopped or reset this does nothing.
 
         A stream is over once all its data was taken and this side's end was written.
 
@@ -344,7 +344,7 @@ class QmuxCore:
             self._receiver.consumed(stream, size)
 
     def accepted(self, stream_id: int) -> None:
-        """Note that the application has taken a stream of the peer.
+        """Record that the application has taken a stream of the peer.
 
         A stream counts against the peer's limit until it is over and accepted. So a peer cannot pile up streams at an application that
         accepts none, however short they are.

@@ -196,6 +196,6 @@ class QmuxListener:
         return QmuxConnection(below, info, self._config, is_client=False, since=since, tell_ended=self._over)
 
     def _over(self, connection: QmuxConnection, reason: CloseReason) -> None:
-        """Note that a connection has ended, perhaps before its handshake."""
+        """Record that a connection has ended, perhaps before its handshake."""
         if connection.core.peer_parameters is None:
             self.admission.ended_early(connection.info.peer, reason)

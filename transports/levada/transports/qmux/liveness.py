@@ -45,12 +45,12 @@ class Liveness:
         self._timeout = min((time for time in times if time), default=0.0)
 
     def heard(self, now: float) -> None:
-        """Note that a complete record has come."""
+        """Record that a complete record has come."""
         self._heard = self._idle_since = now
         self._may_extend = True
 
     def wrote(self, now: float) -> None:
-        """Note that a record was written. Source: QX-34 (D-18)."""
+        """Record that a record was written. Source: QX-34 (D-18)."""
         if self._may_extend:
             # Only once after each record received: otherwise this side's own pings would keep the connection to a dead peer forever.
             self._may_extend = False

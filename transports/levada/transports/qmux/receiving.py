@@ -210,7 +210,7 @@ class Receiver:
         return encode_frame(FrameType.MAX_DATA, self._limit)
 
     def consumed(self, stream: Stream, size: int) -> None:
-        """Note that the application took bytes.
+        """Record that the application took bytes.
 
         Raises:
             LocalProtocolError: more than have come.

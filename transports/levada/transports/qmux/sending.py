@@ -141,7 +141,7 @@ class Sender:
         return stream.offset + stream.queued + (stream.sending is _ENDING)
 
     def _shrink(self, size: int) -> None:
-        """Note that bytes have left the queues."""
+        """Record that bytes have left the queues."""
         most = self._streams.config.max_queued
         if self.queued > most >= self.queued - size:
             self._streams.events.append(QueueRoom())

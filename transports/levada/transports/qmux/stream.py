@@ -66,7 +66,7 @@ class QmuxStream(ConnectionStream["QmuxConnection"]):
         return self._news is not None
 
     def acked_as_asked(self) -> None:
-        """Note that the peer has everything that was queued at the last `ask_for_ack`."""
+        """Record that the peer has everything that was queued at the last `ask_for_ack`."""
         assert self._asked is not None
         self._acked, end = self._asked
         self._asked = None

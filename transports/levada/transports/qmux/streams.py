@@ -291,7 +291,7 @@ class Streams:
             self._free(stream_id)
 
     def accepted(self, stream_id: int) -> None:
-        """Note that the application has a stream of the peer's."""
+        """Record that the application has a stream of the peer's."""
         if stream_id in self._unaccepted:
             self._unaccepted.discard(stream_id)
             if stream_id not in self.table:
@@ -313,7 +313,7 @@ class Streams:
             self.due[side.max_streams] = None
 
     def progress(self, stream: Stream, position: int) -> None:
-        """Note that a stream was written up to a position: emit `StreamFlushed` if the owner waits for it, and see to `StreamAcked`."""
+        """Record that a stream was written up to a position: emit `StreamFlushed` if the owner waits for it, and see to `StreamAcked`."""
         if stream.flush_at <= position:
             stream.flush_at = NEVER
             self.events.append(StreamFlushed(stream.id))

@@ -401,7 +401,7 @@ class ReactiveSocketCore(ConnectionCore):
             self._open(stream_id, waiting.kind, waiting.payload, waiting.n, waiting.complete)
 
     def send_request_n(self, stream_id: int, n: int) -> None:
-        """Let the peer send `n` payloads more; ignored if it has completed or the stream is over.
+        """Allow the peer `n` more payloads; ignored if it has completed or the stream is over.
 
         On a channel the responder answers the request by this (RX-55).
 

@@ -627,7 +627,7 @@ class RSocketCore(RSocketConnection):
             self._start(stream_id, waiting.kind, waiting.payload, waiting.n, waiting.complete)
 
     def send_request_n(self, stream_id: int, n: int) -> None:
-        """Let the peer send `n` more payloads. Ignored if it has completed or the stream is over.
+        """Allow the peer `n` more payloads. Ignored if it has completed or the stream is over.
 
         Raises:
             LocalProtocolError: `n` is not 1 to 2**31-1.

@@ -239,7 +239,7 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
 
     @abstractmethod
     def send_request_n(self, stream_id: int, n: int) -> None:
-        """Let the peer send `n` more payloads. Ignored if it has completed or the stream is over."""
+        """Allow the peer `n` more payloads. Ignored if it has completed or the stream is over."""
 
     @abstractmethod
     def send_payload(self, stream_id: int, payload: Payload, *, complete: bool = False) -> None:

@@ -63,7 +63,7 @@ async def pair_on(
 
 
 async def until(traits: CarrierTraits, ready: Callable[[], bool]) -> None:
-    """Let things settle until it is so."""
+    """Wait until it is so."""
     for _ in range(200):
         if ready():
             return
