@@ -194,6 +194,8 @@ class Bridge(Desk):
         super().__init__(directory, token, config, authentication)
         self._home = home
         self._mailboxes: dict[str, Mailbox[Any]] = {}
+        self._columns: dict[str, tuple[str, bytes]] = {}
+        """By mailbox: an opening of its journal, and the columns since then."""
         self._missing = {path.name for kind in ("mailboxes", "logs") for path in (directory / kind).glob("*")}
         """Names of mailboxes on disk that are not open yet, and of logs that were open before."""
         self._named = trio.Event()
@@ -400,10 +402,17 @@ class Bridge(Desk):
             raise RequestInvalid(f"no question for a mailbox: {type(question).__name__}")
         mailbox = await self._opened(name, to_write=isinstance(question, DeliverBatch | DiscardBatch))
         found = await answer(mailbox.journal, question)
-        if mailbox.log is not None and isinstance(found, Description):
+        return await self._description(mailbox, found) if isinstance(found, Extent) else found
+
+    async def _description(self, mailbox: Mailbox[Any], extent: Extent) -> Description:
+        if mailbox.log is not None:
             columns = mailbox.log.serialize().to_pybytes()
-            return Description(found.epoch, found.first, found.end, columns, found.opening)
-        return found
+        else:
+            opening, columns = self._columns.get(mailbox.name, ("", b""))
+            if opening != extent.opening:
+                columns = await mailbox.journal.ask(GetSchema(), timeout=None)
+                self._columns[mailbox.name] = extent.opening, columns
+        return Description(extent.epoch, dict(extent.first), dict(extent.end), columns, extent.opening)
 
     async def _read(self, name: str, request: Request) -> AsyncIterator[Payload]:
         m: ReadRows = request.message(ReadRows)
@@ -445,19 +454,13 @@ async def _compare(journal: Any, m: Compare) -> Compared:
     return Compared(reach.known, dict(reach.ends))
 
 
-async def _describe(journal: Any, _: Describe) -> Description:
-    extent: Extent = await journal.ask(GetExtent(), timeout=None)
-    return await _description(journal, extent)
+async def _describe(journal: Any, _: Describe) -> Extent:
+    return cast("Extent", await journal.ask(GetExtent(), timeout=None))
 
 
-async def _description(journal: Any, extent: Extent) -> Description:
-    columns: bytes = await journal.ask(GetSchema(), timeout=None)
-    return Description(extent.epoch, dict(extent.first), dict(extent.end), columns, extent.opening)
-
-
-async def _wait(journal: Any, m: WaitForRows) -> Description:
+async def _wait(journal: Any, m: WaitForRows) -> Extent:
     with trio.move_on_after(m.seconds if 0 <= m.seconds <= LONGEST_WAIT else LONGEST_WAIT):
-        await journal.ask(AwaitRows(m.after, m.rows), timeout=None)
+        return cast("Extent", await journal.ask(AwaitRows(m.after, m.rows), timeout=None))
     return await _describe(journal, Describe())
 
 

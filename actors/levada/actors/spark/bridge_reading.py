@@ -54,7 +54,7 @@ class JournalAway:
 async def blocks_of(name: str, journal: Ref[Any] | JournalAway, m: Wanted) -> AsyncGenerator[Payload, None]:
     """Yield the rows of one partition; `JournalError` or `EpochChanged` if they are not there."""
     extent = await require_epoch(journal, m.epoch)
-    await _require_rows(journal, m)
+    await _require_rows(journal, m, extent)
     if isinstance(journal, JournalAway):
         first = extent.first.get(m.partition, 0)
         if m.start < first:  # the journal checks this too, but its error arrives without its fields
@@ -119,10 +119,12 @@ async def require_epoch(journal: Ref[Any] | JournalAway, wanted: str) -> Extent:
     return extent
 
 
-async def _require_rows(journal: Ref[Any] | JournalAway, m: Wanted) -> None:
+async def _require_rows(journal: Ref[Any] | JournalAway, m: Wanted, extent: Extent) -> None:
     """Raise `JournalBehind` unless the rows are still the same as when the task was planned."""
     if m.opening is not None:
-        reach: Reach = await journal.ask(GetReach(m.opening), timeout=None)
+        reach = Reach(True, extent.end)
+        if m.opening != extent.opening:
+            reach = await journal.ask(GetReach(m.opening), timeout=None)
         kept = reach.ends.get(m.partition, m.end)
         if not reach.known or kept < m.end:
             raise JournalBehind(
