@@ -6,6 +6,7 @@ import logging
 import pickle
 import re
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -450,6 +451,48 @@ async def test_a_handler_has_its_place_until_its_work_is_undone(start: Start, au
         assert most == 2
         await settled()
         assert ends.left() == NOTHING
+
+
+@pytest.mark.parametrize("ending", ["cancelled", "closed"])
+async def test_work_that_is_cut_short_behind_the_gate_is_undone_in_its_turn(
+    start: Start, autojump_clock: MockClock, ending: str
+) -> None:
+    """The operations wait for the rest of their bodies, so no code of them runs and they have no places; those that undo them have."""
+    busy = most = 0
+    said: list[str] = []
+
+    async def decide(call: Call) -> None:
+        said.append("decided")
+
+    async def undo(call: Call, reason: str) -> None:
+        nonlocal busy, most
+        busy += 1
+        most = max(most, busy)
+        await trio.sleep(0.5)
+        busy -= 1
+        said.append("undone")
+
+    async def half() -> AsyncIterator[bytes]:
+        yield b"x"
+        await trio.sleep_forever()
+
+    spec = HandlerSpec(allow_undefined_length=True)
+    handler = Handler(nothing, before_execute=decide, on_cancel=undo, spec=spec)
+    async with start({100: handler}, max_running=2) as ends:
+        async with trio.open_nursery() as nursery:
+            for _ in range(6):
+                nursery.start_soon(partial(ends.peer.message, 100, half()))
+            await trio.sleep(0.1)
+            assert said == ["decided"] * 6
+            limiter = ends.server.shared.limiter
+            if ending == "closed":
+                ends.peer.abort()
+            nursery.cancel_scope.cancel()
+        await settled()
+        await trio.sleep(3)
+        assert said[6:] == ["undone"] * 6
+        assert most == 2
+        assert (limiter.running, limiter.waiting) == (0, 0)
 
 
 @pytest.mark.handler_fails

@@ -25,6 +25,7 @@ from .bodies import Source, make_source, quick_source
 from .config import PeerConfig
 from .errors import OperationError, Refuse
 from .handlers import BeforeExecute, Call, Code, Execute, Handler, OperationActor, Raised, Reply
+from .limiter import Limiter
 from .log import Log
 from .shared import Shared
 from .tracing import serving
@@ -143,6 +144,29 @@ class Undo:
 BEGIN, UNDO = Begin(), Undo()
 
 
+class Turn:
+    """Waits for a place to undo an operation that has none, before all operations that wait to begin."""
+
+    __slots__ = ("_come",)
+
+    def __init__(self) -> None:
+        self._come = trio.Event()
+
+    def begin(self) -> None:
+        """Use the place that the limiter gives."""
+        self._come.set()
+
+    async def wait(self, limiter: Limiter) -> None:
+        """Wait for the place; if cancelled, there is none to give back."""
+        limiter.submit(self, 0, 0)
+        try:
+            await self._come.wait()
+        except trio.Cancelled:
+            if not limiter.withdraw(self):
+                limiter.done()
+            raise
+
+
 class Execution(Pooled):
     """Serves one operation of the peer after another, each from the first decision to the end of the undoing."""
 
@@ -245,8 +269,20 @@ class Execution(Pooled):
             self._rest()
 
     async def _undo_only(self) -> None:
-        await self._undo()
+        await self._undo_in_turn()
         self._rest()
+
+    async def _undo_in_turn(self) -> None:
+        """Undo work that is cut short while no code of it runs, so it has no place: a peer may cut short any number at once."""
+        if self.code is None:
+            self.busy = False
+            return
+        limiter = self.connection.shared.limiter
+        await Turn().wait(limiter)
+        try:
+            await self._undo()
+        finally:
+            limiter.done()
 
     async def _undo(self) -> None:
         self.busy = False
@@ -349,7 +385,7 @@ class Execution(Pooled):
             return None
         self._give_up()
         self.connection.shared.limiter.withdraw(self)
-        return self._undo()
+        return self._undo_in_turn()
 
     def undelivered(self, messages: list[Any]) -> None:
         """Give back the places that were given and not used."""
