@@ -499,9 +499,11 @@ class Shard(DescribedActor[Any]):
             self.failed(turn, fresh(self._unwritable))
             return
         turn.value, turn.tells = value, live.tells
-        for each in (turn, *turn.also) if turn.also else (turn,):
+        if turn.question is not None:
+            turn.question.target = self.place  # the asker waits for the disk, and no more for a handler
+        for each in turn.also or ():
             if each.question is not None:
-                each.question.target = self.place  # the asker waits for the disk, and no more for a handler
+                each.question.target = self.place
         if turn.reminder is not None:
             self.reminders.handled.add(turn.reminder.id)
             live.own = [self.reminders.row(self.own, FIRED, self.now(), turn.reminder), *(live.own or ())]
