@@ -36,6 +36,8 @@ except ModuleNotFoundError as error:
     ) from error
 
 from levada.framework import Ref, RemotePeer
+from levada.framework.failure_log import FailureLog
+from levada.framework.platform import PLATFORM
 from levada.framework.text import printable, text_of
 from levada.framework.tracing import Span, TraceHeaders, Tracing
 
@@ -55,11 +57,12 @@ _PROPAGATOR: Final = TraceContextTextMapPropagator()
 class _Span(Span):
     """A span of OpenTelemetry. A processor or an exporter that raises must not end an actor, so its errors are only logged."""
 
-    __slots__ = ("_context", "_span", "_token")
+    __slots__ = ("_context", "_failures", "_span", "_token")
 
-    def __init__(self, span: trace.Span, context: Context) -> None:
+    def __init__(self, span: trace.Span, context: Context, failures: FailureLog) -> None:
         self._span = span
         self._context = context
+        self._failures = failures
         self._token: Any = None
 
     @property
@@ -88,8 +91,8 @@ class _Span(Span):
                 else:
                     self._fail(span, error)
             span.end()
-        except Exception:
-            logger.exception("a span was not exported", extra={"event": "span_lost"})
+        except Exception as failure:  # noqa: BLE001 - the user's processor
+            self._failures.log(logger, failure, "a span was not exported", event="span_lost")
 
     @staticmethod
     def _fail(span: trace.Span, error: BaseException) -> None:
@@ -115,9 +118,11 @@ class OpenTelemetry(Tracing):
 
     provider: TracerProvider | None = None
     _tracer: trace.Tracer = attrs.field(init=False, repr=False)
+    _failures: FailureLog = attrs.field(init=False, repr=False, eq=False)
 
     def __attrs_post_init__(self) -> None:
         self._tracer = trace.get_tracer("levada", tracer_provider=self.provider)
+        self._failures = FailureLog(PLATFORM.get().monotonic)  # spans of threads end in them
 
     def current(self) -> Context:
         """The current context of OpenTelemetry."""
@@ -196,11 +201,11 @@ class OpenTelemetry(Tracing):
             links, parent = [*(links or ()), _link(parent)], Context()
         try:
             span = self._tracer.start_span(name, parent, kind, attributes, links)
-        except Exception:  # the user's sampler or processor
-            logger.exception("a span was not started", extra={"event": "span_lost"})
+        except Exception as failure:  # noqa: BLE001 - the user's sampler or processor
+            self._failures.log(logger, failure, "a span was not started", event="span_lost")
             span = trace.INVALID_SPAN
         context = trace.set_span_in_context(span, parent)
-        return _Span(span, context if actor is None else otel_context.set_value(_SELF, actor, context))
+        return _Span(span, context if actor is None else otel_context.set_value(_SELF, actor, context), self._failures)
 
 
 def _context(context: object) -> Context:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
 from typing import Final, TypeAlias
@@ -47,9 +48,13 @@ class FailureLog:
 
     Failures have the same cause if they were logged at the same place, and the same class of exception came along the same lines of code.
     The texts of exceptions are made printable, and their further lines are indented, so that none looks like a line of the log.
+
+    Args:
+        clock: returns seconds. Trio's clock is for the tasks of one run only; a log that threads use too needs another.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = trio.current_time) -> None:
+        self._clock = clock
         self._key = PLATFORM.get().token_bytes(16)  # so that an id says nothing about the code
         self._seen: dict[Cause, _Seen] = {}  # the oldest first
 
@@ -79,11 +84,11 @@ class FailureLog:
 
     def _note(self, cause: Cause) -> str | None:
         """Count a failure; return how its text ends, or None if it gets no line."""
-        now = trio.current_time()
+        now = self._clock()
         seen = self._seen.get(cause)
         if seen is None:
             if len(self._seen) >= _CAUSES:
-                del self._seen[next(iter(self._seen))]
+                self._seen.pop(next(iter(self._seen)), None)  # None: another thread has done that
             seen = self._seen[cause] = _Seen(now + _INTERVAL)
         elif now >= seen.until:
             seen.until, seen.logged = now + _INTERVAL, 0

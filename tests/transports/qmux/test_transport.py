@@ -498,6 +498,28 @@ async def test_a_block_that_fails_says_goodbye(how: str, tmp_path: Path) -> None
 
 
 @pytest.mark.loopback
+async def test_a_core_that_fails_for_each_client_does_not_fill_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    receive = QmuxCore.receive_data
+
+    def fail(core: QmuxCore, *arguments: Any) -> Any:
+        if core.client:
+            return receive(core, *arguments)
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(QmuxCore, "receive_data", fail)
+    async with listen(f"qmux+unix://{tmp_path}/socket") as listener, accepting(listener):
+        for _ in range(15):
+            async with dial(listener.url) as client:
+                await client.wait_closed()
+    lines = [record for record in caplog.records if "the core of" in record.message]
+    caplog.clear()
+    assert len(lines) == 10
+    assert all("a fault of ours" in str(record.exc_text) for record in lines)
+
+
+@pytest.mark.loopback
 async def test_a_killed_socket_is_known_at_once(tmp_path: Path) -> None:
     async with (
         listen(f"qmux+unix://{tmp_path}/socket") as listener,

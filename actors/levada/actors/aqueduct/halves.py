@@ -688,8 +688,9 @@ class Outbound(HalfActor):
         if type(entry) is not Letter:  # it was queued before the channel travelled
             try:
                 letter = self._letter(entry, self._encode(entry.message if isinstance(entry, Tracked) else entry))
-            except Exception:
-                logger.exception("channel %s: a message that was queued cannot travel", self.channel.name)
+            except Exception as error:  # noqa: BLE001 - what was sent may be anything
+                text = "channel %s: a message that was queued cannot travel"
+                self.halves.connection.log_failure(error, text, self.channel.name, event="unsendable")
                 self.channel.settle(entry, outcome=Outcome.NOT_PROCESSED)
                 return
         kinds = [kind for _, kind in letter.attached] if letter.attached else ()

@@ -58,6 +58,10 @@ class Connecting(Protocol):
         """Read and write soon."""
         ...
 
+    def log_failure(self, error: BaseException, text: str, *arguments: object, event: str) -> None:
+        """Log an exception of the user's code."""
+        ...
+
     def look_up_at(self, there: Sender[Lookup]) -> None:
         """Send lookups to the client here."""
         ...

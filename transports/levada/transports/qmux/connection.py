@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Final
 import trio
 
 from levada.framework.errors import CarrierError, ConnectionClosed, ConnectionLost, DatagramTooLarge, IdleTimeout
+from levada.framework.failure_log import FailureLog
 from levada.framework.platform import PLATFORM
 from levada.transports.carriers.contracts import CarrierInfo, CarrierStatistics, CloseReason, Datagram, Octets
 from levada.transports.carriers.stream_connection import StreamConnection
@@ -58,6 +59,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
         is_client: whether this side dialled.
         since: when the transport was connected; `QmuxConfig.handshake_timeout` counts from then.
         tell_ended: called with the reason once the connection has ended.
+        failures: logs what fails here; None: a log of its own.
     """
 
     def __init__(
@@ -69,12 +71,14 @@ class QmuxConnection(StreamConnection[QmuxStream]):
         is_client: bool,
         since: float,
         tell_ended: Callable[[QmuxConnection, CloseReason], None] | None = None,
+        failures: FailureLog | None = None,
     ) -> None:
         super().__init__(info, is_client=is_client, datagram_queue=config.datagram_queue)
         self.core = QmuxCore(client=is_client, now=since, config=config, framed=isinstance(below, OverMessages))
         self._below = below
         self._config = config
         self._tell_ended = tell_ended
+        self._failures = failures or FailureLog()
 
         self._in_batch = False  # output is written at the end of the batch
         self._joining = False  # the next call outside of a batch leaves its output to the writer
@@ -508,7 +512,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
 
     def _fail(self, error: Exception) -> None:
         """Record that this side has failed. Its state is damaged, so the peer is told nothing."""
-        logger.error("the core of %r failed, which ends the connection", self, exc_info=error)
+        self._failures.log(logger, error, "the core of %r failed, which ends the connection", self)
         if self._reason is None:
             said = f"internal error: {error!r}"
             self._end(CloseReason(1, said, lost=True), lambda: ConnectionLost(said))

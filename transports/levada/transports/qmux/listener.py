@@ -9,6 +9,7 @@ import attrs
 import trio
 
 from levada.framework.errors import CarrierError, ConnectionClosed, LocalProtocolError
+from levada.framework.failure_log import FailureLog
 from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.contracts import ByteStream, CarrierInfo, CloseReason, Listener
 from levada.transports.carriers.places import Place, share_of
@@ -110,6 +111,7 @@ class QmuxListener:
         self._upgrade = upgrade
         self._ready: Ready[QmuxIncoming] = Ready(backlog)
         self._serving = trio.CancelScope()
+        self._failures = FailureLog()
         self.admission = Admission(url)
         """Counts the clients that were refused here. `below` counts the clients that got no transport."""
 
@@ -193,7 +195,9 @@ class QmuxListener:
 
     def start(self, below: Below, info: CarrierInfo, since: float) -> QmuxConnection:
         """Make the connection of an accepted client."""
-        return QmuxConnection(below, info, self._config, is_client=False, since=since, tell_ended=self._over)
+        return QmuxConnection(
+            below, info, self._config, is_client=False, since=since, tell_ended=self._over, failures=self._failures
+        )
 
     def _over(self, connection: QmuxConnection, reason: CloseReason) -> None:
         """Record that a connection has ended, perhaps before its handshake."""
