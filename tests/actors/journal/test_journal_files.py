@@ -718,6 +718,54 @@ def test_a_store_that_cannot_take_back_does_no_more(tmp_path: Path, monkeypatch:
         assert numbers(store)[0] == 1
 
 
+def test_a_store_whose_undoing_is_interrupted_does_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an error that is not the disk's, which its caller gets."""
+    store = Store.open(tmp_path, SCHEMA)
+    store.append([(0, rows(1))])
+    failures: list[Exception] = [MemoryError(), OSError(errno.EIO, "no")]
+
+    def refuse(*_: object) -> None:
+        raise failures.pop()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(REAL.files, "fdatasync", refuse)
+        with pytest.raises(MemoryError):
+            store.append([(0, rows(2))])
+    with pytest.raises(JournalError, match="half a write cannot be taken back, open the journal again"):
+        store.append([(0, rows(3))])
+    store.close()
+    with Store.open(tmp_path, SCHEMA) as store:
+        assert numbers(store)[0] == 1
+
+
+def test_a_read_that_fails_leaves_no_file_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, opened = REAL.files, set[int]()
+    open_, close = files.open, files.close
+
+    def noted(*args: Any) -> int:
+        descriptor = open_(*args)
+        opened.add(descriptor)
+        return descriptor
+
+    def closed(descriptor: int) -> None:
+        opened.discard(descriptor)
+        close(descriptor)
+
+    def refuse(*_: object) -> bytes:
+        assert opened
+        raise OSError(errno.EIO, "no")
+
+    with Store.open(tmp_path, SCHEMA) as store:
+        store.append([(0, rows(1))])
+        with monkeypatch.context() as patch:
+            for name, replacement in (("open", noted), ("close", closed), ("pread", refuse)):
+                patch.setattr(files, name, replacement)
+            with pytest.raises(OSError, match="no"):
+                list(store.batches(0, 0))
+            assert opened == set()
+        assert numbers(store) == [1]
+
+
 def test_rows_whose_end_cannot_be_noted_are_not_said_to_be_unwritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

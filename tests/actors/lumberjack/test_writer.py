@@ -17,11 +17,11 @@ from trio.testing import wait_all_tasks_blocked
 
 from levada.actors.lumberjack.balance import HostConfig
 from levada.actors.lumberjack.writer import Writer, connect
-from levada.actors.lumberjack.writer_queue import EventsDropped
+from levada.actors.lumberjack.writer_queue import EventsDropped, Hub
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost
 from levada.transports.carriers import ByteStream, Listener, MemoryConfig, TlsConfig, listen
-from levada.transports.lumberjack import EventRejected, WriterConfig
+from levada.transports.lumberjack import Batch, EventRejected, WriterConfig, WriterCore
 
 # ---------------------------------------------------------------- the reader by hand
 
@@ -921,6 +921,29 @@ async def test_a_host_with_a_closed_connection_is_left_alone_until_an_event_wait
         assert (await left.window()).lines == [1]
         assert trio.current_time() == begin
         await right.ack(1)
+
+
+async def test_a_host_that_waits_goes_on_waiting_if_another_took_the_event_that_woke_it(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Which of the two runs first is up to trio, so the test takes the event as the other connection does."""
+    config = WriterConfig(window=10, linger=0.0)
+    hub, gone = Hub(config), trio.Event()
+
+    async def wait() -> None:
+        await hub.wanted()
+        gone.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await wait_all_tasks_blocked()
+        hub.put_nowait(b"0")
+        assert isinstance(hub.take(WriterCore(config, now=0.0)), Batch)
+        await wait_all_tasks_blocked()
+        assert not gone.is_set()
+        hub.put_nowait(b"1")
+        await wait_all_tasks_blocked()
+        assert gone.is_set()
 
 
 async def test_certificates_that_cannot_be_used_are_told_to_whoever_connects() -> None:
