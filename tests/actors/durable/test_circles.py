@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -35,10 +34,7 @@ from levada.framework.router import pool, pull, round_robin
 WORLD: dict[str, Any] = {}
 """The shards, and what a test gives to the handlers."""
 
-
-@pytest.fixture(autouse=True)
-def only_what_callers_see(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL, "levada")
+pytestmark = pytest.mark.usefixtures("only_what_callers_see")
 
 
 @message("test.circles.visit", frozen=True)
@@ -146,9 +142,11 @@ class Visitor(Actor[Visit]):
 
 
 @asynccontextmanager
-async def boxes_of(shard_count: int = 1) -> AsyncIterator[tuple[ActorSystem, Shards[Any]]]:
+async def boxes_of(
+    shard_count: int = 1, journal_type: type[MemoryJournal] = MemoryJournal
+) -> AsyncIterator[tuple[ActorSystem, Shards[Any]]]:
     async with ActorSystem("test", ask_timeout=5.0) as system:
-        journal = system.spawn(MemoryJournal, log_columns(Deposited), no_rows(shard_count))
+        journal = system.spawn(journal_type, log_columns(Deposited), no_rows(shard_count))
         boxes = await shards(system, Box, events=Deposited, journal=journal, shards=shard_count)
         WORLD["gate"] = trio.Event()
         yield system, boxes
@@ -301,11 +299,9 @@ class Asker(Actor[Any]):
 @pytest.mark.parametrize("asks", ["first", "again", "again, when the handler has ended"])
 async def test_an_asker_that_waits_for_the_disk_only_is_in_no_circle(autojump_clock: MockClock, asks: str) -> None:
     """An entity has answered one command, whose row is on its way to the disk, and asks the asker in the next."""
-    WORLD["disk"], WORLD["gate"] = trio.Event(), trio.Event()
+    WORLD["disk"] = trio.Event()
     WORLD["disk"].set()
-    async with ActorSystem("test", ask_timeout=5.0) as system, trio.open_nursery() as nursery:
-        journal = system.spawn(SlowJournal, log_columns(Deposited), no_rows())
-        boxes = await shards(system, Box, events=Deposited, journal=journal, shards=1)
+    async with boxes_of(1, SlowJournal) as (system, boxes), trio.open_nursery() as nursery:
         answers: list[int] = []
         WORLD["/asker"] = system.spawn(Asker, answers, name="asker")
         await boxes["b"].ask(Deposit(1))

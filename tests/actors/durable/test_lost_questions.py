@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -24,10 +23,7 @@ from levada.framework import Actor, ActorSystem, handles, message, restart
 from levada.framework.errors import ActorStopped
 from levada.framework.router import group
 
-
-@pytest.fixture(autouse=True)
-def only_what_callers_see(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL, "levada")
+pytestmark = pytest.mark.usefixtures("only_what_callers_see")
 
 
 @attrs.define

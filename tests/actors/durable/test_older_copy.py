@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
@@ -22,10 +21,7 @@ from levada.framework import ActorSystem, handles
 
 GONE = "shard 0: rows 3 to 5 were on the disk and are gone from the log, which was replaced by an older copy"
 
-
-@pytest.fixture(autouse=True)
-def only_what_callers_see(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL, "levada")
+pytestmark = pytest.mark.usefixtures("only_what_callers_see")
 
 
 async def refused(accounts: Shards[Any], question: Any, command: str | None = None) -> JournalBehind:

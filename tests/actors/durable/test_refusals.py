@@ -6,6 +6,8 @@ import errno
 import logging
 import os
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,10 +57,7 @@ from levada.framework.testing import Probe
 
 TIMES: dict[str, Any] = {"ask_timeout": 30.0, "shutdown_timeout": 20.0}
 
-
-@pytest.fixture(autouse=True)
-def only_what_callers_see(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL, "levada")
+pytestmark = pytest.mark.usefixtures("only_what_callers_see")
 
 
 class Disk:
@@ -185,6 +184,19 @@ class Picky(MemoryJournal):
         return done
 
 
+@asynccontextmanager
+async def refusing(
+    cls: type[Durable[Any]] = Account, events: Any = EVENTS, **settings: Any
+) -> AsyncIterator[tuple[Shards[Any], list[JournalFull], list[list[Row]]]]:
+    """Run a shard over a journal that refuses what it is given while there is a refusal; yield that, and the rows, too."""
+    refusal: list[JournalFull] = []
+    rows = no_rows()
+    async with ActorSystem("test", ask_timeout=1000.0) as system:
+        journal = system.spawn(Picky, log_columns(events), rows, refusal)
+        yield await shards(system, cls, events=events, journal=journal, shards=1, **settings), refusal, rows
+
+
+FULL = JournalFull("the disk is full", path="/var/log")
 KEPT: dict[str, Any] = {}
 """The rows and the refusal of the journal that is on a node."""
 
@@ -212,7 +224,7 @@ async def test_a_refusal_is_the_journals_own_at_once_however_many_processes_it_c
         journal: Ref[Any] = system.spawn(group("test.kept"))
         accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=1, nodes=nodes)
         assert await accounts["anna"].ask(Deposit(1)) == 1
-        KEPT["refusal"].append(JournalFull("the disk is full", path="/var/log"))
+        KEPT["refusal"].append(FULL)
         before = trio.current_time()
         for _ in range(3):  # the first is refused by the append, the others by the shard
             with pytest.raises(JournalFull, match=r"^/var/log: the disk is full$"):
@@ -223,14 +235,10 @@ async def test_a_refusal_is_the_journals_own_at_once_however_many_processes_it_c
 
 
 async def test_every_command_under_way_gets_the_refusal_and_is_not_done(autojump_clock: MockClock) -> None:
-    refusal: list[JournalFull] = []
-    async with ActorSystem("test", ask_timeout=1000.0) as system:
-        rows = no_rows()
-        journal = system.spawn(Picky, log_columns(EVENTS), rows, refusal)
-        accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=1)
+    async with refusing() as (accounts, refusal, _):
         for n in range(10):
             assert await accounts[f"e{n}"].ask(Balance()) == 0
-        refusal.append(JournalFull("the disk is full", path="/var/log"))
+        refusal.append(FULL)
         before = trio.current_time()
         seen: list[JournalFull] = []
 
@@ -252,15 +260,10 @@ async def test_every_command_under_way_gets_the_refusal_and_is_not_done(autojump
 
 
 async def test_a_full_disk_does_not_hold_up_what_writes_nothing(autojump_clock: MockClock) -> None:
-    full = JournalFull("the disk is full", path="/var/log")
-    refusal: list[JournalFull] = []
-    async with ActorSystem("test", ask_timeout=1000.0) as system:
-        rows = no_rows()
-        journal = system.spawn(Picky, log_columns(EVENTS), rows, refusal)
-        accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=1)
+    async with refusing() as (accounts, refusal, rows):
         for n in range(3):
             assert await accounts[f"e{n}"].ask(Deposit(n)) == n
-        refusal.append(full)
+        refusal.append(FULL)
         before = trio.current_time()
         for _ in range(2):  # the first is refused by the append, the second by the shard
             with pytest.raises(JournalFull, match=r"^/var/log: the disk is full$"):
@@ -298,18 +301,15 @@ async def test_a_full_disk_does_not_hold_up_what_writes_nothing(autojump_clock: 
 async def test_a_shard_that_waited_for_room_reads_what_another_has_written_meanwhile(
     autojump_clock: MockClock,
 ) -> None:
-    refusal: list[JournalFull] = []
-    async with ActorSystem("test", ask_timeout=1000.0) as system:
-        rows = no_rows()
-        journal = system.spawn(Picky, log_columns(EVENTS), rows, refusal)
-        accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=1)
+    async with refusing() as (accounts, refusal, _):
         assert await accounts["anna"].ask(Deposit(1)) == 1
-        refusal.append(JournalFull("the disk is full", path="/var/log"))
+        refusal.append(FULL)
         with pytest.raises(JournalFull):
             await accounts["anna"].ask(Deposit(10))
         assert await accounts["anna"].ask(Balance()) == 1
         refusal.clear()
-        others = await shards(system, Account, events=EVENTS, journal=journal, shards=1, name="others")
+        system = accounts.ref.system
+        others = await shards(system, Account, events=EVENTS, journal=accounts.journal, shards=1, name="others")
         assert await others["anna"].ask(Deposit(5)) == 6
         await trio.sleep(shard.LAST_DELAY + 0.1)
         assert await accounts["anna"].ask(Balance()) == 6
@@ -320,7 +320,7 @@ class Unlucky(Picky):
     """Has no room for the first row, and is away when the shard's rows are read for the first time."""
 
     def __init__(self, rows: list[list[Row]]) -> None:
-        super().__init__(log_columns(EVENTS), rows, [JournalFull("the disk is full", path="/var/log")])
+        super().__init__(log_columns(EVENTS), rows, [FULL])
         self.reads = 0
 
     @handles
@@ -347,14 +347,10 @@ async def test_a_shard_that_has_its_partition_after_all_takes_it_once(autojump_c
 
 async def test_reminders_wait_for_room(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "levada.actors.durable")
-    refusal: list[JournalFull] = []
-    async with ActorSystem("test", ask_timeout=1000.0) as system:
-        rows = no_rows()
-        journal = system.spawn(Picky, log_columns(Deposited), rows, refusal)
-        start = trio.current_time()
-        accounts = await shards(system, Reminded, events=Deposited, journal=journal, shards=1, clock=trio.current_time)
+    start = trio.current_time()
+    async with refusing(Reminded, Deposited, clock=trio.current_time) as (accounts, refusal, _):
         assert await accounts["anna"].ask(Halves(str(start + 1.0))) == 0
-        refusal.append(JournalFull("the disk is full", path="/var/log"))
+        refusal.append(FULL)
         with pytest.raises(JournalFull):
             await accounts["anna"].ask(Deposit(10))
         with pytest.raises(JournalFull):
@@ -436,13 +432,10 @@ class Reminded(Durable[Halves | Deposit | Balance]):
 
 
 async def test_a_handler_that_commits_on_a_full_disk_gets_the_refusal(autojump_clock: MockClock) -> None:
-    refusal = [JournalFull("the disk is full", path="/var/log")]
-    async with ActorSystem("test", ask_timeout=1000.0) as system:
-        rows = no_rows()
-        journal = system.spawn(Picky, log_columns(Deposited), rows, refusal)
-        accounts = await shards(system, Halving, events=Deposited, journal=journal, shards=1)
+    async with refusing(Halving, Deposited) as (accounts, refusal, rows):
+        refusal.append(FULL)
         gone_on: list[str] = []
-        BETWEEN.update(do=lambda: gone_on.append("past it"), probe=Probe(system))
+        BETWEEN.update(do=lambda: gone_on.append("past it"), probe=Probe(accounts.ref.system))
         for first in ("event", "reminder", "message", ""):
             with pytest.raises(JournalFull, match=r"^/var/log: the disk is full$"):
                 await accounts["anna"].ask(Halves(first))
@@ -464,13 +457,8 @@ async def test_a_handler_that_commits_on_a_full_disk_gets_the_refusal(autojump_c
 async def test_a_command_of_which_a_part_is_on_the_disk_is_not_said_to_be_undone(
     autojump_clock: MockClock, first: str, balance: int, says: type[Exception]
 ) -> None:
-    full = JournalFull("the disk is full", path="/var/log")
-    refusal: list[JournalFull] = []
     outcomes: list[tuple[str, type[Exception], str]] = []
-    async with ActorSystem("test", ask_timeout=1000.0) as system:
-        rows = no_rows()
-        journal = system.spawn(Picky, log_columns(Deposited), rows, refusal)
-        accounts = await shards(system, Halving, events=Deposited, journal=journal, shards=1)
+    async with refusing(Halving, Deposited) as (accounts, refusal, _):
         assert await accounts["bert"].ask(Balance()) == 0
 
         async def ask(entity: str, question: Any, command: str | None = None) -> None:
@@ -481,11 +469,11 @@ async def test_a_command_of_which_a_part_is_on_the_disk_is_not_said_to_be_undone
         async with trio.open_nursery() as nursery:
 
             def go_on() -> None:
-                refusal.append(full)
+                refusal.append(FULL)
                 nursery.start_soon(ask, "bert", Deposit(1))
                 nursery.start_soon(ask, "anna", Deposit(1), "behind it")
 
-            BETWEEN.update(do=go_on, probe=Probe(system))
+            BETWEEN.update(do=go_on, probe=Probe(accounts.ref.system))
             for _ in range(2):  # the second while the first is under way
                 nursery.start_soon(ask, "anna", Halves(first), "one")
         assert sorted(each[:2] for each in outcomes) == [
@@ -509,15 +497,11 @@ async def test_a_command_whose_first_part_is_refused_is_said_to_be_undone(
     autojump_clock: MockClock, first: str
 ) -> None:
     """The part is in the queue of the shard, and the append that has it is refused; a part of another command is on the disk."""
-    full = JournalFull("the disk is full", path="/var/log")
-    refusal: list[JournalFull] = []
-    async with ActorSystem("test", ask_timeout=1000.0) as system:
-        journal = system.spawn(Picky, log_columns(Deposited), no_rows(), refusal)
-        accounts = await shards(system, Halving, events=Deposited, journal=journal, shards=1)
-        BETWEEN.update(do=list, probe=Probe(system))
+    async with refusing(Halving, Deposited) as (accounts, refusal, _):
+        BETWEEN.update(do=list, probe=Probe(accounts.ref.system))
         assert await accounts["anna"].ask(Halves("event")) == 2
         assert await accounts["bert"].ask(Balance()) == 0
-        refusal.append(full)
+        refusal.append(FULL)
         with pytest.raises(JournalFull, match=r"^/var/log: the disk is full$"):
             await accounts["bert"].ask(Halves(first), command="one")
         refusal.clear()
@@ -550,10 +534,7 @@ async def test_a_command_that_is_asked_again_and_refused_may_have_been_done(
 
 
 async def test_an_erasure_that_is_refused_after_its_tombstone_says_so(autojump_clock: MockClock) -> None:
-    async with ActorSystem("test", ask_timeout=1000.0) as system:
-        rows = no_rows()
-        journal = system.spawn(Picky, log_columns(EVENTS), rows, None)
-        accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=1)
+    async with refusing() as (accounts, _, _):
         assert await accounts["anna"].ask(Deposit(1)) == 1
         says = "^/var/log: entity 'anna' takes no commands any more, and rows of it are still in the files: call erase.. again: the disk is full"
         with pytest.raises(JournalFull, match=says):
