@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextvars
 import functools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -545,6 +546,31 @@ async def test_a_stopping_hook_waits_while_everything_around_is_cancelled(autoju
     assert trio.current_time() == pytest.approx(2.0)
 
 
+class InContext(Plain):
+    """Has a context that takes its time."""
+
+    async def started(self) -> None:
+        await self.enter(self.slow())
+
+    @asynccontextmanager
+    async def slow(self) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await trio.sleep(20.0)
+
+
+async def test_a_kill_ends_the_contexts_that_an_end_waits_for(autojump_clock: MockClock) -> None:
+    async with ActorSystem(stop_timeout=30.0) as system:
+        ref = system.spawn(InContext, [])
+        ref.stop()
+        await trio.sleep(2.0)
+        assert ref.is_alive
+        ref.kill()
+        await ref.terminated()
+        assert trio.current_time() == pytest.approx(2.0)
+
+
 class Parent(SyncHooks):
     child: Any = None
 
@@ -683,6 +709,17 @@ async def test_cancelled_is_the_scope_around_the_system() -> None:
     assert log.count(("stopping", Cancelled(), "none")) == 2
     assert {("second", Cancelled()), ("child", Cancelled()), "cancelled"} < set(log)
     assert len(log) == 5
+
+
+async def test_an_actor_that_is_cancelled_with_its_system_does_not_restart() -> None:
+    log: Log = []
+    with trio.CancelScope() as scope:
+        async with ActorSystem() as system:
+            ref: Ref[Any] = system.spawn(SyncHooks, log, supervise=restart("permanent"))
+            ref.tell(Sleep(1000.0))
+            await wait_all_tasks_blocked()
+            scope.cancel()
+    assert log == ["started", "cancelled", ("stopping", Cancelled(), "none")]
 
 
 async def test_lost_comes_from_whoever_knows_of_the_connection(system: ActorSystem) -> None:

@@ -16,6 +16,7 @@ from levada.framework import (
     ActorSystem,
     Asks,
     Metric,
+    Normal,
     Reason,
     Sample,
     Shutdown,
@@ -202,6 +203,34 @@ async def test_totals_outlive_the_actor_however_it_ends(autojump_clock: MockCloc
         classes: dict[str, ClassFigures] = {}
         assert system.observe.count(again, classes, 0.0)  # type: ignore[arg-type]
         assert classes == {"Clerk": ClassFigures(actors=1, handled=3)}
+
+
+async def test_messages_count_whatever_an_actor_does_when_it_ends(autojump_clock: MockClock) -> None:
+    """It is idle and released by its parent, has a hook, or waits for its restart."""
+
+    class Neat(Clerk):
+        def stopping(self, reason: Reason) -> None:
+            pass
+
+    async with ActorSystem() as system:
+        released, neat = system.spawn(Clerk), system.spawn(Neat)
+        waiting = system.spawn(
+            Clerk, supervise=restart("transient", initial_backoff=100.0, max_backoff=100.0, jitter=0.0)
+        )
+        for clerk in (released, neat, waiting):
+            clerk.tell(Work())
+            clerk.tell(Work())
+        waiting.tell(Fail())  # starts again at once
+        waiting.tell(Fail())
+        await wait_all_tasks_blocked()
+        assert [child.state for child in system.observe.tree().children] == ["idle", "idle", "restarting"]
+        system.lifecycle.release(released, Normal())  # type: ignore[arg-type]
+        neat.stop()
+        waiting.stop(now=True)
+        await waiting.terminated()
+        await neat.terminated()
+        assert trio.current_time() < 100.0
+        assert system.observe.handled == {Clerk: 6, Neat: 2}
 
 
 async def test_figures_of_a_class(autojump_clock: MockClock) -> None:

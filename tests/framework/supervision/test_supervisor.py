@@ -80,6 +80,21 @@ async def test_stop_child_kills_after_the_deadline(autojump_clock: MockClock) ->
         assert await team.ask(Children()) == []
 
 
+async def test_stop_child_is_for_good_also_for_a_child_that_ends_already(autojump_clock: MockClock) -> None:
+    """And would start again, as it is permanent."""
+    async with ActorSystem() as system:
+        team = system.spawn(Supervisor, [worker([], "a", supervise=PERMANENT)], name="team")
+        (ref,) = await team.ask(Children())
+        ref.tell(Wait(1.0))
+        await wait_all_tasks_blocked()
+        ref.stop(now=True)
+        await wait_all_tasks_blocked()
+        assert await team.ask(StopChild("a")) is True
+        assert trio.current_time() == pytest.approx(1.0)
+        assert await team.ask(Children()) == []
+        assert restarts(team) == 0
+
+
 async def test_a_supervisor_that_starts_again_has_the_children_of_its_list(system: ActorSystem) -> None:
     log: Log = []
     team = system.spawn(Supervisor, [worker(log, "a", supervise=restart(max=0))], name="team", supervise=restart())

@@ -88,8 +88,6 @@ class Ending:
     escalate: bool = attrs.field(default=False, init=False)
     delay: float = attrs.field(default=0.0, init=False)
     message: Any = attrs.field(default=None, init=False)
-    planned: bool = attrs.field(default=False, init=False)
-    """Whether `restart` has been decided."""
     together: int = attrs.field(default=0, init=False)
     """The number of children that are being stopped together and have not ended."""
     closed: bool = attrs.field(default=False, init=False)
@@ -394,9 +392,8 @@ class Lifecycle:
     def _plan(self, cell: Cell, ending: Ending) -> None:
         """Decide whether the actor restarts, alone or with siblings."""
         supervised = cell.make_extras().supervised
-        if ending.planned or ending.final or supervised is None or ending.reason == CANCELLED:
+        if ending.final or supervised is None:
             return
-        ending.planned = True
         policy = supervised.policy
         if not isinstance(policy, RestartPolicy):
             ending.escalate = policy == "escalate" and isinstance(ending.reason, Failed)
@@ -619,7 +616,6 @@ class Lifecycle:
                 supervised = cell.make_extras().supervised
                 assert supervised is not None
                 ending.restart = isinstance(supervised.policy, RestartPolicy) and supervised.policy.kind != "temporary"
-                ending.planned = True
                 self._end(cell, ending)
                 if cell._worker is not None:
                     # The handler gets the same time as when its parent ends; children and hooks have their own deadlines.
@@ -675,7 +671,6 @@ class Lifecycle:
         self._system.events.publish(ActorRestarted(cell, extras.restarts))
         if extras.queued:
             # The cell's old place in the run queue may be ahead of siblings that must start first.
-            extras.queued = False
             self._system.scheduler.ready.remove(cell)
         self._system.scheduler.requeue(cell)
         return True
