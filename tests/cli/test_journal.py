@@ -279,6 +279,7 @@ def test_mistakes(tmp_path: Path, levada: Run, capsys: pytest.CaptureFixture[str
         2,
         f"levada: {tmp_path / 'nothing'} is not a directory: name the folder of a journal, or a folder of journals\n",
     )
+    assert levada("ls", "") == (2, "levada: the name of a folder is empty: name one, or the current folder as '.'\n")
     code, text = levada("verify", tmp_path)
     assert (code, "there is no journal in" in text) == (2, True)
     with pytest.raises(SystemExit) as ended:

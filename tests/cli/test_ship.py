@@ -303,6 +303,7 @@ async def test_ctrl_c_ends_in_order_and_says_what_is_missing(tmp_path: Path) -> 
         (["receive", "lumberjack://127.0.0.1:0", "--client-ca", "ca.pem"], "--key and --client-ca need --cert"),
         (["receive", "lumberjack://127.0.0.1:0", "--key", "key.pem"], "--key and --client-ca need --cert"),
         (["receive", "lumberjack://127.0.0.1:0", "--spool", "/dev/null/x"], "cannot write to /dev/null/x"),
+        (["receive", "lumberjack://127.0.0.1:0", "--spool", ""], "the name of a folder is empty"),
         (["receive", "tcp://127.0.0.1:0"], "expected lumberjack://host:port"),
     ],
 )

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import quote
 
+from .errors import ConfigurationError
+
 if TYPE_CHECKING:
     import sqlite3
 
@@ -23,7 +25,7 @@ try:
 except ModuleNotFoundError:  # not a POSIX system
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Files", "StrPath"]
+__all__ = ["Files", "StrPath", "folder_path"]
 
 StrPath: TypeAlias = "str | os.PathLike[str]"
 ReadableBuffer: TypeAlias = "bytes | bytearray | memoryview"
@@ -34,6 +36,17 @@ _BTIME_AT = 80  # in a struct statx
 
 _BINARY: Final = getattr(os, "O_BINARY", 0)
 """Windows would change the ends of lines."""
+
+
+def folder_path(path: StrPath) -> Path:
+    """Return the path of a folder that a user has named.
+
+    Raises:
+        ConfigurationError: the name is empty, as a variable that was not set is; as a path it would be the current folder.
+    """
+    if not os.fspath(path):
+        raise ConfigurationError("the name of a folder is empty: name one, or the current folder as '.'")
+    return Path(path)
 
 
 class Files:

@@ -24,6 +24,7 @@ pytest.importorskip("levada.actors.journal", exc_type=ImportError)
 
 from levada.actors.journal import (  # noqa: E402
     Appended,
+    Journal,
     JournalConfig,
     JournalDamaged,
     JournalError,
@@ -664,6 +665,17 @@ def test_a_ledger_whose_log_cannot_be_opened_is_not_damaged(tmp_path: Path) -> N
     log.rmdir()
     with Store.open(tmp_path, SCHEMA) as store:
         assert numbers(store) == [1]
+
+
+def test_a_folder_without_a_name_is_not_the_current_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a variable that is not set."""
+    monkeypatch.chdir(tmp_path)
+    for use in (lambda: Store.open("", SCHEMA), lambda: Journal("", SCHEMA)):
+        with pytest.raises(ConfigurationError, match="the name of a folder is empty: name one, or the current folder"):
+            use()
+    assert list(tmp_path.iterdir()) == []
+    with Store.open(".", SCHEMA):
+        assert (tmp_path / "ledger.sqlite").exists()
 
 
 @pytest.mark.parametrize("call", ["pwritev", "fdatasync", "fsync", "rename"])

@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 from abc import ABC, abstractmethod
-from pathlib import Path
 from typing import Any
 
 import trio
@@ -18,6 +17,7 @@ from levada.actors.lumberjack import Reader, Unit, serve
 from levada.actors.lumberjack.spool import prepare_spool, store_unit
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
+from levada.framework.files import folder_path
 from levada.framework.platform import PLATFORM
 from levada.transports.carriers import TlsConfig
 from levada.transports.lumberjack import encode_text
@@ -152,7 +152,7 @@ class _Spooler(_Output):
 
     def __init__(self, folder: str) -> None:
         super().__init__()
-        self._folder = Path(folder)
+        self._folder = folder_path(folder)
         try:
             prepare_spool(self._folder)
         except OSError as error:

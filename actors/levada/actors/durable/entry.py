@@ -33,6 +33,7 @@ from levada.actors.journal import (
 from levada.actors.journal.config import REOPEN_EVERY
 from levada.framework import Actor, ActorSystem, Asks, Codec, Receiver, Ref, Sender, bounded, channel, handles, restart
 from levada.framework.errors import ActorError, ConfigurationError, LevadaError
+from levada.framework.files import folder_path
 from levada.framework.handlers import flatten
 from levada.framework.message import tag_of
 from levada.framework.ref import DEFAULT_TIMEOUT
@@ -396,7 +397,7 @@ async def shards(
     await load_arrow()
     codec = Codec()
     snapshots = Snapshots(cls)
-    folder = None if isinstance(journal, Ref) else Path(journal)
+    folder = None if isinstance(journal, Ref) else folder_path(journal)
     if folder is not None:
         log = await system.platform.run_in_thread(_prepare, folder, kinds, shards)
     else:

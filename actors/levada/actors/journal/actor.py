@@ -25,6 +25,7 @@ from levada.actors.metrics.journal import journal_samples
 from levada.framework import Behaviour, Failed, Killed, Reason, Reply, Sample, handles
 from levada.framework.embedding import DescribedActor
 from levada.framework.errors import ActorError
+from levada.framework.files import folder_path
 from levada.framework.platform import Platform
 from levada.transports.text import printable
 
@@ -162,7 +163,7 @@ class Journal(
     def __attrs_post_init__(self) -> None:
         self._refusal: JournalError | None = JournalError("it is being opened", path=self.about)
         """Why it cannot answer; None: it is open."""
-        self._queue = Queue(os.fspath(self.directory), self.max_waiting)
+        self._queue = Queue(os.fspath(folder_path(self.directory)), self.max_waiting)
         self._writing = trio.CapacityLimiter(1)
         self._reading = trio.CapacityLimiter(READERS)
         self._erasing = trio.Lock()

@@ -32,6 +32,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute
 
+from levada.framework.files import folder_path
 from levada.framework.platform import PLATFORM, Platform
 
 from .blocks import Block, Message
@@ -127,7 +128,7 @@ class Store:
             JournalUnwritable: the ledger cannot be read or written: the disk is full or fails, or this user may not write there.
             JournalError: written by a later version of this format.
             SchemaMismatch: the columns are others, or fewer; says which.
-            ConfigurationError: it has another number of partitions, or these columns cannot be kept.
+            ConfigurationError: it has another number of partitions, these columns cannot be kept, or `directory` is empty.
             OSError: the directory cannot be made or read.
         """
         platform = PLATFORM.get()
@@ -135,7 +136,7 @@ class Store:
         config = config or JournalConfig()
         if schema is not None:
             check_schema(schema)
-        path = Path(directory)
+        path = folder_path(directory)
         files.make_durable_folder(path)
         with ExitStack() as resources:
             lock = files.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from levada.framework.errors import ConfigurationError
-from levada.framework.files import Files
+from levada.framework.files import Files, folder_path
 from levada.framework.platform import PLATFORM
 
 __all__ = ["locked_folder", "replace_file", "write_all"]
@@ -26,7 +26,7 @@ def locked_folder(folder: str | os.PathLike[str], what: str, user: str) -> Itera
     Raises:
         ConfigurationError: the folder cannot be used, or another process uses it.
     """
-    path, files = Path(folder), PLATFORM.get().files
+    path, files = folder_path(folder), PLATFORM.get().files
     try:
         files.make_durable_folder(path)
         lock = files.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from levada.framework import Actor, blocking, handles
+from levada.framework.files import folder_path
 from levada.framework.platform import PLATFORM
 from levada.framework.text import finite
 
@@ -43,7 +44,7 @@ class SpoolSink(Actor[Unit]):
 
     async def started(self) -> None:
         """Create the folder, and remove the unfinished files of processes that died."""
-        self.folder = Path(self.folder)
+        self.folder = folder_path(self.folder)
         await self.system.platform.run_in_thread(prepare_spool, self.folder)
 
     @handles

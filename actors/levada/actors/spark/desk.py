@@ -40,6 +40,7 @@ from levada.actors.rsocket import (
 )
 from levada.framework import ActorSystem, Codec, Identity, Ref
 from levada.framework.errors import ActorStopped, ConfigurationError, DecodeError, LevadaError
+from levada.framework.files import folder_path
 from levada.framework.text import text_of
 from levada.transports.carriers import TlsConfig, UnixConfig
 from levada.transports.core import MAX_CONNECTIONS
@@ -369,7 +370,7 @@ def take_folder(directory: str | os.PathLike[str]) -> Path:
     Raises:
         ConfigurationError: it cannot be made, or it is open to other users.
     """
-    folder = Path(directory).absolute()
+    folder = folder_path(directory).absolute()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()
