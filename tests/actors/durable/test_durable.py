@@ -308,6 +308,7 @@ def test_misuse_is_refused_where_it_is_given(tmp_path: Path) -> None:
         await refused(Durable, Deposited, "Durable has no @applies")
         await refused(str, Deposited, "wanted a class derived from Durable")
         await refused(Account, EVENTS, "wanted a number from 1 to 4096", shards=0)
+        await refused(Account, EVENTS, "the name of a folder is empty", journal="")
         for idle in (0, math.inf, math.nan, "x"):
             await refused(Account, EVENTS, "idle is .*, wanted seconds", idle=idle)
         for setting in ("remember", "snapshot_every", "max_live"):

@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -186,14 +186,14 @@ class Picky(MemoryJournal):
 
 @asynccontextmanager
 async def refusing(
-    cls: type[Durable[Any]] = Account, events: Any = EVENTS, **settings: Any
-) -> AsyncIterator[tuple[Shards[Any], list[JournalFull], list[list[Row]]]]:
-    """Run a shard over a journal that refuses what it is given while there is a refusal; yield that, and the rows, too."""
-    refusal: list[JournalFull] = []
-    rows = no_rows()
+    cls: type[Durable[Any]] = Account, events: Any = EVENTS, refusal: Sequence[JournalFull] = (), **settings: Any
+) -> AsyncIterator[tuple[ActorSystem, Shards[Any], list[JournalFull], list[list[Row]]]]:
+    """Run a shard over a journal that refuses what it is given while there is a refusal."""
+    refusals, rows = [*refusal], no_rows()
     async with ActorSystem("test", ask_timeout=1000.0) as system:
-        journal = system.spawn(Picky, log_columns(events), rows, refusal)
-        yield await shards(system, cls, events=events, journal=journal, shards=1, **settings), refusal, rows
+        journal = system.spawn(Picky, log_columns(events), rows, refusals)
+        accounts = await shards(system, cls, events=events, journal=journal, shards=1, **settings)
+        yield system, accounts, refusals, rows
 
 
 FULL = JournalFull("the disk is full", path="/var/log")
@@ -235,7 +235,7 @@ async def test_a_refusal_is_the_journals_own_at_once_however_many_processes_it_c
 
 
 async def test_every_command_under_way_gets_the_refusal_and_is_not_done(autojump_clock: MockClock) -> None:
-    async with refusing() as (accounts, refusal, _):
+    async with refusing() as (_, accounts, refusal, _):
         for n in range(10):
             assert await accounts[f"e{n}"].ask(Balance()) == 0
         refusal.append(FULL)
@@ -260,7 +260,7 @@ async def test_every_command_under_way_gets_the_refusal_and_is_not_done(autojump
 
 
 async def test_a_full_disk_does_not_hold_up_what_writes_nothing(autojump_clock: MockClock) -> None:
-    async with refusing() as (accounts, refusal, rows):
+    async with refusing() as (_, accounts, refusal, rows):
         for n in range(3):
             assert await accounts[f"e{n}"].ask(Deposit(n)) == n
         refusal.append(FULL)
@@ -301,14 +301,14 @@ async def test_a_full_disk_does_not_hold_up_what_writes_nothing(autojump_clock: 
 async def test_a_shard_that_waited_for_room_reads_what_another_has_written_meanwhile(
     autojump_clock: MockClock,
 ) -> None:
-    async with refusing() as (accounts, refusal, _):
+    async with refusing() as (system, accounts, refusal, _):
         assert await accounts["anna"].ask(Deposit(1)) == 1
         refusal.append(FULL)
         with pytest.raises(JournalFull):
             await accounts["anna"].ask(Deposit(10))
         assert await accounts["anna"].ask(Balance()) == 1
         refusal.clear()
-        system = accounts.ref.system
+        assert accounts.journal is not None
         others = await shards(system, Account, events=EVENTS, journal=accounts.journal, shards=1, name="others")
         assert await others["anna"].ask(Deposit(5)) == 6
         await trio.sleep(shard.LAST_DELAY + 0.1)
@@ -348,7 +348,7 @@ async def test_a_shard_that_has_its_partition_after_all_takes_it_once(autojump_c
 async def test_reminders_wait_for_room(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "levada.actors.durable")
     start = trio.current_time()
-    async with refusing(Reminded, Deposited, clock=trio.current_time) as (accounts, refusal, _):
+    async with refusing(Reminded, Deposited, clock=trio.current_time) as (_, accounts, refusal, _):
         assert await accounts["anna"].ask(Halves(str(start + 1.0))) == 0
         refusal.append(FULL)
         with pytest.raises(JournalFull):
@@ -432,10 +432,9 @@ class Reminded(Durable[Halves | Deposit | Balance]):
 
 
 async def test_a_handler_that_commits_on_a_full_disk_gets_the_refusal(autojump_clock: MockClock) -> None:
-    async with refusing(Halving, Deposited) as (accounts, refusal, rows):
-        refusal.append(FULL)
+    async with refusing(Halving, Deposited, [FULL]) as (system, accounts, _, rows):
         gone_on: list[str] = []
-        BETWEEN.update(do=lambda: gone_on.append("past it"), probe=Probe(accounts.ref.system))
+        BETWEEN.update(do=lambda: gone_on.append("past it"), probe=Probe(system))
         for first in ("event", "reminder", "message", ""):
             with pytest.raises(JournalFull, match=r"^/var/log: the disk is full$"):
                 await accounts["anna"].ask(Halves(first))
@@ -458,7 +457,7 @@ async def test_a_command_of_which_a_part_is_on_the_disk_is_not_said_to_be_undone
     autojump_clock: MockClock, first: str, balance: int, says: type[Exception]
 ) -> None:
     outcomes: list[tuple[str, type[Exception], str]] = []
-    async with refusing(Halving, Deposited) as (accounts, refusal, _):
+    async with refusing(Halving, Deposited) as (system, accounts, refusal, _):
         assert await accounts["bert"].ask(Balance()) == 0
 
         async def ask(entity: str, question: Any, command: str | None = None) -> None:
@@ -473,7 +472,7 @@ async def test_a_command_of_which_a_part_is_on_the_disk_is_not_said_to_be_undone
                 nursery.start_soon(ask, "bert", Deposit(1))
                 nursery.start_soon(ask, "anna", Deposit(1), "behind it")
 
-            BETWEEN.update(do=go_on, probe=Probe(accounts.ref.system))
+            BETWEEN.update(do=go_on, probe=Probe(system))
             for _ in range(2):  # the second while the first is under way
                 nursery.start_soon(ask, "anna", Halves(first), "one")
         assert sorted(each[:2] for each in outcomes) == [
@@ -497,8 +496,8 @@ async def test_a_command_whose_first_part_is_refused_is_said_to_be_undone(
     autojump_clock: MockClock, first: str
 ) -> None:
     """The part is in the queue of the shard, and the append that has it is refused; a part of another command is on the disk."""
-    async with refusing(Halving, Deposited) as (accounts, refusal, _):
-        BETWEEN.update(do=list, probe=Probe(accounts.ref.system))
+    async with refusing(Halving, Deposited) as (system, accounts, refusal, _):
+        BETWEEN.update(do=list, probe=Probe(system))
         assert await accounts["anna"].ask(Halves("event")) == 2
         assert await accounts["bert"].ask(Balance()) == 0
         refusal.append(FULL)
@@ -534,7 +533,7 @@ async def test_a_command_that_is_asked_again_and_refused_may_have_been_done(
 
 
 async def test_an_erasure_that_is_refused_after_its_tombstone_says_so(autojump_clock: MockClock) -> None:
-    async with refusing() as (accounts, _, _):
+    async with refusing() as (_, accounts, _, _):
         assert await accounts["anna"].ask(Deposit(1)) == 1
         says = "^/var/log: entity 'anna' takes no commands any more, and rows of it are still in the files: call erase.. again: the disk is full"
         with pytest.raises(JournalFull, match=says):
