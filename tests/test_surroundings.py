@@ -67,7 +67,7 @@ OUTSIDE: Mapping[str, tuple[str, Collection[str]]] = {
         "OpenSSL reads certificates from real files, and checks their dates by the real clock",
         ("datetime.datetime.now", "io.open", "os.*"),
     ),
-    "actors/levada/actors/nodes/heart.py": ("it ends real processes that hang", ("os._exit", "threading.Thread", "time.*")),
+    "actors/levada/actors/nodes/heartbeat.py": ("it ends real processes that hang", ("os._exit", "threading.Thread", "time.*")),
     "actors/levada/actors/nodes/local.py": (
         "it starts real processes; a simulated world has its own",
         ("os.*", "tempfile.TemporaryDirectory", "trio.Process"),

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from levada.actors import answering
+from levada.actors import health_server as answering
 from levada.actors.cli.health import serve_health
 from levada.framework.errors import ConfigurationError
 

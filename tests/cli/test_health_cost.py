@@ -10,7 +10,7 @@ import pytest
 import trio
 from tests.pace import within
 
-from levada.actors import answering
+from levada.actors import health_server as answering
 from levada.actors.cli.health import serve_health
 
 pytestmark = [pytest.mark.ci, pytest.mark.loopback]

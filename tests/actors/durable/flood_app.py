@@ -13,7 +13,7 @@ pytest.importorskip("pyarrow")
 from tests.actors.durable.test_placement import Placed
 
 from levada.actors.journal import Append, GetExtent, ReadEntity
-from levada.actors.journal.keeping import without_pandas
+from levada.actors.journal.keeper_process import without_pandas
 from levada.framework import Actor, ActorSystem, Asks, Ref, Reply, handles, message
 from levada.framework.errors import LevadaError
 

@@ -21,8 +21,8 @@ from levada.actors.durable import (
     commits,
     entry,
     erasing,
+    live_entities,
     log_columns,
-    population,
     routing,
     shards,
     underway,
@@ -223,7 +223,7 @@ async def test_entities_that_fail_are_forgotten(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("CRITICAL", "levada")
-    monkeypatch.setattr(population, "MOST_FAILED", 10)
+    monkeypatch.setattr(live_entities, "MOST_FAILED", 10)
     gate = Gate()
     async with ActorSystem(ask_timeout=1000.0) as system:
         accounts = await accounts_in(system, gate)

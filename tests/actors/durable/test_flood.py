@@ -16,7 +16,7 @@ from tests.actors.durable.test_placement import Where
 from tests.actors.nodes.processes import START
 
 from levada.actors.durable import log_columns, log_config, shards
-from levada.actors.journal.keeping import keeper
+from levada.actors.journal.keeper_process import keeper
 from levada.actors.nodes import NodeSettings, local_nodes
 from levada.framework import ActorSystem
 

@@ -15,7 +15,7 @@ from tests.actors.durable.purses import Clerk, Errand, Paid, Pay, Purse, Total
 from tests.actors.nodes.processes import START
 
 from levada.actors.durable import Shards, shards
-from levada.actors.journal.keeping import without_pandas
+from levada.actors.journal.keeper_process import without_pandas
 from levada.actors.nodes import NodeLost, Nodes, NodeSettings, NodeUp, local_nodes
 from levada.framework import ActorSystem, Ref, restart
 from levada.framework.errors import ActorError, AskTimeout, LevadaError

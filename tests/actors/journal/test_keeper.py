@@ -179,7 +179,7 @@ async def test_any_node_is_no_keeper(tmp_path: Path) -> None:
     async with (
         ActorSystem(ask_timeout=150.0) as system,
         keeper(system) as keep,
-        local_nodes(system, 1, "levada.actors.journal.keeping:app", names=["worker"]) as nodes,
+        local_nodes(system, 1, "levada.actors.journal.keeper_process:app", names=["worker"]) as nodes,
     ):
         assert isinstance(nodes, Fleet)
         assert {nodes.choose("any").name for _ in range(4)} == {"worker"}
@@ -190,7 +190,7 @@ async def test_a_restart_of_all_nodes_leaves_keepers_alone(tmp_path: Path) -> No
     async with (
         ActorSystem(ask_timeout=150.0) as system,
         keeper(system) as keep,
-        local_nodes(system, 1, "levada.actors.journal.keeping:app", names=["worker"]) as nodes,
+        local_nodes(system, 1, "levada.actors.journal.keeper_process:app", names=["worker"]) as nodes,
     ):
         journal = await keep.open(tmp_path, Row)
         before = {member.name: member.pid for member in nodes.members}

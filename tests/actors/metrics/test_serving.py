@@ -11,7 +11,7 @@ import trio
 from prometheus_client import CollectorRegistry, generate_latest
 from trio.testing import MockClock
 
-from levada.actors.answering import Asked
+from levada.actors.health_server import Asked
 from levada.actors.metrics import Metrics, MetricsCollector, Scrapes, render, serve_metrics
 from levada.framework import Actor, ActorSystem, handles, message
 from levada.framework.metrics import Metric, Series

@@ -11,8 +11,8 @@ from typing import Any
 import trio
 
 from levada.actors.nodes import NodeLost, Nodes, NodeSettings, Run
-from levada.actors.nodes.body import run_node
 from levada.actors.nodes.fleet import Fleet
+from levada.actors.nodes.node_side import run_node
 from levada.actors.nodes.nodes import QMUX, TO_DRIVER
 from levada.framework import ActorSystem
 from levada.framework.errors import ConnectionLost

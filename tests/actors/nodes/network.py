@@ -1,7 +1,7 @@
 """Nodes as hosts of a simulated network, in virtual time: the driver's side and the nodes' are those of `spark_nodes`, but for processes.
 
 `Task` stands for a process and for the job of Spark that it is the task of. Heartbeats are datagrams, by the rules of
-`levada.actors.nodes.heart`: the driver hears a node or counts its silence, and a node that does not hear the driver for long ends.
+`levada.actors.nodes.heartbeat`: the driver hears a node or counts its silence, and a node that does not hear the driver for long ends.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from tests.actors.simulated import SimConfig
 
 from levada.actors.authentication import Credentials
 from levada.actors.nodes import NodeLost, Nodes, NodeSettings, Run
-from levada.actors.nodes.body import run_node
 from levada.actors.nodes.certificates import NEVER
 from levada.actors.nodes.fleet import Fleet
-from levada.actors.nodes.heart import MARGIN
+from levada.actors.nodes.heartbeat import MARGIN
+from levada.actors.nodes.node_side import run_node
 from levada.actors.nodes.nodes import OwnLinks
 from levada.framework import ActorSystem, Identity, restart
 from levada.framework.errors import ConnectionLost

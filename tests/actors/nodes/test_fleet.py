@@ -14,9 +14,9 @@ from trio.testing import MockClock
 
 from levada.actors.console import take_snapshot
 from levada.actors.nodes import MemberState, NodeDown, NodeLost, NodeSettings, NodeUp, nodes_of
-from levada.actors.nodes.body import run_node
 from levada.actors.nodes.fleet import Fleet
 from levada.actors.nodes.inspection import look
+from levada.actors.nodes.node_side import run_node
 from levada.framework import ActorSystem, Failed, Lost, Normal, Ref, bounded, conflate, restart
 from levada.framework.errors import ActorError, ConfigurationError, ConnectionLost, NameTaken, NameUnknown
 

@@ -12,9 +12,9 @@ from trio.testing import MockClock
 
 from levada.actors.aqueduct import Peer, PeerConfig, connect_over
 from levada.actors.nodes import NodeLost, NodeSettings
-from levada.actors.nodes.body import run_node
 from levada.actors.nodes.messages import AppFailed, Hello, Ready, Refused, Welcome
 from levada.actors.nodes.node import control_schema
+from levada.actors.nodes.node_side import run_node
 from levada.framework import Actor, ActorSystem, OneshotReceiver, OneshotSender, Ref, oneshot, restart
 from levada.framework.errors import ActorStopped
 

@@ -21,7 +21,7 @@ import pytest
 import trio
 
 from levada.actors.nodes import NodeDown, NodeLost, NodeSettings, NodeUp, Run, local_nodes, nodes_of
-from levada.actors.nodes.heart import Pulse
+from levada.actors.nodes.heartbeat import Pulse
 from levada.actors.nodes.local import ChildProcesses
 from levada.framework import ActorSystem, Failed, Lost, restart
 from levada.framework.errors import ConfigurationError, ConnectionClosed, HandleNotForwardable

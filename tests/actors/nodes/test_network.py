@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from levada.actors.nodes import MemberState, NodeDown, NodeLost, nodes_of
-from levada.actors.nodes.heart import LAST, MARGIN
+from levada.actors.nodes.heartbeat import LAST, MARGIN
 from levada.framework import ActorSystem, Failed, Lost, restart
 from levada.framework.errors import ActorError, AskTimeout
 from levada.transports.carriers.simnet import SimNet

@@ -14,7 +14,7 @@ from levada.actors.console import View
 from levada.actors.console.snapshot import ask_nodes, watch_node
 from levada.actors.metrics.nodes import find_fleet
 from levada.actors.nodes import local_nodes
-from levada.actors.nodes.body import run_node
+from levada.actors.nodes.node_side import run_node
 from levada.framework import ActorSystem
 
 from .apps import Add, Ask, Counter, Friend

@@ -28,7 +28,7 @@ from levada.transports.aqueduct import AqueductConfig
 from .config import PeerConfig
 from .entry import connect, connect_over, serve, serve_over
 from .fleet import FleetRefs
-from .lookup import Expose
+from .name_lookup import Expose
 from .peer import ConnectionStatistics, Peer
 from .raw import RawMessage
 from .server import Handler, Listener

@@ -54,12 +54,12 @@ from .entrypoint import EntryOutbound
 from .envelopes import ANSWERS_GREETING, WORK_GREETING
 from .fleet import FleetRefs
 from .halves import CODEC, Arrival, Halves
-from .lookup import Expose, Lookup, Lookups, Names
+from .name_lookup import Expose, Lookup, Lookups, Names
 from .raw import RawMessage
 from .refs import Refs
 from .schema import SCHEMA, compare_schema, schema_header
-from .stamps import TRACE_GREETING
 from .streams import AT_ONCE, StreamActors
+from .trace_context import TRACE_GREETING
 
 __all__ = ["AqueductDriver"]
 

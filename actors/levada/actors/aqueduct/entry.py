@@ -17,7 +17,7 @@ from levada.framework.errors import ConfigurationError
 
 from .config import AUTHORIZATION, PeerConfig, dial_carrier, listen_carrier
 from .connection import AqueductDriver
-from .lookup import Expose, check_expose
+from .name_lookup import Expose, check_expose
 from .peer import Peer
 from .raw import RawMessage
 from .server import Handler, Listener, ListenerActor, ListenerContext, check_handler

@@ -11,7 +11,7 @@ from levada.framework.tracing import Tracing
 from levada.transports.aqueduct import Delivery
 
 from .halves import Inbound, Outbound, open_delivery
-from .lookup import Claim, Lookup, Lookups, Names
+from .name_lookup import Claim, Lookup, Lookups, Names
 
 __all__ = ["EntryInbound", "EntryOutbound"]
 

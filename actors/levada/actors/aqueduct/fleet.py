@@ -36,7 +36,7 @@ from levada.transports.aqueduct import Headers
 from levada.transports.text import printable
 
 from .envelopes import ID_SIZE, Identity
-from .lookup import Claim
+from .name_lookup import Claim
 from .peer import Peer
 from .refs import RefState, RemoteRef, remote_ref
 

@@ -52,9 +52,9 @@ from levada.transports.aqueduct import Attach, Delivery, ReceiverHalf, ReceiverS
 from levada.transports.text import printable
 
 from .links import Connecting, CreationLink, Half, HalfActor
-from .lookup import Claim
+from .name_lookup import Claim
 from .raw import RawMessage, encode_raw
-from .stamps import MAX_STAMP, read_stamp, stamped
+from .trace_context import MAX_STAMP, read_stamp, stamped
 
 __all__ = [
     "CODEC",

@@ -23,7 +23,7 @@ from levada.framework.embedding import release, signal_exit
 from levada.framework.errors import ActorStopped
 from levada.transports.aqueduct import AqueductCore, ReceiverHalf, ReceiverState, SenderHalf, SenderState
 
-from .lookup import Lookup
+from .name_lookup import Lookup
 
 if TYPE_CHECKING:
     from .halves import Halves

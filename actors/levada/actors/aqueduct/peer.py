@@ -15,7 +15,7 @@ from levada.framework.ref import DEFAULT_TIMEOUT, check_timeout
 from levada.transports.aqueduct import Headers
 from levada.transports.carriers import CarrierInfo, CarrierStatistics
 
-from .lookup import Lookup
+from .name_lookup import Lookup
 from .raw import RawMessage
 
 if TYPE_CHECKING:

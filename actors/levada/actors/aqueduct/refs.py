@@ -55,11 +55,11 @@ from .answers import FEW, Answers
 from .envelopes import Identity
 from .exports import Export
 from .halves import MOST_WAITING, Halves, Outbound, Packing, Referring
-from .lookup import Claim
+from .name_lookup import Claim
 from .oneshots import Awaited, Promise
+from .pull_work import Sampling, WorkAsking, Working
 from .raw import RawMessage
 from .signals import Asking, Later, Signal, Tie, Watching
-from .work import Sampling, WorkAsking, Working
 
 __all__ = ["TRANSITIONS", "RefChange", "RefState", "Refs", "RemoteRef", "remote_ref"]
 

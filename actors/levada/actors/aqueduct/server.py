@@ -27,7 +27,7 @@ from .config import AUTHORIZATION, PeerConfig
 from .connection import AqueductDriver
 from .entrypoint import EntryInbound
 from .halves import Arrival, give_up
-from .lookup import Expose
+from .name_lookup import Expose
 from .peer import Peer
 from .raw import RawMessage
 

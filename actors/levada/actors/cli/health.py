@@ -8,7 +8,7 @@ from typing import Final
 
 import trio
 
-from levada.actors.answering import Asked, Response, serve_answers
+from levada.actors.health_server import Asked, Response, serve_answers
 from levada.actors.metrics.serving import Scrapes
 
 __all__ = ["Report", "serve_health"]

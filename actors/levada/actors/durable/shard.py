@@ -47,7 +47,7 @@ from .commits import Commits, Part
 from .entity import handler_of
 from .erasing import Erasing
 from .errors import CommandFailed, DurableError, ReplayFailed, ShardLost
-from .population import Population
+from .live_entities import Population
 from .reminders import Reminders
 from .reminding import Reminding
 from .replay import load

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     )
     from .extent import Appended, Extent, Fenced, StoreStatistics, partition_of
     from .ipc import rows_of_stream, stream_of
-    from .keeping import Keeper, keeper
+    from .keeper_process import Keeper, keeper
     from .keys import Taken
     from .ledger import Delivered, Reach
     from .questions import (
@@ -94,7 +94,7 @@ _MODULES = (
     "ipc",
     "questions",
     "actor",
-    "keeping",
+    "keeper_process",
 )
 """Where the names above are, those first that import least."""
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import trio
 
-from levada.actors.answering import Asked, Response, serve_answers
+from levada.actors.health_server import Asked, Response, serve_answers
 from levada.framework import ActorSystem
 from levada.framework.embedding import FailureLog
 from levada.framework.metrics import Series

@@ -22,9 +22,9 @@ from levada.transports.carriers.shared_sockets import PassedSockets, ServerEndin
 from levada.transports.carriers.sockets import ListeningAddress, ListeningSocket, open_here, sockets_from
 from levada.transports.qmux import dial_over
 
-from .body import run_node
-from .heart import ORPHANED, Heart, exit_within
+from .heartbeat import ORPHANED, Heart, exit_within
 from .messages import NodeLost, Welcome
+from .node_side import run_node
 from .nodes import TO_DRIVER
 from .tracing import made_by
 

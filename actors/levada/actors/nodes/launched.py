@@ -20,10 +20,10 @@ from levada.transports.carriers import simulated, unix
 from levada.transports.carriers.contracts import ByteStream
 from levada.transports.qmux import dial_over
 
-from .body import run_node
-from .heart import ORPHANED
+from .heartbeat import ORPHANED
 from .messages import NodeLost, Welcome
 from .node import Run, how_it_ended
+from .node_side import run_node
 from .nodes import TO_DRIVER
 from .settings import NodeSettings
 from .tracing import made_by

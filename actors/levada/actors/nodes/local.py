@@ -31,7 +31,7 @@ from levada.transports.qmux import listen_over
 from levada.transports.text import printable
 
 from .fleet import Fleet
-from .heart import Beats, Pulse
+from .heartbeat import Beats, Pulse
 from .launched import LaunchedProcesses
 from .messages import NodeLost
 from .node import Run, how_it_ended

@@ -26,7 +26,7 @@ from levada.framework import Asks, Down, Failed, Normal, Reason, Ref, Shutdown, 
 from levada.framework.embedding import UntracedActor, release
 from levada.transports.text import printable
 
-from .heart import ORPHANED
+from .heartbeat import ORPHANED
 from .messages import (
     CONTROL,
     AppFailed,

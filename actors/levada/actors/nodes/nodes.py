@@ -1,7 +1,7 @@
 """`Nodes`: a fleet, as programs use it in the driver and in nodes; and how the members connect to each other.
 
 A system has one fleet. In the driver it is a `levada.actors.nodes.fleet.Fleet`, which starts nodes and decides; in a node it is a
-`levada.actors.nodes.body.NodeSide`, which asks the driver. `nodes_of` finds either.
+`levada.actors.nodes.node_side.NodeSide`, which asks the driver. `nodes_of` finds either.
 """
 
 from __future__ import annotations

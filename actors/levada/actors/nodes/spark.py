@@ -1,7 +1,7 @@
 """`spark_nodes`: nodes that are tasks of Spark, which places them.
 
 Each node is a job of one task (`SparkJob`). An actor of the driver starts and watches it, as it would a child process. Spark is the failure
-detector: when a node is lost, its job ends with an error. Heartbeats (`levada.actors.nodes.heart`) detect hangs and partitions.
+detector: when a node is lost, its job ends with an error. Heartbeats (`levada.actors.nodes.heartbeat`) detect hangs and partitions.
 Nodes are admitted by a `Gate`.
 """
 
@@ -37,7 +37,7 @@ from levada.framework.errors import ConfigurationError
 
 from .certificates import Authority, Carrier, MemberKey, carrier_settings
 from .fleet import Fleet
-from .heart import MARGIN, Beats, Pulse
+from .heartbeat import MARGIN, Beats, Pulse
 from .messages import NodeLost
 from .node import Run
 from .nodes import Links, Nodes

@@ -15,7 +15,7 @@ import trio
 from pyspark import InheritableThread, SparkContext
 from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
-from levada.actors.spark.causes import root_cause
+from levada.actors.spark.root_cause import root_cause
 from levada.framework.errors import ConfigurationError
 from levada.transports.text import printable
 

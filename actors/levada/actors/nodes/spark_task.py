@@ -23,10 +23,10 @@ from levada.actors.aqueduct.config import dial_carrier
 from levada.framework import ActorSystem, OneshotReceiver, OneshotSender, oneshot
 from levada.framework.errors import ChannelError, ConfigurationError, ConnectionLost
 
-from .body import run_node
 from .certificates import Carrier, MemberKey, carrier_settings
-from .heart import LAST, Heart, exit_within
+from .heartbeat import LAST, Heart, exit_within
 from .messages import NodeLost, Welcome
+from .node_side import run_node
 from .spark_gate import Certified, Certify, Refusal
 from .spark_links import SparkLinks
 from .spark_output import named_output

@@ -59,7 +59,7 @@ from .config import ClientConfig, ServerConfig
 from .dialects import CoreFactory
 from .encoding import Encoding
 from .errors import ApplicationError, connection_lost, error_data
-from .fired import Fired
+from .fire_and_forget import Fired
 from .peers import ConnectedPeer
 from .requests import Request
 from .routing import Handler, Responder, Routes, make_responder

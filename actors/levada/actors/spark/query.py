@@ -60,7 +60,7 @@ from levada.framework.embedding import DescribedActor
 from levada.framework.errors import ActorStopped, ChannelError, LevadaError, MailboxFull
 from levada.transports.text import printable
 
-from .causes import explained
+from .root_cause import explained
 
 __all__ = [
     "AwaitAvailable", "GetProgress", "Query", "QueryEnded", "QueryEvent", "QueryFailed", "QueryProgress",

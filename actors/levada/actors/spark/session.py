@@ -26,7 +26,7 @@ import attrs
 
 from levada.framework.errors import ConfigurationError
 
-from .causes import root_cause
+from .root_cause import root_cause
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

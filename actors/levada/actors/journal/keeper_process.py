@@ -38,7 +38,7 @@ async def keeper(
     system: ActorSystem,
     *,
     name: str = "keeper",
-    app: Any = "levada.actors.journal.keeping:app",
+    app: Any = "levada.actors.journal.keeper_process:app",
     settings: NodeSettings | None = None,
 ) -> AsyncIterator[Keeper]:
     """Start a child process for journals; the block begins when it is up.

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from levada.actors.nodes import NodeSettings
-from levada.actors.nodes.heart import LAST, MARGIN, Heart, Pulse
+from levada.actors.nodes.heartbeat import LAST, MARGIN, Heart, Pulse
 
 
 def test_a_heart_notices_the_end_of_its_driver_at_once() -> None:

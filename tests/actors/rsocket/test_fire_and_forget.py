@@ -15,7 +15,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.rsocket import ApplicationError, Payload, Request
-from levada.actors.rsocket.fired import TURN, Fired
+from levada.actors.rsocket.fire_and_forget import TURN, Fired
 from levada.framework import ActorSystem
 from levada.transports.rsocket import ErrorCode
 from levada.transports.rsocket.events import Interaction, RequestReceived

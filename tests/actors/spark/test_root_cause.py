@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("levada.actors.spark", exc_type=ImportError)
 
-from levada.actors.spark.causes import MOST, root_cause
+from levada.actors.spark.root_cause import MOST, root_cause
 
 JAVA = """\
 An error occurred while calling o1626.start.
