@@ -57,6 +57,19 @@ def frame(first: int, payload: bytes, *, masked: bool, length: int | None = None
     return header + (KEY + mask(payload, KEY) if masked else payload)
 
 
+def test_every_frame_of_a_client_has_a_mask_of_its_own_random_bytes() -> None:
+    end = core(client=True)
+    frames = {
+        0x82: end.message(bytes(2_000)),
+        0x89: end.ping(b"there?"),
+        0x8A: end.pong(b"here"),
+        0x88: end.close(1000, "enough"),
+    }
+    for first, payload in ((0x89, b"there?"), (0x8A, b"here"), (0x88, b"\x03\xe8enough"), (0x82, bytes(2_000))):
+        assert frames[first] == frame(first, payload, masked=True)
+    assert core(client=True).close(1005) == frame(0x88, b"", masked=True)
+
+
 # ---------------------------------------------------------------- golden vectors: RFC 6455, 5.7
 
 

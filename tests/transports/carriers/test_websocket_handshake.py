@@ -29,10 +29,17 @@ from levada.transports.carriers.websocket import (
     open_over,
 )
 from levada.transports.carriers.websocket_frames import encode_binary
-from levada.transports.carriers.websocket_handshake import HandshakeRefused, answer, refusal_bytes
+from levada.transports.carriers.websocket_handshake import ClientHandshake, HandshakeRefused, answer, refusal_bytes
 
 QUIET = WebSocketConfig(keepalive_interval=None)
 URL = "ws://desk.example/rsocket"
+
+
+def test_the_key_of_a_client_is_made_of_its_random_bytes() -> None:
+    handshake = ClientHandshake("desk.example", "/", (), (), random=lambda n: b"the sample nonce"[:n])
+    assert b"\r\nsec-websocket-key: dghlihnhbxbszsbub25jzq==\r\n" in handshake.request.lower()
+    accept = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo="  # RFC 6455, 1.3
+    assert handshake.receive_head(b"HTTP/1.1 101 Switching Protocols\r\n" + accept + b"\r\n\r\n") is None
 
 
 # ---------------------------------------------------------------- handshake: the server

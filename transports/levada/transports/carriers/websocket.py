@@ -14,6 +14,7 @@ import trio
 
 from levada.framework.errors import CarrierError, ConfigurationError, ConnectionClosed, ConnectionLost, IdleTimeout
 from levada.framework.failure_log import FailureLog
+from levada.framework.platform import PLATFORM
 from levada.transports.carriers import tcp, tls
 from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.contracts import ByteStream, CarrierInfo, Listener
@@ -61,7 +62,9 @@ async def open_over(stream: ByteStream, url: str, config: WebSocketConfig | None
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     host = parts.netloc.lower().removesuffix(":443" if parts.scheme == "wss" else ":80")
     try:
-        handshake = ClientHandshake(host, target, config.subprotocols, config.headers)
+        handshake = ClientHandshake(
+            host, target, config.subprotocols, config.headers, random=PLATFORM.get().token_bytes
+        )
         with trio.move_on_after(config.handshake_timeout):
             stream.send_nowait(handshake.request)
             try:

@@ -149,25 +149,31 @@ class WebSocketCore:
             payload = payload.tobytes()
         if not self._client:
             return encode_binary(payload, None)
-        if len(payload) < _BIG_INTEGER_BELOW:
-            return encode_binary(payload, self._random(4))
-        return self._wsproto.send(BytesMessage(data=payload if isinstance(payload, bytes) else bytes(payload)))
+        return encode_binary(payload, self._random(4))
 
     def ping(self, payload: bytes = b"") -> bytes:
         """Return a ping frame, or nothing once closing has begun."""
-        return self._wsproto.send(WsprotoPing(payload)) if self.may_send else b""
+        return self._control(WsprotoPing(payload)) if self.may_send else b""
 
     def pong(self, payload: bytes) -> bytes:
         """Return a pong frame, or nothing once closing has begun."""
-        return self._wsproto.send(WsprotoPong(payload)) if self.may_send else b""
+        return self._control(WsprotoPong(payload)) if self.may_send else b""
 
     def close(self, code: int, reason: str = "") -> bytes:
         """Return this side's close frame, with the reason cut to 123 bytes, or nothing if it was sent before."""
         if self._wsproto.state not in (ConnectionState.OPEN, ConnectionState.REMOTE_CLOSING):
             return b""
         if code == NO_CODE:
-            return self._wsproto.send(CloseConnection(CloseReason.NO_STATUS_RCVD))
-        return self._wsproto.send(CloseConnection(code, reason))
+            return self._control(CloseConnection(CloseReason.NO_STATUS_RCVD))
+        return self._control(CloseConnection(code, reason))
+
+    def _control(self, event: WsprotoPing | WsprotoPong | CloseConnection) -> bytes:
+        """Return a control frame, under a mask of this side's own: wsproto draws another one."""
+        frame = self._wsproto.send(event)
+        if not self._client:
+            return frame
+        key = self._random(4)
+        return frame[:2] + key + mask(mask(frame[6:], frame[2:6]), key)
 
     def discard(self) -> None:
         """Drop the messages that were not taken, and later ones too. From now on only the peer's close frame matters."""

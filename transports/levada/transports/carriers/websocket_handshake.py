@@ -9,12 +9,14 @@ from __future__ import annotations
 import base64
 import logging
 import re
+from collections.abc import Callable
 from http import HTTPStatus
 
 from wsproto.connection import ConnectionType
 from wsproto.events import AcceptConnection, RejectConnection, Request
 from wsproto.handshake import H11Handshake
 from wsproto.utilities import RemoteProtocolError as WsprotoError
+from wsproto.utilities import generate_accept_token
 
 from levada.framework.failure_log import FailureLog
 from levada.transports.carriers.addresses import may_name
@@ -27,6 +29,7 @@ logger = logging.getLogger("levada.transports.websocket")
 _END = b"\r\n\r\n"
 _INTERIM = re.compile(rb"HTTP/1\.1 1(?!01)[0-9][0-9]\b")
 _REQUEST_LINE = re.compile(rb"([A-Z]+) \S+ HTTP/1\.([0-9])\r\n")
+_KEY = re.compile(rb"\r\nSec-WebSocket-Key: (\S+)\r\n", re.IGNORECASE)
 _ORIGIN = re.compile(r"(https?)://([^/?#@]+)", re.IGNORECASE)
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
@@ -187,14 +190,29 @@ class ClientHandshake:
     Args:
         host: value of the ``Host`` header, with the port unless it is the scheme's default.
         target: path and query.
+        subprotocols: to offer.
+        headers: further headers.
+        random: returns the given number of unpredictable bytes, for the key (RFC 6455, 4.1).
     """
 
     def __init__(
-        self, host: str, target: str, subprotocols: tuple[str, ...], headers: tuple[tuple[str, str], ...]
+        self,
+        host: str,
+        target: str,
+        subprotocols: tuple[str, ...],
+        headers: tuple[tuple[str, str], ...],
+        *,
+        random: Callable[[int], bytes],
     ) -> None:
         self._handshake = H11Handshake(ConnectionType.CLIENT)
         request = Request(host, target, subprotocols=list(subprotocols), extra_headers=_encoded(headers))
-        self.request = self._handshake.send(request)
+        made = self._handshake.send(request)
+        # wsproto draws a key of its own. The server gets another one, and wsproto the answer to its own.
+        found = _KEY.search(made)
+        assert found is not None
+        key = base64.b64encode(random(16))
+        self._answers = generate_accept_token(key), generate_accept_token(found[1])
+        self.request = made[: found.start(1)] + key + made[found.end(1) :]
         """The bytes of the request."""
 
     def receive_head(self, head: bytes) -> str | None:
@@ -204,7 +222,7 @@ class ClientHandshake:
             HandshakeRefused: the server refused (with its status), or its answer is malformed (with status 502).
         """
         try:
-            self._handshake.receive_data(head)
+            self._handshake.receive_data(head.replace(*self._answers, 1))
             event = next(self._handshake.events())
         except (WsprotoError, UnicodeError, StopIteration) as error:
             raise HandshakeRefused(
