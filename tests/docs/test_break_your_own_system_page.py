@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import importlib
 import logging
 import sys
@@ -52,3 +53,9 @@ def test_worlds_find_the_bug_of_the_page(program: Any) -> None:
 @pytest.mark.parametrize("program", ["cured"], indirect=True)
 def test_the_cure_of_the_page_is_one(program: Any) -> None:
     simulate(program.scenario, seeds=range(3), faults=Faults(aims={"Buy"}))
+
+
+def test_a_system_has_the_platform_that_the_page_makes(capsys: pytest.CaptureFixture[str]) -> None:
+    *_, last = PAGE.read_text("utf-8").split("```python\n")
+    contextvars.Context().run(exec, last.partition("```")[0], {"__name__": "page"})
+    assert capsys.readouterr().out == "SmallDisk\n"
