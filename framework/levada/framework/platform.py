@@ -21,7 +21,19 @@ from .files import Files
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-__all__ = ["PLATFORM", "REAL", "Datagrams", "Exit", "Launch", "Launched", "Network", "Platform", "RunInThread", "Wire"]
+__all__ = [
+    "PLATFORM",
+    "REAL",
+    "Datagrams",
+    "Exit",
+    "Launch",
+    "Launched",
+    "Network",
+    "Platform",
+    "RunInThread",
+    "Shares",
+    "Wire",
+]
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
@@ -101,6 +113,13 @@ class Datagrams(Protocol):
         """Release the address."""
 
 
+class Shares(Protocol):
+    """Addresses that several processes share; made by `Network.share`. Each peer comes to one of those that listen, or waits for one."""
+
+    def close(self) -> None:
+        """Share no more: an address is free once none of the processes listens there."""
+
+
 class Network(Protocol):
     """A network that is not the real one, as one of its processes sees it."""
 
@@ -145,6 +164,10 @@ class Network(Protocol):
         """
         ...
 
+    def share(self) -> Shares:
+        """Share addresses among processes that this one will start."""
+        ...
+
 
 class Exit(Protocol):
     """A process of `Launch`, as it sees itself."""
@@ -183,8 +206,14 @@ class Launched(Protocol):
 class Launch(Protocol):
     """Starts a process that is not a real one."""
 
-    def __call__(self, name: str, main: Callable[[Exit], Awaitable[int]]) -> Launched:
-        """Start it; `main` runs in its surroundings and returns its exit code."""
+    def __call__(self, name: str, main: Callable[[Exit], Awaitable[int]], *, shares: Shares | None = None) -> Launched:
+        """Start it; `main` runs in its surroundings and returns its exit code.
+
+        Args:
+            name: of the process.
+            main: its main function.
+            shares: it shares the addresses of its listeners with all processes that were started with these; None: they are its own.
+        """
         ...
 
 

@@ -14,7 +14,7 @@ import trio
 
 from levada.framework import Actor, ActorSystem, Asks, handles, message
 from levada.framework.errors import ConfigurationError
-from levada.framework.platform import PLATFORM, Wire
+from levada.framework.platform import PLATFORM, Network, Wire
 from levada.framework.testing.simulation import (
     Faults,
     NotLinear,
@@ -452,6 +452,80 @@ def test_a_datagram_to_a_dead_process_or_larger_than_the_network_takes_is_lost()
         assert sorted(heard) == [5, 6]
 
     post(scenario)
+
+
+# Shared addresses.
+
+
+def test_processes_share_an_address_that_is_held_until_it_is_shared_no_more() -> None:
+    answered: list[str] = []
+
+    async def scenario(world: World) -> None:
+        async def node(exit: Any) -> int:
+            network = PLATFORM.get().network
+            assert network is not None
+            inbox: list[Any] = []
+            ports.append([network.bind("tcp", "", port, inbox) for port in (80, 0, 0)])
+            inbox.append(PLATFORM.get().pid())
+            socket = network.datagrams("", 53)
+            while True:
+                for data, address in await socket.receive():
+                    socket.send([(b"%d" % PLATFORM.get().pid(), address)])
+                    answered.append(data.decode())
+
+        async def driver() -> None:
+            network, launch = PLATFORM.get().network, PLATFORM.get().launch
+            assert network is not None
+            assert launch is not None
+            shares = network.share()
+            first, second = (launch(name, node, shares=shares) for name in ("n0", "n1"))
+            await trio.sleep(2)
+            assert ports == [[80, 49152, 49153]] * 2
+            with pytest.raises(OSError, match="in use"):
+                network.bind("tcp", "", 80, None)
+            reached = {(await network.connect("tcp", "localhost", 80))[1][0] for _ in range(20)}
+            assert len(reached) == 2
+            assert len({await ask(network) for _ in range(5)}) == 1  # one reads datagrams, until it ends
+            first.kill()
+            assert len({(await network.connect("tcp", "localhost", 80))[1][0] for _ in range(20)} & reached) == 1
+            assert await ask(network) in {b"%d" % pid for pid in reached}
+            second.kill()
+            with trio.move_on_after(5) as scope:
+                await network.connect("tcp", "localhost", 80)
+            assert scope.cancelled_caught  # it waits for a process to listen
+            with pytest.raises(OSError, match="in use"):
+                network.bind("tcp", "", 80, None)
+            third = launch("n2", node, shares=shares)
+            (_, (pid,)) = await network.connect("tcp", "localhost", 80)
+            assert pid not in reached
+            assert ports[-1] == [80, 49152, 49153]
+            shares.close()
+            await network.connect("tcp", "localhost", 80)
+            third.kill()
+            with pytest.raises(OSError, match="refused"):
+                await network.connect("tcp", "localhost", 80)
+            assert network.bind("tcp", "", 80, None) == 80
+            assert await launch("n3", late, shares=shares).wait() == 0
+
+        async def late(exit: Any) -> int:
+            network = PLATFORM.get().network
+            assert network is not None
+            with pytest.raises(OSError, match="the server is ending"):
+                network.bind("tcp", "", 81, None)
+            return 0
+
+        async def ask(network: Network) -> bytes:
+            socket = network.datagrams("localhost", 0)
+            socket.send([(b"who", ("127.0.0.1", 53))])
+            ((pid, _),) = await socket.receive()
+            socket.close()
+            return bytes(pid)
+
+        ports: list[list[int]] = []
+        assert await (await world.start("driver", driver)).wait() == 0
+
+    run(scenario)
+    assert answered == ["who"] * 6
 
 
 @message("simulated.next")

@@ -15,7 +15,7 @@ from typing import Final
 import trio
 
 from levada.framework.errors import ConnectionLost
-from levada.framework.platform import Exit, Launch, Launched, Wire
+from levada.framework.platform import Exit, Launch, Launched, Shares, Wire
 from levada.transports.carriers import simulated, unix
 from levada.transports.carriers.contracts import ByteStream
 from levada.transports.qmux import dial_over
@@ -45,16 +45,24 @@ class LaunchedProcesses:
         handed: gets the driver's ends of their connections.
         folder: the folder of their sockets.
         settings: the settings of the nodes.
+        shares: the addresses that their listeners share; None: none.
         tracing: as of `ChildProcesses`.
     """
 
     def __init__(
-        self, launch: Launch, handed: unix.HandedListener, folder: str, settings: NodeSettings, tracing: str
+        self,
+        launch: Launch,
+        handed: unix.HandedListener,
+        folder: str,
+        settings: NodeSettings,
+        shares: Shares | None,
+        tracing: str,
     ) -> None:
         self._launch = launch
         self._handed = handed
         self._folder = folder
         self._settings = settings
+        self._shares = shares
         self._tracing = tracing
 
     @property
@@ -69,7 +77,7 @@ class LaunchedProcesses:
     @asynccontextmanager
     async def start(self, run: Run) -> AsyncIterator[Child]:
         """Start a process; see `Launcher.start`."""
-        process = self._launch(run.name, lambda exit: node.main(exit))
+        process = self._launch(run.name, lambda exit: node.main(exit), shares=self._shares)
         ours, theirs = simulated.over(process.wire, ("the driver", run.id))
         beats = _Beats(process.heart)
         node = _Node(run.name, self._tracing, theirs, beats)

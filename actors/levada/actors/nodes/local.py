@@ -98,10 +98,9 @@ async def local_nodes(
         qmux = attrs.evolve(QMUX, handshake_timeout=settings.start_timeout)
         launcher: ChildProcesses | LaunchedProcesses
         if (launch := system.platform.launch) is not None:
-            if sockets is not None:
-                raise ConfigurationError("nodes of a simulated world do not share the addresses of their listeners")
             folder = f"/levada-{system.platform.token_bytes(4).hex()}"
-            launcher = LaunchedProcesses(launch, handed, folder, settings, tracing_in_nodes(system))
+            shares = None if sockets is None else sockets.shares
+            launcher = LaunchedProcesses(launch, handed, folder, settings, shares, tracing_in_nodes(system))
         elif hasattr(os, "posix_spawn"):
             pulse = ours.enter_context(Pulse(settings.beat))
             folder = ours.enter_context(TemporaryDirectory(prefix="levada-"))

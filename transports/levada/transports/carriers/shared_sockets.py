@@ -31,6 +31,7 @@ import attrs
 import trio
 
 from levada.framework.errors import ConfigurationError, ConnectionLost
+from levada.framework.platform import PLATFORM
 from levada.transports.carriers.sockets import (
     ListeningAddress,
     ListeningSocket,
@@ -83,6 +84,9 @@ class SharedSockets:
         self._shared: dict[_Key, _Shared] = {}
         self._binding = trio.Lock()
         self._closed = False
+        network = PLATFORM.get().network
+        self.shares = None if network is None else network.share()
+        """In place of the sockets, on a network that is not the real one."""
 
     def offer(self) -> stdlib_socket.socket:
         """Make the socket for one process, for its `PassedSockets`.
@@ -97,6 +101,8 @@ class SharedSockets:
     def close(self) -> None:
         """Close all sockets here and remove the files of Unix sockets; further requests are refused. Copies elsewhere stay open."""
         self._closed = True
+        if self.shares is not None:
+            self.shares.close()
         for key, shared in self._shared.items():
             shared.close(key)
         self._shared.clear()

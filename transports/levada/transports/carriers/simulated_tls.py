@@ -3,10 +3,10 @@
 The rules of this file:
 
 * OpenSSL does both sides of each handshake, with the contexts of both processes, in memory, in the process that listens. So certificates, names,
-  authorities, client certificates, ALPN and versions are checked as in reality, with the same errors. The files of certificates are those of
-  the real disk, and their dates are compared with the real clock.
+  authorities, client certificates, ALPN and versions are checked as in reality, with the same errors. Certificates are read from the
+  real disk, and their dates are compared with the real clock.
 * The question and the answer travel over the wire, so that cuts and pauses hold a handshake up.
-* What is sent afterwards is not encrypted, so that a seed sends the same bytes in each run: keys are random.
+* Nothing is encrypted afterwards, so that a seed sends the same bytes in each run: keys are random.
 * As with TLS 1.3, a server that refuses the client's certificate does so after the client's handshake: its stream is lost at once.
 """
 

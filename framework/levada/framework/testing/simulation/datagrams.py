@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from .addresses import HERE, Address
+
 if TYPE_CHECKING:
     from .network import SimulatedNetwork
     from .process import Process
 
 __all__ = ["Post", "SimulatedDatagrams"]
-
-Address = tuple[str, int]
 
 _MTU: Final = 1_472
 """The most bytes of a datagram between machines: Ethernet's 1,500 without the headers of IP and UDP."""
@@ -38,14 +38,14 @@ class SimulatedDatagrams:
 
     def __init__(self, post: Post, process: Process) -> None:
         self.process = process
-        self.address: Address = "", 0
+        self.address: tuple[str, int] = "", 0
         """The host and the port, once it is bound."""
         self._post = post
-        self._arrived: deque[tuple[bytes, Address]] = deque()
+        self._arrived: deque[tuple[bytes, tuple[str, int]]] = deque()
         self._waiting = trio.lowlevel.ParkingLot()
         self._closed = False
 
-    async def receive(self) -> list[tuple[bytes, Address]]:
+    async def receive(self) -> list[tuple[bytes, tuple[str, int]]]:
         """Wait for datagrams and take those that have arrived, see `Datagrams.receive`."""
         await trio.lowlevel.checkpoint()  # before any is taken
         while not self._arrived and not self._closed:
@@ -56,7 +56,7 @@ class SimulatedDatagrams:
         self._arrived.clear()
         return taken
 
-    def send(self, datagrams: Sequence[tuple[bytes, Address]]) -> int:
+    def send(self, datagrams: Sequence[tuple[bytes, tuple[str, int]]]) -> int:
         """Send each to its address: the network accepts all of them."""
         if not self._closed:
             for data, (host, port) in datagrams:
@@ -68,12 +68,12 @@ class SimulatedDatagrams:
         await trio.lowlevel.checkpoint()
 
     def close(self) -> None:
-        """Free the address; what is under way to it is lost."""
+        """Free the address; datagrams under way to it are lost."""
         self._closed = True
         self._post.close(self)
         self._waiting.unpark_all()
 
-    def arrive(self, data: bytes, source: Address) -> None:
+    def arrive(self, data: bytes, source: tuple[str, int]) -> None:
         """Take a datagram, unless the buffer is full."""
         if len(self._arrived) < _BUFFER:
             self._arrived.append((data, source))
@@ -99,12 +99,12 @@ class Post:
         """Open a socket, see `Network.datagrams`."""
         host = host or "0.0.0.0"
         socket = SimulatedDatagrams(self, process)
-        socket.address = host, self._network.bind(process, "udp", host, port, socket)
+        socket.address = host, self._network.addresses.bind(process, "udp", host, port, socket)
         return socket
 
     def close(self, socket: SimulatedDatagrams) -> None:
         """Free the address of a socket."""
-        self._network.release(socket.process, "udp", *socket.address)
+        self._network.addresses.release(socket.process, "udp", *socket.address)
 
     def send(self, socket: SimulatedDatagrams, host: str, port: int, data: bytes) -> None:
         """Put a datagram under way, or lose it."""
@@ -112,22 +112,21 @@ class Post:
         if sender.dead:
             return
         own = sender.machine.name
-        here = network.is_here(host)
-        target = own if here else host
-        source = (host if here else own), socket.address[1]
+        source = (host if host in HERE else own), socket.address[1]
+        target = Address(own if host in HERE else host, "udp", "", port)
         network.record_datagram(source, (host, port), len(data))
         lost = self._random.random() < self.loss
         seconds = self._random.uniform(*network.latency)
-        if not lost and len(data) <= (_LARGEST if target == own else _MTU):
-            network.later(seconds, partial(self._arrive, sender, source, target, port, data))
+        if not lost and len(data) <= (_LARGEST if target.machine == own else _MTU):
+            network.later(seconds, partial(self._arrive, sender, source, target, data))
 
-    def _arrive(self, sender: Process, source: Address, target: str, port: int, data: bytes) -> None:
-        found = self._network.listener_at(target, "udp", "", port)
-        if found is None:
+    def _arrive(self, sender: Process, source: tuple[str, int], target: Address, data: bytes) -> None:
+        listeners = self._network.addresses.listeners(target)
+        if not listeners:
             return
-        socket, receiver = found
+        socket, receiver = listeners[0]  # the one whose turn it is
         if sender.paused or receiver.paused:
-            self._held.append(partial(self._arrive, sender, source, target, port, data))
+            self._held.append(partial(self._arrive, sender, source, target, data))
         elif not self._network.is_cut(sender, receiver):
             receiver.context.run(socket.arrive, data, source)
 

@@ -1,4 +1,4 @@
-"""The network of a simulated world: addresses, and wires between processes, with latency, and what can go wrong on them.
+"""The network of a simulated world: wires between processes, with latency, and what can go wrong on them.
 
 A wire is a connection as TCP makes it. Bytes arrive in order or not at all. While the way is blocked they wait, as TCP would send them
 again. A way is blocked while it is cut, and while a process at one of its ends is paused. So a wire may be blocked one way, and the other
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import trio
 
+from .addresses import Addresses, SharedAddresses
 from .datagrams import Post, SimulatedDatagrams
 
 if TYPE_CHECKING:
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["NetworkOfProcess", "SimulatedNetwork", "SimulatedWire"]
 
-_HERE: Final = frozenset({"localhost", "127.0.0.1", "::1"})
-_ANY: Final = frozenset({"0.0.0.0", "::", ""})
-_FIRST_PORT: Final = 49152  # RFC 6335, section 6: the first port that is chosen for a program
 _HANDSHAKE: Final = 3  # times the latency, for SYN, its answer, and the first data
 
 
@@ -116,10 +114,11 @@ class SimulatedNetwork:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         self._waiting = trio.lowlevel.ParkingLot()
-        self._addresses: dict[tuple[str, str, str, int], tuple[Any, Process]] = {}
+        self.changed = trio.lowlevel.ParkingLot()
+        """Those that wait for an address to be within reach."""
+        self.addresses = Addresses(self.changed)
         self._wires: dict[SimulatedWire, None] = {}
         self._cuts: dict[tuple[str, str], None] = {}
-        self._healed = trio.lowlevel.ParkingLot()
         self._digest = blake2b(digest_size=16)
         self.sent = 0
         """Calls that were posted so far."""
@@ -174,8 +173,7 @@ class SimulatedNetwork:
             wire.drop(process, why)
             if all(way.sender.dead for way in wire.ways):
                 self._wires.pop(wire, None)
-        for address in [address for address, (_, owner) in self._addresses.items() if owner is process]:
-            del self._addresses[address]
+        self.addresses.forget(process)
 
     def send(self, way: _Way, call: Callable[..., None], arguments: tuple[object, ...]) -> None:
         """Put a call under way."""
@@ -232,69 +230,30 @@ class SimulatedNetwork:
             for way in wire.ways:
                 self._look(way)
         self.post.look()
-        self._healed.unpark_all()
-
-    # Addresses.
-
-    @staticmethod
-    def is_here(host: str) -> bool:
-        """Return whether a host is the machine of the process that names it, whichever that is."""
-        return host in _HERE
-
-    def resolve(self, process: Process, host: str) -> str:
-        """Return the name by which datagrams find a host, see `Network.resolve`."""
-        if host in _HERE:
-            return "127.0.0.1" if host == "localhost" else host
-        if host not in process.machine.world.machines:
-            raise _no_machine(host)
-        return host
-
-    def listener_at(self, machine: str, kind: str, host: str, port: int) -> tuple[Any, Process] | None:
-        """Return the listener at an address with its process; None if no process that lives listens there."""
-        found = self._addresses.get((machine, kind, host if kind == "unix" else "", port))
-        return None if found is None or found[1].dead else found
-
-    def bind(self, process: Process, kind: str, host: str, port: int, listener: Any) -> int:
-        """Take an address, see `Network.bind`."""
-        machine = process.machine.name
-        if kind != "unix":
-            if host not in _HERE | _ANY | {machine}:
-                raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
-            host = ""
-            port = port or next(
-                free for free in count(_FIRST_PORT) if (machine, kind, host, free) not in self._addresses
-            )
-        if (machine, kind, host, port) in self._addresses:
-            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
-        self._addresses[machine, kind, host, port] = listener, process
-        return port
-
-    def release(self, process: Process, kind: str, host: str, port: int) -> None:
-        """Free an address."""
-        key = process.machine.name, kind, host if kind == "unix" else "", port
-        if key in self._addresses and self._addresses[key][1] is process:
-            del self._addresses[key]
+        self.changed.unpark_all()
 
     async def connect(self, process: Process, kind: str, host: str, port: int) -> tuple[SimulatedWire, Any]:
         """Connect to an address, see `Network.connect`."""
-        machines = process.machine.world.machines
-        name = process.machine.name if kind == "unix" or host in _HERE else host
-        if name not in machines:
-            raise _no_machine(host)
+        addresses = self.addresses
+        address = addresses.find(process, kind, host, port)
         await trio.sleep(_HANDSHAKE * self._random.uniform(*self.latency))
         while True:
-            found = self.listener_at(name, kind, host, port)
-            if machines[name].is_up and found is None:
+            listeners = addresses.listeners(address)
+            if (
+                not listeners
+                and not addresses.is_held(address)
+                and process.machine.world.machines[address.machine].is_up
+            ):
                 raise OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-            if found is not None:
-                listener, owner = found
-                if not (self.is_blocked(process, owner) or self.is_blocked(owner, process)):
-                    return self.wire(process, owner), listener
-            await self._healed.park()
-
-
-def _no_machine(host: str) -> OSError:
-    return OSError(errno.EHOSTUNREACH, f"no machine has the name {host!r}")
+            near = [
+                (listener, owner)
+                for listener, owner in listeners
+                if not (self.is_blocked(process, owner) or self.is_blocked(owner, process))
+            ]
+            if near:
+                listener, owner = near[0] if len(near) == 1 else self._random.choice(near)
+                return self.wire(process, owner), listener
+            await self.changed.park()
 
 
 @attrs.frozen(eq=False)
@@ -306,11 +265,11 @@ class NetworkOfProcess:
 
     def bind(self, kind: str, host: str, port: int, listener: Any) -> int:
         """Take an address, see `Network.bind`."""
-        return self._network.bind(self._process, kind, host, port, listener)
+        return self._network.addresses.bind(self._process, kind, host, port, listener)
 
     def release(self, kind: str, host: str, port: int) -> None:
         """Free an address, see `Network.release`."""
-        self._network.release(self._process, kind, host, port)
+        self._network.addresses.release(self._process, kind, host, port)
 
     async def connect(self, kind: str, host: str, port: int) -> tuple[SimulatedWire, Any]:
         """Connect to an address, see `Network.connect`."""
@@ -318,8 +277,12 @@ class NetworkOfProcess:
 
     def resolve(self, host: str) -> str:
         """Return the name by which datagrams find a host, see `Network.resolve`."""
-        return self._network.resolve(self._process, host)
+        return self._network.addresses.resolve(self._process, host)
 
     def datagrams(self, host: str, port: int) -> SimulatedDatagrams:
         """Open a socket for datagrams, see `Network.datagrams`."""
         return self._network.post.open(self._process, host, port)
+
+    def share(self) -> SharedAddresses:
+        """Share addresses, see `Network.share`."""
+        return self._network.addresses.share(self._process)

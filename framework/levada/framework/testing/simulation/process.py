@@ -18,10 +18,11 @@ import attrs
 import trio
 
 from levada.framework._runtime.host import split_cancelled
-from levada.framework.platform import PLATFORM, Exit, Platform
+from levada.framework.platform import PLATFORM, Exit, Platform, Shares
 from levada.framework.testing.clock import CountingClock
 from levada.framework.testing.explore import shuffle
 
+from .addresses import SharedAddresses
 from .disk import SimulatedDisk
 from .faults import CHANGES, Call, Crashed, Fault
 from .files import SimulatedFiles
@@ -87,13 +88,24 @@ class Machine:
 class Process:
     """A process of a simulated world; made by `World.start`, and by programs that start nodes or keepers."""
 
-    def __init__(self, world: World, name: str, machine: Machine, parent: Process | None, *, returns: bool) -> None:
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        machine: Machine,
+        parent: Process | None,
+        *,
+        returns: bool,
+        shares: SharedAddresses | None = None,
+    ) -> None:
         self.world = world
         self.name = name
         self.machine = machine
         self.parent = parent
         self.returns = returns
         """Whether another one takes its place when it ends."""
+        self.shares = shares
+        """The addresses that it shares with other processes."""
         self.pid = world.next_pid()
         self.wires: dict[SimulatedWire, None] = {}
         self.names = (name, machine.name)
@@ -252,8 +264,9 @@ class Process:
         if error is not None and (not self.returns or not isinstance(error, Exception) or _asserts(error)):
             raise error
 
-    def _launch(self, name: str, main: Callable[[Exit], Awaitable[int]]) -> _Launched:
-        child = Process(self.world, name, self.machine, self, returns=True)
+    def _launch(self, name: str, main: Callable[[Exit], Awaitable[int]], *, shares: Shares | None = None) -> _Launched:
+        assert shares is None or isinstance(shares, SharedAddresses)
+        child = Process(self.world, name, self.machine, self, returns=True, shares=shares)
         wires = self.world.network.wire(self, child), self.world.network.wire(self, child)
         self.world.begin(child, partial(main, _Inside(child)), starting=True)
         return _Launched(child, *wires)
