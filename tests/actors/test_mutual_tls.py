@@ -21,6 +21,7 @@ from levada.actors.authenticators import BearerTokens, CertificateNames, UnixUse
 from levada.actors.interop.certificates import SelfSigned, make_certificates
 from levada.framework import ActorSystem, Identity, OneshotSender, current_peer, oneshot
 from levada.framework.errors import LevadaError
+from levada.framework.testing.simulation import World, simulate
 from levada.transports.carriers import TlsConfig
 from levada.transports.rsocket.extensions import BearerAuthentication, CompositeMetadata
 
@@ -104,11 +105,8 @@ URLS = {
 }
 
 
-@pytest.mark.parametrize(("scheme", "carrier"), URLS.items())
-async def test_clients_are_known_by_their_certificates(
-    made: SelfSigned, tmp_path: Path, scheme: str, carrier: str
-) -> None:
-    strange = make_certificates(tmp_path)
+async def check(made: SelfSigned, strange: SelfSigned, scheme: str, carrier: str) -> None:
+    """Check that a client is known by its certificate, and clients with none or another authority's are refused."""
     serving = TlsConfig(certificate=made.certificate, key=made.key, ca=made.ca, client_certificates="required")
     known = TlsConfig(ca=made.ca, certificate=made.certificate, key=made.key)
     refused = [TlsConfig(ca=made.ca), attrs.evolve(known, certificate=strange.certificate, key=strange.key)]
@@ -126,6 +124,27 @@ async def test_clients_are_known_by_their_certificates(
             with pytest.raises((LevadaError, ExceptionGroup)):
                 async with connect(system, listener.url, settings(tls)) as ask:
                     await ask()
+
+
+@pytest.mark.parametrize(("scheme", "carrier"), URLS.items())
+async def test_clients_are_known_by_their_certificates(
+    made: SelfSigned, tmp_path: Path, scheme: str, carrier: str
+) -> None:
+    await check(made, make_certificates(tmp_path), scheme, carrier)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(("scheme", "carrier"), URLS.items())
+def test_clients_are_known_by_their_certificates_in_worlds(
+    made: SelfSigned, tmp_path: Path, scheme: str, carrier: str
+) -> None:
+    strange = make_certificates(tmp_path)
+
+    async def scenario(world: World) -> None:
+        main = await world.start("main", lambda: check(made, strange, scheme, carrier))
+        assert await main.wait() == 0
+
+    simulate(scenario, seeds=[1])
 
 
 @pytest.mark.parametrize("scheme", ["rsocket+tcp", "reactivesocket+tcp", "aqueduct+tcp", "maop+tcp"])

@@ -1,0 +1,91 @@
+"""Apps in simulated worlds: every protocol at every kind of URL, while servers and clients are killed, paused and cut off, and lose their power."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from tests.simulation.app_worlds import REPEATED
+from tests.simulation.apps import FAULTS, MACHINES, SCHEMES, Counters, Ledgers
+
+from levada.framework.testing.simulation import simulate
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with a certificate for ``server``, its own authority, and its key."""
+    key = ed25519.Ed25519PrivateKey.generate()
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "server")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1 << 70)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=30))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("server")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, None)
+    )
+    file = tmp_path_factory.mktemp("certificate") / "server.pem"
+    file.touch(mode=0o600)
+    file.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        + made.public_bytes(serialization.Encoding.PEM)
+    )
+    return file
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_each_entry_is_made_once_and_nothing_hangs_whatever_strikes(scheme: str, certificate: Path) -> None:
+    ledgers = Ledgers(scheme, certificate)
+    simulate(ledgers.run, seeds=range(2), machines=MACHINES, faults=FAULTS, limit=900.0)
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(300)
+def test_the_same_seed_sends_the_same_in_another_process(certificate: Path) -> None:
+    def lines(hash_seed: int) -> list[str]:
+        ended = subprocess.run(
+            [sys.executable, "-m", "tests.simulation.app_worlds", str(certificate), "11"],
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
+        return ended.stdout.splitlines()
+
+    first = lines(1)
+    assert len(first) == len(REPEATED) + 1
+    assert lines(2) == first
+
+
+@pytest.mark.release
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_hundred_worlds_of_each_have_no_bad_one(scheme: str, certificate: Path) -> None:
+    ledgers = Ledgers(scheme, certificate)
+    done = simulate(ledgers.run, seeds=range(1000, 1100), machines=MACHINES, faults=FAULTS, limit=900.0)
+    assert done.strikes > 200
+
+
+@pytest.mark.ci
+def test_nodes_behind_one_address_enter_each_entry_once_whatever_strikes() -> None:
+    counters = Counters()
+    done = simulate(counters.run, seeds=range(6), machines=MACHINES, faults=FAULTS, limit=900.0)
+    assert counters.served >= 6 * 16
+    assert done.strikes > 12
+
+
+@pytest.mark.release
+@pytest.mark.timeout(1800)
+def test_two_hundred_worlds_of_nodes_behind_one_address_have_no_bad_one() -> None:
+    simulate(Counters().run, seeds=range(1000, 1200), machines=MACHINES, faults=FAULTS, limit=900.0)
