@@ -23,7 +23,7 @@ from levada.transports.aqueduct import Attach, Delivery, ReceiverHalf, ReceiverS
 
 from . import envelopes
 from .halves import Halves, Letter, Packing
-from .oneshots import ENDS, SENDING, dispatch
+from .oneshots import ENDS, SENDING, OwnHalf, dispatch
 
 __all__ = ["FEW", "Answers", "Replies"]
 
@@ -47,20 +47,21 @@ class Answered(Protocol):
         ...
 
 
-class Line:
+class Line(OwnHalf):
     """Sends payloads over one half, in order. What does not fit into the window waits here."""
 
     def __init__(self, halves: Halves, ended: Callable[[], None], room: Callable[[], None]) -> None:
         self.waiting: deque[Letter] = deque()
-        self._halves = halves
-        self._half: SenderHalf | None = None
+        self.halves = halves
+        self.half = None
         self._finishing = False
+        self._expected = False
         self._ended = ended
         self._room = room
 
     def send(self, payload: bytes) -> None:
         """Send a payload, with the handles in the connection's packing."""
-        halves, half = self._halves, self._half
+        halves, half = self.halves, self.half
         taken = halves.packing.taken
         if half is not None and not self.waiting and not taken and half.push(payload, halves.plain):
             halves.sent += 1
@@ -73,57 +74,38 @@ class Line:
         if half is not None:
             self.pump()
 
+    def expect(self, expected: bool) -> None:
+        """Say whether there will be more to send, for which a connection that closes in order waits."""
+        self._expected = expected
+        self.set_idle()
+
     def finish(self) -> None:
         """Send no more."""
         self._finishing = True
-        if self._half is not None:
+        if self.half is not None:
             self.pump()
 
-    def set_idle(self, idle: bool) -> None:
-        """Say whether a connection that closes in order need not wait for this."""
-        half, background = self._half, self._halves.core.background
-        if half is not None and not half.ended:
-            background.add(half) if idle else background.discard(half)
-
-    # `levada.actors.aqueduct.halves.Passenger`
-
-    def bound(self, half: Any) -> Line:
-        """Go on over this half, since the message has left or arrived."""
-        self._half = half
-        self._halves.outbound[half] = self
-        self.set_idle(True)
-        return self
+    @property
+    def is_idle(self) -> bool:
+        """Whether a connection that closes in order need not wait for this."""
+        return not self._expected
 
     def forget(self) -> None:
         """Give up: the message will never leave."""
-        self._over()
-
-    def give_back(self) -> None:
-        """Do nothing: the message could not be encoded."""
-
-    # `levada.actors.aqueduct.halves.SendingRecord`
-
-    def start(self) -> None:
-        """Begin; the message with the half has been sent, or opened."""
-        assert self._half is not None
-        if self._half.ended:
-            self.ended()
-        else:
-            self.pump()
+        self.over()
 
     def pump(self) -> None:
         """Send what waits, as far as there is room."""
-        half, waiting = self._half, self.waiting
-        assert half is not None
+        half, waiting = self.half, self.waiting
         begun = bool(waiting)
         while waiting and half.state in SENDING and half.has_room():
             letter = waiting.popleft()
             octets = len(letter.payload)
-            dispatch(self._halves, half, letter)
-            self._halves.answer_left(octets)
+            dispatch(self.halves, half, letter)
+            self.halves.answer_left(octets)
         if self._finishing and not waiting and half.state in SENDING:
             half.finish()
-        self._halves.flush_soon()
+        self.halves.flush_soon()
         if begun and not waiting:
             self._room()
 
@@ -132,23 +114,17 @@ class Line:
         for letter in letters:
             letter.settle(outcome)
 
-    def ended(self) -> None:
-        """End with the half, which is gone."""
-        assert self._half is not None
-        self._halves.outbound.pop(self._half, None)
-        self._halves.core.background.discard(self._half)
-        self._over()
-
-    def _over(self) -> None:
+    def over(self) -> None:
+        """Give up what waits."""
         while self.waiting:
             letter = self.waiting.popleft()
-            self._halves.answer_left(len(letter.payload))
+            self.halves.answer_left(len(letter.payload))
             letter.settle(Outcome.NOT_PROCESSED)
         ended, self._ended, self._room = self._ended, _nothing, _nothing  # the owner of both holds this object
         ended()
 
 
-class Answers:
+class Answers(OwnHalf):
     """Receives the answers to the questions of one ref, and sends withdrawals.
 
     Args:
@@ -158,12 +134,12 @@ class Answers:
     """
 
     def __init__(self, halves: Halves, lost: Callable[[], None], given_back: Callable[[], None]) -> None:
-        self._halves = halves
+        self.halves = halves
         self._lost = lost
         self._given_back = given_back
         self._asked = 0
         self._open: dict[int, Answered] = {}
-        self._half: ReceiverHalf | None = None
+        self.half = None
         self._withdrawals = Line(halves, _nothing, _nothing)
 
     def pack(self, packing: Packing) -> None:
@@ -173,11 +149,11 @@ class Answers:
 
     def add(self, asking: Answered) -> int:
         """Wait for the answer to a question; return its number."""
-        if not self._open:
-            self._set_idle(False)
         number = self._asked & envelopes.MAX_NUMBER
         self._asked += 1
         self._open[number] = asking
+        if len(self._open) == 1:
+            self.set_idle()
         return number
 
     def withdraw(self, number: int) -> None:
@@ -185,39 +161,20 @@ class Answers:
         if self._open.pop(number, None) is not None:
             self._withdrawals.send(envelopes.encode_withdrawal(number))
             if not self._open:
-                self._set_idle(True)
+                self.set_idle()
 
-    def _set_idle(self, idle: bool) -> None:
-        half, background = self._half, self._halves.core.background
-        if half is not None and not half.ended:
-            background.add(half) if idle else background.discard(half)
-
-    # `levada.actors.aqueduct.halves.Passenger`
-
-    def bound(self, half: Any) -> Answers:
-        """Go on over this half, since the message has left."""
-        self._half = half
-        self._halves.inbound[half] = self
-        self._set_idle(not self._open)
-        return self
+    @property
+    def is_idle(self) -> bool:
+        """Whether a connection that closes in order need not wait for this."""
+        return not self._open
 
     def forget(self) -> None:
         """Give up: the message will never leave."""
-        self._end(TerminalState.CONNECTION_LOST if self._halves.detail else TerminalState.LOST)
+        self._end(TerminalState.CONNECTION_LOST if self.halves.detail else TerminalState.LOST)
 
     def give_back(self) -> None:
         """Record that the message with the channels could not be encoded."""
         self._given_back()
-
-    # `levada.actors.aqueduct.halves.Record`
-
-    def start(self) -> None:
-        """Begin; the message with the half has been sent."""
-        assert self._half is not None
-        if self._half.ended:
-            self.ended()
-        else:
-            self.pump()
 
     def pump(self) -> None:
         """Take the answers that have come; of many only half of those that are due, and the others when this side has written again.
@@ -225,15 +182,13 @@ class Answers:
         Otherwise all questions wait for one side, then all answers for the other. With 64 asks at a time, an ask between nodes took 27 µs
         instead of 21, because one of the two processes always waited.
         """
-        half = self._half
-        assert half is not None
+        half = self.half
         self._take(max(_TOGETHER, len(self._open) // 2))
         if half.mailbox:
-            self._halves.go_on_later(self)
+            self.halves.go_on_later(self)
 
     def _take(self, most: int) -> None:
-        half, halves = self._half, self._halves
-        assert half is not None
+        half, halves = self.half, self.halves
         for _ in range(min(most, len(half.mailbox))):
             delivery = half.take()
             halves.received += 1
@@ -250,15 +205,12 @@ class Answers:
             else:
                 asking.answered(delivery, len(envelopes.REPLY) + envelopes.NUMBER_SIZE)
         if not self._open:
-            self._set_idle(True)
+            self.set_idle()
         halves.flush_soon()
 
-    def ended(self) -> None:
-        """End with the half, which is gone."""
-        half = self._half
-        assert half is not None
-        self._halves.inbound.pop(half, None)
-        self._halves.core.background.discard(half)
+    def over(self) -> None:
+        """Take the answers that have come; the other questions get none."""
+        half = self.half
         while half.mailbox:
             self._take(len(half.mailbox))
         self._end(ENDS.get(half.state, TerminalState.LOST))
@@ -270,7 +222,7 @@ class Answers:
         self._lost()
 
 
-class Replies:
+class Replies(OwnHalf):
     """Sends the answers to the questions of one copy of a ref, and receives withdrawals: the owner's side.
 
     Args:
@@ -279,10 +231,10 @@ class Replies:
     """
 
     def __init__(self, halves: Halves, room: Callable[[], None]) -> None:
-        self._halves = halves
+        self.halves = halves
         self._line = Line(halves, self._unwanted, room)
         self._open: dict[int, RemoteAsk] = {}
-        self._half: ReceiverHalf | None = None
+        self.half = None
         self._over = False
         """Whether no more questions come."""
 
@@ -291,21 +243,19 @@ class Replies:
         """Whether answers wait for room, so that no further questions should be taken."""
         return bool(self._line.waiting)
 
-    def begin(self, answers: SenderHalf, withdrawals: ReceiverHalf) -> None:
+    def use(self, answers: SenderHalf, withdrawals: ReceiverHalf) -> None:
         """Use the channels that came with the first question."""
-        self._half = withdrawals
-        self._halves.inbound[withdrawals] = self
-        self._halves.core.background.add(withdrawals)
-        self._halves.start(self._line.bound(answers))
-        self._halves.start(self)
+        self.bound(withdrawals)
+        self.halves.start(self._line.bound(answers))
+        self.halves.start(self)
 
     def add(self, number: int, question: RemoteAsk) -> bool:
         """Record an open question; false if it is open already, or if too many are open on the connection."""
-        halves = self._halves
+        halves = self.halves
         if number in self._open or halves.questions >= halves.core.config.max_channels:
             return False
         if not self._open:
-            self._line.set_idle(False)
+            self._line.expect(True)
         self._open[number] = question
         halves.questions += 1
         return True
@@ -313,9 +263,9 @@ class Replies:
     def send(self, number: int, payload: bytes) -> None:
         """Send the answer to a question, with the handles in the connection's packing; does nothing if it was withdrawn."""
         if self._open.pop(number, None) is None:
-            self._halves.packing.rollback()
+            self.halves.packing.rollback()
             return
-        self._halves.questions -= 1
+        self.halves.questions -= 1
         self._line.send(envelopes.REPLY + number.to_bytes(envelopes.NUMBER_SIZE, "big") + payload)
         self._rest()
 
@@ -327,30 +277,22 @@ class Replies:
     def _rest(self) -> None:
         """Allow the connection to close, or finish the channel, if no question is open."""
         if not self._open:
-            self._line.set_idle(True)
+            self._line.expect(False)
             if self._over:
                 self._line.finish()
 
     def _unwanted(self) -> None:
         """Withdraw all questions: the holder is out of reach."""
         while self._open:
-            self._halves.questions -= 1
+            self.halves.questions -= 1
             self._open.popitem()[1].withdraw()
 
-    # `levada.actors.aqueduct.halves.Record`
-
-    def start(self) -> None:
-        """Begin."""
-        assert self._half is not None
-        if self._half.ended:
-            self.ended()
-        else:
-            self.pump()
+    def forget(self) -> None:
+        """Do nothing: these channels have come from the peer."""
 
     def pump(self) -> None:
         """Take the withdrawals that have come."""
-        half, halves = self._half, self._halves
-        assert half is not None
+        half, halves = self.half, self.halves
         while half.mailbox:
             delivery = half.take()
             delivery.discard()
@@ -367,12 +309,9 @@ class Replies:
         self._rest()
         halves.flush_soon()
 
-    def ended(self) -> None:
-        """End with the half, which is gone."""
-        half = self._half
-        assert half is not None
-        self._halves.inbound.pop(half, None)
-        self._halves.core.background.discard(half)
+    def over(self) -> None:
+        """Withdraw all questions, unless the holder has ended in order."""
+        half = self.half
         self.pump()
         if half.state is not ReceiverState.FINISHED:
             self._unwanted()

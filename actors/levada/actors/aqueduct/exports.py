@@ -29,7 +29,7 @@ from . import envelopes
 from .answers import Replies
 from .halves import ANSWERS_ROOM, give_up, open_delivery, read_unreadable
 from .links import HalfActor
-from .oneshots import Promise
+from .oneshots import OwnHalf, Promise
 
 __all__ = ["Export", "answer_type"]
 
@@ -45,7 +45,7 @@ SMALL_ANSWER: Final = 2**12
 logger = logging.getLogger("levada.actors.aqueduct")
 
 
-class Export(HalfActor):
+class Export(OwnHalf, HalfActor):
     """Receives the envelopes of one copy of a ref."""
 
     target: LocalRef
@@ -65,35 +65,16 @@ class Export(HalfActor):
     _asked: int = attrs.field(default=0, init=False)
     """Bytes of the questions that are not answered."""
 
-    # `levada.actors.aqueduct.halves.Passenger`
-
-    def bound(self, half: Any) -> Export:
-        """Go on over this half, since the message has left."""
-        self.half = half
-        self.halves.inbound[half] = self
-        self.halves.core.background.add(half)
-        return self
-
     def forget(self) -> None:
         """Do nothing: the message will never leave."""
 
-    def give_back(self) -> None:
-        """Do nothing: the message could not be encoded."""
+    def begun(self) -> None:
+        """Become an actor, and deliver what has arrived."""
+        self.begin()
+        self.pump()
 
-    # `levada.actors.aqueduct.halves.Record`
-
-    def start(self) -> None:
-        """Begin; the message with the half has been sent."""
-        if self.half.ended:
-            self.ended()
-        else:
-            self.begin()
-            self.pump()
-
-    def ended(self) -> None:
+    def over(self) -> None:
         """End after the peer has dropped the ref, or is lost; envelopes that have arrived are still handled."""
-        self.halves.inbound.pop(self.half, None)
-        self.halves.core.background.discard(self.half)
         self.pump()
         if self._replies is not None:
             self._replies.finish()
@@ -224,7 +205,7 @@ class Export(HalfActor):
                 self._replies is None
             ):
                 self._replies = Replies(self.halves, self.pump)
-                self._replies.begin(answers, withdrawals)
+                self._replies.use(answers, withdrawals)
             case _:
                 raise DecodeError("a first question without the two channels that belong to it, or a second one")
         self._ask_next(delivery, envelopes.ASK_FIRST, 2)

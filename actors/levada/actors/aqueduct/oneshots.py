@@ -1,22 +1,86 @@
-"""Oneshots that remote refs use for answers and ends: records without handles, since the program never holds one."""
+"""Channels that remote refs use themselves, without handles in the program: their common base, and oneshots for answers and ends."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 from levada.framework.embedding import Outcome, TerminalState
 from levada.framework.errors import LocalProtocolError
-from levada.transports.aqueduct import Delivery, ReceiverHalf, ReceiverState, SenderHalf, SenderState
+from levada.transports.aqueduct import Delivery, ReceiverState, SenderHalf, SenderState
 
 from .halves import Halves, Letter
 
-__all__ = ["ENDS", "SENDING", "Awaited", "Promise", "dispatch"]
+__all__ = ["ENDS", "SENDING", "Awaited", "OwnHalf", "Promise", "dispatch"]
 
 SENDING = (SenderState.OPEN, SenderState.UNATTACHED)
 
 
-class Awaited:
+class OwnHalf(ABC):
+    """A half that a remote ref uses: a `levada.actors.aqueduct.halves.Passenger` until its message has left, then a `Record` of the connection."""
+
+    __slots__ = ()
+
+    halves: Halves
+    half: Any
+    """The half here; None only before its message has left."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a connection that closes in order need not wait for this."""
+        return True
+
+    def set_idle(self) -> None:
+        """Tell the core what `is_idle` says now."""
+        half, background = self.half, self.halves.core.background
+        if half is not None and not half.ended:
+            background.add(half) if self.is_idle else background.discard(half)
+
+    def bound(self, half: Any) -> Any:
+        """Go on over this half, since the message has left or arrived."""
+        self.half = half
+        table: dict[Any, Any] = self.halves.outbound if isinstance(half, SenderHalf) else self.halves.inbound
+        table[half] = self
+        if self.is_idle:
+            self.halves.core.background.add(half)
+        return self
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Give up: the message will never leave."""
+
+    def give_back(self) -> None:  # noqa: B027 - most have nothing to do
+        """Go back to the state before: the message could not be encoded."""
+
+    def start(self) -> None:
+        """Begin; the message with the half has been sent, or opened."""
+        if self.half.ended:
+            self.ended()
+        else:
+            self.begun()
+
+    def begun(self) -> None:
+        """Begin with a half that has not ended."""
+        self.pump()
+
+    @abstractmethod
+    def pump(self) -> None:
+        """Take arrived messages, or use the room to send."""
+
+    def ended(self) -> None:
+        """End with the half, which is gone."""
+        half = self.half
+        self.halves.outbound.pop(half, None) if isinstance(half, SenderHalf) else self.halves.inbound.pop(half, None)
+        self.halves.core.background.discard(half)
+        self.over()
+
+    @abstractmethod
+    def over(self) -> None:
+        """Do what follows from the end of the half."""
+
+
+class Awaited(OwnHalf):
     """One value that the peer will send.
 
     Args:
@@ -26,7 +90,7 @@ class Awaited:
         idle: whether a connection that closes in order does not wait for the value.
     """
 
-    __slots__ = ("_calls", "_half", "_halves", "_idle")
+    __slots__ = ("_calls", "_idle", "half", "halves")
 
     attachment_kind: ClassVar[str] = "oneshot_sender"
     """The handle that the peer gets."""
@@ -39,71 +103,53 @@ class Awaited:
         *,
         idle: bool = False,
     ) -> None:
-        self._halves = halves
+        self.halves = halves
         self._calls: tuple[Callable[[Delivery], None], Callable[[TerminalState], None]] | None = (got, over)
         """``None`` once settled: by a value, by its end, or by `close`. The callbacks' owner holds this object, so they go at once."""
         self._idle = idle
-        self._half: ReceiverHalf | None = None
+        self.half = None
 
     def close(self) -> None:
         """Stop waiting for the value; harmless if it has come, or if this was called before."""
         if self._calls is not None:
             self._calls = None
-            if self._half is not None:
-                self._half.close()
-                self._halves.flush_soon()
+            if self.half is not None:
+                self.half.close()
+                self.halves.flush_soon()
 
-    # `levada.actors.aqueduct.halves.Passenger`
-
-    def bound(self, half: Any) -> Awaited:
-        """Go on over this half, since the message has left."""
-        self._half = half
-        self._halves.inbound[half] = self
-        if self._idle:
-            self._halves.core.background.add(half)
-        return self
+    @property
+    def is_idle(self) -> bool:
+        """Whether a connection that closes in order need not wait for this."""
+        return self._idle
 
     def forget(self) -> None:
         """Give up: the message will never leave."""
-        self._settle(TerminalState.CONNECTION_LOST if self._halves.detail else TerminalState.LOST)
+        self._settle(TerminalState.CONNECTION_LOST if self.halves.detail else TerminalState.LOST)
 
-    def give_back(self) -> None:
-        """Do nothing: the message could not be encoded."""
-
-    # `levada.actors.aqueduct.halves.Record`
-
-    def start(self) -> None:
-        """Begin; the message with the half has been sent, or opened."""
-        assert self._half is not None
-        if self._half.ended:
-            self.ended()
-        elif self._calls is None:
-            self._half.close()
+    def begun(self) -> None:
+        """Take the value, or close the half if nothing is wanted any more."""
+        if self._calls is None:
+            self.half.close()
         else:
             self.pump()
 
     def pump(self) -> None:
         """Take the value, if it has come."""
-        half = self._half
-        assert half is not None
+        half = self.half
         if half.mailbox:
             delivery = half.take()
             calls, self._calls = self._calls, None
             if calls is None:
                 delivery.discard()
             else:
-                self._halves.received += 1
+                self.halves.received += 1
                 calls[0](delivery)
-            self._halves.flush_soon()
+            self.halves.flush_soon()
 
-    def ended(self) -> None:
-        """End with the half, which is gone."""
-        half = self._half
-        assert half is not None
-        self._halves.inbound.pop(half, None)
-        self._halves.core.background.discard(half)
+    def over(self) -> None:
+        """Take the value, or say that there will be none."""
         self.pump()
-        self._settle(ENDS.get(half.state, TerminalState.LOST))
+        self._settle(ENDS.get(self.half.state, TerminalState.LOST))
 
     def _settle(self, state: TerminalState) -> None:
         calls, self._calls = self._calls, None
@@ -134,7 +180,7 @@ def dispatch(halves: Halves, half: SenderHalf, letter: Letter) -> None:
         halves.bind(passenger, other)
 
 
-class Promise:
+class Promise(OwnHalf):
     """One value that this side will send.
 
     Args:
@@ -143,17 +189,17 @@ class Promise:
         idle: as for `Awaited`.
     """
 
-    __slots__ = ("_due", "_gone", "_half", "_halves", "_idle", "_octets")
+    __slots__ = ("_due", "_gone", "_idle", "_octets", "half", "halves")
 
     attachment_kind: ClassVar[str] = "oneshot_receiver"
     """The handle that the peer gets."""
 
     def __init__(self, halves: Halves, gone: Callable[[], None], *, idle: bool = False) -> None:
-        self._halves = halves
+        self.halves = halves
         self._gone: Callable[[], None] | None = gone
         """``None`` once settled: by `send`, by `finish`, or by its end. The callback's owner holds this object, so it goes at once."""
         self._idle = idle
-        self._half: SenderHalf | None = None
+        self.half = None
         self._due: Letter | None = None
         """The value, until the message with the other half has left."""
         self._octets = 0
@@ -161,16 +207,16 @@ class Promise:
 
     def send(self, payload: bytes) -> None:
         """Send the value, with the handles in the connection's packing; does nothing if it is settled."""
-        packing = self._halves.packing
+        packing = self.halves.packing
         if self._gone is None:
             packing.rollback()
             return
         attached = [(passenger, kind) for _, passenger, kind in packing.taken]
         packing.taken.clear()
         self._gone = None
-        self._due = Letter(self._halves, payload, None, attached)
+        self._due = Letter(self.halves, payload, None, attached)
         self._octets = len(payload)
-        self._halves.answers += self._octets
+        self.halves.answers += self._octets
         self._go()
 
     def finish(self) -> None:
@@ -180,7 +226,7 @@ class Promise:
             self._go()
 
     def _go(self) -> None:
-        half = self._half
+        half = self.half
         if half is None:
             return
         letter, self._due = self._due, None
@@ -188,34 +234,21 @@ class Promise:
             if half.state in SENDING:
                 half.finish()
         else:
-            dispatch(self._halves, half, letter)
-        self._halves.flush_soon()
+            dispatch(self.halves, half, letter)
+        self.halves.flush_soon()
 
-    # `levada.actors.aqueduct.halves.Passenger`
-
-    def bound(self, half: Any) -> Promise:
-        """Go on over this half, since the message has left or arrived."""
-        self._half = half
-        self._halves.outbound[half] = self
-        if self._idle:
-            self._halves.core.background.add(half)
-        return self
+    @property
+    def is_idle(self) -> bool:
+        """Whether a connection that closes in order need not wait for this."""
+        return self._idle
 
     def forget(self) -> None:
         """Give up: the message will never leave."""
-        self._over()
+        self.over()
 
-    def give_back(self) -> None:
-        """Do nothing: the message could not be encoded."""
-
-    # `levada.actors.aqueduct.halves.Record`
-
-    def start(self) -> None:
-        """Begin; the message with the half has been sent, or opened."""
-        assert self._half is not None
-        if self._half.ended:
-            self.ended()
-        elif self._gone is None:
+    def begun(self) -> None:
+        """Send the value, or the end, if it is known."""
+        if self._gone is None:
             self._go()
 
     def pump(self) -> None:
@@ -229,17 +262,10 @@ class Promise:
 
     def _arrived(self) -> None:
         octets, self._octets = self._octets, 0
-        self._halves.answer_left(octets)
+        self.halves.answer_left(octets)
 
-    def ended(self) -> None:
-        """End with the half, which is gone."""
-        half = self._half
-        assert half is not None
-        self._halves.outbound.pop(half, None)
-        self._halves.core.background.discard(half)
-        self._over()
-
-    def _over(self) -> None:
+    def over(self) -> None:
+        """Give up what has not left, and say that the peer does not want the value, if it was not sent."""
         letter, self._due = self._due, None
         if letter is not None:
             letter.settle(Outcome.NOT_PROCESSED)
