@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -21,16 +22,20 @@ from levada.framework import (
     Killed,
     Normal,
     Reason,
+    Receiver,
     Ref,
     Reply,
+    Sender,
     Shutdown,
     Supervision,
     bounded,
+    channel,
     handles,
     message,
     one_for_all,
     restart,
 )
+from levada.framework._runtime.ask import OpenAsks
 from levada.framework._runtime.tokens import TURN
 from levada.framework.errors import (
     ActorError,
@@ -40,6 +45,7 @@ from levada.framework.errors import (
     ConfigurationError,
     MailboxFull,
     NoValue,
+    ReceiverClosed,
 )
 
 
@@ -227,6 +233,32 @@ async def test_a_late_answer_is_dropped_and_counted(system: ActorSystem, autojum
     await wait_all_tasks_blocked()
     assert system.statistics().late_replies == 1
     assert await ref.ask(Get()) == 7
+
+
+@message("test.ask.open")
+class Open(Asks[Receiver[int]]):
+    pass
+
+
+async def test_a_channel_in_a_late_answer_ends_without_a_warning(
+    system: ActorSystem, autojump_clock: MockClock, recwarn: pytest.WarningsRecorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    senders: list[Sender[int]] = []
+
+    class Late(Actor[Open]):
+        @handles
+        async def open(self, m: Open) -> Receiver[int]:
+            sender, receiver = channel(int)
+            senders.append(sender)
+            await trio.sleep(2.0)
+            return receiver
+
+    with pytest.raises(AskTimeout):
+        await system.spawn(Late).ask(Open(), timeout=1.0)
+    await trio.sleep(2.0)
+    with pytest.raises(ReceiverClosed):
+        await senders[0].send(1)
+    assert (recwarn.list, caplog.messages) == ([], [])
 
 
 async def test_an_answer_in_time_leaves_no_timer_behind(system: ActorSystem) -> None:
@@ -484,9 +516,13 @@ async def test_a_cycle_of_waits_is_refused_and_named(system: ActorSystem, how: s
 
 
 async def test_a_handler_may_catch_the_cycle_and_go_on(system: ActorSystem) -> None:
+    """The question that was refused is not handled."""
+    begun: list[Go] = []
+
     class Narcissus(Actor[Go]):
         @handles
         async def go(self, m: Go) -> str:
+            begun.append(m)
             try:
                 return await self.ref.ask(Go())
             except AskCycle as error:
@@ -495,6 +531,37 @@ async def test_a_handler_may_catch_the_cycle_and_go_on(system: ActorSystem) -> N
     ref = system.spawn(Narcissus, name="narcissus")
     assert await ref.ask(Go()) == "/narcissus /narcissus"
     assert await ref.ask(Go()) == "/narcissus /narcissus"
+    assert len(begun) == 2
+
+
+async def test_the_search_for_a_cycle_visits_each_actor_once(system: ActorSystem) -> None:
+    """Each of two waits for both of the next two, so there are a billion ways through them."""
+
+    class Both(Actor[Go]):
+        below: list[Ref[Any]]
+
+        @handles
+        async def go(self, m: Go) -> str:
+            async with trio.open_nursery() as nursery:
+                for ref in self.below:
+                    nursery.start_soon(partial(ref.ask, m, timeout=None))
+            if not self.below:
+                await trio.sleep_forever()
+            return ""
+
+    below: list[Ref[Any]] = []
+    all_refs: list[Ref[Any]] = []
+    for _ in range(30):
+        below = [system.spawn(Both, below), system.spawn(Both, below)]
+        all_refs += below
+    async with trio.open_nursery() as nursery:
+        for ref in below:
+            nursery.start_soon(partial(ref.ask, Go(), timeout=None))
+        await wait_all_tasks_blocked()
+        assert len(system.observe.waits()) == 4 * 29
+        nursery.cancel_scope.cancel()
+    for ref in all_refs:
+        ref.kill()
 
 
 @pytest.mark.parametrize("where", ["handler", "nursery"])
@@ -1020,6 +1087,42 @@ async def test_questions_taken_over_and_given_up_do_not_pile_up(system: ActorSys
         with pytest.raises(AskTimeout):
             await ref.ask(Get(), timeout=0.01)
     assert len(ref._extras.open_asks) <= 17  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("how", ["send", "fail"])
+async def test_a_question_taken_over_and_answered_is_not_kept(system: ActorSystem, how: str) -> None:
+    replies: list[Reply[int]] = []
+    ref = system.spawn(Deferring, replies)
+
+    async def ask() -> None:
+        with suppress(ActorError):
+            await ref.ask(Get())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        await wait_all_tasks_blocked()
+        if how == "send":
+            replies[0].send(1)
+        else:
+            replies[0].fail(ActorError("no"))
+        assert not ref._extras.open_asks  # type: ignore[attr-defined]
+
+
+def test_open_asks_are_looked_at_twice_each_on_average() -> None:
+    looks = 0
+
+    class Unsettled:
+        @property
+        def settled(self) -> bool:
+            nonlocal looks
+            looks += 1
+            return False
+
+    asks = OpenAsks()
+    for _ in range(5000):
+        asks.take(Unsettled())  # type: ignore[arg-type]
+    assert len(asks) == 5000
+    assert 0 < looks < 10_000
 
 
 async def test_an_asked_token_of_the_runtime_is_answered_and_the_turn_goes_on(system: ActorSystem) -> None:
