@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,6 +18,8 @@ pytest.importorskip("grpc_status", reason="Spark Connect needs the packages of p
 pytest.importorskip("levada.actors.spark", exc_type=ImportError)
 
 from levada.actors.journal import Append, Read  # noqa: E402
+from levada.actors.spark.asks import AskRows  # noqa: E402
+from levada.framework import Actor, handles  # noqa: E402
 
 from .conftest import without_levada  # noqa: E402
 
@@ -48,6 +50,9 @@ if how == "shipped":
     ship(spark, token_file=token)
     options["tokenFile"] = os.path.basename(token)
 found["rows"] = spark.read.format("mailbox").options(mailbox="lines", **options).load().count()
+actor = RemoteActor("doubling", address, options.get("tokenFile"))
+doubled = spark.range(0, 5).selectExpr("id AS n").mapInArrow(lambda batches: ask_batches(actor, batches), "n long")
+found["doubled"] = sorted(row.n for row in doubled.collect())
 spark.range(10, 12).selectExpr("id AS n").write.format("mailbox").options(mailbox="out", **options).mode("append").save()
 if how == "active":
     lines = spark.readStream.format("mailbox").options(mailbox="lines", **options).load()
@@ -59,10 +64,17 @@ spark.stop()
 """
 
 
+class Doubling(Actor[AskRows]):
+    @handles
+    def double(self, m: AskRows) -> Any:
+        return pa.record_batch([pa.array([2 * n for n in m.rows.column(0).to_pylist()], pa.int64())], names=["n"])
+
+
 @pytest.mark.parametrize("how", ["active", "SPARK_REMOTE", "shipped"])
-def test_a_session_of_spark_connect_reads_writes_and_streams(actors: Actors, tmp_path: Path, how: str) -> None:
+def test_a_session_of_spark_connect_reads_writes_asks_and_streams(actors: Actors, tmp_path: Path, how: str) -> None:
     """An active one, one by the environment; and, without a stream, with a server whose Python gets levada and the token from the client."""
     lines, out = actors.mailbox("lines", ROWS), actors.mailbox("out", ROWS)
+    actors.do(lambda: actors.bridge.expose("doubling", actors.system.spawn(Doubling)))
     actors.ask(lines, Append(pa.record_batch([[0, 1, 2]], schema=ROWS)))
     python = str(without_levada(tmp_path)) if how == "shipped" else sys.executable
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SPARK_REMOTE")}
@@ -82,6 +94,7 @@ def test_a_session_of_spark_connect_reads_writes_and_streams(actors: Actors, tmp
         "same": True,
         "partitions": "3",
         "rows": 3,
+        "doubled": [0, 2, 4, 6, 8],
     }
     blocks = actors.ask(out, Read(0, 0))
     assert sorted(n for block in blocks for n in block.batch().column("n").to_pylist()) == [
