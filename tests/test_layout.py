@@ -31,7 +31,7 @@ OVERRIDES = {
     "transports/levada/transports/carriers/tls.py": "trio",
     **{
         f"transports/levada/transports/quic/{name}.py": "aioquic"
-        for name in ("engine", "lean", "overrides", "packets", "ready")
+        for name in ("engine", "packets", "paths", "ranges", "ready", "receiving", "sending")
     },
 }
 """Files that use private names of a library on purpose, and which library."""

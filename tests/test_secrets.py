@@ -29,7 +29,7 @@ HARMLESS = {
     "levada.transports.carriers.websocket_config.Refusal.headers",  # of an answer
     "levada.transports.lumberjack.events.Batch.tokens",
     "levada.transports.lumberjack.events.EventsAcked.tokens",
-    "levada.transports.quic.engine.EngineSettings.reset_token",  # a function
+    "levada.transports.quic.config.EngineSettings.reset_token",  # a function
 }
 OF_MESSAGES = re.compile(r"payload$")
 """The contents of messages are not secrets of the connection; SETUP's are."""

@@ -38,10 +38,9 @@ def peer(request: pytest.FixtureRequest) -> str:
     return name
 
 
-@pytest.fixture(params=["auto", "plain"])
-def config(request: pytest.FixtureRequest, made: SelfSigned) -> QuicConfig:
+@pytest.fixture
+def config(made: SelfSigned) -> QuicConfig:
     return QuicConfig(
-        engine=request.param,
         certificate=made.certificate,
         key=made.key,
         ca=made.ca,

@@ -1,4 +1,4 @@
-"""Two ends of QUIC on a simulated network, with either engine."""
+"""Two ends of QUIC on a simulated network."""
 
 from __future__ import annotations
 
@@ -64,23 +64,6 @@ def ecdsa_certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     return make_certificate(tmp_path_factory.mktemp("ecdsa"), ec.generate_private_key(ec.SECP256R1()))
 
 
-@pytest.fixture(params=["tuned", pytest.param("plain", marks=pytest.mark.ci)])
-def engine(request: pytest.FixtureRequest) -> str:
-    """Each test runs on levada's overrides and on aioquic's own class."""
-    return str(request.param)
-
-
-@pytest.fixture
-def tuned() -> None:
-    """For tests of features that aioquic's own class has not: they run on levada's overrides only. See docs/reference/quic.md."""
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "tuned" in metafunc.fixturenames:
-        metafunc.definition.add_marker(pytest.mark.parametrize("engine", ["tuned"], indirect=True))
-
-
 @attrs.frozen
 class Ends:
     """Both ends of a connection."""
@@ -92,11 +75,11 @@ class Ends:
 
 
 class Lab:
-    """Makes configurations and connections for one engine."""
+    """Makes configurations and connections."""
 
-    def __init__(self, certificate: Certificate, engine: str):
+    def __init__(self, certificate: Certificate):
         self.certificate = certificate
-        self.base = QuicConfig(engine="plain" if engine == "plain" else "auto")
+        self.base = QuicConfig()
 
     def server(self, **changes: Any) -> QuicConfig:
         own = {"certificate": self.certificate.certificate, "key": self.certificate.private_key}
@@ -140,8 +123,8 @@ class Lab:
 
 
 @pytest.fixture
-def lab(certificate: Certificate, engine: str) -> Lab:
-    return Lab(certificate, engine)
+def lab(certificate: Certificate) -> Lab:
+    return Lab(certificate)
 
 
 @pytest.fixture

@@ -474,7 +474,7 @@ async def test_a_client_moves_to_another_port(lab: Any, autojump_clock: MockCloc
         assert await read_all(theirs) == b"before after"
 
 
-async def test_the_packet_size_grows_to_what_the_path_carries(lab: Any, autojump_clock: MockClock, tuned: None) -> None:
+async def test_the_packet_size_grows_to_what_the_path_carries(lab: Any, autojump_clock: MockClock) -> None:
     async with lab.connected(SimNet(1)) as ends:
         await trio.sleep(2)
         assert ends.client.details().packet_size == 1_452
@@ -482,9 +482,7 @@ async def test_the_packet_size_grows_to_what_the_path_carries(lab: Any, autojump
 
 
 @pytest.mark.parametrize("mtu", [1_200, 1_280, 1_350, 1_400])
-async def test_the_packet_size_stops_where_the_path_does(
-    lab: Any, autojump_clock: MockClock, tuned: None, mtu: int
-) -> None:
+async def test_the_packet_size_stops_where_the_path_does(lab: Any, autojump_clock: MockClock, mtu: int) -> None:
     async with lab.connected(SimNet(1, mtu=mtu)) as ends:
         await trio.sleep(25)
         assert mtu - 20 < ends.client.details().packet_size <= mtu
@@ -493,7 +491,7 @@ async def test_the_packet_size_stops_where_the_path_does(
         assert len(await read_all(await ends.server.accept_stream())) == 100_000
 
 
-async def test_a_path_that_shrinks_is_noticed(lab: Any, autojump_clock: MockClock, tuned: None) -> None:
+async def test_a_path_that_shrinks_is_noticed(lab: Any, autojump_clock: MockClock) -> None:
     net = SimNet(1)
     async with lab.connected(net) as ends:
         await trio.sleep(2)
@@ -516,7 +514,7 @@ async def test_large_packets_on_loopback_are_asked_for(lab: Any, autojump_clock:
 
 
 async def test_no_packet_is_larger_than_the_peer_takes(
-    lab: Any, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, tuned: None
+    lab: Any, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that begins with large packets, and a client that says in its transport parameters that it takes 1,400 octets."""
 
@@ -534,7 +532,7 @@ async def test_no_packet_is_larger_than_the_peer_takes(
 
 
 async def test_a_client_moves_to_the_address_that_its_server_prefers(
-    lab: Any, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, tuned: None
+    lab: Any, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RFC 9000, section 9.6; the server here, which has no way to say so, says it by a changed transport parameter."""
     net = SimNet(1)

@@ -20,36 +20,6 @@ from levada.transports.testing import CarrierCheck, CarrierTraits, carrier_check
 BUFFERED = (1 << 20) + (256 << 10) + (1 << 20)
 
 
-# Checks that fill a stream until its sender waits: aioquic's own class opens its windows whether the application takes anything or not.
-FILLING = frozenset(
-    """
-    all_acked_waits_for_the_peer_on_a_stream_that_goes_on
-    cancelled_close_of_the_connection_still_closes close_tells_everybody_on_both_sides is_cut_while_everybody_waits
-    reset_and_stop_wake_who_waits reset_drops_what_is_queued stopped_stream_leaves_the_others_alone
-    stream_abort_of_the_peer_wakes_sender_and_flush stream_abort_wakes_both_directions_here
-    stream_blocked_direction_leaves_the_other_alone stream_cancelled_close_still_closes stream_cancelled_send_is_all_or_nothing
-    stream_close_sends_what_is_queued stream_end_comes_after_what_is_queued
-    stream_flush_waits_for_the_queue_and_may_be_cancelled stream_is_cut_while_flushing stream_is_cut_while_sending
-    stream_second_sender_is_refused stream_sends_without_waiting_above_the_watermark
-    stream_stopped_receiver_stops_the_sender_both_ways
-""".split()  # noqa: SIM905 - a list of names, one after the other
-)
-# aioquic's own class neither asks for stream credit nor answers when asked.
-ONLY_TUNED = {*FILLING, "streams_wait_for_the_peers_credit"}
-
-
-def on_engines(traits: CarrierTraits) -> pytest.MarkDecorator:
-    """Run each check on the engines that can keep it."""
-    checks = carrier_checks(traits)
-    cases = [pytest.param("tuned", check, id=f"tuned-{check}") for check in checks]
-    cases += [
-        pytest.param("plain", check, id=f"plain-{check}", marks=pytest.mark.ci)
-        for check in checks
-        if check.name not in ONLY_TUNED
-    ]
-    return pytest.mark.parametrize(("engine", "check"), cases, indirect=["engine"])
-
-
 async def a_virtual_second() -> None:
     await trio.sleep(1)
 
@@ -79,7 +49,7 @@ LOOPBACK = attrs.evolve(SIMULATED, settle=a_moment, cut=None, streams=1_000, tim
 
 
 @pytest.mark.ci
-@on_engines(SIMULATED)
+@pytest.mark.parametrize("check", carrier_checks(SIMULATED), ids=str)
 async def test_simulated(check: CarrierCheck, lab: Any, autojump_clock: MockClock) -> None:
     @asynccontextmanager
     async def pair() -> AsyncIterator[tuple[Connection, Connection]]:
@@ -90,7 +60,7 @@ async def test_simulated(check: CarrierCheck, lab: Any, autojump_clock: MockCloc
 
 
 @pytest.mark.loopback
-@on_engines(LOOPBACK)
+@pytest.mark.parametrize("check", carrier_checks(LOOPBACK), ids=str)
 async def test_loopback(check: CarrierCheck, lab: Any) -> None:
     @asynccontextmanager
     async def pair() -> AsyncIterator[tuple[Connection, Connection]]:

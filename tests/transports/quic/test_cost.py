@@ -15,16 +15,10 @@ from aioquic.tls import Epoch
 from trio.testing import MockClock
 
 from levada.transports.carriers.simnet import SimNet
-from levada.transports.quic.engine import MAX_GAPS
-from levada.transports.quic.ranges import MAX_RANGES
+from levada.transports.quic.ranges import MAX_GAPS, MAX_RANGES
 
 ROOM = 1_150  # octets of frames in a packet
 PACKETS = 30
-
-
-@pytest.fixture
-def engine() -> str:
-    return "tuned"
 
 
 def numbers(*values: int) -> bytes:
@@ -108,7 +102,7 @@ async def test_a_flood_of_frames(lab: Any, autojump_clock: MockClock, kind: str)
         assert not ends.server.closed
         assert len(engine._streams) == len(ends.server.streams) == 2
         assert len(engine._network_paths[0].remote_challenges) <= 32
-        assert len(engine._space.sent_packets) <= len(datagrams)
+        assert len(engine.space.sent_packets) <= len(datagrams)
         assert len(engine._peer_cid_available) <= 8
         assert len(ends.server._datagrams) <= 256
         assert ends.server.statistics().bytes_received < 100_000
@@ -158,7 +152,7 @@ async def test_packets_with_gaps_between_them(lab: Any, autojump_clock: MockCloc
         packets, octets = await flood(ends, datagrams)
         assert packets <= 4
         assert octets <= 2_400
-        assert len(ends.server.engine._space.ack_queue) <= MAX_RANGES
+        assert len(ends.server.engine.space.ack_queue) <= MAX_RANGES
         assert not ends.server.closed
 
 

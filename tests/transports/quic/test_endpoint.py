@@ -14,7 +14,7 @@ from trio.testing import MockClock
 from levada.framework.errors import ConnectionClosed, ConnectionLost, LocalProtocolError
 from levada.transports.carriers.simnet import SimAddress, SimNet, SimPacket, SimPort
 from levada.transports.quic import QuicConnection, QuicEndpoint, QuicStream, dial
-from levada.transports.quic.overrides import TunedEngine
+from levada.transports.quic.engine import Engine
 
 SERVER = ("server", 4433)
 OUTBOX = 1_024  # datagrams that an endpoint keeps for a full socket
@@ -154,9 +154,7 @@ async def test_timers_of_connections_that_are_gone_are_not_kept(lab: Any, autoju
         nursery.cancel_scope.cancel()
 
 
-async def test_one_request_at_a_time_takes_one_packet_each_way(
-    lab: Any, autojump_clock: MockClock, tuned: None
-) -> None:
+async def test_one_request_at_a_time_takes_one_packet_each_way(lab: Any, autojump_clock: MockClock) -> None:
     async with lab.connected() as ends, trio.open_nursery() as nursery:
         nursery.start_soon(echo, ends.server)
         await ask(ends.client, b"warm up")
@@ -170,7 +168,7 @@ async def test_one_request_at_a_time_takes_one_packet_each_way(
         nursery.cancel_scope.cancel()
 
 
-async def test_answers_to_many_requests_share_packets(lab: Any, autojump_clock: MockClock, tuned: None) -> None:
+async def test_answers_to_many_requests_share_packets(lab: Any, autojump_clock: MockClock) -> None:
     async with lab.connected() as ends, trio.open_nursery() as nursery:
         nursery.start_soon(echo, ends.server)
         await ask(ends.client, b"warm up")
@@ -201,9 +199,7 @@ async def test_to_send_costs_nothing_for_the_other_sockets_of_the_program(
         nursery.cancel_scope.cancel()
 
 
-async def test_a_datagram_in_answer_to_a_datagram_leaves_at_once(
-    lab: Any, autojump_clock: MockClock, tuned: None
-) -> None:
+async def test_a_datagram_in_answer_to_a_datagram_leaves_at_once(lab: Any, autojump_clock: MockClock) -> None:
     async with lab.connected() as ends:
         await ends.client.send_datagram(b"ping")
         assert (await ends.server.receive_datagram()).data == b"ping"
@@ -228,7 +224,7 @@ async def test_an_engine_that_fails_at_the_first_packet_fails_nobody_else(
         async def accept() -> None:
             incoming = await listener.accept()
             with monkeypatch.context() as patch:
-                patch.setattr(listener.endpoint.engine_type, "receive_datagram", fail)
+                patch.setattr(Engine, "receive_datagram", fail)
                 broken = incoming.accept()
             assert "a fault of ours" in (await broken.wait_closed()).text
             assert broken not in listener.endpoint.connections
@@ -357,9 +353,7 @@ async def test_a_cancelled_aclose_closes_with_octets_queued(lab: Any, autojump_c
         assert (await ends.client.wait_closed()).code == 9
 
 
-async def test_timers_that_moved_are_not_kept_until_they_come_due(
-    lab: Any, autojump_clock: MockClock, tuned: None
-) -> None:
+async def test_timers_that_moved_are_not_kept_until_they_come_due(lab: Any, autojump_clock: MockClock) -> None:
     """Each request moves a timer to an earlier time; what it replaces would stay in the heap until the idle time-out."""
     net = SimNet(1)
 
@@ -396,13 +390,13 @@ async def test_a_connection_has_the_settings_it_was_dialled_with(lab: Any, autoj
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_timers_are_those_of_aioquic(
-    lab: Any, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, tuned: None, seed: int
+    lab: Any, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """The short way to the next deadline, compared at each call with aioquic's own, under loss and a change of path.
 
     Without path MTU discovery, of which aioquic knows nothing.
     """
-    ours = TunedEngine.get_timer
+    ours = Engine.get_timer
     compared = 0
 
     def both(self: Any) -> float | None:
@@ -414,7 +408,7 @@ async def test_timers_are_those_of_aioquic(
         assert lost_at == self._loss_at
         return at
 
-    monkeypatch.setattr(TunedEngine, "get_timer", both)
+    monkeypatch.setattr(Engine, "get_timer", both)
     net = SimNet(seed, loss=0.1, jitter=0.005)
     fixed = {"max_packet_size": 1_200}
     async with lab.connected(net, **fixed, client=fixed) as ends, trio.open_nursery() as nursery:

@@ -156,9 +156,8 @@ async def endure(lab: Any, seed: int, trouble: Trouble) -> None:
             for end in (ends.client, ends.server):
                 assert not end.closed
                 assert end.engine._loss.bytes_in_flight == 0
-                assert end.engine.total_unacked() == 0
-                if end.engine.tuned:
-                    assert (len(end.streams), len(end.engine._streams)) == (0, 0)
+                assert end.engine.ready.unacked == 0
+                assert (len(end.streams), len(end.engine._streams)) == (0, 0)
             nursery.cancel_scope.cancel()
 
 

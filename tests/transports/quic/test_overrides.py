@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from levada.transports.quic import congestion, engine, keys, lean, overrides, packets, ranges, ready, recovery
+from levada.transports.quic import congestion, engine, keys, packets, ranges, recovery
 
 FILE = Path(__file__).parent / "data" / "overrides.json"
-MODULES = (engine, keys, lean, ready, packets, ranges, congestion, recovery, overrides)
+MODULES = (engine, keys, packets, ranges, congestion, recovery)
 TABLE: dict[str, dict[str, str]] = json.loads(FILE.read_text("utf-8")) if FILE.exists() else {}
 
 

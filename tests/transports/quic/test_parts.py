@@ -1,11 +1,11 @@
-"""The parts by themselves: MTU search, UDP port, and the choice of engine."""
+"""The parts by themselves: MTU search, UDP port, and the version of aioquic."""
 
 from __future__ import annotations
 
 import errno
-import importlib.metadata
 import math
 import socket
+import subprocess
 import sys
 from typing import Any
 
@@ -15,9 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from levada.transports.quic import UdpPort
-from levada.transports.quic import engine as engine_module
-from levada.transports.quic.engine import PlainEngine, engine_class
-from levada.transports.quic.overrides import TunedEngine
 from levada.transports.quic.pmtu import BLACK_HOLE_LOSSES, MtuSearch
 from levada.transports.quic.port import authority
 
@@ -194,27 +191,14 @@ def test_authorities() -> None:
     assert authority(("::1", 1, 0, 0)) == "[::1]:1"
 
 
-# ---------------------------------------------------------------- which engine
+# ---------------------------------------------------------------- the version of aioquic
 
 
-def test_the_overrides_fit_the_installed_aioquic() -> None:
-    assert engine_module.OVERRIDES_FIT
-    assert engine_class() is TunedEngine
-    assert engine_class(plain=True) is PlainEngine
-
-
-def test_another_version_gets_the_plain_engine_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.8.0")
-    with pytest.warns(RuntimeWarning, match=r"aioquic 1\.8\.0 is not 1\.7\.x: QUIC runs without receive backpressure"):
-        assert not engine_module._overrides_fit()
-    monkeypatch.setattr(engine_module, "OVERRIDES_FIT", False)
-    assert engine_class() is PlainEngine
-
-
-def test_a_missing_name_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "_TUNED_NAMES", "_streams _no_such_thing")
-    with pytest.warns(RuntimeWarning, match="lacks _no_such_thing"):
-        assert not engine_module._overrides_fit()
-    monkeypatch.setattr(engine_module, "_PLAIN_NAMES", "_no_such_thing")
-    with pytest.raises(ImportError, match=r"pip install 'levada\[quic\]'"):
-        engine_module._overrides_fit()
+def test_another_version_of_aioquic_is_refused_at_import() -> None:
+    """The engine overrides parts of one version, so with another it would fail later, in the middle of a connection."""
+    program = "import aioquic; aioquic.__version__ = '1.8.0'; import levada.transports.quic"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    expected = (
+        "ImportError: levada.transports.quic needs aioquic 1.7, and 1.8.0 is installed: pip install 'levada[quic]'"
+    )
+    assert result.stderr.splitlines()[-1] == expected

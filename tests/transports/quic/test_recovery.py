@@ -25,11 +25,6 @@ SIZE = 4 << 20
 PACKET = 1_200
 
 
-@pytest.fixture
-def engine() -> str:
-    return "tuned"
-
-
 async def length_of(stream: QuicStream) -> int:
     length = 0
     while data := await stream.receive_some():

@@ -1,4 +1,4 @@
-"""The short ways of the tuned engine against aioquic's own long ones: the same packets, the same events, the same recovery."""
+"""The short ways of the engine against aioquic's own long ones: the same packets, the same events, the same recovery."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from trio.testing import MockClock
 
 from levada.framework.errors import ConnectionLost, IdleTimeout
 from levada.transports.carriers.simnet import SimNet, SimPacket
+from levada.transports.quic.config import EngineSettings
 from levada.transports.quic.congestion import make_controller
-from levada.transports.quic.engine import EngineSettings
-from levada.transports.quic.overrides import TunedEngine
+from levada.transports.quic.engine import Engine
 from levada.transports.quic.packets import SentPacket, ShortPacketBuilder
 from levada.transports.quic.recovery import LeanRecovery
 
@@ -129,9 +129,9 @@ def frame(draw: st.DrawFn) -> bytes:
     return b"\x01" if kind == "ping" else draw(st.binary(max_size=3))
 
 
-def engine() -> TunedEngine:
+def engine() -> Engine:
     """A client's, as after its handshake, with small windows."""
-    made = TunedEngine(
+    made = Engine(
         configuration=QuicConfiguration(
             is_client=True, max_data=200, max_stream_data=100, max_datagram_frame_size=60, alpn_protocols=["x"]
         ),
@@ -148,15 +148,15 @@ def engine() -> TunedEngine:
     return made
 
 
-def take(made: TunedEngine, plain: bytes, *, short: bool) -> object:
+def take(made: Engine, plain: bytes, *, short: bool) -> object:
     context = QuicReceiveContext(tls.Epoch.ONE_RTT, b"12345678", made._network_paths[0], None, 1.0, None)
     try:
-        return made._frames_received(context, plain) if short else made._payload_received(context, plain)[0]
+        return made.receiving.receive_frames(context, plain) if short else made._payload_received(context, plain)[0]
     except QuicConnectionError as error:
         return error.error_code, error.frame_type, error.reason_phrase
 
 
-def state(made: TunedEngine) -> list[object]:
+def state(made: Engine) -> list[object]:
     streams = [
         (stream_id, vars(stream.receiver) | {"_ranges": list(stream.receiver._ranges)}, stream.max_stream_data_local)
         for stream_id, stream in sorted(made._streams.items())
@@ -165,7 +165,13 @@ def state(made: TunedEngine) -> list[object]:
         (limit.used, limit.value)
         for limit in (made._local_max_data, made._local_max_streams_bidi, made._local_max_streams_uni)
     ]
-    return [streams, limits, list(made._events), [stream.stream_id for stream in made._done], made._remote_max_data]
+    return [
+        streams,
+        limits,
+        list(made._events),
+        [stream.stream_id for stream in made.ready.done],
+        made._remote_max_data,
+    ]
 
 
 @given(packets=st.lists(st.lists(frame(), min_size=1, max_size=4).map(b"".join), min_size=1, max_size=5))
@@ -296,7 +302,7 @@ async def test_the_previous_key_is_kept_for_three_probe_timeouts(
     net = SimNet(1)
     async with lab.connected(net, max_packet_size=1_200, client={"max_packet_size": 1_200}) as ends:
         await trio.sleep(1)
-        assert 3 * ends.client.engine.probe_timeout < 2
+        assert 3 * ends.client.engine._loss.get_probe_timeout() < 2
         late: list[int] = []
 
         def the_first(packet: SimPacket) -> bool:
@@ -360,9 +366,7 @@ async def test_an_old_key_after_a_new_one_is_an_error(lab: Any, autojump_clock: 
 # ---------------------------------------------------------------- path MTU and idleness
 
 
-async def test_a_search_to_be_repeated_does_not_keep_a_connection_alive(
-    lab: Any, autojump_clock: MockClock, tuned: None
-) -> None:
+async def test_a_search_to_be_repeated_does_not_keep_a_connection_alive(lab: Any, autojump_clock: MockClock) -> None:
     """Path MTU discovery looks again every ten minutes, but only along with something that is sent."""
     net = SimNet(1, mtu=1_300)
     async with lab.connected(net, idle_timeout=1_000.0, client={"idle_timeout": 1_000.0}) as ends:
@@ -374,7 +378,7 @@ async def test_a_search_to_be_repeated_does_not_keep_a_connection_alive(
         assert net.sent == sent
 
 
-async def test_a_search_is_repeated_where_there_is_traffic(lab: Any, autojump_clock: MockClock, tuned: None) -> None:
+async def test_a_search_is_repeated_where_there_is_traffic(lab: Any, autojump_clock: MockClock) -> None:
     net = SimNet(1, mtu=1_300)
     async with lab.connected(net, idle_timeout=2_000.0, client={"idle_timeout": 2_000.0}) as ends:
         await trio.sleep(30)

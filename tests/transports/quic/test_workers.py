@@ -75,7 +75,7 @@ async def ask(connection: QuicConnection, data: bytes) -> bytes:
 
 
 async def test_a_connection_lives_on_when_its_packets_come_to_another_worker(
-    lab: Any, autojump_clock: MockClock, tuned: None
+    lab: Any, autojump_clock: MockClock
 ) -> None:
     net = SimNet(1)
     kernel = Kernel(net.port("server", 4433))

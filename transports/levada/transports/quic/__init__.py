@@ -15,10 +15,15 @@
 """
 
 try:
-    import aioquic as _  # noqa: F401 - only to say what is missing
+    import aioquic
 except ModuleNotFoundError as missing:
     text = "levada.transports.quic needs aioquic: pip install 'levada[quic]'"
     raise ModuleNotFoundError(text, name="aioquic") from missing
+if not aioquic.__version__.startswith("1.7."):  # the engine overrides parts of this version
+    raise ImportError(
+        f"levada.transports.quic needs aioquic 1.7, and {aioquic.__version__} is installed: pip install 'levada[quic]'",
+        name="aioquic",
+    )
 
 from .config import ClientSessions, QuicConfig, TicketStore
 from .connection import QuicConnection, QuicDetails

@@ -6,8 +6,11 @@ carriers or by none.
 
 from __future__ import annotations
 
+import ssl
+
 import certifi
 from aioquic import tls
+from aioquic.quic.configuration import QuicConfiguration
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import dsa, ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -15,7 +18,7 @@ from OpenSSL import crypto
 
 from levada.transports.carriers.certificates import alternative_name, subject_text
 
-__all__ = ["UNREADABLE", "ClientCertificateRequired", "names", "subject", "verify"]
+__all__ = ["UNREADABLE", "ClientCertificateRequired", "asks_client", "names", "subject", "verify_peer"]
 
 UNREADABLE = (x509.DuplicateExtension, x509.InvalidVersion, x509.UnsupportedGeneralNameType)
 """Errors that cryptography raises for a malformed certificate, besides `ValueError`."""
@@ -43,6 +46,32 @@ class ClientCertificateRequired(tls.Alert):
     """A client showed no certificate (RFC 8446 section 4.4.2.4)."""
 
     description = tls.AlertDescription.certificate_required
+
+
+def asks_client(configuration: QuicConfiguration) -> bool:
+    """Whether a side asks its peer for a client certificate."""
+    return not configuration.is_client and configuration.verify_mode in (ssl.CERT_OPTIONAL, ssl.CERT_REQUIRED)
+
+
+def verify_peer(
+    certificate: x509.Certificate | None, chain: list[x509.Certificate], configuration: QuicConfiguration
+) -> None:
+    """Check what a peer has shown, as `verify` does, or that it may show nothing.
+
+    Args:
+        certificate: the peer's own; ``None`` if it has shown none.
+        chain: further certificates that the peer sent.
+        configuration: says which side this is, and what it demands.
+
+    Raises:
+        tls.Alert: the certificate is missing, or `verify` refuses it.
+    """
+    mode = configuration.verify_mode
+    if certificate is None:  # also in a resumed session, whose server has shown its certificate before
+        if asks_client(configuration) and mode == ssl.CERT_REQUIRED:
+            raise ClientCertificateRequired("a client certificate is required")
+    elif mode != ssl.CERT_NONE:
+        verify(certificate, chain, configuration.cadata, of_client=not configuration.is_client)
 
 
 def verify(

@@ -1,4 +1,4 @@
-"""Settings of QUIC endpoints and connections, and the two stores that outlive a connection."""
+"""Settings of QUIC endpoints, connections and engines, and the two stores that outlive a connection."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from levada.transports.private_files import warn_if_others_can_read
 
 from .steady import steady
 
-__all__ = ["ClientSessions", "QuicConfig", "TicketStore"]
+__all__ = ["ClientSessions", "EngineSettings", "QuicConfig", "TicketStore"]
+
 
 LOOPBACK_PACKET = 16_384
 """Bytes. aioquic writes frame lengths in two bytes, so packets above 16,410 bytes would contain corrupt frames."""
@@ -210,8 +211,6 @@ class QuicConfig:
     sessions: ClientSessions | None = None
     """Where a client keeps tickets and tokens between connections; ``None`` for nowhere."""
 
-    engine: Literal["auto", "plain"] = attrs.field(default="auto", validator=attrs.validators.in_(("auto", "plain")))
-    """``"auto"`` uses levada's overrides of aioquic if they were written for the installed version; ``"plain"`` never does."""
     gso: bool = True
     """Whether to pass groups of packets to the kernel in one call, if it supports this."""
     gro: bool = True
@@ -301,3 +300,18 @@ class QuicConfig:
             if key.public_key() != shown[0].public_key():
                 raise ConfigurationError(f"{self.key or self.certificate} is not the key of {self.certificate}")
         return configuration
+
+
+@attrs.frozen(kw_only=True)
+class EngineSettings:
+    """Settings of an engine beyond aioquic's own configuration; units as in `QuicConfig`."""
+
+    max_streams: int = 128
+    max_streams_unidirectional: int = 128
+    max_packet_size: int = 1_452
+    ack_delay: float = 0.001
+    key_update_after: int = 1 << 22
+    new_cid: Callable[[], bytes] = attrs.field(default=lambda: PLATFORM.get().token_bytes(8))
+    reset_token: Callable[[bytes], bytes] = attrs.field(default=lambda cid: PLATFORM.get().token_bytes(16))
+    address_validated: bool = False
+    """Whether a token has shown that the client receives at its address."""

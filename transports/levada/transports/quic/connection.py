@@ -30,7 +30,7 @@ from levada.transports.carriers.stream_connection import StreamConnection
 
 from .certificates import names, subject
 from .config import QuicConfig
-from .engine import EarlyDatagram, PlainEngine
+from .engine import EarlyDatagram, Engine
 from .port import Address, authority
 from .stream import QuicStream
 
@@ -61,8 +61,6 @@ class QuicDetails:
     """Smoothed round-trip time in seconds; 0 if not measured yet."""
     streams: int
     """Streams that have not ended."""
-    tuned: bool
-    """Whether levada's overrides of aioquic are in use."""
 
 
 class QuicConnection(StreamConnection[QuicStream]):
@@ -71,7 +69,7 @@ class QuicConnection(StreamConnection[QuicStream]):
     def __init__(
         self,
         endpoint: QuicEndpoint,
-        engine: PlainEngine,
+        engine: Engine,
         address: Address,
         *,
         config: QuicConfig,
@@ -123,7 +121,7 @@ class QuicConnection(StreamConnection[QuicStream]):
             bytes_received=self._bytes_received,
             writes=self._packets_sent,
             reads=self._packets_received,
-            unsent=sum(map(self.engine.unsent, self.streams)),
+            unsent=sum(map(self.engine.ready.unsent, self.streams)),
             datagrams_dropped=self._datagrams_dropped,
         )
 
@@ -135,7 +133,6 @@ class QuicConnection(StreamConnection[QuicStream]):
             packet_size=self.engine.packet_size,
             round_trip=self.round_trip(),
             streams=len(self.streams),
-            tuned=self.engine.tuned,
         )
 
     def credit(self) -> tuple[int, int]:
@@ -170,7 +167,7 @@ class QuicConnection(StreamConnection[QuicStream]):
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         while (stream := self.try_open_stream(unidirectional=unidirectional, priority=priority)) is None:
-            self.engine.want_stream(unidirectional=unidirectional)
+            self.engine.sending.want_stream(unidirectional=unidirectional)
             self.mark_dirty()
             await self._opening[unidirectional].park()
         return stream
@@ -192,7 +189,7 @@ class QuicConnection(StreamConnection[QuicStream]):
         return 0 if self.closed else self.engine.stream_credit(unidirectional=unidirectional)
 
     def _accepted(self, stream: QuicStream) -> None:
-        if stream.accepted() and self.engine.grant_stream(unidirectional=stream.unidirectional):
+        if stream.accepted() and self.engine.windows.grant_stream(unidirectional=stream.unidirectional):
             self.mark_dirty()
 
     def max_datagram_size(self) -> int:
@@ -301,11 +298,11 @@ class QuicConnection(StreamConnection[QuicStream]):
 
     def set_priority(self, stream_id: int, priority: int) -> None:
         """Change the priority of a stream's data."""
-        self.engine.set_priority(stream_id, priority)
+        self.engine.ready.set_priority(stream_id, priority)
 
     def unsent(self, stream_id: int) -> int:
         """Return the number of bytes of a stream that are queued and not yet sent."""
-        return self.engine.unsent(stream_id)
+        return self.engine.ready.unsent(stream_id)
 
     def send(self, stream_id: int, data: Octets, fin: bool) -> None:
         """Queue bytes of a stream, and have them sent."""
@@ -327,19 +324,19 @@ class QuicConnection(StreamConnection[QuicStream]):
         self.mark_dirty()
 
     def consumed(self, stream_id: int, size: int) -> None:
-        """Note that the application has taken bytes of a stream."""
+        """Record that the application has taken bytes of a stream."""
         if self.engine.consumed(stream_id, size):
             self.mark_dirty()
 
     def is_full(self, stream_id: int) -> bool:
         """Whether a sender has to wait."""
-        engine, config = self.engine, self._config
-        return engine.unsent(stream_id) > config.high_watermark or engine.total_unacked() > config.max_unacked
+        ready, config = self.engine.ready, self._config
+        return ready.unsent(stream_id) > config.high_watermark or ready.unacked > config.max_unacked
 
     def has_room(self, stream_id: int) -> bool:
         """Whether a sender that waited may continue."""
-        engine, config = self.engine, self._config
-        return engine.unsent(stream_id) <= config.low_watermark and engine.total_unacked() <= config.max_unacked
+        ready, config = self.engine.ready, self._config
+        return ready.unsent(stream_id) <= config.low_watermark and ready.unacked <= config.max_unacked
 
     def receive(self, data: bytes, address: Address, now: float) -> None:
         """Take a packet that was routed here."""
@@ -364,7 +361,7 @@ class QuicConnection(StreamConnection[QuicStream]):
                 datagrams = []
             self._close_packets = datagrams
         elif not closing:
-            datagrams += engine.probe_path(now)
+            datagrams += engine.path.probe(now)
         self._packets_sent += len(datagrams)
         for data, _ in datagrams:
             self._bytes_sent += len(data)
@@ -441,13 +438,17 @@ class QuicConnection(StreamConnection[QuicStream]):
             engine.reset_tokens_changed = False
             self._endpoint.learn_reset_tokens(self)
         streams = self.streams
-        for stream_id in engine.take_settled(streams):
+        for stream_id in engine.ready.take_settled():
             stream = streams.get(stream_id)
             if stream is not None and not stream.settled:
                 stream.sending_settled()
-        for stream_id in engine.take_forgotten(streams):
+        for stream_id in engine.ready.take_forgotten():
             stream = streams.pop(stream_id, None)
-            if stream is not None and stream.forgotten() and engine.grant_stream(unidirectional=stream.unidirectional):
+            if (
+                stream is not None
+                and stream.forgotten()
+                and engine.windows.grant_stream(unidirectional=stream.unidirectional)
+            ):
                 self.mark_dirty()
         if self.blocked:
             for waiting in list(self.blocked):

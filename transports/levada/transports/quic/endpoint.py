@@ -33,9 +33,9 @@ from levada.framework.platform import PLATFORM
 from levada.transports.carriers.contracts import CloseReason
 from levada.transports.carriers.streams import plain_nursery
 
-from .config import QuicConfig
+from .config import EngineSettings, QuicConfig
 from .connection import QuicConnection
-from .engine import EngineSettings, engine_class
+from .engine import Engine
 from .port import Address, DatagramPort
 from .tokens import reset_token
 
@@ -77,7 +77,6 @@ class QuicEndpoint:
         """How often connections have asked for a flush."""
         self._port = port
         self._failures = FailureLog()
-        self.engine_type = engine_class(plain=self.config.engine == "plain")
         self._routes: dict[bytes, QuicConnection] = {}
         self._reset_tokens: dict[bytes, QuicConnection] = {}
         self._connections: dict[QuicConnection, None] = {}
@@ -165,7 +164,7 @@ class QuicEndpoint:
             if sessions is not None:
                 sessions.add_ticket(key, ticket)
 
-        engine = self.engine_type(
+        engine = Engine(
             configuration=configuration,
             settings=self.engine_settings(config),
             session_ticket_handler=keep_ticket if sessions is not None else None,
@@ -247,12 +246,12 @@ class QuicEndpoint:
                 self._reset_tokens[token] = connection
 
     def handshake_completed(self, connection: QuicConnection, address: Address) -> None:
-        """Note that a client has completed its TLS handshake."""
+        """Record that a client has completed its TLS handshake."""
         if self.listener is not None:
             self.listener.handshake_completed(connection, address)
 
     def connection_over(self, connection: QuicConnection, reason: CloseReason) -> None:
-        """Note that a connection has ended, perhaps before its handshake."""
+        """Record that a connection has ended, perhaps before its handshake."""
         if self.listener is not None:
             self.listener.connection_over(connection, reason)
 
@@ -433,7 +432,7 @@ class QuicEndpoint:
             connection.settle()
         except Exception as error:  # noqa: BLE001 - as in feed
             self._engine_failed(connection, error)
-        if connection in self._connections and connection.engine.has_something_to_send(now):
+        if connection in self._connections and connection.engine.sending.is_due(now):
             connection.mark_dirty()
         else:
             self._set_timer(connection)
@@ -469,7 +468,7 @@ class QuicEndpoint:
         self.counters["unroutable"] += 1
         # A reset is smaller than the packet that it answers, so two endpoints cannot send each other resets forever.
         size = min(len(data) - 1, _LARGEST_RESET)
-        if size < _SMALLEST_RESET or not self.engine_type.tuned:
+        if size < _SMALLEST_RESET:
             return
         elapsed, self._reset_seen = now - self._reset_seen, now
         self._reset_allowance = min(_RESETS_PER_SECOND, self._reset_allowance + elapsed * _RESETS_PER_SECOND)

@@ -43,6 +43,27 @@ class RollingKeys(CryptoPair):
         """When `previous` is dropped; set once the peer has made the update too."""
         self.first = _NONE_YET
         """Lowest packet number seen under the present key, while `previous` is kept."""
+        self._sending: AEAD | None = None
+        self._start = 0  # number of the first packet under these keys, or of a later one
+
+    def update_is_due(self, number: int, acked: int, *, wanted: bool, after: int) -> bool:
+        """Whether to renew the keys: it is `wanted` or due, and the peer has acknowledged a packet under the present ones.
+
+        A side two updates ahead of its peer would show the key phase that the peer is in. The peer would open its packets with the wrong keys,
+        and could never read it again.
+
+        Args:
+            number: number of the next packet.
+            acked: highest number that the peer has acknowledged.
+            wanted: whether the application asked for new keys.
+            after: packets after which keys are renewed.
+
+        Source: RFC 9001 section 6.1.
+        """
+        if self.send.aead is not self._sending:  # by an update of either side
+            self._sending = self.send.aead
+            self._start = number
+        return (wanted or number - self._start >= after) and acked >= self._start and not self._update_key_requested
 
     def _update_key(self, trigger: str) -> None:
         previous = self.recv.aead

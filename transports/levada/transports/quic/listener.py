@@ -31,6 +31,7 @@ from levada.transports.carriers.places import Place, Places, share_of
 from .config import SMALLEST_PACKET, TicketStore
 from .connection import QuicConnection
 from .endpoint import CID_LENGTH, QuicEndpoint
+from .engine import Engine
 from .port import Address, authority
 from .tokens import AddressTokens
 
@@ -220,7 +221,7 @@ class QuicListener:
         now = trio.current_time()
         # In a resumed session the client shows no certificate, and 0-RTT data would come before one.
         resumable = config.early_data and config.client_certificates == "none"
-        engine = endpoint.engine_type(
+        engine = Engine(
             configuration=self._configuration,
             settings=endpoint.engine_settings(config, address_validated=leave is not None),
             original_destination_connection_id=original_cid or incoming.destination_cid,
@@ -250,7 +251,7 @@ class QuicListener:
         self._queue.pop(incoming, None)
 
     def handshake_completed(self, connection: QuicConnection, address: Address) -> None:
-        """Note that the client's address is proved, and give it a token to prove it next time; fail the connection if the address has too many."""
+        """Record that the client's address is proved, and give it a token to prove it next time; fail the connection if the address has too many."""
         if connection not in self._handshakes:
             return  # it has ended
         self._handshakes.pop(connection).leave()
@@ -261,10 +262,10 @@ class QuicListener:
                 connection.fail("too many connections from this address", code=QuicErrorCode.CONNECTION_REFUSED)
                 return
             self._entered[connection] = leave
-        connection.engine.send_new_token(self._tokens.issue(address))
+        connection.engine.sending.send_new_token(self._tokens.issue(address))
 
     def connection_over(self, connection: QuicConnection, reason: CloseReason) -> None:
-        """Note that a connection has ended, perhaps before its handshake."""
+        """Record that a connection has ended, perhaps before its handshake."""
         if connection in self._entered:
             self._entered.pop(connection)()
         if connection in self._handshakes:

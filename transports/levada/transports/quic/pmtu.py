@@ -58,7 +58,7 @@ class MtuSearch:
         return self._in_flight
 
     def acked(self, size: int, now: float) -> None:
-        """Note that the probe arrived."""
+        """Record that the probe arrived."""
         self._in_flight = 0
         self._failures = 0
         self.size = max(self.size, size)
@@ -66,7 +66,7 @@ class MtuSearch:
         self._settle(now)
 
     def lost(self, size: int, now: float) -> None:
-        """Note that the probe was lost."""
+        """Record that the probe was lost."""
         self._in_flight = 0
         self._failures += 1
         if self._failures >= MAX_PROBES:
@@ -76,11 +76,11 @@ class MtuSearch:
         self._settle(now)
 
     def large_acked(self) -> None:
-        """Note that a packet above the base size arrived."""
+        """Record that a packet above the base size arrived."""
         self._losses = 0
 
     def large_lost(self, now: float) -> bool:
-        """Note that a packet above the base size was lost; true if this makes a black hole, so that `size` is the base size again."""
+        """Record that a packet above the base size was lost; true if this makes a black hole, so that `size` is the base size again."""
         if self.size == self.base:
             return False
         self._losses += 1

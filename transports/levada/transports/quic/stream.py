@@ -27,23 +27,23 @@ class QuicStream(ConnectionStream["QuicConnection"]):
         self._forgotten = False  # the engine has dropped its state
 
     def appeared(self) -> None:
-        """Note that the stream waits to be accepted."""
+        """Record that the stream waits to be accepted."""
         self._waiting = True
 
     def accepted(self) -> bool:
-        """Note that the application has taken the stream. Return whether its credit is due, because the engine has already dropped it."""
+        """Record that the application has taken the stream. Return whether its credit is due, because the engine has already dropped it."""
         self._waiting = False
         return self._forgotten
 
     def forgotten(self) -> bool:
-        """Note that the engine has dropped the stream. Return whether its credit is due, because the peer opened it and it was accepted."""
+        """Record that the engine has dropped the stream. Return whether its credit is due, because the peer opened it and it was accepted."""
         self._forgotten = True
         return not self._waiting and not self.initiated_here
 
     @property
     def unacked(self) -> int:
         """Bytes queued or sent that the peer has not acknowledged."""
-        return self._connection.engine.unacked(self.stream_id)
+        return self._connection.engine.ready.unacked_of(self.stream_id)
 
     async def _wait_for_room(self) -> None:
         blocked = self._connection.blocked

@@ -7,15 +7,13 @@ previous key is kept for three probe timeouts after a key update, for packets th
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from aioquic import tls
 from aioquic._buffer import Buffer
 from aioquic._crypto import CryptoError
-from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import (
     END_STATES,
-    QuicConnectionError,
     QuicConnectionState,
     QuicNetworkPath,
     QuicReceiveContext,
@@ -25,10 +23,12 @@ from aioquic.quic.packet import QuicFrameType, decode_packet_number, pull_ack_fr
 from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStream
 
-from .engine import EngineSettings, PlainEngine
 from .ranges import MAX_RANGES, Ranges, Received
 
-__all__ = ["LeanEngine"]
+if TYPE_CHECKING:
+    from .engine import Engine
+
+__all__ = ["ShortReceiver"]
 
 _ONE_RTT = tls.Epoch.ONE_RTT
 _ZERO_RTT = tls.Epoch.ZERO_RTT
@@ -38,57 +38,31 @@ _DATAGRAM = int(QuicFrameType.DATAGRAM_WITH_LENGTH)
 _STREAM, _LAST_STREAM = int(QuicFrameType.STREAM_BASE), int(QuicFrameType.STREAM_BASE) | 7
 
 
-class LeanEngine(PlainEngine):
-    """The overrides for receiving; `ReadyEngine` and `TunedEngine` add the others."""
+class ShortReceiver:
+    """Takes the usual packets of an engine's established connection, and has the record of the packet numbers received."""
 
-    _space: QuicPacketSpace
-    _received: Received
-    _handshake_stream: QuicStream
-
-    def __init__(self, *, configuration: QuicConfiguration, settings: EngineSettings, **rest: Any):
-        super().__init__(configuration=configuration, settings=settings, **rest)
-        self._done: list[QuicStream] = []
-        self._ack_delay = settings.ack_delay
+    def __init__(self, engine: Engine):
+        self._engine = engine
         self._context: QuicReceiveContext | None = None
+        self._received = Received()
 
-    def _initialize(self, peer_cid: bytes) -> None:
-        super()._initialize(peer_cid)
-        # A lookup by epoch costs 0.6 us, since it hashes an enum member, and a packet needs a dozen of them.
-        self._space = space = self._spaces[_ONE_RTT]
+    def begin(self, space: QuicPacketSpace) -> None:
+        """Take the packets of a new 1-RTT space, as after a Retry."""
         space.ack_queue = Ranges()
         space.received_packets = self._received = Received()  # type: ignore[assignment]  # has everything used of the class
-        self._handshake_stream = self._crypto_streams[_ONE_RTT]
 
-    def receive_datagram(self, data: bytes, addr: Any, now: float) -> None:
-        """Take a packet; 1-RTT packets from the peer's validated address take the short path, all others the long one."""
-        if (
-            self._handshake_confirmed
-            and self._state is _CONNECTED
-            and data[0] & 0xC0 == 0x40
-            and not self._close_pending
-        ):
-            path = self._network_paths[0]
-            if path.is_validated and path.addr == addr:
-                try:
-                    if self._receive_lean(data, path, now):
-                        return
-                except QuicConnectionError as error:
-                    self._close_for(error)
-                    return
-        super().receive_datagram(data, addr, now)
-
-    def _receive_lean(self, data: bytes, path: QuicNetworkPath, now: float) -> bool:
+    def receive(self, data: bytes, path: QuicNetworkPath, now: float) -> bool:
         """Handle a 1-RTT packet; false, with no state changed, if it is unusual."""
-        context = self._context
+        engine, context = self._engine, self._context
         if context is None:
-            if self._cryptos[_ZERO_RTT].recv.aead is not None:
+            if engine._cryptos[_ZERO_RTT].recv.aead is not None:
                 return False
             context = self._context = QuicReceiveContext(_ONE_RTT, b"", path, None, now, None)
-        cid = self.host_cid
+        cid = engine.host_cid
         offset = 1 + len(cid)
-        pair = self._crypto
+        pair = engine._crypto
         if pair.previous is not None:
-            pair.give_up_previous(now, 3 * self._loss.get_probe_timeout())
+            pair.give_up_previous(now, 3 * engine._loss.get_probe_timeout())
         keys = pair.recv
         protection = keys.hp
         if len(data) < offset + 20 or protection is None:
@@ -97,12 +71,12 @@ class LeanEngine(PlainEngine):
             # To a server, another id may mean that the client's address has changed. To a client it means nothing: the server changes ids when
             # the client's address has changed.
             cid = data[1:offset]
-            if not self._is_client or all(cid != known.cid for known in self._host_cids):
+            if not engine._is_client or all(cid != known.cid for known in engine._host_cids):
                 return False
         mask = protection._mask(data[offset + 4 : offset + 20])
         first = data[0] ^ (mask[0] & 0x1F)
         length = (first & 3) + 1
-        space = self._space
+        space = engine.space
         body = offset + length
         truncated = int.from_bytes(data[offset:body], "big") ^ int.from_bytes(mask[1 : 1 + length], "big")
         number = decode_packet_number(truncated, length * 8, space.expected_packet_number)
@@ -129,16 +103,16 @@ class LeanEngine(PlainEngine):
             return True
         if number > space.expected_packet_number:
             space.expected_packet_number = number + 1
-        if number > self._spin_highest_pn:
+        if number > engine._spin_highest_pn:
             spin = bool(first & 0x20)
-            self._spin_bit = not spin if self._is_client else spin
-            self._spin_highest_pn = number
+            engine._spin_bit = not spin if engine._is_client else spin
+            engine._spin_highest_pn = number
         context.host_cid, context.network_path, context.time = cid, path, now
-        eliciting = self._frames_received(context, plain)
-        if self._state in END_STATES or self._close_pending:
+        eliciting = self.receive_frames(context, plain)
+        if engine._state in END_STATES or engine._close_pending:
             return True
-        self._close_at = now + self._idle_timeout()
-        self._ack_eliciting_sent_since_receipt = False
+        engine._close_at = now + engine._idle_timeout()
+        engine._ack_eliciting_sent_since_receipt = False
         if number > space.largest_received_packet:
             space.largest_received_packet = number
             space.largest_received_time = now
@@ -149,10 +123,10 @@ class LeanEngine(PlainEngine):
             if not in_order:
                 space.ack_at = now  # RFC 9000 section 13.2.1: the peer should learn of a gap at once
             elif space.ack_at is None:
-                space.ack_at = now + self._ack_delay
+                space.ack_at = now + engine._ack_delay
         return True
 
-    def _frames_received(self, context: QuicReceiveContext, plain: bytes) -> bool:
+    def receive_frames(self, context: QuicReceiveContext, plain: bytes) -> bool:
         """Handle the frames of a packet; true if they require an acknowledgement."""
         buf = Buffer(data=plain)
         end = len(plain)
@@ -162,34 +136,35 @@ class LeanEngine(PlainEngine):
             try:
                 kind = buf.pull_uint_var()
                 if _STREAM <= kind <= _LAST_STREAM:
-                    usual = wants_ack = self._stream_frame_received(buf, kind)
+                    usual = wants_ack = self._stream_frame(buf, kind)
                 elif kind == _ACK:
-                    usual, wants_ack = self._ack_frame_received(buf, context.time), False
+                    usual, wants_ack = self._ack_frame(buf, context.time), False
                 else:
-                    usual = wants_ack = kind == _DATAGRAM and self._datagram_frame_received(buf)
+                    usual = wants_ack = kind == _DATAGRAM and self._datagram_frame(buf)
             except ValueError:  # the frame is cut short, or acknowledges packet numbers below 0
                 usual = wants_ack = False
             if not usual:
                 # This frame and the following ones take the long path, which also reports errors.
-                return self._payload_received(context, plain[at:])[0] or eliciting
+                return self._engine._payload_received(context, plain[at:])[0] or eliciting
             eliciting = eliciting or wants_ack
             at = buf.tell()
-        return eliciting if end else self._payload_received(context, plain)[0]
+        return eliciting if end else self._engine._payload_received(context, plain)[0]
 
-    def _stream_frame_received(self, buf: Buffer, kind: int) -> bool:
+    def _stream_frame(self, buf: Buffer, kind: int) -> bool:
         """Take the next bytes of a stream; false if they are out of order or beyond a limit. The stream may then have been created."""
+        engine = self._engine
         stream_id = buf.pull_uint_var()
         offset = buf.pull_uint_var() if kind & 4 else 0
         length = buf.pull_uint_var() if kind & 2 else buf.capacity - buf.tell()
         fin = bool(kind & 1)
-        stream = self._streams.get(stream_id)
+        stream = engine._streams.get(stream_id)
         if stream is None:
             stream = self._next_stream(stream_id)
             if stream is None:
                 return False
         receiver = stream.receiver
         stop = offset + length
-        limit = self._local_max_data
+        limit = engine._local_max_data
         if (
             offset != receiver._buffer_start
             or receiver.highest_offset != offset
@@ -206,46 +181,48 @@ class LeanEngine(PlainEngine):
         if fin:
             receiver._final_size = stop
             receiver.is_finished = True
-            if stream.sender.is_finished:
-                self._done.append(stream)
-        self._events.append(StreamDataReceived(data, fin, stream_id))
+            engine.ready.receiver_finished(stream)
+        engine._events.append(StreamDataReceived(data, fin, stream_id))
         return True
 
     def _next_stream(self, stream_id: int) -> QuicStream | None:
         """Create the stream that the peer may open next; ``None`` for any other."""
+        engine = self._engine
         unidirectional = bool(stream_id & 2)
-        limit = self._local_max_streams_uni if unidirectional else self._local_max_streams_bidi
-        if bool(stream_id & 1) is not self._is_client or stream_id >> 2 != limit.used or limit.used >= limit.value:
+        limit = engine._local_max_streams_uni if unidirectional else engine._local_max_streams_bidi
+        if bool(stream_id & 1) is not engine._is_client or stream_id >> 2 != limit.used or limit.used >= limit.value:
             return None
         limit.used += 1
-        stream = self._streams[stream_id] = QuicStream(
+        stream = engine._streams[stream_id] = QuicStream(
             stream_id=stream_id,
             max_stream_data_local=(
-                self._local_max_stream_data_uni if unidirectional else self._local_max_stream_data_bidi_remote
+                engine._local_max_stream_data_uni if unidirectional else engine._local_max_stream_data_bidi_remote
             ),
-            max_stream_data_remote=0 if unidirectional else self._remote_max_stream_data_bidi_local,
+            max_stream_data_remote=0 if unidirectional else engine._remote_max_stream_data_bidi_local,
             writable=not unidirectional,
         )
         return stream
 
-    def _ack_frame_received(self, buf: Buffer, now: float) -> bool:
-        loss = self._loss
+    def _ack_frame(self, buf: Buffer, now: float) -> bool:
+        engine = self._engine
+        loss = engine._loss
         if not loss.peer_completed_address_validation:
             return False
         packets, delay = pull_ack_frame(buf)
         loss.on_ack_received(
             ack_rangeset=packets,
-            ack_delay=(delay << self._remote_ack_delay_exponent) / 1_000_000,
+            ack_delay=(delay << engine._remote_ack_delay_exponent) / 1_000_000,
             now=now,
-            space=self._space,
+            space=engine.space,
         )
         return True
 
-    def _datagram_frame_received(self, buf: Buffer) -> bool:
-        limit = self._configuration.max_datagram_frame_size
+    def _datagram_frame(self, buf: Buffer) -> bool:
+        engine = self._engine
+        limit = engine._configuration.max_datagram_frame_size
         start = buf.tell()
         data = buf.pull_bytes(buf.pull_uint_var())
         if limit is None or buf.tell() - start >= limit:
             return False
-        self._events.append(DatagramFrameReceived(data))
+        engine._events.append(DatagramFrameReceived(data))
         return True
