@@ -25,8 +25,9 @@ from levada.framework.testing.simulation import Faults, Process, SimulatedFiles,
 from levada.transports.carriers import TlsConfig
 from levada.transports.carriers.shared_sockets import share_sockets
 from levada.transports.qmux import QmuxConfig
+from levada.transports.rsocket import CoreConfig
 
-__all__ = ["FAULTS", "MACHINES", "SCHEMES", "Counters", "Ledgers"]
+__all__ = ["FAULTS", "MACHINES", "SCHEMES", "Counters", "Ledgers", "Sessions"]
 
 SCHEMES: Final = [
     *(f"{name}{carrier}" for name in ("aqueduct", "maop") for carrier in ("", "+tcp", "+tls", "+unix", "+ws", "+wss")),
@@ -371,6 +372,49 @@ class Counters:
                     await trio.sleep(0.2)
 
         return main
+
+
+class Sessions:
+    """An RSocket server and a client whose session outlives its connections."""
+
+    CORE = CoreConfig(resume=True, keepalive_interval=0.2, max_lifetime=0.6)
+
+    def __init__(self) -> None:
+        self.resumed = 0
+        """Sessions that went on over another connection, in all worlds."""
+        self.streams = 0
+        """Streams that came to their end."""
+
+    async def run(self, world: World) -> None:
+        """Run to the end of the client."""
+        await world.start("server", self.app, machine="server", restart=0.5)
+        assert await (await world.start("client", self._ask, machine="client")).wait() == 0
+
+    async def app(self, system: ActorSystem) -> AsyncIterator[None]:
+        """Serve streams."""
+
+        async def answer(_: rsocket.Request) -> AsyncIterator[bytes]:
+            return numbers()
+
+        config = rsocket.ServerConfig(core=self.CORE)
+        async with rsocket.serve(system, "rsocket+tcp://0.0.0.0:7000", answer, config=config):
+            yield
+
+    async def _ask(self) -> None:
+        config = rsocket.ClientConfig(core=self.CORE)
+        for _ in range(8):
+            try:
+                async with (
+                    ActorSystem() as system,
+                    rsocket.connect(system, "rsocket+tcp://server:7000", config=config) as peer,
+                ):
+                    async with await peer.request_stream(b"", window=4) as items:
+                        found = [item.data[0] async for item in items]
+                    assert found == list(range(_NUMBERS))
+                    self.resumed += peer.statistics().sessions_resumed
+                    self.streams += 1
+            except* LevadaError:
+                await trio.sleep(0.3)
 
 
 def _leaves(group: BaseExceptionGroup[Any]) -> list[BaseException]:

@@ -13,9 +13,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from tests.simulation.app_worlds import REPEATED
-from tests.simulation.apps import FAULTS, MACHINES, SCHEMES, Counters, Ledgers
+from tests.simulation.apps import FAULTS, MACHINES, SCHEMES, Counters, Ledgers, Sessions
 
-from levada.framework.testing.simulation import simulate
+from levada.framework.testing.simulation import Faults, simulate
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +46,15 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_each_entry_is_made_once_and_nothing_hangs_whatever_strikes(scheme: str, certificate: Path) -> None:
     ledgers = Ledgers(scheme, certificate)
     simulate(ledgers.run, seeds=range(2), machines=MACHINES, faults=FAULTS, limit=900.0)
+
+
+@pytest.mark.ci
+def test_a_stream_of_a_session_that_is_resumed_loses_no_item_and_repeats_none() -> None:
+    sessions = Sessions()
+    faults = Faults(strikes=12, every=0.8, kills=0.5, crashes=0, cuts=5, pauses=4, power_failures=0.3)
+    simulate(sessions.run, seeds=range(10), machines=MACHINES, faults=faults, limit=600.0)
+    assert sessions.resumed > 3
+    assert sessions.streams > 40
 
 
 @pytest.mark.ci
