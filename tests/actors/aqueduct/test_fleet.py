@@ -17,7 +17,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.aqueduct import FleetRefs, PeerConfig, connect, serve
 from levada.actors.aqueduct.refs import TRANSITIONS, RefChange, RefState, RemoteRef
-from levada.framework import ActorSystem, Down, Exit, Failed, Killed, Lost
+from levada.framework import ActorSystem, Down, Exit, Failed, Killed, Lost, Reason, Shutdown
 from levada.framework.errors import (
     ActorStopped,
     AskTimeout,
@@ -364,6 +364,29 @@ async def test_rf31_an_actor_that_has_ended_says_why(fleet: BeginFleet, autojump
         await settled()
         assert await ref.terminated() == Killed()
         assert at(ref) is RefState.ENDED
+
+
+@pytest.mark.rule("RF-31")
+async def test_rf31_an_actor_whose_system_ends_in_order_says_so_while_it_is_connected(
+    fleet: BeginFleet, autojump_clock: MockClock
+) -> None:
+    """What was started last ends first: here the connection, which the system has dialled, is older than the actor."""
+    async with fleet() as f:
+        a, b = await f.add("a"), await f.add("b")
+        to_b = await f.look_up(a, b)
+        to_b.tell(Note("an actor", refs=[a.system.spawn(Clerk)]))
+        await settled()
+        ref = b.actor.notes[-1].refs[0]
+        reasons: list[Reason] = []
+
+        async def watch() -> None:
+            reasons.append(await ref.terminated())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            await settled()
+            await f.end("a")
+        assert reasons == [Shutdown()]
 
 
 @pytest.mark.rule("RF-31")

@@ -405,7 +405,8 @@ class Fleets(ActorStateMachine):
         await self.fleet.end(member.name)
         for being in self.beings:
             if being.member is member:
-                being.reason = being.reason or Lost
+                # In order, it says of its actors that they end; the connection may be quicker lost than that arrives.
+                being.reason = being.reason or (Shutdown if orderly else Lost)
         self.news += [(other, member) for other in self.fleet.members.values()]
         self.collect()
         await self.start(member.name + "'")
@@ -455,7 +456,7 @@ class Fleets(ActorStateMachine):
             assert len(held.reasons) == (held.watches if not ref.is_alive else 0), "one reason each"
             assert len(set(map(type, held.reasons))) <= 1
             for reason in held.reasons:
-                assert isinstance(reason, (Lost, over or Lost))
+                assert isinstance(reason, (Lost, over or Lost)), f"{ref} of {held.holder.name}: {reason}, not {over}"
             if not held.lost and over is None:
                 assert self.texts_of(held) == held.told, "what was told over a ref that is not lost"
 
