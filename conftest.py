@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 from hypothesis import settings
+from hypothesis.internal.conjecture import engine
 from tests import pace
 
 if TYPE_CHECKING:
@@ -68,6 +69,9 @@ settings.register_profile(
 settings.register_profile("ci", deadline=None, print_blob=True, max_examples=20)
 settings.register_profile("release", deadline=None, print_blob=True, max_examples=100)
 settings.register_profile("soak", deadline=None, print_blob=True, max_examples=5_000, stateful_step_count=200)
+
+# Hypothesis shrinks a failure for five minutes, which is also the limit of a test: the first error would be lost with it.
+engine.MAX_SHRINKING_SECONDS = 60
 
 TESTS = Path(__file__).parent / "tests"
 CHILDREN = str(TESTS / "children")  # for programs that tests start; not to be imported here
