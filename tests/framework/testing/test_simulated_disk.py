@@ -232,6 +232,16 @@ def rows(files: SimulatedFiles) -> int:
         return int(database.execute("SELECT count(*) FROM facts").fetchone()[0])
 
 
+def test_a_process_that_dies_in_a_commit_does_not_learn_it_from_its_database() -> None:
+    database = SimulatedFiles(SimulatedDisk(), faults=at("commit", "/ledger", 1, Fault(crash=True))).database("/ledger")
+    database.execute("BEGIN IMMEDIATE")
+    assert database.in_transaction
+    with pytest.raises(Crashed):
+        database.execute("COMMIT")
+    with pytest.raises(Crashed):
+        print(database.in_transaction)
+
+
 @pytest.mark.parametrize(("done", "left"), [(0.0, 1), (1.0, 2)])
 def test_a_crash_in_a_commit_leaves_all_of_it_or_nothing(done: float, left: int) -> None:
     disk, _ = commits(Fault(crash=True, done=done), 3)

@@ -86,6 +86,12 @@ class SimulatedDatabase(sqlite3.Connection):
         if self._read_only:
             super().execute("PRAGMA query_only=ON")
 
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open."""
+        self._files.require_alive()  # a dead process learns nothing, not even that its database is closed
+        return super().in_transaction
+
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
         """Execute a statement; `sqlite3.OperationalError` if the disk refuses."""
         with self._disk.lock:
