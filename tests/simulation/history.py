@@ -115,7 +115,7 @@ def draw(seed: int) -> History:
         config["segment_time"] = 20.0
     merges = work.random() < 0.06
     if merges:
-        config["segment_bytes"] = 40_000
+        config["segment_bytes"] = 27_000  # which 70 small blocks nearly fill
     drawer = _Drawer(work, config, partitions)
     lives = []
     for number in range(work.randint(2, 4)):

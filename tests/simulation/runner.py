@@ -325,6 +325,7 @@ class _Run:
                 return
             if not done.already or done.ranges != known:
                 raise Wrong(f"batch {batch} was delivered to {known}, and now: {done}")
+            self.require_unstaged(store, batch)
             return
         try:
             self.do_stage(store, batch, parts, attempt)
@@ -335,6 +336,12 @@ class _Run:
         with self.in_doubt(store, placed, batch):
             done = deliver(store, question)
             self.delivered(batch, placed, done.ranges, already=done.already)
+        self.require_unstaged(store, batch)
+
+    def require_unstaged(self, store: Store, batch: int) -> None:
+        """Nothing stays staged of a batch that was answered."""
+        if store.staged("q", batch) and not self.hits:
+            raise Wrong(f"batch {batch} was answered, and has staged rows: {sorted(store.staged('q', batch))}")
 
     def group_change(
         self, store: Store, name: str, offsets: dict[int, int] | None, change: Callable[[], object]

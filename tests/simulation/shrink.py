@@ -6,8 +6,17 @@ from collections.abc import Callable, Iterator
 
 import attrs
 from tests.simulation.history import History, Life
+from tests.simulation.runner import run
 
-__all__ = ["shrink"]
+__all__ = ["explain", "shrink"]
+
+
+def explain(history: History) -> str:
+    """Return the story of a history that fails, shrunk, and the file that replays it."""
+    small = shrink(history, lambda smaller: bool(run(smaller).wrong))
+    outcome = run(small)
+    story = "\n".join([f"{small.model} disk: {outcome.wrong}", *outcome.story])
+    return f"{story}\nTo keep it, save this in tests/simulation/replays/NAME.json:\n{small.to_json()}"
 
 
 def shrink(history: History, fails: Callable[[History], bool], *, runs: int = 400) -> History:

@@ -16,7 +16,7 @@ pytest.importorskip("levada.actors.journal", exc_type=ImportError)
 
 from tests.simulation.history import History, draw
 from tests.simulation.runner import run
-from tests.simulation.shrink import shrink
+from tests.simulation.shrink import explain
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="files of POSIX")
 
@@ -32,14 +32,7 @@ def require_good(seed: int | None) -> None:
     """Fail with the story of a bad seed, shrunk, and with the file that replays it."""
     if seed is None:
         return
-    outcome = run(draw(seed))
-    small = shrink(outcome.history, lambda history: bool(run(history).wrong))
-    outcome = run(small)
-    story = "\n".join([f"seed {seed}, {small.model} disk: {outcome.wrong}", *outcome.story])
-    pytest.fail(f"{story}\nTo keep it, save this in {REPLAYS_FOLDER}/NAME.json:\n{small.to_json()}", pytrace=False)
-
-
-REPLAYS_FOLDER = "tests/simulation/replays"
+    pytest.fail(f"seed {seed}, {explain(run(draw(seed)).history)}", pytrace=False)
 
 
 def test_a_few_histories() -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import itertools
 import logging
-import random
+import signal
 import tempfile
+from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +23,14 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pyarrow")
 
-from tests.actors.journal.disk import MEMORY, Disk
 from tests.pace import every
 
-from levada.actors.durable import Durable, OutcomeUnknown, Shards, applies, shards
+from levada.actors.durable import Durable, EntityErased, OutcomeUnknown, Shards, applies, shards
 from levada.actors.durable.rows import Log, log_config
 from levada.actors.journal import Journal, Store
-from levada.framework import ActorSystem, Asks, Ref, handles, message
+from levada.framework import ActorSystem, Asks, handles, message
 from levada.framework.errors import ActorStopped, AskTimeout, MailboxFull
+from levada.framework.testing.simulation import World, simulate
 
 
 @message("test.crashes.add")
@@ -99,6 +101,8 @@ class Book(Durable[Add | List | Ring | Rung]):
 
 SHARDS = 2
 ENTITIES = ["a", "b", "c"]
+GONE = "d"
+"""An entity that is erased."""
 SETTINGS: dict[str, Any] = {
     "events": Added,
     "shards": SHARDS,
@@ -118,15 +122,8 @@ class Model:
     answers: dict[str, dict[int, int]] = attrs.field(factory=lambda: {name: {} for name in ENTITIES})
     """For each entity, numbers that were added, and the answer."""
     asked: dict[str, list[int]] = attrs.field(factory=lambda: {name: [] for name in ENTITIES})
-    order: list[tuple[str, int]] = attrs.field(factory=list)
-    """The entity and the number of each answer, as they came."""
-
-    def after(self, told: int) -> Model:
-        """Return what the clients knew when so many answers had come."""
-        known = Model(asked={name: [*asked] for name, asked in self.asked.items()}, order=self.order[:told])
-        for entity, number in known.order:
-            known.answers[entity][number] = self.answers[entity][number]
-        return known
+    erased: bool = False
+    """Whether the entity `GONE` is erased."""
 
     async def add(self, books: Shards[Any], entity: str, number: int) -> None:
         """Ask until there is an answer."""
@@ -138,11 +135,27 @@ class Model:
                 await trio.lowlevel.checkpoint()
                 continue
             self.answers[entity][number] = answer
-            self.order.append((entity, number))
             return
+
+    async def erase(self, books: Shards[Any]) -> None:
+        """Have the entity that goes add a number, and erase it, until there is an answer."""
+        while not self.erased:
+            try:
+                await books[GONE].ask(Add(REMINDED), command="gone")
+                await books.erase(GONE)
+            except AGAIN:
+                await trio.sleep(0.01)
+            except EntityErased:
+                await books.erase(GONE)
+                self.erased = True
+            else:
+                self.erased = True
 
     async def check(self, books: Shards[Any]) -> None:
         """Compare with what the entities say."""
+        if self.erased:
+            with pytest.raises(EntityErased):
+                await books[GONE].ask(List())
         for entity in ENTITIES:
             found = await books[entity].ask(List())
             answered = self.answers[entity]
@@ -155,12 +168,14 @@ class Model:
             rung: list[int] = []
             while len(rung) < sum(number % REMINDED == 0 for number in found):
                 rung = await books[entity].ask(Rung())
-                await trio.lowlevel.checkpoint()
+                await trio.sleep(0.01)
             assert sorted(rung) == sorted(number for number in found if number % REMINDED == 0)
 
     def check_log(self, folder: Path) -> None:
         """Compare with the rows, read without any of the actors."""
         with Store.open(folder, None, CONFIG) as store:
+            gone = [row["kind"] for _, batch in store.rows_of(GONE) for row in batch.to_pylist()]
+            assert not self.erased or gone == ["$erased"]
             for entity in ENTITIES:
                 batches = [batch for _, batch in store.rows_of(entity)]
                 rows = [row for batch in batches for row in batch.to_pylist()]
@@ -235,54 +250,49 @@ def test_whatever_is_killed_each_command_is_done_once(plan: list[Any]) -> None:
 # ---------------------------------------------------------------- the disk stops
 
 
-def journal_in(system: ActorSystem, folder: Path) -> Ref[Any]:
-    return system.spawn(lambda: Journal(folder, Log([Added]).schema, config=CONFIG))
-
-
-async def three_each(folder: Path, model: Model) -> None:
-    async with ActorSystem("test", ask_timeout=1000.0, shutdown_timeout=1000.0) as system:
-        books = await shards(system, Book, journal=journal_in(system, folder), **SETTINGS)
-        numbers = itertools.count()
-        async with trio.open_nursery() as nursery:
-            for entity in ENTITIES:
-                for _ in range(3):
-                    nursery.start_soon(model.add, books, entity, next(numbers))
-        for entity in ENTITIES:
-            await model.add(books, entity, next(numbers))
-
-
-async def afterwards(folder: Path, model: Model) -> None:
-    async with ActorSystem("test", ask_timeout=1000.0, shutdown_timeout=1000.0) as system:
-        books = await shards(system, Book, journal=journal_in(system, folder), **SETTINGS)
-        await model.check(books)
-        for entity, asked in model.asked.items():
-            for number in [number for number in asked if number not in model.answers[entity]]:
-                await model.add(books, entity, number)
-        await model.check(books)
-    model.check_log(folder)
-
-
 @pytest.mark.ci
-@pytest.mark.timeout(1200)
-def test_a_crash_at_every_write_loses_nothing_that_was_answered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The process dies, or the power fails, at each call that changes a file."""
-    caplog.set_level(logging.CRITICAL + 1, "levada")
-    model = Model()
-    with Disk(monkeypatch).watch(tmp_path, lambda: len(model.order)) as watch:
-        trio.run(three_each, tmp_path / "journal", model)
-    assert len(model.order) == 12
-    for number, moment in enumerate(watch.moments):
-        if number % every(3):
-            continue
-        for files in (moment.killed(), moment.power_failure(random.Random(number))):
-            with tempfile.TemporaryDirectory(dir=MEMORY) as base:
-                trio.run(afterwards, files.write(Path(base, "left")) / "journal", model.after(moment.told))
+@pytest.mark.parametrize("power", [False, True], ids=["kill", "power failure"])
+def test_a_crash_at_every_call_of_the_disk_loses_nothing_that_was_answered(power: bool) -> None:
+    """The process dies in the middle of a call that changes the disk, or the power fails there. The next one dies soon after."""
+    step = every(2)
+    for call in itertools.count(1 + power % step, step):
+        crashes: list[int] = []
+        simulate(partial(crash, call, power, crashes), seeds=[1])
+        if not crashes:
+            break
+    assert call > 80
 
 
-def test_the_log_of_a_crashed_life_is_read_by_the_next(tmp_path: Path) -> None:
-    model = Model()
-    trio.run(three_each, tmp_path, model)
-    trio.run(afterwards, tmp_path, model)
-    assert sorted(len(answers) for answers in model.answers.values()) == [4, 4, 4]
+async def crash(call: int, power: bool, crashes: list[int], world: World) -> None:
+    """Let the process that has the books crash at a call, and the next one at another; require that all is done once."""
+    model, checked = Model(), trio.Event()
+    todo = {entity: deque(range(at, 9, 3)) for at, entity in enumerate(ENTITIES)}
+    victims = iter([call, 1 + call % 20])
+
+    async def books() -> None:
+        world["books"].crash_in(next(victims, 0))
+        async with ActorSystem("test", ask_timeout=1000.0, shutdown_timeout=1000.0) as system:
+            journal = system.spawn(lambda: Journal("/books", Log([Added]).schema, config=CONFIG))
+            books = await shards(system, Book, journal=journal, **{**SETTINGS, "clock": system.platform.time})
+            await model.check(books)
+            async with trio.open_nursery() as nursery:
+                for entity in ENTITIES:
+                    nursery.start_soon(add_all, books, entity)
+                nursery.start_soon(model.erase, books)
+            await model.check(books)
+        model.check_log(Path("/books"))
+        checked.set()
+
+    async def add_all(books: Shards[Any], entity: str) -> None:
+        while todo[entity]:
+            await model.add(books, entity, todo[entity][0])
+            todo[entity].popleft()
+
+    await world.start("books", books, restart=1.0)
+    while code := await world["books"].wait():
+        assert code == -signal.SIGKILL
+        crashes.append(call)
+        if power:
+            world["books"].power_failure(0.5)
+        await trio.sleep(1.5)
+    assert checked.is_set()

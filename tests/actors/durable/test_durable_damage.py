@@ -21,8 +21,6 @@ pytest.importorskip("pyarrow")
 from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit
 from tests.actors.durable.memory_journal import MemoryJournal, Row
 from tests.actors.durable.test_reminders import Clock, Drop, Plan, Rang, Seen
-from tests.actors.journal.disk import Disk
-from tests.actors.journal.test_ledger import cut_short
 
 from levada.actors.durable import EntityErased, ReplayFailed, log_columns, log_config, shards
 from levada.actors.journal import Found, Journal, JournalDamaged, JournalError, ReadEntity
@@ -65,16 +63,6 @@ async def live_again(folder: Path) -> list[str]:
             else:
                 found.append("whole")
         return found
-
-
-async def test_a_log_that_was_cut_short_while_it_was_made_is_made_by_the_next_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for folder in cut_short(tmp_path, Disk(monkeypatch), log_columns(EVENTS), log_config(2)):
-        for balance in (1, 2):
-            async with ActorSystem("test", **TIMES) as system:
-                accounts = await shards(system, Account, events=EVENTS, journal=folder, shards=2)
-                assert [await accounts[name].ask(Deposit(1)) for name in NAMES] == [balance] * len(NAMES)
 
 
 REMINDERS = 4

@@ -18,8 +18,6 @@ import pytest
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("levada.actors.journal", exc_type=ImportError)
 
-from tests.actors.journal.disk import Disk  # noqa: E402
-
 from levada.actors.journal import (  # noqa: E402
     Append,
     BatchReused,
@@ -178,38 +176,6 @@ def numbers(store: Store) -> list[list[Any]]:
     return [
         [n for _, batch in store.batches(number, 0) for n in batch.column("share").to_pylist()] for number in (0, 1)
     ]
-
-
-def test_a_crash_may_leave_stages_of_a_delivered_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It came before the answer, so the question comes again: the stages are all there or none counts, at whichever call the process died."""
-    disk = Disk(monkeypatch)
-    with Store.open(tmp_path / "journal", SCHEMA, CONFIG) as store:
-        stage_all(store)
-        with disk.watch(tmp_path) as watch:
-            assert not deliver_staged(store, QUESTION).already
-    assert watch.calls["unlink"] == 3
-    for place, moment in enumerate(watch.moments):
-        require_once(moment.killed().write(tmp_path / str(place)) / "journal")
-    # A crash may cut short the opening that goes on with it, too.
-    deleting = [moment.killed() for moment in watch.moments if any(name.endswith(".gone") for name in moment.names)]
-    assert len(deleting) == 3
-    left = deleting[0].write(tmp_path / "left")
-    with disk.watch(left) as watch:
-        Store.open(left / "journal", SCHEMA, CONFIG).close()
-    assert watch.calls["unlink"] == 3
-    for place, moment in enumerate(watch.moments):
-        require_once(moment.killed().write(tmp_path / f"left-{place}") / "journal")
-
-
-def require_once(left: Path) -> None:
-    """Ask again, and require that each row is there once, and that nothing stays staged."""
-    with Store.open(left, SCHEMA, CONFIG) as store:
-        assert len(store.staged("q", 0)) in (0, 3)
-        known = store.line("q", 0) is not None
-        assert deliver_staged(store, QUESTION).already == known
-        assert numbers(store) == [[0 / 7, 2 / 7], [1 / 7]]
-        assert deliver_staged(store, QUESTION).already
-    assert list((left / "staging").iterdir()) == []
 
 
 def test_a_batch_some_of_whose_stages_a_power_failure_took_is_found_when_it_is_staged_again(tmp_path: Path) -> None:
