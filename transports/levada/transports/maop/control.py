@@ -11,83 +11,16 @@ counts entries; while it is empty, the streams are not read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
-
 from .codes import ErrorCode, Fault, close_code
-from .config import MaopConfig
-from .events import Event, OpenStream, Output, StopStream, StreamData, StreamUnblocked
+from .events import OpenStream, Output, StopStream, StreamData, StreamUnblocked
 from .frames import BATCH, CONTROL_OPS, DISCONNECT_REQUEST, DONE_ENTRY, ENTRIES, FAIL, PROCEED_ENTRY, REFUSE_ENTRY
 from .rates import TokenBucket
+from .side import Side
 from .state import ConnectionState
 
 __all__ = ["ControlIn", "ControlPool", "Signals"]
 
 _CLOSED = ConnectionState.CLOSED
-
-
-class Sent(Protocol):
-    """An operation of ours, as signals see it."""
-
-    def on_proceed(self, now: float) -> None:
-        """Process a Proceed: the peer wants the body."""
-
-    def on_refuse(self, retry_ms: int, code: int, now: float) -> None:
-        """Process a Refuse: the peer does not want the operation."""
-
-
-class Signalling(Protocol):
-    """The connection, as signals see it."""
-
-    config: MaopConfig
-    state: ConnectionState
-    out: list[Output]
-    emit: Callable[[Event], None]
-
-    @property
-    def signals(self) -> Signals:
-        """The limits on the peer's signals."""
-        ...
-
-    def credit_left(self, *, unidirectional: bool) -> int:
-        """Return how many more streams of a kind may be opened."""
-        ...
-
-    def take_stream_id(self, *, unidirectional: bool) -> int:
-        """Number a new stream of ours."""
-        ...
-
-    def keep_control(self, control: ControlIn) -> None:
-        """Record that a stream carries signals from now on."""
-
-    def forget_control(self, control: ControlIn, *, ended: bool = True) -> None:
-        """Record that a stream carries no more signals."""
-
-    def is_control(self, control: ControlIn) -> bool:
-        """Whether a stream still carries signals."""
-        ...
-
-    def target(self, stream_id: int, now: float) -> Sent | None:
-        """Find our operation that a signal is about."""
-        ...
-
-    def on_done(self, stream_id: int, start_ms: int, time_ms: int, now: float) -> None:
-        """Process a Done."""
-
-    def on_fail(self, stream_id: int, code: int, reason: str, now: float) -> None:
-        """Process a Fail."""
-
-    def on_disconnect(self, now: float) -> None:
-        """Process a Disconnect."""
-
-    def on_disconnect_request(self, drain_time: float, reason: str, now: float) -> None:
-        """Process a Disconnect Request."""
-
-    def fail_stream(self, stream_id: int, code: int, reason: str) -> None:
-        """Queue a Fail for a stream that carries no operation."""
-
-    def fail_connection(self, code: int, detail: str, rule: str) -> None:
-        """End the connection because the peer broke a rule."""
 
 
 class ControlOut:
@@ -145,7 +78,7 @@ class ControlPool:
 
     __slots__ = ("_core", "_dirty", "_size", "_slots", "backlog", "done_at", "starved", "stops", "streams")
 
-    def __init__(self, core: Signalling) -> None:
+    def __init__(self, core: Side) -> None:
         self._core = core
         self._size = core.config.global_control_pool_size
         self._slots: list[ControlOut | None] = [None] * self._size
@@ -290,7 +223,7 @@ class Signals:
         "strikes",
     )  # fmt: skip
 
-    def __init__(self, core: Signalling, now: float) -> None:
+    def __init__(self, core: Side, now: float) -> None:
         config = core.config
         self._core = core
         self.bucket = TokenBucket(config.signal_rate, config.signal_burst, now)
@@ -364,7 +297,7 @@ class ControlIn:
 
     __slots__ = ("_buffer", "_core", "_fin", "_left", "_need", "_op", "own", "stream_id")
 
-    def __init__(self, core: Signalling, stream_id: int, *, own: bool) -> None:
+    def __init__(self, core: Side, stream_id: int, *, own: bool) -> None:
         self._core = core
         self.stream_id = stream_id
         self.own = own
@@ -436,14 +369,10 @@ class ControlIn:
                         entries = entry.iter_unpack(data[at:after])
                         if self._op == 3:
                             for (stream_id,) in entries:
-                                operation = core.target(stream_id, now)
-                                if operation is not None:
-                                    operation.on_proceed(now)
+                                core.on_proceed(stream_id, now)
                         elif self._op == 4:
                             for stream_id, retry_ms, code in entries:
-                                operation = core.target(stream_id, now)
-                                if operation is not None:
-                                    operation.on_refuse(retry_ms, code, now)
+                                core.on_refuse(stream_id, retry_ms, code, now)
                         else:
                             for stream_id, start_ms, time_ms in entries:
                                 core.on_done(stream_id, start_ms, time_ms, now)

@@ -18,19 +18,15 @@ remembered as ranges of numbers, so late signals cost no memory (MA-115).
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from levada.framework.errors import LocalProtocolError, RemoteProtocolError
 from levada.transports.numbers import Numbers
 
-from .body import BodyReader
-from .codes import ErrorCode, check_code, close_code, sanitise
+from .codes import ErrorCode, check_code, close_code
 from .config import TEST_SPEC, HandlerSpec, MaopConfig
 from .control import ControlIn, ControlPool, Signals
-from .counters import Statistics
-from .ending import Ending
 from .events import (
     Begun,
     CloseConnection,
@@ -41,7 +37,6 @@ from .events import (
     Output,
     ResetStream,
     ResponseRejected,
-    Stepped,
     StopStream,
     StreamData,
 )
@@ -50,26 +45,20 @@ from .gate import Gate
 from .initiator import Outgoing
 from .receiver import Incoming
 from .shared import DedupStore, Quota, ReplayWindow
-from .side import Operation
+from .side import STOPPED, Operation, Side, nothing
 from .state import ConnectionInput, ConnectionState
 from .timers import Timers
 
 __all__ = ["MaopCore"]
 
 _OPEN, _DRAINING, _CLOSED = ConnectionState.OPEN, ConnectionState.DRAINING, ConnectionState.CLOSED
-_OVER, _STOPPED = 0, 1
-"""Replaces an ended operation whose peer direction is open: whether STOP_SENDING was sent."""
-_ENDLESS: Final = 2**60
-"""Stream credit until the owner reports it."""
+_OVER = 0
+"""Replaces what has ended on a stream whose peer direction is open, before STOP_SENDING was sent."""
 _MAX_HOLES: Final = 65_536
 """Ranges in the record of streams. Each is a stream that the peer opened and never used; QUIC bounds these as well."""
 
 
-def _nothing() -> None:
-    """Do nothing: the default of `MaopCore.wake`."""
-
-
-class MaopCore(Ending):
+class MaopCore(Side):
     """One side of a connection.
 
     Args:
@@ -85,6 +74,8 @@ class MaopCore(Ending):
         ValueError: a handler has a native msg_id, or one above 65535.
     """
 
+    streams: dict[int, Incoming | Outgoing | ControlIn | int]
+
     def __init__(
         self,
         *,
@@ -98,39 +89,27 @@ class MaopCore(Ending):
         dedup: DedupStore | None = None,
         replay: ReplayWindow | None = None,
     ) -> None:
-        super().__init__(client=client, config=config or MaopConfig(), random_bytes=random_bytes, now=now)
-        self.specs: Mapping[int, HandlerSpec] = {
-            **({1: TEST_SPEC} if self.config.native_test else {}),
-            **(handlers or {}),
-        }
-        """The operations that the peer may request, by msg_id, with the native Test unless it is disabled. Source: MA-41, MA-112."""
-        if any(not 1 < msg_id < 65_536 for msg_id in handlers or ()):
+        specs: Mapping[int, HandlerSpec] = handlers or {}
+        if any(not 1 < msg_id < 65_536 for msg_id in specs):
             raise ValueError("handlers have msg_ids from 2 to 65535; 0 and 1 are native [MA-41]")
-        self.wall_offset = wall_offset
-        self.wake: Callable[[], None] = _nothing
-        """Called when another connection has freed room in a shared quota: the owner then takes a turn."""
-        self.steps = False
-        """Whether `Begun` and `Stepped` are emitted, for a log."""
-        self.quota = quota or Quota(self.config.max_inflight_ops, self.config.max_buffer_bytes)
-        self.dedup = DedupStore() if dedup is None else dedup  # an empty one is false
-        self.replay = replay or ReplayWindow()
-        self.statistic = Statistics()
-        self.streams: dict[int, Incoming | Outgoing | ControlIn | int] = {}
-        """The content of each stream whose operation, or whose peer direction, has not ended."""
-        self.operations = 0
-        """Operations that have not ended, of either side."""
-        self.unacked: OrderedDict[int, float] = OrderedDict()
-        """Our unacknowledged Responses, and when they are forgotten. Source: MA-71."""
-        self.timers = Timers()
+        config = config or MaopConfig()
+        super().__init__(
+            client=client,
+            config=config,
+            random_bytes=random_bytes,
+            specs={**({1: TEST_SPEC} if config.native_test else {}), **specs},
+            wall_offset=wall_offset,
+            now=now,
+            quota=quota or Quota(config.max_inflight_ops, config.max_buffer_bytes),
+            dedup=DedupStore() if dedup is None else dedup,  # an empty one is false
+            replay=replay or ReplayWindow(),
+        )
         self.gate = Gate(self, now)
         self.pool = ControlPool(self)
         self.signals = Signals(self, now)
-        self._control_streams = 0
         self._seen = {kind: Numbers() for kind in range(4)}
         self._expected = {0: 4, 1: 1, 2: 2, 3: 3}
         self._parity = 0 if client else 1
-        self._next_id = {False: 4 if client else 1, True: 2 if client else 3}
-        self._credit = {False: _ENDLESS, True: _ENDLESS}
 
     def receive_stream_data(self, stream_id: int, data: bytes, fin: bool, now: float) -> list[Event]:
         """Take bytes of a stream, cut anywhere; return the events. The core keeps views of large pieces."""
@@ -270,7 +249,7 @@ class MaopCore(Ending):
         self.fail_stream(stream_id, code, reason)
         if not fin:
             self.out.append(StopStream(stream_id, close_code(code)))
-            self.streams[stream_id] = _STOPPED
+            self.streams[stream_id] = STOPPED
         if not stream_id & 2:
             self.out.append(ResetStream(stream_id, close_code(code)))
 
@@ -280,27 +259,7 @@ class MaopCore(Ending):
             del self.streams[stream_id]
         elif data and entry == _OVER:
             self.out.append(StopStream(stream_id, close_code(ErrorCode.CANCELLED)))
-            self.streams[stream_id] = _STOPPED
-
-    def fail_stream(self, stream_id: int, code: int, reason: str) -> None:
-        """Queue a Fail for a stream that carries no operation."""
-        self.pool.fail(stream_id, code, self.reason(reason))
-        self.statistic.failed[code] += 1
-
-    def note_blocks(self, stream_id: int, before: int, body: BodyReader) -> None:
-        """Report the first Block of a body, and its end; `before` counts the earlier Blocks. Source: MA-132."""
-        if body.blocks and not before:
-            self.emit(Stepped(stream_id, "first_block", body.total))
-        if body.ended:
-            self.emit(Stepped(stream_id, "last_block", body.total))
-
-    def reason(self, text: str) -> bytes:
-        """Make a reason fit for the wire. Source: MA-78."""
-        return sanitise(text, self.random_bytes(4).hex(), secrets=self.secrets)
-
-    def mark_stopped(self, stream_id: int) -> None:
-        """Record for `retire` that STOP_SENDING was sent."""
-        self._stopping = stream_id
+            self.streams[stream_id] = STOPPED
 
     def retire(self, operation: Operation) -> None:
         """Replace an ended operation; its stream is remembered until the peer's direction has ended too."""
@@ -309,28 +268,23 @@ class MaopCore(Ending):
         if operation.fin:
             del self.streams[stream_id]
         else:
-            self.streams[stream_id] = _STOPPED if self._stopping == stream_id else _OVER
+            self.streams[stream_id] = STOPPED if self._stopping == stream_id else _OVER
         self._stopping = -1
 
-    def keep_control(self, control: ControlIn) -> None:
-        """Record that a stream carries signals from now on."""
-        self.streams[control.stream_id] = control
+    def on_proceed(self, stream_id: int, now: float) -> None:
+        """Process a Proceed. Source: MA-48."""
+        operation = self._target(stream_id, now)
+        if operation is not None:
+            operation.on_proceed(now)
 
-    def is_control(self, control: ControlIn) -> bool:
-        """Whether a stream still carries signals."""
-        return self.streams.get(control.stream_id) is control
+    def on_refuse(self, stream_id: int, retry_ms: int, code: int, now: float) -> None:
+        """Process a Refuse. Source: MA-49."""
+        operation = self._target(stream_id, now)
+        if operation is not None:
+            operation.on_refuse(retry_ms, code, now)
 
-    def forget_control(self, control: ControlIn, *, ended: bool = True) -> None:
-        """Record that a stream carries no more signals."""
-        if ended:
-            self.streams.pop(control.stream_id, None)
-        else:
-            self.streams[control.stream_id] = _STOPPED
-        if not control.own:
-            self._control_streams -= 1
-
-    def target(self, stream_id: int, now: float) -> Outgoing | None:
-        """Find our operation that a signal is about. Source: MA-48, MA-49, MA-80."""
+    def _target(self, stream_id: int, now: float) -> Outgoing | None:
+        """Find our operation that a signal is about. Source: MA-80."""
         entry = self.streams.get(stream_id)
         if type(entry) is Outgoing:
             return entry
@@ -371,16 +325,6 @@ class MaopCore(Ending):
         else:
             self.signals.unknown(now)
         return None
-
-    def credit_left(self, *, unidirectional: bool) -> int:
-        """Return how many more streams of a kind may be opened, according to `stream_credit`."""
-        return max(0, self._credit[unidirectional] - (self._next_id[unidirectional] >> 2))
-
-    def take_stream_id(self, *, unidirectional: bool) -> int:
-        """Number a new stream of ours."""
-        stream_id = self._next_id[unidirectional]
-        self._next_id[unidirectional] = stream_id + 4
-        return stream_id
 
     def can_open(self, *, request: bool) -> bool:
         """Whether a Message or Request may be sent now: the connection is open, and the credit lasts, less one control stream."""
@@ -740,7 +684,7 @@ class MaopCore(Ending):
 
     def let_go(self) -> None:
         """Drop all references back to this core after `ConnectionEnded`, so that it is freed without the garbage collector."""
-        self.wake = _nothing
+        self.wake = nothing
         self.gate.let_go()
         self.pool.let_go()
         self.signals.let_go()

@@ -7,41 +7,18 @@ hand has been read: a Block that came earlier was sent without Proceed (MA-50).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Protocol
-
 from .codes import ErrorCode
-from .config import HandlerSpec, MaopConfig
-from .control import ControlPool
-from .events import Audited, Event, OperationOffered
+from .events import Audited, OperationOffered
 from .fairness import FairQueue
 from .rates import TokenBucket
 from .receiver import Incoming
-from .shared import DedupStore, Quota, ReplayWindow, StoredResponse
+from .shared import StoredResponse
+from .side import Side
 from .state import RECEIVER, ConnectionState, ReceiverInput, ReceiverState
-from .timers import Timers
 
 __all__ = ["Gate"]
 
 _OPEN, _CHECKED, _PENDING = ConnectionState.OPEN, ReceiverInput.CHECKED, ReceiverState.PENDING
-
-
-class Guarded(Protocol):
-    """The connection, as its gate sees it."""
-
-    config: MaopConfig
-    specs: Mapping[int, HandlerSpec]
-    state: ConnectionState
-    now: float
-    emit: Callable[[Event], None]
-    wake: Callable[[], None]
-    identity: str
-    roles: frozenset[str]
-    quota: Quota
-    dedup: DedupStore
-    replay: ReplayWindow
-    pool: ControlPool
-    timers: Timers
 
 
 class Gate:
@@ -49,7 +26,7 @@ class Gate:
 
     __slots__ = ("_armed", "_coalesce", "_core", "_next", "_queue", "_rate", "_told", "due", "pending", "timed")
 
-    def __init__(self, core: Guarded, now: float) -> None:
+    def __init__(self, core: Side, now: float) -> None:
         self._core = core
         self._queue: FairQueue[Incoming] = FairQueue()
         self._next: Incoming | None = None

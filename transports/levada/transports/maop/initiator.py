@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from levada.framework.errors import LocalProtocolError
 
 from .body import BodyReader, write_blocks, write_end
 from .codes import ErrorCode, Fault, close_code
-from .control import Signals
 from .events import (
     BodyReceived,
     BodyWanted,
@@ -32,12 +29,6 @@ _HEADER_SENT, _SENDING, _WAITING, _RECEIVING, _CONSUMING, _ENDED = InitiatorStat
 _PROCEED, _BODY_SENT, _RESPONSE, _RESPONSE_COMPLETE, _DONE, _REFUSED, _FAILED = InitiatorInput
 
 
-class SendingSide(Side, Protocol):
-    """The connection, as our operations see it."""
-
-    signals: Signals
-
-
 class Outgoing:
     """A Message or Request of ours. Source: section 21 (initiator)."""
 
@@ -47,7 +38,7 @@ class Outgoing:
         "since", "state", "stream_id", "streamed", "success", "timeout", "used_at",
     )  # fmt: skip
 
-    def __init__(self, core: SendingSide, stream_id: int, length: int, body: Octets | None, now: float) -> None:
+    def __init__(self, core: Side, stream_id: int, length: int, body: Octets | None, now: float) -> None:
         self._core = core
         self.stream_id = stream_id
         self.is_request = not stream_id & 2

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from hashlib import blake2b
-from typing import Protocol
 
 from levada.framework.errors import LocalProtocolError
 
@@ -28,42 +26,14 @@ from .events import (
 )
 from .frames import BLOCK, BLOCK_END, MESSAGE, REQUEST, RESPONSE, UNDEFINED, check_key, check_trace
 from .native import OPAQUE, SUCCESS, TEST, TEST_WINDOW, success_header, test_payload
-from .shared import DedupStore, Key, Quota, StoredDone, StoredResponse
+from .shared import Key, StoredDone, StoredResponse
 from .side import Side
 from .state import RECEIVER, UNARMED, ReceiverInput, ReceiverState
 
-__all__ = ["Approvals", "Incoming"]
+__all__ = ["Incoming"]
 
 _NEW, _PENDING, _ARMED, _RUNNING, _RESPONDING, _ENDED = ReceiverState
 _CHECKED, _APPROVED, _COMPLETE, _RESPONSE, _DONE, _REFUSED, _FAILED, _RESET = ReceiverInput
-
-
-class Approvals(Protocol):
-    """The gate, as an operation sees it."""
-
-    def check(self, op: Incoming, now: float) -> None:
-        """Check a header."""
-
-    def arm(self, op: Incoming) -> None:
-        """Write Proceed for an approved operation at the end of the turn."""
-
-    def release(self, op: Incoming, now: float) -> None:
-        """Release the room of an ended operation."""
-
-
-class ReceivingSide(Side, Protocol):
-    """The connection, as the peer's operations see it."""
-
-    idempotency: bool
-    traces: bool
-    quota: Quota
-    dedup: DedupStore
-    unacked: OrderedDict[int, float]
-
-    @property
-    def gate(self) -> Approvals:
-        """The gate that decides whether the operation may begin."""
-        ...
 
 
 class Incoming(Received):
@@ -74,7 +44,7 @@ class Incoming(Received):
         "executing", "filed", "fin", "granted", "pending", "repeated", "reserved", "state", "told",
     )  # fmt: skip
 
-    def __init__(self, core: ReceivingSide, stream_id: int, now: float) -> None:
+    def __init__(self, core: Side, stream_id: int, now: float) -> None:
         self._core = core
         self.stream_id = stream_id
         self.is_request = not stream_id & 2
