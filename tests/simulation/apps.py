@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,11 +53,16 @@ Count = Callable[[], AbstractAsyncContextManager[AsyncIterator[int]]]
 
 
 class Book:
-    """The ids of entries, in a file. An entry that is there already keeps its number."""
+    """The ids of entries, in a file. An entry that is there already keeps its number.
+
+    Args:
+        asked: counts how often each question has come.
+    """
 
     PATH = "/ledger"
 
-    def __init__(self) -> None:
+    def __init__(self, asked: Counter[str]) -> None:
+        self._asked = asked
         files = PLATFORM.get().files
         self._files = files
         self._ids: list[str] = []
@@ -69,8 +75,14 @@ class Book:
         files.fsync(self._file)
         files.sync_folder("/")
 
-    def add(self, id: str) -> int:
-        """Add an entry, on the disk; return its number, from 1."""
+    def add(self, question: str) -> int:
+        """Add an entry, on the disk; return its number, from 1.
+
+        Args:
+            question: the id of the entry, and perhaps a blank and the number of the attempt.
+        """
+        self._asked[question] += 1
+        id = question.partition(" ")[0]
         if id not in self._ids:
             line = f"{id}\n".encode()
             self._files.pwrite(self._file, line, self._end)
@@ -138,6 +150,8 @@ class Ledgers:
     """Why connections have ended."""
     streams: int = 0
     """Streams that came to their end."""
+    _asked: Counter[str] = attrs.field(factory=Counter)
+    _attempts: Iterator[int] = attrs.field(factory=count)
 
     @property
     def _url(self) -> str:
@@ -153,6 +167,8 @@ class Ledgers:
     async def run(self, world: World) -> None:
         """Run until each entry of each client is in the ledger, and check the history."""
         self.errors, self.streams = [], 0
+        self._asked.clear()
+        self._attempts = count()
         await world.start("server", self.app, machine="server", restart=0.5)
         where = "server" if self.scheme.endswith("+unix") else "client"
         done: list[trio.Event] = []
@@ -166,10 +182,11 @@ class Ledgers:
         assert sorted(ids) == sorted(f"{number}.{n}" for number in range(2) for n in range(_ENTRIES))
         if not self.scheme.startswith("lumberjack"):  # which acks, and answers nothing
             check_linear(world.history, _apply, ())
+            assert max(self._asked.values()) == 1, "a request was carried out twice"
 
     async def app(self, system: ActorSystem) -> AsyncIterator[None]:
         """Serve, as an app for ``levada serve``."""
-        book = Book()
+        book = Book(self._asked)
         url = self._url.replace("//server", "//0.0.0.0")
         carrier = self._settings(TlsConfig(certificate=self.certificate))
         serving: AbstractAsyncContextManager[Any]
@@ -216,7 +233,7 @@ class Ledgers:
                 try:
                     async with ActorSystem() as system, self._connect(system) as (add, count):
                         while todo:
-                            await world.history.call("ledger", todo[0], add)
+                            await world.history.call("ledger", todo[0], lambda id: add(self._question(id)))
                             todo.popleft()
                             await self._count(count)
                             await trio.sleep(0.2)
@@ -226,6 +243,9 @@ class Ledgers:
             done.set()
 
         return main
+
+    def _question(self, id: str) -> str:
+        return id if self.scheme.startswith("lumberjack") else f"{id} {next(self._attempts)}"
 
     async def _count(self, count: Count) -> None:
         async with count() as items:
