@@ -331,6 +331,22 @@ async def test_the_previous_key_is_kept_for_three_probe_timeouts(
         assert ends.client.engine._crypto.previous is None
 
 
+async def test_the_first_packet_under_a_new_key_is_acknowledged_after_the_same_time(
+    lab: Any, autojump_clock: MockClock
+) -> None:
+    """It takes aioquic's long path."""
+    net = SimNet(1, delay=0.01)
+    async with lab.connected(net, max_packet_size=1_200, client={"max_packet_size": 1_200, "ack_delay": 0.02}) as ends:
+        await trio.sleep(1)
+        sent: list[float] = []
+        net.fault(lambda packet: sent.append(packet.time) if packet.source[0] == "client" else None)
+        start = trio.current_time()
+        ends.server.update_keys()
+        assert ends.server.send_datagram_nowait(b"under the new key")
+        await trio.sleep(0.2)
+        assert sent == [pytest.approx(start + 0.01 + 0.02, abs=1e-4)]
+
+
 async def test_an_old_key_after_a_new_one_is_an_error(lab: Any, autojump_clock: MockClock) -> None:
     """RFC 9001, section 6.4: a packet of a higher number under an older key than one before it."""
     async with lab.connected(SimNet(1)) as ends:
