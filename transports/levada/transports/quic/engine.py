@@ -280,7 +280,7 @@ class Engine(QuicConnection):
 
     def consumed(self, stream_id: int, size: int) -> bool:
         """Count bytes that the application has taken; true if the peer should be told of new credit."""
-        return self.windows.consumed(stream_id, size, now=self.now, round_trip=self._loss._rtt_smoothed)
+        return self.windows.consumed(stream_id, size, self.now, self._loss._rtt_smoothed)
 
     @property
     def datagrams_queued(self) -> int:
@@ -385,16 +385,6 @@ class Engine(QuicConnection):
     def request_key_update(self) -> None:
         """Renew the keys as soon as this is allowed."""
         self._key_wanted = True
-
-    def _renew_keys(self) -> None:
-        if self._crypto.update_is_due(
-            self._packet_number,
-            self.space.largest_acked_packet,
-            wanted=self._key_wanted,
-            after=self.settings.key_update_after,
-        ):
-            self._key_wanted = False
-            super().request_key_update()
 
     # ---------------------------------------------------------------- receiving
 
@@ -545,8 +535,11 @@ class Engine(QuicConnection):
         """Return the packets to send now; renew the keys first if that is due."""
         self.now = now
         paths, confirmed = self._network_paths, self._handshake_confirmed
-        if confirmed:
-            self._renew_keys()
+        if confirmed and self._crypto.update_is_due(
+            self._packet_number, self.space.largest_acked_packet, self._key_wanted, self.settings.key_update_after
+        ):
+            self._key_wanted = False
+            super().request_key_update()
         if (
             not confirmed
             or (len(paths) > 1 and self._has_to_probe())
@@ -613,7 +606,11 @@ class Engine(QuicConnection):
             lost_at = loss._time_of_last_sent_ack_eliciting_packet + loss.get_probe_timeout() * 2**loss._pto_count
         self._loss_at = lost_at
         first = self._close_at
-        for at in (space.ack_at, lost_at, self._pacing_at, self.path.probe_at(self.now)):
+        # A path MTU search that is due later sets no timer, which would keep the connection from becoming idle. It begins with the next
+        # packet.
+        search = self.path.search
+        probe_at = search.next_at if search.next_at <= self.now and not search.probing else None
+        for at in (space.ack_at, lost_at, self._pacing_at, probe_at):
             if at is not None and (first is None or at < first):
                 first = at
         return first

@@ -46,7 +46,7 @@ class RollingKeys(CryptoPair):
         self._sending: AEAD | None = None
         self._start = 0  # number of the first packet under these keys, or of a later one
 
-    def update_is_due(self, number: int, acked: int, *, wanted: bool, after: int) -> bool:
+    def update_is_due(self, number: int, acked: int, wanted: bool, after: int) -> bool:
         """Whether to renew the keys: it is `wanted` or due, and the peer has acknowledged a packet under the present ones.
 
         A side two updates ahead of its peer would show the key phase that the peer is in. The peer would open its packets with the wrong keys,

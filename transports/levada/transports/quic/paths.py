@@ -27,7 +27,8 @@ class PresentPath:
 
     def __init__(self, engine: Engine, base: int, ceiling: int):
         self._engine = engine
-        self._search = MtuSearch(base, ceiling)
+        self.search = MtuSearch(base, ceiling)
+        """The search for the packet size."""
         self._challenge_at = 0.0  # when an unvalidated address may be challenged again
 
     def changed(self, *, afresh: bool) -> None:
@@ -37,10 +38,10 @@ class PresentPath:
         # time for address validation is over.
         loss._pto_count = 0
         self._challenge_at = 0.0
-        self._search = MtuSearch(self._search.base, self._search.ceiling)
+        self.search = MtuSearch(self.search.base, self.search.ceiling)
         self._use()
         if afresh:
-            loss.start_afresh(engine._packet_number, size=self._search.size)
+            loss.start_afresh(engine._packet_number, size=self.search.size)
 
     def challenge_again(self, path: QuicNetworkPath, now: float) -> None:
         """Challenge an unvalidated address again when there is data to send there, at most once in a round trip.
@@ -57,14 +58,9 @@ class PresentPath:
 
     def limit(self, size: int) -> None:
         """Send and probe at most the `size` that the peer accepts."""
-        self._search.limit(size, 0.0)
-        if self._search.size < self._engine._max_datagram_size:
+        self.search.limit(size, 0.0)
+        if self.search.size < self._engine._max_datagram_size:
             self._use()
-
-    def probe_at(self, now: float) -> float | None:
-        """Return when a probe is due. One that is due later sets no timer, which would keep the connection from becoming idle."""
-        search = self._search
-        return search.next_at if search.next_at <= now and not search.probing else None
 
     def probe(self, now: float) -> list[tuple[bytes, Any]]:
         """Return a probe if one is due."""
@@ -75,7 +71,7 @@ class PresentPath:
             or not engine._network_paths[0].is_validated
         ):
             return []
-        size = self._search.probe(now)
+        size = self.search.probe(now)
         if not size:
             return []
         builder = QuicPacketBuilder(
@@ -88,7 +84,7 @@ class PresentPath:
             version=engine._version or 0,
         )
         builder.start_packet(QuicPacketType.ONE_RTT, engine._crypto)
-        buf = builder.start_frame(QuicFrameType.PING, 1, self._delivered, (self._search, size))
+        buf = builder.start_frame(QuicFrameType.PING, 1, self._delivered, (self.search, size))
         buf.push_bytes(bytes(builder.remaining_buffer_space))
         assert builder._packet is not None
         # The congestion controller does not count a probe as in flight: its loss says nothing about congestion (RFC 8899 section 3).
@@ -107,19 +103,19 @@ class PresentPath:
 
     def large_acked(self) -> None:
         """Record that a packet above the base size arrived."""
-        self._search.large_acked()
+        self.search.large_acked()
 
     def large_lost(self) -> None:
         """Record that a packet above the base size was lost."""
-        if self._search.large_lost(self._engine.now):
+        if self.search.large_lost(self._engine.now):
             self._use()
 
     def nothing_arrives(self, now: float) -> None:
         """Return to the base size: a path that drops every large packet drops the loss probes too, since they carry data."""
-        if self._search.size > self._search.base:
-            self._search.fall_back(now)
+        if self.search.size > self.search.base:
+            self.search.fall_back(now)
             self._use()
 
     def _use(self) -> None:
-        engine, size = self._engine, self._search.size
+        engine, size = self._engine, self.search.size
         engine._max_datagram_size = engine._loss._pacer._max_datagram_size = engine._loss._cc._max_datagram_size = size

@@ -54,7 +54,7 @@ class Windows:
         # By stream: the window last granted, and when.
         self._grants: dict[int, tuple[int, float]] = {}
 
-    def consumed(self, stream_id: int, size: int, *, now: float, round_trip: float) -> bool:
+    def consumed(self, stream_id: int, size: int, now: float, round_trip: float) -> bool:
         """Raise the windows by the bytes that the application took; true if the peer should be told."""
         due = self._credit(size)
         stream = self._streams.get(stream_id)
@@ -113,11 +113,13 @@ class Windows:
     @property
     def due(self) -> bool:
         """Whether the peer should be told of a limit now."""
-        data = self._data
-        if self.owing or data.value != data.sent:
-            return True
-        bidirectional, unidirectional = self._kinds
-        return self._is_due(bidirectional) or self._is_due(unidirectional)
+        data, (bidirectional, unidirectional) = self._data, self._kinds
+        return bool(
+            self.owing
+            or data.value != data.sent
+            or (bidirectional.value != bidirectional.sent and self._is_due(bidirectional))
+            or (unidirectional.value != unidirectional.sent and self._is_due(unidirectional))
+        )
 
     def write_connection_limits(self, builder: QuicPacketBuilder) -> None:
         """Write MAX_DATA and MAX_STREAMS if they are due."""
