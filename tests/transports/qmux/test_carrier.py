@@ -135,6 +135,17 @@ async def test_sockets(check: CarrierCheck, scheme: str, settings: Settings, tmp
     await check(ends)
 
 
+async def test_a_stream_is_not_opened_in_a_cancelled_scope(autojump_clock: trio.testing.MockClock) -> None:
+    async with pair("qmux+memory://cancelled") as (client, _, _):
+        await client.handshake()
+        credit = client.stream_credit(unidirectional=False)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await client.open_stream()
+        assert scope.cancelled_caught
+        assert client.stream_credit(unidirectional=False) == credit
+
+
 async def test_the_classes_fit_the_contracts(autojump_clock: trio.testing.MockClock) -> None:
     async with pair("qmux+memory://") as (client, _, listener):
         assert isinstance(client, Connection)

@@ -9,13 +9,14 @@ import copy
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 import trio
 
-from levada.framework.errors import CarrierError, ConnectionClosed
+from levada.framework.errors import CarrierError, ConnectionClosed, DatagramTooLarge
 from levada.transports.carriers.connection_stream import ConnectionStream
-from levada.transports.carriers.contracts import CarrierInfo, CloseReason, Datagram
+from levada.transports.carriers.contracts import CarrierInfo, CloseReason, Datagram, Octets
 
 __all__ = ["StreamConnection"]
 
@@ -71,6 +72,42 @@ class StreamConnection(ABC, Generic[S]):
         """Return the error that every call raises after the end."""
         return self._make_error()
 
+    @abstractmethod
+    async def handshake(self) -> CarrierInfo:
+        """Wait until the handshake is complete; `Connection.handshake` says more."""
+
+    async def open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> S:
+        """Open a stream, waiting for the peer's credit. The peer sees the stream with its first byte, end or reset.
+
+        Raises:
+            ConnectionClosed, ConnectionLost: the connection has ended.
+            ValueError: the priority is not between 0 and 255.
+
+        Cancellation:
+            no stream was opened.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while (stream := self.try_open_stream(unidirectional=unidirectional, priority=priority)) is None:
+            self._credit_wanted(unidirectional=unidirectional)
+            await self._opening[unidirectional].park()
+        return stream
+
+    def try_open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> S | None:
+        """Open a stream if there is credit for it now; otherwise return ``None``. Errors as `open_stream`."""
+        if not 0 <= priority <= 255:
+            raise ValueError(f"priority is {priority}, wanted 0 to 255")
+        if self._reason is not None:
+            raise self.error()
+        return self._open_stream(unidirectional=unidirectional, priority=priority)
+
+    @abstractmethod
+    def _open_stream(self, *, unidirectional: bool, priority: int) -> S | None:
+        """Open a stream if there is credit for it now; otherwise return ``None``."""
+
+    @abstractmethod
+    def _credit_wanted(self, *, unidirectional: bool) -> None:
+        """Tell the peer that a task waits for credit for a stream."""
+
     async def accept_stream(self) -> S:
         """Wait for the next stream that the peer opened, in the order in which they appeared.
 
@@ -114,6 +151,39 @@ class StreamConnection(ABC, Generic[S]):
     def _accepted(self, stream: S) -> None:
         """Grant the peer credit for a stream that the application has accepted."""
 
+    @abstractmethod
+    def max_datagram_size(self) -> int:
+        """Return the size in bytes of the largest datagram that fits now; 0 if the peer takes none or its limit is not known yet."""
+
+    async def send_datagram(self, data: Octets) -> None:
+        """Queue a datagram. Wait while the queue is full, and for the handshake unless the datagram can be sent before.
+
+        Raises:
+            DatagramTooLarge: more than `max_datagram_size`.
+            ConnectionClosed, ConnectionLost: the connection has ended.
+
+        Cancellation:
+            nothing was queued.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if not self._shaken.is_set() and not self.max_datagram_size():
+            await self.handshake()
+        while not self.send_datagram_nowait(data):
+            await self._datagram_writers.park()
+
+    def send_datagram_nowait(self, data: Octets) -> bool:
+        """Queue a datagram; false if the queue is full. Errors as `send_datagram`."""
+        if self._reason is not None:
+            raise self.error()
+        size, limit = memoryview(data).nbytes, self.max_datagram_size()
+        if size > limit or not limit:
+            raise DatagramTooLarge(f"a datagram of {size} bytes, at most {limit} fit now", size=size, limit=limit)
+        return self._queue_datagram(data)
+
+    @abstractmethod
+    def _queue_datagram(self, data: Octets) -> bool:
+        """Queue a datagram that is not too large; false if the queue is full."""
+
     async def receive_datagram(self) -> Datagram:
         """Wait for a datagram. Datagrams that come while the queue is full push out the oldest, which are counted as dropped.
 
@@ -136,8 +206,44 @@ class StreamConnection(ABC, Generic[S]):
         assert self._reason is not None
         return self._reason
 
+    @abstractmethod
+    def close(self, code: int = 0, reason: str = "") -> None:
+        """End the connection and tell the peer at once; queued data is dropped. Does nothing if the connection has already ended."""
+
+    async def aclose(self, code: int = 0, reason: str = "", *, drain_timeout: float = 5.0) -> None:
+        """Wait up to `drain_timeout` seconds until the peer has the data of finished streams, then close.
+
+        Cancellation:
+            the connection is closed at once; data that the peer has not acknowledged may be lost.
+        """
+        try:
+            if self._reason is None:
+                with trio.move_on_after(drain_timeout):
+                    await self._drain()
+        finally:
+            self.close(code, reason)
+        await trio.lowlevel.checkpoint()
+        await self._all_closed()
+
+    @abstractmethod
+    async def _drain(self) -> None:
+        """Wait until the peer has the data of finished streams, or the connection has ended."""
+
+    @abstractmethod
+    async def _all_closed(self) -> None:
+        """Wait until what carries the connection alone is closed too."""
+
     async def __aenter__(self) -> Self:
         return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            await self.aclose()
+        else:
+            self.close()
+            await self._all_closed()
 
     def _appeared(self, stream: S) -> None:
         """Queue a stream of the peer for `accept_stream`."""

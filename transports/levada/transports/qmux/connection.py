@@ -18,12 +18,11 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import TracebackType
 from typing import Any, ClassVar, Final
 
 import trio
 
-from levada.framework.errors import CarrierError, ConnectionClosed, ConnectionLost, DatagramTooLarge, IdleTimeout
+from levada.framework.errors import CarrierError, ConnectionClosed, ConnectionLost, IdleTimeout
 from levada.framework.failure_log import FailureLog
 from levada.framework.platform import PLATFORM
 from levada.transports.carriers.contracts import CarrierInfo, CarrierStatistics, CloseReason, Datagram, Octets
@@ -130,26 +129,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
             raise self.error()
         return self._info
 
-    async def open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> QmuxStream:
-        """Open a stream, waiting for the peer's credit. The peer sees the stream with its first byte, end or reset.
-
-        Raises:
-            ConnectionClosed, ConnectionLost: the connection has ended.
-            ValueError: the priority is not between 0 and 255.
-
-        Cancellation:
-            no stream was opened.
-        """
-        while (stream := self.try_open_stream(unidirectional=unidirectional, priority=priority)) is None:
-            await self._opening[unidirectional].park()
-        return stream
-
-    def try_open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> QmuxStream | None:
-        """Open a stream if there is credit for it now; otherwise return ``None``. Errors as `open_stream`."""
-        if not 0 <= priority <= 255:
-            raise ValueError(f"priority is {priority}, wanted 0 to 255")
-        if self._reason is not None:
-            raise self.error()
+    def _open_stream(self, *, unidirectional: bool, priority: int) -> QmuxStream | None:
         stream_id = self.core.open_stream(unidirectional=unidirectional, priority=priority)
         if stream_id is None:
             self._changed()  # the peer is told that this side is blocked
@@ -159,6 +139,9 @@ class QmuxConnection(StreamConnection[QmuxStream]):
         if first:
             self._set_timer()  # a silent peer is pinged while there are streams
         return stream
+
+    def _credit_wanted(self, *, unidirectional: bool) -> None:
+        pass  # the core has told the peer, which stopped it
 
     def stream_credit(self, *, unidirectional: bool) -> int:
         """Return how many more streams the peer allows to be opened now; 0 after the end."""
@@ -187,29 +170,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
         """Return the size in bytes of the largest datagram; 0 if the peer takes none or its parameters have not come yet."""
         return self.core.max_datagram_size
 
-    async def send_datagram(self, data: Octets) -> None:
-        """Queue a datagram. Wait while the queue is full, and for the handshake.
-
-        Raises:
-            DatagramTooLarge: more than `max_datagram_size`.
-            ConnectionClosed, ConnectionLost: the connection has ended.
-
-        Cancellation:
-            nothing was queued.
-        """
-        await trio.lowlevel.checkpoint_if_cancelled()
-        await self.handshake()
-        while not self.send_datagram_nowait(data):
-            await self._datagram_writers.park()
-
-    def send_datagram_nowait(self, data: Octets) -> bool:
-        """Queue a datagram; false if the queue is full. Errors as `send_datagram`."""
-        if self._reason is not None:
-            raise self.error()
-        limit = self.core.max_datagram_size
-        size = memoryview(data).nbytes
-        if size > limit or not limit:
-            raise DatagramTooLarge(f"a datagram of {size} bytes, at most {limit} fit", size=size, limit=limit)
+    def _queue_datagram(self, data: Octets) -> bool:
         if not self.core.send_datagram(data):
             return False
         self._changed()
@@ -229,24 +190,7 @@ class QmuxConnection(StreamConnection[QmuxStream]):
             self._end(CloseReason(1, said), lambda: ConnectionClosed(said))
             self._reading.cancel()
 
-    async def aclose(self, code: int = 0, reason: str = "", *, drain_timeout: float = 5.0) -> None:
-        """Wait up to `drain_timeout` seconds until the peer has the data of finished streams, then close.
-
-        Then wait until the transport is closed, for `QmuxConfig.close_timeout` seconds at most.
-
-        Cancellation:
-            the connection is closed at once; data that the peer has not acknowledged may be lost.
-        """
-        try:
-            if self._reason is None:
-                with trio.move_on_after(drain_timeout):
-                    await self._drain()
-        finally:
-            self.close(code, reason)
-        await self._gone.wait()
-
     async def _drain(self) -> None:
-        """Wait until the peer has the data of finished streams."""
         finished = [stream for stream in self.streams.values() if stream.undelivered]
         self._draining = {stream.stream_id for stream in finished}
         for stream in finished:
@@ -266,14 +210,9 @@ class QmuxConnection(StreamConnection[QmuxStream]):
         if not self._draining and self._drained is not None:
             self._drained.set()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is None:
-            await self.aclose()
-        else:
-            self.close()
-            await self._gone.wait()
+    async def _all_closed(self) -> None:
+        """Wait until the transport is closed, for `QmuxConfig.close_timeout` seconds at most."""
+        await self._gone.wait()
 
     # ------------------------------------------------------------------ what streams ask for
 

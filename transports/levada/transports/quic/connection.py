@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -23,7 +22,7 @@ import trio
 from aioquic.quic import events
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from levada.framework.errors import CarrierError, ConnectionClosed, ConnectionLost, DatagramTooLarge, IdleTimeout
+from levada.framework.errors import CarrierError, ConnectionClosed, ConnectionLost, IdleTimeout
 from levada.transports.carriers.contracts import CarrierInfo, CarrierStatistics, CloseReason, Datagram, Octets
 from levada.transports.carriers.sockets import address_towards
 from levada.transports.carriers.stream_connection import StreamConnection
@@ -155,34 +154,16 @@ class QuicConnection(StreamConnection[QuicStream]):
             raise self.error()
         return self._info
 
-    async def open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> QuicStream:
-        """Open a stream, waiting for the peer's credit. The peer sees the stream with its first byte, end or reset.
-
-        Raises:
-            ConnectionClosed, ConnectionLost: the connection has ended.
-            ValueError: the priority is not between 0 and 255.
-
-        Cancellation:
-            no stream was opened.
-        """
-        await trio.lowlevel.checkpoint_if_cancelled()
-        while (stream := self.try_open_stream(unidirectional=unidirectional, priority=priority)) is None:
-            self.engine.sending.want_stream(unidirectional=unidirectional)
-            self.mark_dirty()
-            await self._opening[unidirectional].park()
-        return stream
-
-    def try_open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> QuicStream | None:
-        """Open a stream if there is credit for it now; otherwise return ``None``. Errors as `open_stream`."""
-        if not 0 <= priority <= 255:
-            raise ValueError(f"priority is {priority}, wanted 0 to 255")
-        if self.closed:
-            raise self.error()
+    def _open_stream(self, *, unidirectional: bool, priority: int) -> QuicStream | None:
         if not self.engine.stream_credit(unidirectional=unidirectional):
             return None
         stream_id = self.engine.reserve_stream(unidirectional=unidirectional, priority=priority)
         stream = self.streams[stream_id] = QuicStream(self, stream_id, priority)
         return stream
+
+    def _credit_wanted(self, *, unidirectional: bool) -> None:
+        self.engine.sending.want_stream(unidirectional=unidirectional)
+        self.mark_dirty()
 
     def stream_credit(self, *, unidirectional: bool) -> int:
         """Return how many more streams the peer allows to be opened now; 0 after the end."""
@@ -196,37 +177,12 @@ class QuicConnection(StreamConnection[QuicStream]):
         """Return the size in bytes of the largest datagram that fits now; 0 if the peer takes none or its limit is not known yet."""
         return self.engine.datagram_room()
 
-    async def send_datagram(self, data: Octets) -> None:
-        """Queue a datagram. Wait while the queue is full, and for the handshake unless early data can be sent.
-
-        Raises:
-            DatagramTooLarge: more than `max_datagram_size`.
-            ConnectionClosed, ConnectionLost: the connection has ended.
-
-        Cancellation:
-            nothing was queued.
-        """
-        await trio.lowlevel.checkpoint_if_cancelled()
-        if not self.engine.handshake_complete and not self.max_datagram_size():
-            await self.handshake()
-        while not self.send_datagram_nowait(data):
-            await self._datagram_writers.park()
-
-    def send_datagram_nowait(self, data: Octets) -> bool:
-        """Queue a datagram; false if the queue is full. Errors as `send_datagram`."""
-        if self.closed:
-            raise self.error()
-        limit = self.engine.datagram_room()
-        octets = bytes(data)
-        if len(octets) > limit or not limit:
-            raise DatagramTooLarge(
-                f"a datagram of {len(octets)} bytes, at most {limit} fit now", size=len(octets), limit=limit
-            )
+    def _queue_datagram(self, data: Octets) -> bool:
         if self.engine.datagrams_queued >= self._config.datagram_queue:
             return False
-        self.engine.send_datagram_frame(octets)
+        self.engine.send_datagram_frame(bytes(data))
         if not self.dirty:  # only the first of many in a row has to decide how to send
-            self.send_promptly(len(octets))
+            self.send_promptly(memoryview(data).nbytes)
         return True
 
     def close(self, code: int = 0, reason: str = "") -> None:
@@ -239,29 +195,14 @@ class QuicConnection(StreamConnection[QuicStream]):
         )
         self.mark_dirty()
 
-    async def aclose(self, code: int = 0, reason: str = "", *, drain_timeout: float = 5.0) -> None:
-        """Wait up to `drain_timeout` seconds until the peer has the data of finished streams, then close.
+    async def _drain(self) -> None:
+        while not self.closed and self._undelivered():
+            if self._drained is None:
+                self._drained = trio.Event()
+            await self._drained.wait()
 
-        Cancellation:
-            the connection is closed at once; data that the peer has not acknowledged may be lost.
-        """
-        try:
-            with trio.move_on_after(drain_timeout):
-                while not self.closed and self._undelivered():
-                    if self._drained is None:
-                        self._drained = trio.Event()
-                    await self._drained.wait()
-        finally:
-            self.close(code, reason)
-        await trio.lowlevel.checkpoint()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self.close()
-        else:
-            await self.aclose()
+    async def _all_closed(self) -> None:
+        pass  # the endpoint has other connections
 
     def _undelivered(self) -> bool:
         return bool(self.engine.datagrams_queued) or any(stream.undelivered for stream in self.streams.values())
