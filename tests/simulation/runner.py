@@ -196,6 +196,9 @@ class _Run:
             else:
                 self.do(store, operation)
         self.disk.size = None
+        left = [path for path in self.disk.paths() if path.endswith(".old")]
+        if left and not self.hits and not self.rotten:
+            raise Wrong(f"files with rows that were erased or merged are left: {left}")
         self.check(store, self.oracle.compare)
         if life.end == "close":
             store.close()
@@ -222,6 +225,11 @@ class _Run:
             if len(self.hits) == hits and self.disk.size is None and not self.rotten:
                 raise Wrong(f"it cannot be opened: {type(error).__name__}: {error}") from error
             raise _Ended from error
+        if store.broken:  # a fault has come behind the recovery, where the opening goes on with an erasure
+            self.tell(f"  {store.broken}")
+            if len(self.hits) == hits:
+                raise Wrong(f"it is broken when it is opened: {store.broken}")
+            raise _Ended
         self.oracle.retaining()  # a crash may have come behind the retention of an operation that was cut short
         self.check(store, self.oracle.settle)
         return store

@@ -49,7 +49,8 @@ def _smaller(history: History) -> Iterator[History]:
         for less in _less(life):
             yield attrs.evolve(history, lives=[*lives[:place], less, *lives[place + 1 :]])
     for name, plain in (("keyed", False), ("retain_time", None), ("segment_time", None), ("retain_bytes", None)):
-        if history.config.get(name) not in (None, plain):
+        needed = name == "keyed" and any(operation[0] == "erase" for life in lives for operation in life.operations)
+        if history.config.get(name) not in (None, plain) and not needed:
             yield attrs.evolve(history, config={**history.config, name: plain})
 
 
