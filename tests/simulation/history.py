@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import random
+from random import Random
 from typing import Any, Literal
 
 import attrs
@@ -40,6 +41,8 @@ class Life:
     """What a bit that turned before this life is in: a file, a byte, and the bit. Or, to be named, two shares and the bit.
 
     It turns if the life before was closed in order. From then on the journal may refuse whatever it likes, and must not be wrong."""
+    columns: int = 0
+    """Columns that the journal has got from this life on, more than at first."""
     full: int = -1
     """The number of the operation before which the disk is full until the next one; -1: none."""
 
@@ -52,7 +55,7 @@ class History:
     model: Literal["ordered", "lax"] = "ordered"
     sector: int = 512
     config: dict[str, Any] = attrs.field(factory=dict)
-    """Arguments of `JournalConfig`; `keyed` says whether it is keyed."""
+    """Arguments of `JournalConfig`; `keyed` says whether it is keyed, and `remember` how many rows' commands are known."""
 
     def to_json(self) -> str:
         """Return it as text, with a line for each life."""
@@ -96,8 +99,8 @@ ERRORS = [
 
 
 def draw(seed: int) -> History:
-    """Draw a history. Its workload, its faults and its disk are drawn apart, so that one may change alone."""
-    work, faults, disk = (random.Random(f"{seed} {part}") for part in ("work", "faults", "disk"))
+    """Draw a history. Its workload, its commands, its faults and its disk are drawn apart, so that one may change alone."""
+    work, commands, faults, disk = (random.Random(f"{seed} {part}") for part in ("work", "commands", "faults", "disk"))
     partitions = work.choice([1, 2, 2, 3])
     config: dict[str, Any] = {
         "partitions": partitions,
@@ -108,6 +111,7 @@ def draw(seed: int) -> History:
         "retain_bytes": work.choice([None, None, 1, 4000]),
         "sync": work.choice(["group", "group", "group", "never"]),
         "keyed": work.random() < 0.5,
+        "remember": commands.choice([30, 100, 1_000_000]),
     }
     if work.random() < 0.2:
         config["retain_time"] = 50.0
@@ -122,7 +126,10 @@ def draw(seed: int) -> History:
         operations = [drawer.operation() for _ in range(work.randint(1, 9))]
         if merges and not number:
             operations.append(["many", 0, drawer.first(100), 70])
-        lives.append(_with_faults(faults, Life(operations=operations)))
+        for _ in range(commands.randint(0, 3) if config["keyed"] else 0):
+            operations.insert(commands.randint(0, len(operations)), drawer.keyed_operation(commands))
+        columns = int(number > 0 and commands.random() < 0.1)
+        lives.append(_with_faults(faults, Life(operations=operations, columns=columns)))
     if faults.random() < 0.12:
         lives[-1] = attrs.evolve(lives[-1], aims=[], end="close", full=-1)
         rot = [round(faults.random(), 4), round(faults.random(), 4), faults.randrange(8)]
@@ -220,3 +227,14 @@ class _Drawer:
                 return [name, self.random.randrange(self.partitions), f"e{self.random.randrange(3)}"]
             case _:
                 return [name]
+
+    def keyed_operation(self, draw: Random) -> Operation:
+        number, share = draw.randrange(self.partitions), round(draw.random(), 4)
+        match draw.choice(["trim", "commands", "commands", "repeat", "reuse"]):
+            case "trim":
+                return ["trim", number, f"e{draw.randrange(3)}", share, self.first(10)]
+            case "commands":
+                counts = draw.choices([1, 3, 10, 60], k=draw.randint(1, 3))
+                return ["commands", [[draw.randrange(self.partitions), self.first(n), n] for n in counts]]
+            case name:
+                return [name, share]

@@ -7,12 +7,12 @@ was done, and if not. The next successful opening decides between them, and from
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 
-from levada.actors.journal import Store
+from levada.actors.journal import OffsetGone, Store
 
 __all__ = ["Oracle", "Wrong"]
 
@@ -43,11 +43,9 @@ def entity(number: int) -> str:
     return f"e{number % 3}"
 
 
-def _rows(parts: Iterable[Part]) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for partition, first, count in parts:
-        found.setdefault(partition, []).extend(range(first, first + count))
-    return found
+def command(first: int) -> str:
+    """Return the id of the command whose rows begin with this one."""
+    return f"c{first}"
 
 
 class Oracle:
@@ -74,9 +72,15 @@ class Oracle:
         """Each state that the groups may be in."""
         self.batches: dict[int, dict[int, tuple[int, int]]] = {}
         """The place of each batch that was delivered."""
+        self.remember: int = config.get("remember", 1_000_000)
+        self._commands: dict[int, int] = {}
+        """By the number of a row, the number of the first row of its command."""
         self.effects = [NOTHING]
         """Each effect that the last operation may have had."""
-        self.after_power_failure = False
+        self.unsynced_may_go = False
+        """Whether the power has failed, or a bit has turned: rows that were never synced may be gone."""
+        self.rows_may_be_lost = False
+        """Whether the journal was opened with a loss that it has told."""
 
     # What is done
 
@@ -84,11 +88,37 @@ class Oracle:
         """Rows were promised; if `each` part is an append of its own, it may be lost alone."""
         parts = list(parts)
         for alone in [[part] for part in parts] if each else [parts]:
-            self._add(_Effect(_rows(alone), batch))
+            self._add(_Effect(self._rows(alone), batch))
         touched = {part[0] for part in parts}
         if self.syncs or batch is not None or (not each and len(touched) > 1):
             for number in touched:
                 self.synced[number] = len(self.rows[number])
+
+    def _rows(self, parts: Iterable[Part]) -> dict[int, list[int]]:
+        """Return the numbers of the rows by partition; each part is a command."""
+        found: dict[int, list[int]] = {}
+        for partition, first, count in parts:
+            found.setdefault(partition, []).extend(range(first, first + count))
+            self._commands |= dict.fromkeys(range(first, first + count), first)
+        return found
+
+    def commands(self, partition: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the commands all whose rows must be there: the number of the first row, its offset, and how many rows there are."""
+        rows, at = self.rows[partition], 0
+        for first, same in itertools.groupby(rows, self._commands.__getitem__):
+            numbers = list(same)
+            if at >= self.may_go[partition] and rows[at] == first and not (self.gone | self.fading) & set(numbers):
+                yield first, at, len(numbers)
+            at += len(numbers)
+
+    def known_commands(self) -> list[tuple[int, int, int, int]]:
+        """Return the commands that the journal must know: the partition of each, and as `commands`."""
+        return [
+            (partition, *each)
+            for partition in range(self.partitions)
+            for each in self.commands(partition)
+            if each[1] >= len(self.rows[partition]) - self.remember
+        ]
 
     def _add(self, effect: _Effect) -> None:
         place = {}
@@ -102,7 +132,7 @@ class Oracle:
 
     def cut_short(self, parts: Iterable[Part], batch: int | None = None, *, each: bool = False) -> None:
         """An operation was begun, and may be done or not; if `each` part is an append of its own, each partition may have its own or not."""
-        rows = _rows(parts)
+        rows = self._rows(parts)
         if not each:
             self.effects = [NOTHING, _Effect(rows, batch)]
             return
@@ -119,9 +149,9 @@ class Oracle:
                 moved.append({**groups, name: {**groups.get(name, {}), **offsets}})
         self.groups = moved if surely else [*self.groups, *(each for each in moved if each not in self.groups)]
 
-    def erasing(self, partition: int, who: str) -> set[int]:
-        """An erasure begins; return the rows that it is about."""
-        chosen = {number for number in self.rows[partition] if entity(number) == who}
+    def erasing(self, partition: int, who: str, before: int | None = None) -> set[int]:
+        """An erasure of the rows before an offset begins; return the rows that it is about."""
+        chosen = {number for number in self.rows[partition][:before] if entity(number) == who}
         self.fading |= chosen - self.gone
         return chosen
 
@@ -141,7 +171,7 @@ class Oracle:
         found = [self._seen(store, number) for number in range(self.partitions)]
         ends = [store.end(number) for number in range(self.partitions)]
         for effect in self.effects:
-            if self._fits(effect, store) and self._has_batch(store, effect):
+            if (self.rows_may_be_lost or self._fits(effect, store)) and self._has_batch(store, effect):
                 break
         else:
             wanted = [len(rows) for rows in self.rows]
@@ -151,12 +181,15 @@ class Oracle:
             if end < len(self.rows[number]):  # unsynced rows are lost, and others may get their offsets
                 del self.rows[number][end:]
                 self.ends[number] = [*(each for each in self.ends[number] if each < end), end]
-        self.effects, self.after_power_failure = [NOTHING], False
+        self.effects, self.unsynced_may_go = [NOTHING], False
         self.synced = [len(rows) for rows in self.rows]
         groups = store.groups()
         if groups not in self.groups:
             raise Wrong(f"groups are {groups}, promised was one of {self.groups}")
         self.groups = [groups]
+        if self.rows_may_be_lost:
+            for rows, here in zip(self.rows, found, strict=True):
+                self.fading |= {number for offset, number in enumerate(rows) if offset not in here}
         self._compare(store, found)
 
     def _fits(self, effect: _Effect, store: Store) -> bool:
@@ -165,7 +198,7 @@ class Oracle:
             most = start + len(effect.rows.get(number, ()))
             if end == most:
                 continue
-            if not self.after_power_failure or not self.synced[number] <= end < most or (start < most and end <= start):
+            if not self.unsynced_may_go or not self.synced[number] <= end < most or (start < most and end <= start):
                 return False
             # Retention may have deleted the first rows of an append whose other rows are lost.
             if end not in self.ends[number] and end != first:
@@ -189,21 +222,24 @@ class Oracle:
             raise Wrong(f"groups are {store.groups()}, promised was one of {self.groups}")
         self._compare(store, [self._seen(store, number) for number in range(self.partitions)])
 
-    @staticmethod
-    def _seen(store: Store, partition: int) -> dict[int, tuple[int, str]]:
-        first = store.extent().first[partition]
-        return {
-            offset: row
-            for start, batch in store.batches(partition, first)
-            for offset, row in enumerate(
-                zip(batch.column("n").to_pylist(), batch.column("who").to_pylist(), strict=True), start
-            )
-        }
+    def _seen(self, store: Store, partition: int) -> dict[int, tuple[int, str]]:
+        at, seen = store.extent().first[partition], dict[int, tuple[int, str]]()
+        while True:
+            try:
+                for start, batch in store.batches(partition, at):
+                    rows = zip(batch.column("n").to_pylist(), batch.column("who").to_pylist(), strict=True)
+                    seen.update(enumerate(rows, start))
+            except OffsetGone as gone:
+                if not self.rows_may_be_lost or gone.first <= at:
+                    raise
+                at = gone.first
+            else:
+                return seen
 
     def _compare(self, store: Store, found: Sequence[Mapping[int, tuple[int, str]]]) -> None:
         for partition, here in enumerate(found):
             first, rows = store.extent().first[partition], self.rows[partition]
-            if first > self.may_go[partition]:
+            if first > self.may_go[partition] and not self.rows_may_be_lost:
                 raise Wrong(
                     f"partition {partition} begins at {first}, rows from {self.may_go[partition]} on had to stay"
                 )
@@ -218,10 +254,22 @@ class Oracle:
                     raise Wrong(f"row {number} in partition {partition} at {offset} is gone")
             if self.keyed:
                 self._compare_keys(store, partition, here)
+                self._compare_commands(store, partition)
         for batch, ranges in self.batches.items():
             done = store.delivered("q", batch)
             if done is None or done.ranges != ranges:
                 raise Wrong(f"batch {batch} was delivered to {ranges}, and is at {done}")
+
+    def _compare_commands(self, store: Store, partition: int) -> None:
+        """Look some commands up: the oldest and the newest that the journal must know, and one that it must have forgotten."""
+        oldest = len(self.rows[partition]) - self.remember
+        found = list(self.commands(partition))
+        known, forgotten = [each for each in found if each[1] >= oldest], [each for each in found if each[1] < oldest]
+        for first, at, count in (*known[:1], *known[-1:], *forgotten[-1:]):
+            taken = store.taken(partition, command(first))
+            there = None if taken is None else (taken.first, taken.rows.num_rows)
+            if there != ((at, count) if at >= oldest else None):
+                raise Wrong(f"{command(first)} in partition {partition} with {count} rows at {at} is found at {there}")
 
     @staticmethod
     def _compare_keys(store: Store, partition: int, here: Mapping[int, tuple[int, str]]) -> None:

@@ -12,9 +12,23 @@ from typing import Any, ParamSpec, TypeVar
 import attrs
 import pyarrow as pa
 from tests.simulation.history import History, Life, Operation
-from tests.simulation.oracle import Oracle, Part, Wrong, entity
+from tests.simulation.oracle import Oracle, Part, Wrong, command, entity
 
-from levada.actors.journal import Deliver, JournalConfig, JournalError, JournalFull, Keyed, StageRows, Store
+from levada.actors.journal import (
+    Append,
+    Appended,
+    CommandReused,
+    Deliver,
+    Fenced,
+    JournalConfig,
+    JournalDamaged,
+    JournalError,
+    JournalFull,
+    Keyed,
+    StageRows,
+    Store,
+)
+from levada.actors.journal.appends import Appends, Job
 from levada.actors.journal.delivering import deliver, stage_rows
 from levada.framework.platform import PLATFORM, Platform
 from levada.framework.testing.simulation import (
@@ -31,7 +45,7 @@ __all__ = ["Outcome", "run"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
-SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), ("who", pa.string()), ("text", pa.string())])
+SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), ("who", pa.string()), ("command", pa.string())])
 FOLDER = "/data/journal"
 LOGGER = logging.getLogger("levada.actors.journal")
 
@@ -65,15 +79,18 @@ class _Ended(Exception):
     """The life has ended before its operations."""
 
 
-def batch_of(first: int, count: int) -> Any:
-    """Return rows with these numbers."""
-    numbers = range(first, first + count)
-    columns = [
-        pa.array(numbers, pa.int64()),
-        pa.array([entity(n) for n in numbers]),
-        pa.array([f"row {n}" for n in numbers]),
-    ]
-    return pa.record_batch(columns, schema=SCHEMA)
+def schema_of(more: int) -> pa.Schema:
+    """Return the columns, with some that were added."""
+    return pa.schema([*SCHEMA, *(pa.field(f"more {place}", pa.bool_()) for place in range(more))])
+
+
+def batch_of(first: int, count: int, more: int = 0) -> Any:
+    """Return rows with these numbers, which are one command."""
+    numbers = pa.array(range(first, first + count), pa.int64())
+    who = pa.array([entity(n) for n in range(first, first + count)])
+    commands = pa.array([command(first)] * count)
+    added = [pa.array([True] * count)] * more
+    return pa.record_batch([numbers, who, commands, *added], schema=schema_of(more))
 
 
 def run(history: History, files: type[SimulatedFiles] = SimulatedFiles) -> Outcome:
@@ -92,7 +109,10 @@ class _Run:
         self.now = 1000.0
         self.disk = SimulatedDisk(history.model, sector=history.sector, time=lambda: self.now)
         config = dict(history.config)
-        keyed = Keyed(entity="who") if config.pop("keyed") else None
+        remember = config.pop("remember", 1_000_000)
+        keyed = None
+        if config.pop("keyed"):
+            keyed = Keyed(entity="who", command="command", body=("n", "who"), remember=remember)
         self.config = JournalConfig(keyed=keyed, **config)
         self.oracle = Oracle(history.config)
         self.random = random.Random(0)
@@ -101,6 +121,8 @@ class _Run:
         self.hits: list[tuple[Call, Fault]] = []
         self.calls = 0
         self.crashes = 0
+        self.columns = 0
+        """Columns that were added."""
         self.closed = self.rotten = False
         self.power_failed = False
         """Whether a power failure may have brought the names of staged rows back, without all of the rows."""
@@ -135,8 +157,11 @@ class _Run:
             paths = [path for path in self.disk.paths() if self.disk.find(path).cache]
             where = paths[int(where * len(paths))]
             at = int(at * len(self.disk.find(where).cache))
+        if where not in self.disk.paths():
+            return life  # a smaller history has other files
         self.tell(f"bit {bit} of byte {at} of {where} turns")
         self.disk.rot(where, at, bit)
+        self.oracle.unsynced_may_go = True
         return attrs.evolve(life, rot=[where, at, bit])
 
     def tell(self, text: str) -> None:
@@ -162,6 +187,7 @@ class _Run:
             token_bytes=self.random.randbytes, thread_pool=lambda *_: _Inline(), pid=lambda: 1, host=lambda: "machine",
         )  # fmt: skip
         self.now += 1
+        self.columns = max(self.columns, life.columns)
         self.closed = False
         token = PLATFORM.set(platform)
         try:
@@ -177,7 +203,7 @@ class _Run:
         if life.end == "power":
             self.tell(f"the power fails: {life.seed}, {life.share}")
             self.disk.power_failure(life.seed, share=life.share)
-            self.oracle.after_power_failure = self.power_failed = True
+            self.oracle.unsynced_may_go = self.power_failed = True
         files.kill()
 
     def work(self, life: Life) -> None:
@@ -219,7 +245,7 @@ class _Run:
         hits = len(self.hits)
         self.tell("open")
         try:
-            store = Store.open(FOLDER, SCHEMA, self.config)
+            store = self.opened()
         except (JournalError, OSError) as error:
             self.tell(f"  {type(error).__name__}: {error}")
             if len(self.hits) == hits and self.disk.size is None and not self.rotten:
@@ -233,6 +259,18 @@ class _Run:
         self.oracle.retaining()  # a crash may have come behind the retention of an operation that was cut short
         self.check(store, self.oracle.settle)
         return store
+
+    def opened(self) -> Store:
+        schema = schema_of(self.columns)
+        try:
+            return Store.open(FOLDER, schema, self.config)
+        except JournalDamaged as error:
+            if not self.rotten:
+                raise
+            self.tell(f"  {error}; the loss is accepted")
+            store = Store.open(FOLDER, schema, attrs.evolve(self.config, accept_loss=True))
+            self.oracle.rows_may_be_lost = True
+            return store
 
     def do(self, store: Store, operation: Operation) -> None:
         name, *arguments = operation
@@ -267,18 +305,72 @@ class _Run:
             self.oracle.retaining()
 
     def do_append(self, store: Store, parts: Sequence[Part]) -> None:
-        batches = [(number, batch_of(first, count)) for number, first, count in parts]
+        batches = [(number, batch_of(first, count, self.columns)) for number, first, count in parts]
         with self.in_doubt(store, parts):
             places = store.append(batches)
             self.answered([(each.partition, each.first, each.count) for each in places], parts)
             self.oracle.appended(parts)
 
     def do_group(self, store: Store, parts: Sequence[Part]) -> None:
-        prepared = [store.prepare(number, batch_of(first, count)) for number, first, count in parts]
+        prepared = [store.prepare(number, batch_of(first, count, self.columns)) for number, first, count in parts]
         with self.in_doubt(store, parts, each=True):
             places = store.append_group(prepared)
             self.answered([(each.partition, each.first, each.count) for each in places], parts[: len(places)])
             self.oracle.appended(parts[: len(places)], each=True)
+
+    def do_commands(self, store: Store, parts: Sequence[Part]) -> None:
+        """Append commands as the journal's writer does; each knows the end."""
+        jobs = []
+        ends = [len(rows) for rows in self.oracle.rows]
+        for number, first, count in parts:
+            jobs.append(self.job(batch_of(first, count, self.columns), number, ends[number]))
+            ends[number] += count
+        with self.in_doubt(store, parts, each=True):
+            answers = self.judged(store, jobs)
+            places = [(each.partition, each.first, each.count) for each in answers if isinstance(each, Appended)]
+            self.answered(places, parts[: len(places)])
+            self.oracle.appended(parts[: len(places)], each=True)
+
+    def do_repeat(self, store: Store, which: float) -> None:
+        """Give a command again that is known, and one that comes too late."""
+        known = self.oracle.known_commands()
+        if known:
+            number, first, offset, count = known[int(which * len(known))]
+            found = self.judged(store, [self.job(batch_of(first, count, self.columns), number, None)])
+            if found != [Appended(number, offset, 0, count)]:
+                raise Wrong(f"{command(first)} in partition {number} at {offset} was answered with {found}")
+            late = self.judged(store, [self.job(batch_of(1 << 40, 1, self.columns), number, store.end(number) + 1)])
+            if late != [Fenced(number, store.end(number))]:
+                raise Wrong(f"an append behind the end was answered with {late}")
+
+    def do_reuse(self, store: Store, which: float) -> None:
+        """Give another command the id of one that is known."""
+        known = self.oracle.known_commands()
+        if known:
+            number, first, _, count = known[int(which * len(known))]
+            rows = batch_of(first, count, self.columns)
+            other = rows.set_column(0, SCHEMA.field(0), pa.array([1 << 41] * count, pa.int64()))
+            try:
+                found = self.judged(store, [self.job(other, number, None)])
+            except CommandReused:
+                return
+            raise Wrong(f"{command(first)} with another body was answered with {found}")
+
+    @staticmethod
+    def job(rows: Any, partition: int, at: int | None) -> Job:
+        return Job(None, None, Append(rows, partition=partition, at=at, waits=False))
+
+    @staticmethod
+    def judged(store: Store, jobs: Sequence[Job]) -> list[Appended | Fenced]:
+        answers, error = Appends(store, None).write(jobs)
+        if error is not None and not answers:
+            raise error
+        found = []
+        for _, answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+            found.append(answer)
+        return found
 
     def do_many(self, store: Store, partition: int, first: int, count: int) -> None:
         for number in range(first, first + count):
@@ -303,7 +395,7 @@ class _Run:
         messages = [
             (number, message)
             for number, first, count in parts
-            for message in store.pack([store.prepare(number, batch_of(first, count))[1]])
+            for message in store.pack([store.prepare(number, batch_of(first, count, self.columns))[1]])
         ]
         with self.in_doubt(store, parts, batch):
             done = store.deliver("q", batch, messages)
@@ -318,7 +410,7 @@ class _Run:
 
     def do_stage(self, store: Store, batch: int, parts: Sequence[Part], attempt: int) -> None:
         for part, first, count in parts:
-            stage_rows(store, StageRows("q", batch, part, attempt, [], at=0), batch_of(first, count))
+            stage_rows(store, StageRows("q", batch, part, attempt, [], at=0), batch_of(first, count, self.columns))
 
     def do_hand_in(self, store: Store, batch: int, parts: Sequence[Part], attempt: int) -> None:
         known, rows = self.oracle.batches.get(batch), {part: count for part, _, count in parts}
@@ -390,6 +482,16 @@ class _Run:
         chosen = self.oracle.erasing(partition, who)
         for _ in store.erase(who, partition=partition):
             pass
+        self.oracle.gone |= chosen
+        self.oracle.fading -= chosen
+
+    def do_trim(self, store: Store, partition: int, who: str, share: float, first: int) -> None:
+        """Erase the older rows of an entity, with an append between two steps."""
+        before = int(share * store.end(partition))
+        chosen = self.oracle.erasing(partition, who, before)
+        for step, _ in enumerate(store.erase(who, partition=partition, before=before)):
+            if step < 10:
+                self.do_append(store, [[partition, first + step, 1]])
         self.oracle.gone |= chosen
         self.oracle.fading -= chosen
 

@@ -470,6 +470,22 @@ def test_an_id_that_is_used_again_at_the_start_of_a_segment_has_its_new_rows(tmp
         assert store.statistics().segments > 3
 
 
+def test_a_command_is_forgotten_as_a_whole(tmp_path: Path) -> None:
+    """Its rows are in several blocks, and the newest rows that are known begin at any of them."""
+    config = attrs.evolve(SMALL, block_rows=8, keyed=Keyed(command="command", remember=20))
+    with open_store(tmp_path, config) as store:
+        store.append([(0, batch(*(Event("e", "a", n) for n in range(60))))])
+    with open_store(tmp_path, config) as store:  # which reads it block by block
+        assert store.taken(0, "a") is None  # its first row is not among the newest 20
+        store.append([(0, batch(*(Event("e", "b", n) for n in range(15))))])
+        found = []
+        for n in range(10):
+            taken = store.taken(0, "b")
+            found.append(None if taken is None else (taken.first, taken.rows.num_rows))
+            store.append([(0, batch(Event("e", f"c{n}", n)))])
+        assert found == [(60, 15)] * 6 + [None] * 4
+
+
 async def test_the_same_command_twice_in_a_group(system: ActorSystem, tmp_path: Path) -> None:
     """All asks come while the first one is written."""
     journal = spawn(system, tmp_path)

@@ -242,7 +242,7 @@ class Keys:
         assert name is not None
         oldest = self._partition.end - self._config.remember
         found: Taken | None = None
-        for first, index in self._indexes(oldest):
+        for first, index in self._indexes(oldest - 1):  # with the row before, which may be the command's too
             place = index.command_at(key)
             rows = None if place is None else self._command_rows(first + place, command, name, schema)
             if place is None or rows is None:
@@ -391,6 +391,8 @@ class _Growing:
         self._hashes = array("Q")
         self._previous = array("I")  # for each row, 1 + the place of the entity's row before; 0: there is none
         self._commands: dict[int, int] = {}
+        self._last_command: Any = None
+        """Of the last row: the next rows may be of the same command."""
 
     def skip(self, rows: int) -> None:
         """Leave out rows that were erased."""
@@ -398,6 +400,7 @@ class _Growing:
             place = self.end - self.first
             self._hashes.extend([0] * rows)
             self._previous.extend(range(place + 1, place + 1 + rows))
+        self._last_command = None
         self.end += rows
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -414,7 +417,7 @@ class _Growing:
             else:
                 previous.append(entities.get(number, 0))
                 entities[number] = place
-        place, last = self.end - self.first, None
+        place, last = self.end - self.first, self._last_command
         for key in _keys(batch, config.command):
             # A command has the place of its first row. Ids that are forgotten may come again, and then the newest counts.
             if key is not None and key != last:
@@ -423,6 +426,7 @@ class _Growing:
                     commands[number] = place
             last = key
             place += 1
+        self._last_command = last
         self.end += batch.num_rows
 
     def rows_of(self, key: int) -> Iterator[int]:
