@@ -26,11 +26,13 @@ SETTINGS: Final = NodeSettings(
 )
 FAULTS: Final = Faults(
     jump=5.0,  # a reminder that a wrong clock has set is late by as much
-    strikes=8,
-    every=0.3,
-    aims={"Add", "Append", "Close", "Command", "Due", "Open"},
+    strikes=10,
+    every=0.5,
+    disk_errors=2.0,
+    power_failures=2.0,
+    aims={"Add", "Append", "Close", "Command", "Due", "Open", "fdatasync", "rename"},
 )
-"""Strikes at random times; in half of the worlds, also at commands, appends, and moves of shards."""
+"""Strikes at random times; in half of the worlds, also at commands, appends, their syncs, and moves of shards."""
 _CLIENTS: Final = 3
 _COMMANDS: Final = 12
 _ENTITIES: Final = 4
@@ -177,7 +179,7 @@ class Bank:
                 await trio.sleep(rng.choice((0.01, 0.2, 1.0)))
             else:
                 todo.popleft()
-                await trio.sleep(rng.choice((0.0, 0.01, 0.1)))
+                await trio.sleep(rng.choice((0.0, 0.05, 0.8)))  # so that there is work for as long as there are strikes
 
     async def _check(self, accounts: Any) -> None:
         """Each command is done once, each answer is its number, in the order of real time; each reminder has come once."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Final
 
 from tests.simulation.bank import FAULTS, Bank
 from tests.simulation.mutants import MUTANTS
 
 from levada.framework.testing.simulation import SimulationFailure, World, simulate
+
+LIMIT: Final = 300.0
+"""Virtual seconds of a world at most; a good one has about ten."""
 
 
 async def scenario(world: World) -> None:
@@ -23,7 +27,7 @@ def main(first: str, count: str, mutant: str = "") -> None:
         MUTANTS[mutant]()
     for seed in range(int(first), int(first) + int(count)):
         try:
-            result = simulate(scenario, seeds=[seed], faults=FAULTS)
+            result = simulate(scenario, seeds=[seed], faults=FAULTS, limit=LIMIT)
         except SimulationFailure as failure:
             print(failure)
             sys.exit(1)

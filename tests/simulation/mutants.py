@@ -70,5 +70,11 @@ def no_sync() -> None:
 
 MUTANTS: Final[dict[str, Callable[[], None]]] = {
     each.__name__: each
-    for each in (no_command_memory, answers_before_the_disk, answers_after_the_loss, reminders_fire_twice, no_sync)
+    for each in (
+        no_command_memory,
+        answers_before_the_disk,
+        answers_after_the_loss,
+        reminders_fire_twice,
+        no_sync,
+    )
 }

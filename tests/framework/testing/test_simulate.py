@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import pickle
 import random
@@ -573,6 +575,124 @@ def test_faults_strike_only_what_comes_back() -> None:
     result = simulate(scenario, seeds=range(20), faults=Faults(strikes=10))
     assert sum(kills) > 10
     assert result.strikes > 50
+
+
+ONLY_DISKS = Faults(
+    strikes=10,
+    every=0.3,
+    kills=0,
+    crashes=0,
+    pauses=0,
+    cuts=0,
+    zombies=0,
+    power_failures=0,
+    clock_jumps=0,
+    disk_errors=3,
+)
+
+
+class Scribe:
+    """A process that writes some pages into a new file every 0.1 s, and notes what the disk did."""
+
+    def __init__(self) -> None:
+        self.found = set[str]()
+        """Names of errors; "short" writes, "slow" syncs."""
+        self.last = ""
+        """What came of the last file; empty: it was written."""
+
+    async def main(self) -> None:
+        for pages in range(2, 102):
+            started = trio.current_time()
+            try:
+                self.last = await PLATFORM.get().run_in_thread(self.write, 4096 * pages)
+            except OSError as error:
+                self.last = errno.errorcode[error.errno or 0]
+            if trio.current_time() > started + 0.03:
+                self.last = "slow"
+            self.found.add(self.last)
+            await trio.sleep(0.1)
+
+    @staticmethod
+    def write(size: int) -> str:
+        files = PLATFORM.get().files
+        files.discard("/page")
+        with files.opened("/page", os.O_RDWR | os.O_CREAT) as descriptor:
+            first = done = files.pwrite(descriptor, bytes(size), 0)
+            while done < size:
+                done += files.pwrite(descriptor, bytes(size - done), done)
+            files.fsync(descriptor)
+        return "short" if first < size else ""
+
+
+def test_disks_refuse_calls_are_full_and_are_slow_and_recover() -> None:
+    async def scenario(world: World) -> None:
+        scribe = Scribe()
+        await (await world.start("scribe", scribe.main, restart=1.0)).wait()
+        await trio.sleep(8)
+        await (await world.start("another scribe", scribe.main)).wait()
+        assert scribe.last == ""
+        found.update(scribe.found)
+
+    found = set[str]()
+    assert simulate(scenario, seeds=range(16), faults=ONLY_DISKS).strikes > 50
+    assert found == {"", "EIO", "EMFILE", "ENOSPC", "short", "slow"}
+
+
+def test_a_disk_is_only_slow_if_a_process_on_it_does_not_come_back() -> None:
+    async def scenario(world: World) -> None:
+        scribe = Scribe()
+        await (await world.start("scribe", scribe.main)).wait()
+        found.update(scribe.found)
+
+    found = set[str]()
+    simulate(scenario, seeds=range(10), faults=ONLY_DISKS)
+    assert found == {"", "slow"}
+
+
+def test_an_aim_at_a_kind_of_disk_call_strikes_before_it_and_between_it_and_what_follows() -> None:
+    async def scenario(world: World) -> None:
+        async def main() -> None:
+            files = PLATFORM.get().files
+            number = files.open("/numbers", os.O_RDWR | os.O_CREAT)
+            end, synced = len(files.pread(number, 100, 0)), len(world.disk("main").find("/numbers").durable)
+            if end - 1 not in answered:
+                outcomes.add("synced, not answered" if synced == end else "not synced")
+            for at in range(end, 20):
+                files.pwrite(number, b"x", at)
+                try:
+                    files.fsync(number)
+                except OSError:
+                    outcomes.add("refused")
+                answered.add(at)
+                await trio.sleep(0.1)
+            done.set()
+
+        answered, done = {-1}, trio.Event()
+        await world.start("main", main, restart=0.5)
+        await done.wait()
+
+    outcomes = set[str]()
+    simulate(scenario, seeds=range(30), faults=Faults(strikes=5, every=1e6, aims={"fsync"}))
+    assert outcomes == {"synced, not answered", "not synced", "refused"}
+
+
+def test_what_a_dead_process_logs_goes_nowhere(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(world: World) -> None:
+        async def main() -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                logging.getLogger("a program").error("one ends")
+
+        one = await world.start("one", main)
+        other = await world.start("other", trio.sleep_forever)
+        await trio.sleep(1)
+        one.kill()
+        await one.gone.wait()
+        logging.getLogger("a program").error("%s is alive", other.name)
+
+    run(scenario)
+    assert caplog.messages == ["other is alive"]
 
 
 # Histories.

@@ -25,7 +25,7 @@ from typing import Literal
 
 import attrs
 
-from .faults import chance
+from .faults import DiskFaults, chance
 
 __all__ = ["Inode", "Model", "SimulatedDisk", "failure"]
 
@@ -136,6 +136,9 @@ class SimulatedDisk:
         """Bytes that fit; may be changed at any time, see `full`."""
         self.sector = sector
         self.sync_time = sync_time
+        """Seconds that a sync takes; may be changed at any time."""
+        self.faults: DiskFaults | None = None
+        """Says what happens at each call of each process, unless `SimulatedFiles.faults` does; may be changed at any time. None: nothing does."""
         self.lock = threading.RLock()
         self._time = time
         self._root = Inode(1, True, "/", time(), 0o755, 0, links=1)

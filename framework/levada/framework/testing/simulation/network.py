@@ -113,7 +113,8 @@ class SimulatedNetwork:
         """Carries datagrams."""
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
-        self._waiting = trio.lowlevel.ParkingLot()
+        self._until_next = trio.CancelScope()
+        """Ends when the next call is due."""
         self.changed = trio.lowlevel.ParkingLot()
         """Those that wait for an address to be within reach."""
         self.addresses = Addresses(self.changed)
@@ -145,8 +146,12 @@ class SimulatedNetwork:
 
     def later(self, seconds: float, call: Callable[[], None]) -> None:
         """Call in so many seconds, outside all processes."""
-        heappush(self._heap, (trio.current_time() + seconds, next(self._numbers), call))
-        self._waiting.unpark_all()
+        self._call_at(trio.current_time() + seconds, call)
+
+    def _call_at(self, at: float, call: Callable[[], None]) -> None:
+        heappush(self._heap, (at, next(self._numbers), call))
+        if at < self._until_next.deadline:
+            self._until_next.deadline = at  # to wake the task for that is a step of trio more
 
     async def carry(self) -> None:
         """Deliver everything in time, until cancelled."""
@@ -155,8 +160,8 @@ class SimulatedNetwork:
             if heap and heap[0][0] <= trio.current_time():
                 heappop(heap)[2]()
                 continue
-            with trio.move_on_at(heap[0][0] if heap else inf):
-                await self._waiting.park()
+            with trio.move_on_at(heap[0][0] if heap else inf) as self._until_next:
+                await trio.sleep_forever()
 
     # Wires.
 
@@ -186,11 +191,7 @@ class SimulatedNetwork:
     def _look(self, way: _Way) -> None:
         if way.under_way and not way.due and not self.is_blocked(way.sender, way.receiver):
             way.due = True
-            heappush(
-                self._heap,
-                (max(way.under_way[0][0], trio.current_time()), next(self._numbers), lambda: self._arrive(way)),
-            )
-            self._waiting.unpark_all()
+            self._call_at(max(way.under_way[0][0], trio.current_time()), lambda: self._arrive(way))
 
     def _arrive(self, way: _Way) -> None:
         way.due = False

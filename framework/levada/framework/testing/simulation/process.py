@@ -63,6 +63,12 @@ class Machine:
         """The processes that run on it."""
         return [process for process in self.world.processes if process.machine is self and not process.dead]
 
+    @property
+    def returns(self) -> bool:
+        """Whether there are processes on it, and each of them comes back when it ends."""
+        processes = self.processes
+        return bool(processes) and all(process.returns for process in processes)
+
     def power_failure(self, seconds: float = 1.0) -> None:
         """Cut the power: all its processes are gone without a word, and its disk keeps what it must and some of the rest.
 
@@ -219,7 +225,7 @@ class Process:
             self._crash_in -= 1
             if not self._crash_in:
                 return Fault(crash=True, done=self._random.random())
-        return None
+        return self.world.strikes.at_call(self, call)
 
     def _resume(self) -> None:
         self.paused -= 1

@@ -1,10 +1,12 @@
-"""Faults of a world: what strikes its processes, how often, and at which moments."""
+"""Faults of a world: what strikes its processes and disks, how often, and at which moments."""
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
 import trio
@@ -12,16 +14,17 @@ from attrs import validators as v
 
 from levada.framework.testing.explore import Turn
 
-from .disk import Model
+from .disk import Model, SimulatedDisk
+from .faults import CHANGES, Call, Fault, chance
 
 if TYPE_CHECKING:
-    from .process import Process
+    from .process import Machine, Process
     from .world import World
 
 __all__ = ["Faults", "Strikes"]
 
-_SHORT: Final = (0.1, 1.0, 8.0)
-"""Seconds of a pause, a cut, or a life out of reach."""
+T = TypeVar("T")
+
 _AFTER: Final = (0.0, 0.0002, 0.001, 0.01)
 """Seconds from the moment that a strike is aimed at."""
 _HITS: Final = 0.1
@@ -30,6 +33,20 @@ _OTHERS: Final = 0.5
 """The share of aimed strikes that go to any process."""
 _CALLS: Final = 40
 """The most calls of the disk before a crash in one of them."""
+_READS: Final = frozenset({"database", "map", "names", "open", "read", "stat"})
+_ERRORS: Final = (
+    ("syncs", frozenset({"commit", "fdatasync", "fsync"}), Fault(errno.EIO)),
+    ("writes", frozenset({"write"}), Fault(errno.EIO, done=0.5)),
+    ("changes", CHANGES, Fault(errno.EIO)),
+    ("reads", _READS, Fault(errno.EIO)),
+    ("openings", frozenset({"create", "database", "open"}), Fault(errno.EMFILE)),
+    ("writes", frozenset({"write"}), Fault(done=0.5)),
+)
+"""What a disk may refuse for a while, and how; the last one is short writes."""
+_REFUSED: Final = (0.1, 0.5, 1.0)
+"""The share of these calls that the disk refuses."""
+_SYNC_TIMES: Final = (0.05, 0.5, 3.0)
+"""Seconds that a sync of a slow disk takes."""
 
 _share: Any = [v.instance_of((int, float)), v.ge(0)]
 
@@ -59,9 +76,16 @@ class Faults:
     cuts: float = attrs.field(default=2.0, validator=_share)
     """Weight of cuts between two processes, one way or both ways."""
     zombies: float = attrs.field(default=1.0, validator=_share)
-    """Weight of children that count as dead and live on for a while."""
+    """Weight of children that count as dead and live on for a while; some are stopped first, so what they have sent arrives late."""
     power_failures: float = attrs.field(default=1.0, validator=_share)
     """Weight of power failures of a machine all whose processes come back."""
+    disk_errors: float = attrs.field(default=1.0, validator=_share)
+    """Weight of disks that refuse some or all calls of a kind for a while: syncs, writes, other changes or reads with `errno.EIO`, the opening of
+    files with `errno.EMFILE`; or their writes are short. All processes of the machine come back."""
+    full_disks: float = attrs.field(default=1.0, validator=_share)
+    """Weight of disks that are full for a while. All processes of the machine come back."""
+    slow_disks: float = attrs.field(default=1.0, validator=_share)
+    """Weight of disks whose syncs are slow for a while."""
     clock_jumps: float = attrs.field(default=1.0, validator=_share)
     """Weight of jumps of a clock."""
     jump: float = attrs.field(default=3600.0, validator=_share)
@@ -72,10 +96,31 @@ class Faults:
     """Least and most seconds from one process to another. In a third of the worlds it is ten times as long."""
     loss: float = attrs.field(default=0.1, validator=[*_share, v.le(1)])
     """The largest share of datagrams that are lost, which concerns QUIC. Half of the worlds lose none, and the others up to this share."""
+    lengths: tuple[float, ...] = (0.1, 1.0, 8.0)
+    """Seconds that a pause, a cut, a life out of reach, a power failure, or a fault of a disk may take."""
     aims: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
-    """Names of message classes. When an actor is about to handle such a message, its process may be struck, now or a moment later."""
+    """Moments to strike at, in half of the worlds.
+
+    The name of a message class: when an actor is about to handle such a message, its process or another one is killed, paused, taken for dead,
+    or without power, by their weights, now or a moment later.
+    A kind of `CHANGES`, such as ``"fdatasync"``: when a process makes such a call of its disk, the process crashes before, in, or right behind
+    the call, or the call fails, or another process is struck."""
     disk: Model | None = None
     """What a power failure leaves, see `SimulatedDisk`; None: the seed decides."""
+
+
+@attrs.frozen
+class _Refusing:
+    """Says what happens at the calls of a disk that refuses some."""
+
+    kinds: frozenset[str]
+    fault: Fault
+    share: float
+    seed: int
+
+    def __call__(self, call: Call) -> Fault | None:
+        refused = call.kind in self.kinds and chance(self.seed, attrs.astuple(call)) < self.share
+        return self.fault if refused else None
 
 
 class Strikes:
@@ -89,6 +134,8 @@ class Strikes:
         self.done = 0
         """Strikes so far."""
         self._aimed = rng.random() < 0.5 and bool(faults.aims)
+        self._ill = set[SimulatedDisk]()
+        """Disks that are full, slow or refuse calls for a while."""
         self._kinds: list[tuple[Callable[[], None], float]] = [
             (self._kill, faults.kills),
             (self._crash, faults.crashes),
@@ -96,6 +143,9 @@ class Strikes:
             (self._cut, faults.cuts),
             (self._zombie, faults.zombies),
             (self._power, faults.power_failures),
+            (self._disk_errors, faults.disk_errors),
+            (self._full_disk, faults.full_disks),
+            (self._slow_disk, faults.slow_disks),
             (self._clock, faults.clock_jumps),
         ]
 
@@ -103,35 +153,70 @@ class Strikes:
         """Strike at random times."""
         while self._left > 0 and any(weight for _, weight in self._kinds):
             await trio.sleep(self._random.expovariate(1 / self._faults.every))
-            self._left -= 1
-            self.done += 1
+            self._count()
             strikes, weights = zip(*self._kinds, strict=True)
             self._random.choices(strikes, weights)[0]()
 
     def aim(self, process: Process, turn: Turn) -> None:
-        """Strike a process that is about to handle a message of the chosen classes."""
-        if not self._aimed or self._left <= 0:
-            return
+        """Strike at the moment when a process is about to handle messages, if it is chosen."""
+        if self._hits(name.removeprefix("ask ") for name in turn.messages):
+            self._strike_soon(process)
+
+    def at_call(self, process: Process, call: Call) -> Fault | None:
+        """Strike at the moment of a call of the disk, if it is chosen; return what happens at the call."""
+        if not self._hits((call.kind,)):
+            return None
+        if self._random.random() < _OTHERS or not process.returns:
+            self._strike_soon(process)
+            return None
+        self._count()
+        done = self._random.choice((0.0, 0.5, 1.0))
+        if self._random.random() < 0.3 and self._faults.disk_errors and process.machine.returns:
+            self._world.note(f"{process.name}: {call.kind} of {call.path} fails")
+            return Fault(errno.EIO, done=done)
+        return Fault(crash=True, done=done)
+
+    def _hits(self, moments: Iterable[str]) -> bool:
         aims = self._faults.aims
-        if any(name.removeprefix("ask ") in aims for name in turn.messages) and self._random.random() < _HITS:
-            if self._random.random() < _OTHERS:
-                process = next(iter(self._one(self._mortal())), process)  # perhaps one that waits for the answer
-            if not process.returns:
-                return
-            self._left -= 1
-            self.done += 1
-            strike = process.kill
-            if process.parent is not None and self._random.random() < 0.3 and self._faults.zombies:
-                seconds = self._random.choice(_SHORT)
-                strike = lambda: process.zombie(seconds)  # noqa: E731 - it is chosen
+        return (
+            self._aimed and self._left > 0 and any(each in aims for each in moments) and self._random.random() < _HITS
+        )
+
+    def _strike_soon(self, process: Process) -> None:
+        """Strike a process, or another one, which may wait for the answer."""
+        if self._random.random() < _OTHERS:
+            process = next(iter(self._one(self._mortal())), process)
+        if not process.returns:
+            return
+        self._count()
+        faults = self._faults
+        strikes: dict[Callable[[], None], float] = {process.kill: faults.kills}
+        strikes[partial(process.pause, self._random.choice(self._faults.lengths))] = faults.pauses
+        if process.parent is not None:
+            strikes[partial(self._let_live_on, process)] = faults.zombies
+        if process.machine.returns:
+            strikes[partial(process.power_failure, self._random.choice(self._faults.lengths))] = faults.power_failures
+        if any(strikes.values()):
+            strike = self._random.choices(list(strikes), list(strikes.values()))[0]
             self._world.network.later(self._random.choice(_AFTER), strike)
 
+    def _let_live_on(self, process: Process) -> None:
+        """Let a child count as dead. In half of the cases it is stopped first, and what it has sent arrives when it has a successor."""
+        seconds = self._random.choice(self._faults.lengths)
+        if self._random.random() < 0.5:
+            process.pause(seconds / 2)
+        process.zombie(seconds)
+
+    def _count(self) -> None:
+        self._left -= 1
+        self.done += 1
+
     def stop(self) -> None:
-        """Strike no more, and undo all cuts."""
+        """Strike no more. What is under way ends in its time."""
         self._left = 0
 
-    def _one(self, processes: list[Process]) -> list[Process]:
-        return [self._random.choice(processes)] if processes else []
+    def _one(self, found: list[T]) -> list[T]:
+        return [self._random.choice(found)] if found else []
 
     def _alive(self) -> list[Process]:
         return [process for process in self._world.processes if not process.dead]
@@ -149,24 +234,58 @@ class Strikes:
 
     def _pause(self) -> None:
         for process in self._one(self._alive()):
-            process.pause(self._random.choice(_SHORT))
+            process.pause(self._random.choice(self._faults.lengths))
 
     def _cut(self) -> None:
         wires = [wire for process in self._alive() for wire in process.wires]
         if wires:
             way = self._random.choice(self._random.choice(wires).ways)
             one_way = self._random.random() < 0.5
-            self._world.cut(way.sender.name, way.receiver.name, one_way=one_way, seconds=self._random.choice(_SHORT))
+            self._world.cut(
+                way.sender.name, way.receiver.name, one_way=one_way, seconds=self._random.choice(self._faults.lengths)
+            )
 
     def _zombie(self) -> None:
         for process in self._one([process for process in self._mortal() if process.parent is not None]):
-            process.zombie(self._random.choice(_SHORT))
+            self._let_live_on(process)
+
+    def _returning(self) -> list[Machine]:
+        return [machine for machine in self._world.machines.values() if machine.is_up and machine.returns]
 
     def _power(self) -> None:
-        machines = [machine for machine in self._world.machines.values() if machine.is_up and machine.processes]
-        machines = [machine for machine in machines if all(process.returns for process in machine.processes)]
-        if machines:
-            self._random.choice(machines).power_failure(self._random.choice(_SHORT))
+        for machine in self._one(self._returning()):
+            machine.power_failure(self._random.choice(self._faults.lengths))
+
+    def _disk_errors(self) -> None:
+        for machine in self._one([machine for machine in self._returning() if machine.disk not in self._ill]):
+            what, kinds, fault = self._random.choice(_ERRORS)
+            happens = _Refusing(kinds, fault, self._random.choice(_REFUSED), self._random.getrandbits(32))
+            how = f"fail with {errno.errorcode[fault.error]}" if fault.error else "are short"
+            self._set_for_a_while(machine, f"{happens.share:.0%} of the {what} {how}", "faults", happens)
+
+    def _full_disk(self) -> None:
+        for machine in self._one([machine for machine in self._returning() if machine.disk not in self._ill]):
+            self._set_for_a_while(machine, "its disk is full", "size", machine.disk.used)
+
+    def _slow_disk(self) -> None:
+        machines = [machine for machine in self._world.machines.values() if machine.is_up]
+        for machine in self._one([machine for machine in machines if machine.disk not in self._ill]):
+            seconds = self._random.choice(_SYNC_TIMES)
+            self._set_for_a_while(machine, f"each sync takes {seconds:g} s", "sync_time", seconds)
+
+    def _set_for_a_while(self, machine: Machine, what: str, name: str, value: object) -> None:
+        """Give an attribute of a machine's disk another value. No two of these times overlap, so each ends with the value before it."""
+        disk, seconds = machine.disk, self._random.choice(self._faults.lengths)
+        before = getattr(disk, name)
+        self._ill.add(disk)
+        setattr(disk, name, value)
+        self._world.note(f"{machine.name}: {what}, for {seconds:g} s")
+
+        def recover() -> None:
+            self._ill.discard(disk)
+            setattr(disk, name, before)
+
+        self._world.network.later(seconds, recover)
 
     def _clock(self) -> None:
         for process in self._one(self._alive()):

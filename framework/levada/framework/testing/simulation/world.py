@@ -10,11 +10,12 @@ The rules of this file:
 from __future__ import annotations
 
 import inspect
+import logging
 import random
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
 import attrs
@@ -31,7 +32,7 @@ from .disk import Model, SimulatedDisk
 from .history import History
 from .modules import ModuleState
 from .network import SimulatedNetwork
-from .process import Machine, Process
+from .process import PROCESS, Machine, Process
 from .strikes import Faults, Strikes
 
 __all__ = ["Simulated", "SimulationFailure", "World", "simulate"]
@@ -43,6 +44,8 @@ _SHOWN: Final = 30
 _KEPT: Final = 10_000
 _START: Final = (0.05, 0.3, 1.0)
 """Seconds for Python to start in a child process."""
+_SILENT: Final = -1
+"""A level below the level of each handler."""
 _SLOW: Final = 10.0
 """How much slower the network is in every third world."""
 _SHORT_LIFE: Final = 1.0
@@ -304,7 +307,7 @@ def simulate(
             known = len(sys.modules)
             worlds.clear()
             try:
-                with deterministic(seed):
+                with deterministic(seed), _dead_are_silent():
                     seconds_of = trio.run(
                         _run, scenario, seed, tuple(machines), faults, limit, worlds, clock=autojump()
                     )
@@ -317,6 +320,24 @@ def simulate(
         seconds += seconds_of
         strikes += worlds[0].strikes.done
     return Simulated(digests, seconds, strikes)
+
+
+@contextmanager
+def _dead_are_silent() -> Iterator[None]:
+    """Let nothing come of what dead processes log while their tasks end."""
+    make = logging.getLogRecordFactory()
+
+    def make_record(*args: Any, **more: Any) -> logging.LogRecord:
+        record, process = make(*args, **more), PROCESS.get()
+        if process is not None and process.dead:
+            record.levelno = _SILENT
+        return record
+
+    logging.setLogRecordFactory(make_record)
+    try:
+        yield
+    finally:
+        logging.setLogRecordFactory(make)
 
 
 async def _run(
