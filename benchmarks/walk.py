@@ -26,9 +26,9 @@ __all__ = ["LIMITS", "OPERATIONS", "WALKS", "Counter", "Step", "Walk", "measure"
 
 LIMITS = {
     "rsocket": (76, 13),
-    "aqueduct": (83, 15),
-    "aqueduct-sender": (600, 38),
-    "maop": (264, 24),
+    "aqueduct": (81, 15),
+    "aqueduct-sender": (598, 38),
+    "maop": (263, 24),
     "durable": (133, 24),
     "spark": (305, 35),
 }

@@ -391,7 +391,7 @@ class World:
             assert not any((core.unacked, core.crowded, core.background)), "I-5"
             assert not end.refs._remote, "a ref that nobody holds"
         if not over:
-            rest = (tasks(), len(self.client.streams), len(self.server.streams))
+            rest = (tasks(), self.client.stream_count, self.server.stream_count)
             assert self.rest in (None, rest), f"I-5: tasks and streams are {rest}, were {self.rest}"
             self.rest = rest
         for number, (leaf, cell) in self.leaves.items():

@@ -14,7 +14,8 @@ from tests.actors import carried
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.aqueduct import connect, serve
-from levada.actors.aqueduct.connection import MAX_IDLE, AqueductDriver
+from levada.actors.aqueduct.connection import AqueductDriver
+from levada.actors.aqueduct.streams import MAX_IDLE
 from levada.framework import (
     Actor,
     ActorSystem,
@@ -104,7 +105,7 @@ async def test_halves_and_streams_are_children_of_their_connection(start: Start,
         assert halves(ends.server) == {"EntryInbound": 1, "Outbound": 1, "Inbound": 1}
         for connection in (ends.client, ends.server):
             in_use = wires(connection)
-            assert len(in_use) == len(connection.streams) == 6  # two control streams more, and the messages of one
+            assert len(in_use) == connection.stream_count == 6  # two control streams more, and the messages of one
             assert {wire.stream_id for wire in in_use} >= {0}
         assert await got.receiver.receive() == 1
         sender.finish_nowait()

@@ -83,7 +83,7 @@ class Ends:
                 len(end.operations),
                 len(end.executions),
                 *map(len, end.credit.values()),
-                (0 if end.streams is None else len(end.streams)) - control_streams(end),
+                end.stream_count - control_streams(end),
                 end.shared.limiter.running + end.shared.limiter.waiting,
                 end.core.quota.operations + end.core.quota.buffered,
             )

@@ -240,5 +240,4 @@ async def test_ma26_stream_0_is_closed_on_both_sides(start: Start, autojump_cloc
     async with start({101: echo}, core=MaopConfig()) as ends:
         await ends.peer.request(101)
         for end in (ends.client, ends.server):
-            assert end.streams is not None
-            assert end.streams.get(0) is None
+            assert end.stream(0) is None

@@ -74,8 +74,8 @@ async def a_connection_that_is_lost(ends: Ends) -> None:
         for msg_id in (102, 103) * 3:
             nursery.start_soon(quiet, lambda msg_id=msg_id: ends.peer.request(msg_id, BODY))
         await trio.sleep(0.5)
-        carrier = ends.server.streams.carrier
-        carrier.close(0x10B, "that is all")
+        assert ends.server.carrier is not None
+        ends.server.carrier.close(0x10B, "that is all")
 
 
 SCENARIOS = [requests_that_end, requests_that_are_cancelled, a_connection_that_is_lost]

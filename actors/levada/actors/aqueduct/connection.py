@@ -17,8 +17,6 @@ import trio
 
 from levada.actors.driver import Phase
 from levada.actors.metrics.protocols import aqueduct_samples
-from levada.actors.multiplexed import Multiplexed, MultiplexedDriver
-from levada.actors.pool import Pool
 from levada.framework import ActorSystem, Lost, Sample
 from levada.framework.channel import WINDOW, Receiver, Sender, channel
 from levada.framework.embedding import ChannelCore, Outcome, TerminalState
@@ -33,16 +31,10 @@ from levada.transports.aqueduct import (
     Ended,
     Headers,
     HeadersReceived,
-    OpenStream,
     Reached,
     Readable,
-    ResetCode,
-    ResetStream,
     SenderHalf,
     Settled,
-    StopStream,
-    StreamData,
-    StreamDone,
     StreamUnblocked,
     Writable,
 )
@@ -58,20 +50,17 @@ from .name_lookup import Expose, Lookup, Lookups, Names
 from .raw import RawMessage
 from .refs import Refs
 from .schema import SCHEMA, compare_schema, schema_header
-from .streams import AT_ONCE, StreamActors
+from .streams import AT_ONCE, AqueductStreams
 from .trace_context import TRACE_GREETING
 
 __all__ = ["AqueductDriver"]
 
 logger = logging.getLogger("levada.actors.aqueduct")
 
-MAX_IDLE = 256  # actors without a stream that are kept: 0.1 MB
-
-
 _OUTCOMES = {True: Outcome.PROCESSED, False: Outcome.NOT_PROCESSED, None: Outcome.UNKNOWN}
 
 
-class AqueductDriver(MultiplexedDriver[AqueductCore]):
+class AqueductDriver(AqueductStreams):
     """One connection of either side."""
 
     config: PeerConfig
@@ -86,8 +75,6 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
     protocol: ClassVar = "aqueduct"
     last: ClassVar = ConnectionEnded
     rounds: ClassVar = 1
-    amount: ClassVar = AT_ONCE
-    takes_blocked: ClassVar = True
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -115,27 +102,6 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
         self.datagrams_dropped = 0
         self.halves.refs = self.refs = Refs(self.halves, self.home)
         self.halves.unattached = self.refs.unattached
-        self.idle = Pool(self, MAX_IDLE)
-        self.actors = StreamActors(self)
-        self.streams = Multiplexed(
-            self.core,
-            self.apply,
-            self.flush_soon,
-            watch_all=True,
-            at_once=AT_ONCE,
-            stopped_code=ResetCode.LOST,
-            begun=self.actors.begin,
-            ended=self.actors.end,
-        )
-        self.streams.outputs |= {
-            CloseConnection: self._do_close,
-            DatagramData: self._do_datagram,
-            OpenStream: self.streams.open,
-            ResetStream: self.streams.reset,
-            StopStream: self.streams.stop,
-            StreamData: self.streams.send,
-            StreamDone: self.streams.done,
-        }
 
     def headers(self) -> Headers:
         """Return the headers that this side sends."""
@@ -151,7 +117,7 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
         """Return the counts of channels and messages."""
         return {
             "channels": len(self.core.halves),
-            "streams": len(self.streams),
+            "streams": self.stream_count,
             "messages_sent": self.halves.sent,
             "messages_received": self.halves.received,
             "bytes_held": self.core.held,
@@ -164,7 +130,7 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
             *aqueduct_samples(
                 self.side,
                 channels=len(self.core.halves),
-                streams=len(self.streams),
+                streams=self.stream_count,
                 sent=self.halves.sent,
                 received=self.halves.received,
                 held=self.core.held,
@@ -173,7 +139,7 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
 
     def time_out(self, now: float) -> list[Any]:
         """Give the core the current datagram limit and round trip, and handle its timeouts."""
-        carrier = self.streams.carrier
+        carrier = self.live
         if carrier is not None:
             self.core.datagram_limit = carrier.max_datagram_size()
             self.core.round_trip = carrier.round_trip()
@@ -225,7 +191,7 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
         self.halves.links.pop(event.half, None)
 
     def _on_unblocked(self, event: StreamUnblocked) -> None:
-        self.streams.resume(event.stream_id)
+        self.resume(event.stream_id)
 
     def _on_headers(self, event: HeadersReceived) -> None:
         if self.differs(event.headers):
@@ -321,6 +287,8 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
         else:
             carrier.close(output.code, output.reason)
 
+    acts: ClassVar = {**AqueductStreams.acts, CloseConnection: _do_close, DatagramData: _do_datagram}
+
     async def _receive_datagrams(self, carrier: carriers.Connection) -> None:
         while True:
             try:
@@ -403,6 +371,4 @@ class AqueductDriver(MultiplexedDriver[AqueductCore]):
         if self.config.fleet is not None and self.refs.node:
             self.config.fleet.disconnected(self.refs.node, self)
         self.halves.release()
-        self.streams.clear()
-        self.actors.release()
-        self.idle.close()
+        super().release()

@@ -121,7 +121,7 @@ class Peer(Generic[T]):
             channels=len(core.halves),
             unclaimed=len(core.unclaimed),
             tombstones=len(core.links.tombstones),
-            streams=len(connection.streams),
+            streams=connection.stream_count,
             messages_sent=halves.sent,
             messages_received=halves.received,
             messages_undelivered=halves.undelivered,

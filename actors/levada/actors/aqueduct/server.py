@@ -137,7 +137,7 @@ class ServerConnection(AqueductDriver):
         headers = dict(event.headers)
         scheme, _, token = headers.get(AUTHORIZATION, b"").partition(b" ")
         control = self.core.control_id
-        stream = None if control is None else self.streams.get(control)
+        stream = None if control is None else self.stream(control)
         self.authenticate(
             attrs.evolve(
                 self.credentials,

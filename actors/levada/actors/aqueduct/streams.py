@@ -8,47 +8,40 @@ no actor.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import ClassVar, Final
 
 import attrs
 import trio
 
-from levada.actors.multiplexed import Multiplexed
+from levada.actors.multiplexed import MultiplexedDriver
 from levada.actors.pool import Pool, Pooled
 from levada.framework import Reason
 from levada.framework.embedding import release
 from levada.framework.errors import ActorStopped
-from levada.transports.aqueduct import AqueductCore, CloseCode, Event, ResetCode, ResetStream, StopStream
+from levada.transports.aqueduct import (
+    AqueductCore,
+    CloseCode,
+    OpenStream,
+    ResetCode,
+    ResetStream,
+    StopStream,
+    StreamData,
+    StreamDone,
+)
 
-__all__ = ["AT_ONCE", "StreamActor", "StreamActors"]
+__all__ = ["AT_ONCE", "AqueductStreams", "StreamActor"]
 
 AT_ONCE = 32
 """Streams that are read or written in one turn, before other tasks run: about half a millisecond."""
+MAX_IDLE: Final = 256
+"""Actors without a stream that are kept: 0.1 MB."""
 _SERVER, _UNIDIRECTIONAL = 1, 2  # bits of a stream's number
-
-
-class Streaming(Protocol):
-    """The part of a connection that its streams use."""
-
-    core: AqueductCore
-    streams: Multiplexed[Any]
-    actors: StreamActors
-    idle: Pool
-
-    @property
-    def ending(self) -> bool:
-        """Whether the connection's actor is ending, and all its children with it."""
-        ...
-
-    def feed(self, events: list[Event]) -> None:
-        """Take the core's events."""
-        ...
 
 
 class StreamActor(Pooled):
     """Stands for one stream."""
 
-    connection: Streaming
+    connection: AqueductStreams
     stream_id: int = attrs.field(default=-1, init=False)
     """-1 while the actor is idle."""
 
@@ -59,38 +52,47 @@ class StreamActor(Pooled):
             connection.idle.forget(self)
         self.fit = False
         if stream_id >= 0 and not connection.ending:
-            connection.actors.give_up(stream_id)
+            connection.give_up(stream_id)
         self.stream_id = -1
 
 
-class StreamActors:
-    """The actors of one connection's streams."""
+class AqueductStreams(MultiplexedDriver[AqueductCore]):
+    """The part of a connection that gives each of its streams an actor."""
 
-    def __init__(self, connection: Streaming) -> None:
-        self._connection = connection
-        self._idle = connection.idle
+    amount: ClassVar = AT_ONCE
+    at_once: ClassVar = AT_ONCE
+    takes_blocked: ClassVar = True
+    watches_all: ClassVar = True
+    stopped_code: ClassVar = ResetCode.LOST
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self.idle = Pool(self, MAX_IDLE)
+        """Actors without a stream."""
         self._actors: dict[int, StreamActor] = {}
 
-    def begin(self, stream_id: int) -> None:
+    def stream_begun(self, stream_id: int) -> None:
         """Give a stream its actor, unless the connection is ending."""
         try:
-            actor = self._idle.take(StreamActor)
+            actor = self.idle.take(StreamActor)
         except ActorStopped:
             return
         actor.stream_id = stream_id
         self._actors[stream_id] = actor
 
-    def end(self, stream_id: int) -> None:
+    def forget(self, stream_id: int) -> bool:
         """Free the actor of a stream that is over, for another stream."""
+        if not super().forget(stream_id):
+            return False
         actor = self._actors.pop(stream_id, None)
-        if actor is None:
-            return
-        actor.stream_id = -1
-        if actor.fit:
-            if len(self._idle.of(StreamActor)) < self._idle.limit:
-                self._idle.put(actor)
-            else:  # reached when ten thousand channels end at once
-                release(actor)
+        if actor is not None:
+            actor.stream_id = -1
+            if actor.fit:
+                if len(self.idle.of(StreamActor)) < self.idle.limit:
+                    self.idle.put(actor)
+                else:  # reached when ten thousand channels end at once
+                    release(actor)
+        return True
 
     def give_up(self, stream_id: int) -> None:
         """End a stream in both directions, because its actor was ended, and tell the core.
@@ -100,24 +102,32 @@ class StreamActors:
 
         Source: AQ-20, AQ-20a, AQ-48, E-13.
         """
-        connection, now = self._connection, trio.current_time()
-        core, streams = connection.core, connection.streams
+        core, now = self.core, trio.current_time()
         self._actors.pop(stream_id, None)
         if stream_id == core.control_id:
             events = core.close(CloseCode.APPLICATION, "the actor of the connection control stream was ended", now)
         elif stream_id & _UNIDIRECTIONAL and bool(stream_id & _SERVER) is not core.client:
-            streams.reset(ResetStream(stream_id, ResetCode.LOST))
+            self.reset_stream(ResetStream(stream_id, ResetCode.LOST))
             events = core.stream_stopped(stream_id, ResetCode.LOST, now)
         else:
-            streams.stop(StopStream(stream_id, ResetCode.LOST))
+            self.stop_stream(StopStream(stream_id, ResetCode.LOST))
             events = core.stream_reset(stream_id, ResetCode.LOST, now)
             if stream_id & _UNIDIRECTIONAL:
-                streams.forget(stream_id)
-        connection.feed(events)
+                self.forget(stream_id)
+        self.feed(events)
 
     def release(self) -> None:
-        """Drop the connection, whose actor has ended."""
+        """Release the actors, too."""
+        super().release()
         for actor in self._actors.values():
             actor.stream_id = -1
         self._actors.clear()
-        del self._connection, self._idle
+        self.idle.close()
+
+    acts: ClassVar = {
+        OpenStream: MultiplexedDriver.open_stream,
+        ResetStream: MultiplexedDriver.reset_stream,
+        StopStream: MultiplexedDriver.stop_stream,
+        StreamData: MultiplexedDriver.send_data,
+        StreamDone: MultiplexedDriver.forget_done,
+    }

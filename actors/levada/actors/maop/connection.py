@@ -18,7 +18,6 @@ from typing import Any, ClassVar, Final
 import trio
 
 from levada.actors.metrics.protocols import request_samples
-from levada.actors.multiplexed import MultiplexedDriver
 from levada.actors.pool import Pool
 from levada.framework import Ref, Sample, restart
 from levada.framework.errors import ActorStopped, CarrierError, ConnectionClosed
@@ -46,6 +45,7 @@ from levada.transports.maop import (
     ResponseStarted,
     RoomWanted,
     Stepped,
+    StreamData,
     StreamUnblocked,
     code_name,
 )
@@ -60,7 +60,7 @@ from .log import MAX_TEXT, Log
 from .operations import Begin, CreditQueue, Operation, Outcome
 from .peer import Peer
 from .shared import Shared
-from .streams import Streams
+from .streams import MaopStreams
 
 __all__ = ["MaopDriver"]
 
@@ -68,7 +68,7 @@ MAX_IDLE: Final = 256
 """Idle children that are kept, of each kind."""
 
 
-class MaopDriver(MultiplexedDriver[MaopCore]):
+class MaopDriver(MaopStreams):
     """One connection of either side."""
 
     shared: Shared
@@ -110,9 +110,6 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
         """Children without an operation."""
         self.control: Ref[Any] | None = None
         """The `ControlPool`, once there is a carrier."""
-        self.streams = Streams(self.core, self.apply, self.flush_soon, self._crowded)
-        self.starved = False
-        """Whether signals wait for a stream that the peer does not allow yet."""
         self._draining_since = 0.0
 
     @property
@@ -128,7 +125,7 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
         """Refresh the core's stream credit, return its output, and tell the control pool what to wait for."""
         core = self.core
         if len(core.pool.streams) < self.config.core.global_control_pool_size:
-            self.streams.refresh_credit()
+            self.refresh_credit()
         outputs: list[Any] = core.data_to_send(trio.current_time())
         if core.pool.starved and not self.starved:
             self.starved = True
@@ -146,7 +143,7 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
             "opened": counts.opened,
             "received": counts.received,
             "done": counts.done,
-            "streams": len(self.streams),
+            "streams": self.stream_count,
         }
 
     def metrics(self) -> Iterable[Sample]:
@@ -163,16 +160,11 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
             ),
         )
 
-    def acknowledged(self) -> None:
-        """Tell the core that the peer has all signals; `ControlPool` calls this. Source: MA-92, MA-93."""
-        self.apply(self.core.control_acknowledged(now=trio.current_time()))
-        self.flush()
-
     def _on_outcome(self, event: Outcome) -> None:
         stream_id = event.stream_id
         operation = self.operations.pop(stream_id, None)
         if stream_id & 2:
-            self.streams.forget_later(stream_id)
+            self.forget_later(stream_id)
         if self.records.verbose:
             self.records.outcome(event)
         if operation is not None:
@@ -202,7 +194,7 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
             operation.chunks.append(event.data)
             operation.held += len(event.data)
             if operation.held >= self.config.core.stream_window:
-                self.streams.held.add(event.stream_id)
+                self.held.add(event.stream_id)
             operation.wake()
 
     def _on_body_end(self, event: BodyEnded) -> None:
@@ -242,7 +234,7 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
             execution.cancelled(event)
 
     def _on_unblocked(self, event: StreamUnblocked) -> None:
-        self.streams.resume(event.stream_id)
+        self.resume(event.stream_id)
 
     def _on_room_wanted(self, event: RoomWanted) -> None:
         self.start_task(self._make_room, event.stream_id)
@@ -333,14 +325,6 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
         """Whether operations may begin."""
         return self.core.state is ConnectionState.OPEN
 
-    def refresh_credit(self) -> None:
-        """Tell the core how many streams the peer allows."""
-        self.streams.refresh_credit()
-
-    async def open_spare(self, *, unidirectional: bool) -> None:
-        """Wait for a stream; raises the errors of `carriers.Connection.open_stream`."""
-        await self.streams.open_spare(unidirectional=unidirectional)
-
     def begin_operation(self, begin: Begin) -> Operation:
         """Begin an operation; raises the errors of `begin`."""
         if self.ending:
@@ -354,19 +338,11 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
         self.flush_soon()
         return operation
 
-    async def room(self, stream_id: int) -> None:
-        """Flush, and wait until its stream has room for more; raises the errors of `Streams.room`."""
-        self.flush()
-        if self.streams.carrier is None:
-            raise ConnectionClosed("the connection has no carrier")
-        await self.streams.room(stream_id)
-
     def taken(self, operation: Operation, size: int) -> None:
         """Count bytes of a streamed Response that the reader has taken."""
         operation.held -= size
-        streams = self.streams
-        if operation.stream_id in streams.held and operation.held < self.config.core.stream_window // 2:
-            streams.resume(operation.stream_id)
+        if operation.stream_id in self.held and operation.held < self.config.core.stream_window // 2:
+            self.resume(operation.stream_id)
 
     def consumed(self, stream_id: int, size: int) -> None:
         """Count bytes of a streamed body that the handler has taken."""
@@ -390,7 +366,7 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
         self.core.steps = records.verbose
         self.core.wake = self.flush_soon
         if records.verbose:
-            self.streams.log_signals(records.signals)
+            self.acting = {**self.acts, StreamData: MaopDriver._send_and_log}
         super().started()
 
     async def run_on(self, carrier: carriers.Connection) -> None:
@@ -402,8 +378,16 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
         self.shared.metrics.add(self.core)
         await super().run_on(carrier)
 
-    def _crowded(self, stream_id: int) -> None:
-        self._tell_control(Crowded(stream_id))
+    def _send_and_log(self, output: StreamData) -> None:
+        self.send_data(output)
+        if not output.fin and output.stream_id in self.core.pool.streams:
+            self.records.signals(output)
+
+    def crowded(self, stream_id: int) -> None:
+        """Keep the signals of a control stream in the core."""
+        if stream_id in self.core.pool.streams:
+            self.core.set_control_writable(stream_id, False)
+            self._tell_control(Crowded(stream_id))
 
     def _tell_control(self, message: Crowded | Starved | Last) -> None:
         if self.control is not None and not self.ending:  # otherwise the control pool has stopped, or is about to
@@ -442,5 +426,5 @@ class MaopDriver(MultiplexedDriver[MaopCore]):
     def release(self) -> None:
         """Release the children, the streams and the core's operations."""
         self.core.let_go()
-        self.streams.clear()
+        super().release()
         self.idle.close()

@@ -7,16 +7,16 @@ The actor keeps no state that the core does not have, so after a failure or a ki
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import attrs
 import trio
 
 from levada.framework import Actor, handles
 from levada.framework.errors import CarrierError
-from levada.transports.maop import ConnectionState, MaopCore
+from levada.transports.maop import ConnectionState
 
-from .streams import Streams
+from .streams import MaopStreams
 
 __all__ = ["ENDING", "LAST", "STARVED", "ControlPool", "Crowded", "Last", "Starved"]
 
@@ -45,30 +45,10 @@ class Last:
 STARVED, LAST = Starved(), Last()
 
 
-class Signalling(Protocol):
-    """The part of the connection that the control pool uses."""
-
-    core: MaopCore
-    streams: Streams
-    starved: bool
-
-    def flush_soon(self) -> None:
-        """Read and write soon."""
-        ...
-
-    def acknowledged(self) -> None:
-        """Tell the core that the peer has all signals."""
-        ...
-
-    async def open_spare(self, *, unidirectional: bool) -> None:
-        """Wait for a stream."""
-        ...
-
-
 class ControlPool(Actor[Crowded | Starved | Last]):
     """Keeps the control streams of one connection going."""
 
-    connection: Signalling
+    connection: MaopStreams
     _waits: set[Any] = attrs.field(factory=set, init=False)
     """Running waits: stream ids, and messages."""
 
@@ -92,7 +72,7 @@ class ControlPool(Actor[Crowded | Starved | Last]):
 
     async def _wait_for_room(self, stream_id: int) -> None:
         connection = self.connection
-        stream = connection.streams.get(stream_id)
+        stream = connection.stream(stream_id)
         try:
             if stream is not None:
                 await stream.send_all(b"")
@@ -131,8 +111,8 @@ class ControlPool(Actor[Crowded | Starved | Last]):
 
     async def _wait_for_last(self) -> None:
         connection = self.connection
-        while connection.core.state in ENDING and connection.streams.carrier is not None:
-            await connection.streams.all_acked()
+        while connection.core.state in ENDING and connection.live is not None:
+            await connection.all_acked()
             await trio.lowlevel.checkpoint()
             connection.acknowledged()
 

@@ -439,7 +439,7 @@ class Peer:
     def statistics(self) -> ConnectionStatistics:
         """Return a snapshot of the counters."""
         connection = self._connection
-        core, streams = connection.core, connection.streams
+        core = connection.core
         statistic = core.statistic
         return ConnectionStatistics(
             operations=core.operations,
@@ -454,7 +454,7 @@ class Peer:
             block_bytes=statistic.block_bytes,
             control_backlog=core.pool.backlog,
             late_signals=core.signals.late,
-            streams=len(streams),
+            streams=connection.stream_count,
             turns=connection.turns,
             carrier=connection.carrier_statistics(),
         )

@@ -74,7 +74,7 @@ class ServerConnection(MaopDriver):
         core, now = self.core, trio.current_time()
         share = self._share = self.shared.registry.enter(identity, core)
         self.records.who = self.who
-        self.streams.limit(share.rate)
+        self.rate = share.rate
         try:
             events = core.approve_client(
                 identity.name, identity=identity.tenant, roles=identity.roles, quota=share.quota, now=now

@@ -6,28 +6,13 @@ from collections import OrderedDict
 
 import attrs
 
+from levada.actors.multiplexed import Rate
 from levada.framework import Identity
 from levada.transports.maop import DedupStore, MaopCore, Quota, ReplayWindow
 
 from .config import PeerConfig
 
 __all__ = ["Registry", "Share"]
-
-
-class Rate:
-    """A limit in bytes per second, kept as the time when more may be read. Source: MA-118."""
-
-    __slots__ = ("bytes_per_second", "until")
-
-    def __init__(self, bytes_per_second: float) -> None:
-        self.bytes_per_second = bytes_per_second
-        """The limit."""
-        self.until = 0.0
-        """When the bytes taken so far are paid for."""
-
-    def take(self, size: int, now: float) -> None:
-        """Count bytes."""
-        self.until = max(self.until, now) + size / self.bytes_per_second
 
 
 @attrs.define(eq=False)
@@ -37,7 +22,7 @@ class Share:
     quota: Quota
     """Operations and bytes in use."""
     rate: Rate | None = None
-    """Limits the bytes of bodies; ``None`` without a limit."""
+    """Limits the bytes of bodies; ``None`` without a limit. Source: MA-118."""
     cores: set[MaopCore] = attrs.field(factory=set)
     """Cores of the connections that use it now."""
     confirms: int = 0

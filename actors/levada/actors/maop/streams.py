@@ -8,14 +8,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from typing import ClassVar, Final
 
-from levada.actors.multiplexed import Multiplexed
-from levada.framework.errors import CarrierError, StreamWasStopped
+import trio
+
+from levada.actors.multiplexed import MultiplexedDriver
+from levada.framework.errors import CarrierError, ConnectionClosed, StreamWasStopped
 from levada.transports.maop import (
     CloseConnection,
-    Event,
     Incoming,
     MaopCore,
     OpenStream,
@@ -25,9 +25,7 @@ from levada.transports.maop import (
     StreamData,
 )
 
-from .shares import Rate
-
-__all__ = ["Streams"]
+__all__ = ["MaopStreams"]
 
 AT_ONCE: Final = 128
 """Streams that one turn reads: a burst of requests must not delay other connections. Each is read until it has no more at hand (MA-50)."""
@@ -35,107 +33,67 @@ CONTROL_HIGH: Final = 65_536
 """Bytes queued on a control stream above which its signals wait in the core, which orders and bounds them. Source: MA-85."""
 
 
-class Streams(Multiplexed[Event]):
-    """The carrier's streams of one connection.
+class MaopStreams(MultiplexedDriver[MaopCore]):
+    """The part of a connection that knows its streams."""
 
-    Args:
-        core: the connection's core.
-        feed: takes the core's events.
-        wake: asks for a turn.
-        crowded: called with the id of a control stream whose queue is full.
-    """
+    at_once: ClassVar = AT_ONCE
+    forgets_ended: ClassVar = True
+    most_unsent: ClassVar = CONTROL_HIGH
 
-    def __init__(
-        self,
-        core: MaopCore,
-        feed: Callable[[list[Event]], None],
-        wake: Callable[[], None],
-        crowded: Callable[[int], None],
-    ) -> None:
-        super().__init__(
-            core, feed, wake, at_once=AT_ONCE, forget_ended=True, high_watermark=CONTROL_HIGH, crowded=self._is_crowded
-        )
-        self._maop = core
-        self._tell_crowded: Callable[[int], None] | None = crowded
-        self._signals: Callable[[StreamData], None] | None = None
-        self.outputs |= {
-            CloseConnection: self._close,
-            OpenStream: self.open,
-            ResetStream: self.reset,
-            SetPriority: self._set_priority,
-            StopStream: self.stop,
-            StreamData: self.send,
-        }
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self.starved = False
+        """Whether signals wait for a stream that the peer does not allow yet."""
 
-    def log_signals(self, signals: Callable[[StreamData], None]) -> None:
-        """Call a function with all outgoing signals."""
-        self._signals = signals
-        self.outputs[StreamData] = self._send_and_tell
-
-    def limit(self, rate: Rate | None) -> None:
-        """Limit the bytes of bodies, if the identity has a limit."""
-        self.throttle = None if rate is None else BodyRate(self._maop, rate)
+    def limited(self, stream_id: int) -> bool:
+        """Whether a stream is the body of an operation: no other is limited. Source: MA-118."""
+        return type(self.core.streams.get(stream_id)) is Incoming
 
     def refresh_credit(self) -> None:
         """Tell the core how many streams the peer allows. Source: MA-130."""
-        if self.carrier is not None:
-            self._maop.stream_credit(
+        if self.live is not None:
+            self.core.stream_credit(
                 bidirectional=self.allowed(unidirectional=False), unidirectional=self.allowed(unidirectional=True)
             )
 
-    def _send_and_tell(self, output: StreamData) -> None:
-        self.send(output)
-        if self._signals is not None and not output.fin and output.stream_id in self._maop.pool.streams:
-            self._signals(output)
-
-    def _is_crowded(self, stream_id: int) -> None:
-        if stream_id in self._maop.pool.streams and self._tell_crowded is not None:
-            self._maop.set_control_writable(stream_id, False)
-            self._tell_crowded(stream_id)
-
-    def _set_priority(self, output: SetPriority) -> None:
-        stream = self.get(output.stream_id)
-        if stream is not None:
-            stream.priority = output.priority
-
-    def _close(self, output: CloseConnection) -> None:
-        if self.carrier is not None:
-            self.carrier.close(output.code, output.reason)
-
     async def room(self, stream_id: int) -> None:
-        """Wait until a stream has room for more; raise `CarrierError` if it never will."""
-        stream = self.get(stream_id)
+        """Flush, and wait until a stream has room for more; raise `CarrierError` if it never will."""
+        self.flush()
+        if self.live is None:
+            raise ConnectionClosed("the connection has no carrier")
+        stream = self.stream(stream_id)
         if stream is None:
             raise StreamWasStopped(f"stream {stream_id} takes no more bytes")
         await stream.send_all(b"")
 
     async def all_acked(self) -> None:
         """Wait until the peer's carrier has acknowledged all signals."""
-        for stream in [self.get(stream_id) for stream_id in self._maop.pool.streams]:
+        for stream in [self.stream(stream_id) for stream_id in self.core.pool.streams]:
             try:
                 if stream is not None:
                     await stream.all_acked()
             except CarrierError:
                 pass  # the stream was stopped, or the connection has ended
 
-    def clear(self) -> None:
-        """Release everything, because the connection is over."""
-        super().clear()
-        self._tell_crowded = self._signals = None
+    def acknowledged(self) -> None:
+        """Tell the core that the peer has all signals; `ControlPool` calls this. Source: MA-92, MA-93."""
+        self.apply(self.core.control_acknowledged(now=trio.current_time()))
+        self.flush()
 
+    def _set_priority(self, output: SetPriority) -> None:
+        stream = self.stream(output.stream_id)
+        if stream is not None:
+            stream.priority = output.priority
 
-class BodyRate:
-    """Limits the bytes of bodies that are read, and no other streams."""
+    def _close(self, output: CloseConnection) -> None:
+        if self.live is not None:
+            self.live.close(output.code, output.reason)
 
-    def __init__(self, core: MaopCore, rate: Rate) -> None:
-        self._core = core
-        self._rate = rate
-
-    def until(self, stream_id: int, now: float) -> float:
-        """Return when a stream may be read."""
-        return self._rate.until if type(self._core.streams.get(stream_id)) is Incoming else now
-
-    def took(self, stream_id: int, size: int, now: float) -> None:
-        """Count the bytes read from a body."""
-        if type(self._core.streams.get(stream_id)) is Incoming:
-            self._rate.take(size, now)
+    acts: ClassVar = {
+        CloseConnection: _close,
+        OpenStream: MultiplexedDriver.open_stream,
+        ResetStream: MultiplexedDriver.reset_stream,
+        SetPriority: _set_priority,
+        StopStream: MultiplexedDriver.stop_stream,
+        StreamData: MultiplexedDriver.send_data,
+    }
