@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import types
-from collections import abc
 from collections.abc import Callable, Iterable
 from decimal import Decimal
 from enum import Enum, Flag
 from functools import lru_cache
-from typing import Annotated, Any, Literal, NewType, TypeVar, Union, get_args, get_origin
+from typing import Any
 from uuid import UUID
 
 import attrs
@@ -33,9 +32,10 @@ from ._wire import (
     unpack,
     wire_key,
 )
+from .annotations import CONTAINERS, Form, part_of, type_name
 from .errors import ConfigurationError
 from .flags import bits_of, flag_maker
-from .message import BY_TAG, Asks, field_types, tag_of
+from .message import BY_TAG, field_types, is_message, tag_of
 
 
 @attrs.frozen(eq=False)
@@ -58,25 +58,6 @@ class Shape:
 PLAIN = frozenset({types.NoneType, bool, int, float, str, bytes})
 """The types of msgpack: values of exactly these types are not converted."""
 _TOO_DEEP = "nested too deeply (max_depth)"
-
-
-def type_name(annotation: Any) -> str:
-    """Return an annotation as its author wrote it, without modules: the same in a script and in the module that it is to others.
-
-    Example:
-        >>> type_name(dict[str, int] | None)
-        'None | dict[str, int]'
-    """
-    if annotation is None or annotation is types.NoneType:
-        return "None"
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        return f"Literal[{', '.join(map(repr, arguments))}]"
-    if origin is Union or origin is types.UnionType:
-        return " | ".join(sorted(map(type_name, arguments)))
-    if arguments:
-        return f"{type_name(origin)}[{', '.join(map(type_name, arguments))}]"
-    return str(getattr(annotation, "__name__", annotation))
 
 
 def _refuse(name: str, value: Any) -> Misfit:
@@ -362,7 +343,7 @@ def _mapping(name: str, key: Shape, item: Shape) -> Shape:
     return Shape(name, lower, lift, (dict,), (Pairs,))
 
 
-def _handle(name: str, kind: AttachmentKind, item: Any) -> Shape:
+def _handle(name: str, kind: AttachmentKind | None, item: Any) -> Shape:
     kinds = REFS if kind is AttachmentKind.REF else (kind,)
 
     def lower(value: Any, out: Out, depth: int) -> Any:
@@ -476,10 +457,6 @@ class Plan:
     """The row ``(tag, field, …)`` of an instance if every field goes over as it is, else None."""
     from_plain_row: Callable[[list[Any]], Any]
     """The instance of such a row, complete and of exactly these types; else None. Raises what validators raise."""
-
-
-def is_message(cls: Any) -> bool:
-    return isinstance(cls, type) and "__message_tag__" in cls.__dict__
 
 
 def plan_of(cls: Any) -> Plan:
@@ -627,54 +604,47 @@ _ANY_MESSAGE = _message("a message", (object,))
 _ANY = _anything()
 
 
-def _expand(annotation: Any) -> Any:
-    """See through the names that typing gives to other annotations."""
-    if get_origin(annotation) is Annotated:
-        return _expand(annotation.__origin__)
-    if isinstance(annotation, NewType):
-        return _expand(annotation.__supertype__)
-    if isinstance(annotation, TypeVar):
-        return _expand(annotation.__bound__ or Any)
-    if type(annotation).__name__ == "TypeAliasType":  # `type X = …`, Python 3.12 and later
-        return _expand(annotation.__value__)
-    return annotation
-
-
 @lru_cache(maxsize=512)
 def shape_of(annotation: Any) -> Shape:
     return _compile(annotation)
 
 
 def _compile(annotation: Any) -> Shape:
-    annotation = _expand(annotation)
-    if annotation is Any or annotation is object:
-        return _ANY
-    origin = get_origin(annotation) or annotation
-    arguments = get_args(annotation)
-    name = type_name(annotation)
-    if origin is Literal:
-        return _literal(name, arguments)
-    if origin is Union or origin is types.UnionType:
-        return _compile_union([_expand(argument) for argument in arguments])
-    if origin in _LEAVES:
-        return _LEAVES[origin]
-    if origin in _CONTAINERS:
-        return _compile_container(name, origin, arguments)
-    if isinstance(origin, type):
-        if issubclass(origin, Enum):
+    part = part_of(annotation)
+    origin, arguments = part.origin, part.arguments
+    match part.form:
+        case Form.ANY:
+            return _ANY
+        case Form.VARIABLE:
+            return _compile(*arguments)
+        case Form.LITERAL:
+            return _literal(type_name(part.annotation), arguments)
+        case Form.UNION:
+            return _compile_union([_compile(argument) for argument in arguments])
+        case Form.ITEMS:
+            item = _compile(*arguments)
+            takes, build = CONTAINERS[origin]
+            return _array(f"{build.__name__}[{item.name}{', ...' if build is tuple else ''}]", item, takes, build)
+        case Form.TUPLE:
+            shapes = tuple(_compile(argument) for argument in arguments)
+            return _fixed_tuple(f"tuple[{', '.join(shape.name for shape in shapes)}]", shapes)
+        case Form.MAPPING:
+            key, item = (_compile(argument) for argument in arguments)
+            return _mapping(f"dict[{key.name}, {item.name}]", key, item)
+        case Form.ENUM:
             return _enum(origin)
-        if is_message(origin) or issubclass(origin, Asks):
+        case Form.MESSAGE:
             return _message(origin.__name__, (origin,))
-        kind = kind_of(origin)
-        if kind is not None:
-            return _handle(name, kind, arguments[0] if arguments else Any)
+        case Form.HANDLE:
+            return _handle(type_name(part.annotation), kind_of(origin), *arguments)
+        case Form.OTHER if origin in _LEAVES:
+            return _LEAVES[origin]
     raise ConfigurationError(
-        f"{name} cannot travel; wanted one of the types that levada.framework.codec lists, or a @message class"
+        f"{type_name(part.annotation)} cannot travel; wanted one of the types that levada.framework.codec lists, or a @message class"
     )
 
 
-def _compile_union(members: list[Any]) -> Shape:
-    shapes = [_compile(member) for member in members]
+def _compile_union(shapes: list[Shape]) -> Shape:
     if _ANY in shapes:
         return _ANY
     messages = [shape for shape in shapes if shape.wire_kinds == ("message",)]
@@ -685,28 +655,3 @@ def _compile_union(members: list[Any]) -> Shape:
         )
         shapes = [shape for shape in shapes if shape not in messages] + [together]
     return shapes[0] if len(shapes) == 1 else _union(shapes)
-
-
-# What each container annotation takes, and what decoding makes of it.
-_CONTAINERS: dict[Any, tuple[tuple[type, ...], Any]] = {
-    list: ((list,), list),
-    abc.Sequence: ((list, tuple), list),
-    tuple: ((tuple,), tuple),
-    set: ((set,), set),
-    frozenset: ((frozenset,), frozenset),
-    abc.Set: ((frozenset, set), frozenset),
-    dict: ((dict,), dict),
-    abc.Mapping: ((dict,), dict),
-}
-
-
-def _compile_container(name: str, origin: Any, arguments: tuple[Any, ...]) -> Shape:
-    takes, build = _CONTAINERS[origin]
-    if build is dict:
-        key, item = (_compile(argument) for argument in arguments or (Any, Any))
-        return _mapping(f"dict[{key.name}, {item.name}]", key, item)
-    if build is tuple and (arguments or name.endswith("[()]")) and arguments[1:] != (...,):
-        shapes = tuple(_compile(argument) for argument in arguments)
-        return _fixed_tuple(f"tuple[{', '.join(shape.name for shape in shapes) or '()'}]", shapes)
-    item = _compile(arguments[0]) if arguments else _ANY
-    return _array(f"{build.__name__}[{item.name}{', ...' if build is tuple else ''}]", item, takes, build)

@@ -53,7 +53,7 @@ import attrs
 from attrs import validators as v
 from msgpack import Packer
 
-from ._shapes import PLAIN, is_message, plan_of, shape_of, type_name
+from ._shapes import PLAIN, plan_of, shape_of
 from ._wire import (
     EXT_MESSAGE,
     PLAIN_KINDS,
@@ -70,8 +70,9 @@ from ._wire import (
     refuse_container,
     unpack,
 )
+from .annotations import type_name
 from .errors import DecodeError
-from .message import BY_TAG
+from .message import BY_TAG, is_message
 
 __all__ = [
     "Attachable", "AttachmentKind", "Attachments", "Codec", "Detach", "has_at_most", "schema_fingerprint",

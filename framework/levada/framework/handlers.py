@@ -10,11 +10,9 @@ from abc import ABCMeta
 from collections import abc
 from collections.abc import Awaitable, Callable, Sequence
 from typing import (
-    Annotated,
     Any,
     ClassVar,
     Literal,
-    NewType,
     Protocol,
     TypeVar,
     Union,
@@ -28,6 +26,7 @@ from trio.lowlevel import disable_ki_protection
 
 from ._runtime.awaitables import is_generator_function
 from ._runtime.dispatch import RUNTIME_ENTRIES
+from .annotations import expand
 from .errors import ConfigurationError
 from .message import Asks, reply_type
 
@@ -169,13 +168,8 @@ def _overlap(one: Any, other: Any) -> bool:
 
 def _members(annotation: Any) -> list[Any]:
     """List the classes of an annotation; for all that is not a class, `Any`."""
+    annotation = expand(annotation)
     origin = get_origin(annotation)
-    if origin is Annotated:
-        return _members(annotation.__origin__)
-    if isinstance(annotation, NewType):
-        return _members(annotation.__supertype__)
-    if type(annotation).__name__ == "TypeAliasType":  # `type X = …`, Python 3.12 and later
-        return _members(annotation.__value__)
     if origin in (Union, types.UnionType):
         return [kind for part in get_args(annotation) for kind in _members(part)]
     if origin is Literal:

@@ -25,6 +25,7 @@ from typing import (
     Literal,
     Protocol,
     Self,
+    TypeGuard,
     TypeVar,
     Union,
     dataclass_transform,
@@ -38,7 +39,9 @@ import attrs
 
 from .errors import ConfigurationError
 
-__all__ = ["Asks", "Question", "check_defaults", "class_of", "field_types", "fits", "message", "reply_type", "tag_of"]
+__all__ = [
+    "Asks", "Question", "check_defaults", "class_of", "field_types", "fits", "is_message", "message", "reply_type", "tag_of",
+]  # fmt: skip
 
 T = TypeVar("T")
 M_co = TypeVar("M_co", covariant=True)
@@ -121,6 +124,11 @@ def message(cls: type[Any] | str | None = None, /, *, frozen: bool = False) -> A
         return _define(decorated, cls, frozen, sys._getframe(1).f_locals)
 
     return decorate
+
+
+def is_message(cls: Any) -> TypeGuard[type[Any]]:
+    """Whether this is a message class itself; a decorated base class is not enough."""
+    return isinstance(cls, type) and "__message_tag__" in cls.__dict__
 
 
 def tag_of(cls: type) -> str:

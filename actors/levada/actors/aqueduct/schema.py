@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from levada.framework.codec import Codec, schema_of
 from levada.framework.errors import ConfigurationError, DecodeError
-from levada.framework.message import BY_TAG, field_types
+from levada.framework.message import BY_TAG, field_types, is_message
 
 __all__ = ["SCHEMA", "compare_schema", "schema_header"]
 
@@ -42,7 +42,7 @@ def _classes(item_type: Any) -> Iterator[type]:
             continue
         seen.add(annotation)
         todo += get_args(annotation)
-        if isinstance(annotation, type) and "__message_tag__" in vars(annotation):
+        if is_message(annotation):
             yield annotation
             todo += field_types(annotation).values()
 

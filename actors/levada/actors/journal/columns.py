@@ -23,21 +23,21 @@ from __future__ import annotations
 
 import datetime as dt
 import types
-from collections import abc
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
-from enum import Enum, Flag
+from enum import Flag
 from operator import attrgetter
-from typing import Annotated, Any, Generic, Literal, NewType, TypeVar, Union, cast, get_args, get_origin
+from typing import Any, Generic, TypeVar, cast
 from uuid import UUID
 
 import attrs
 import pyarrow as pa
 
 from levada.framework import Codec, message, schema_fingerprint
+from levada.framework.annotations import CONTAINERS, Form, Misfit, part_of
 from levada.framework.errors import ConfigurationError, LevadaError
 from levada.framework.flags import flag_maker
-from levada.framework.message import field_types, tag_of
+from levada.framework.message import field_types, is_message, tag_of
 
 from .errors import SchemaMismatch
 from .schema import fit, with_default
@@ -55,14 +55,6 @@ _NONE: type = types.NoneType
 _ARROW = (pa.ArrowException, TypeError, ValueError, OverflowError)  # Arrow's errors for a value that does not fit
 
 
-class _Misfit(Exception):
-    """A value does not fit its column; `path` grows from the inside out."""
-
-    def __init__(self, detail: str, path: str = "") -> None:
-        self.detail = detail
-        self.path = path
-
-
 @attrs.frozen(eq=False)
 class _Kind:
     """How values of one annotation are kept."""
@@ -71,7 +63,7 @@ class _Kind:
     plain: frozenset[type] = frozenset()
     """Values of exactly these types are passed to Arrow unchanged."""
     lower: Callable[[Any], Any] | None = None
-    """Turns any other value into one for Arrow, or raises `_Misfit`; None: any other is a misfit."""
+    """Turns any other value into one for Arrow, or raises `Misfit`; None: any other is a misfit."""
     lift: Callable[[Any], Any] | None = None
     """Turns Arrow's value into ours; None: they are the same."""
     nullable: bool = False
@@ -133,7 +125,7 @@ class Columns(Generic[M]):
                     for row, value in enumerate(values):
                         values[row] = kind.lowered(value)
                 arrays.append(_array(values, kind.type))
-            except _Misfit as misfit:
+            except Misfit as misfit:
                 raise _mismatch(f"{cls.__qualname__}.{field.name}{misfit.path}, row {row}: {misfit.detail}") from None
             except _ARROW as error:
                 row, why = _culprit(values, kind.type, error)
@@ -148,7 +140,7 @@ class Columns(Generic[M]):
                 if type(value) not in kind.plain:
                     value = kind.lowered(value)
                 _array([value], kind.type)
-            except _Misfit as misfit:
+            except Misfit as misfit:
                 raise _mismatch(f"{self.message.__qualname__}.{field.name}{misfit.path}: {misfit.detail}") from None
             except _ARROW as error:
                 raise _mismatch(
@@ -265,7 +257,7 @@ def _with_default_of(attribute: attrs.Attribute[Any], column: pa.Field, kind: _K
         default = default.factory()
     try:
         return with_default(column, _array([kind.lowered(default)], kind.type))
-    except (_Misfit, *_ARROW) as error:
+    except (Misfit, *_ARROW) as error:
         raise ConfigurationError(f"the default of {attribute.name} does not fit its column: {error}") from error
 
 
@@ -331,8 +323,8 @@ def _culprit(values: list[Any], kind: pa.DataType, error: Exception) -> tuple[in
     return 0, str(error)
 
 
-def _refuse(expected: object, value: object) -> _Misfit:
-    return _Misfit(f"expected {expected}, got {type(value).__name__}")
+def _refuse(expected: object, value: object) -> Misfit:
+    return Misfit(f"expected {expected}, got {type(value).__name__}")
 
 
 def _mismatch(line: str) -> SchemaMismatch:
@@ -346,7 +338,7 @@ def _widened(kind: type, takes: tuple[type, ...], widen: Callable[[Any], Any]) -
         try:
             return widen(value)
         except OverflowError as error:
-            raise _Misfit(str(error)) from error
+            raise Misfit(str(error)) from error
 
     return lower
 
@@ -355,7 +347,7 @@ def _moment(value: Any) -> Any:
     if not isinstance(value, dt.datetime):
         raise _refuse("datetime", value)
     if value.utcoffset() is None:
-        raise _Misfit("a datetime without timezone is another moment elsewhere; use e.g. datetime.now(UTC)")
+        raise Misfit("a datetime without timezone is another moment elsewhere; use e.g. datetime.now(UTC)")
     return value
 
 
@@ -372,53 +364,34 @@ _LEAVES: dict[Any, _Kind] = {
     UUID: _Kind(pa.binary(), lower=_widened(UUID, (UUID,), attrgetter("bytes")), lift=lambda data: UUID(bytes=data)),
 }
 
-_SEQUENCES: dict[Any, tuple[Any, Callable[[list[Any]], Any]]] = {
-    list: ((list,), list),
-    abc.Sequence: ((list, tuple), list),
-    tuple: ((tuple,), tuple),
-    set: ((set,), set),
-    frozenset: ((frozenset,), frozenset),
-    abc.Set: ((frozenset, set), frozenset),
-}
-
 
 def _compile(annotation: Any, within: tuple[type, ...]) -> _Kind | None:
     """Return how an annotation is kept in a column of its own type; None if only in encoded form."""
-    annotation = _expand(annotation)
-    origin, arguments = get_origin(annotation) or annotation, get_args(annotation)
-    if getattr(origin, "attachment_kind", None) is not None:
-        raise ConfigurationError("a handle is gone when the journal is read; keep it out of what is written")
-    if origin in _LEAVES:
-        return _LEAVES[origin]
-    if origin is Literal:
-        return _choice(arguments, arguments)
-    if origin is Union or origin is types.UnionType:
-        inner = [_compile(argument, within) for argument in arguments if argument is not _NONE]
-        return _optional(inner[0]) if len(inner) == 1 and inner[0] is not None and len(arguments) == 2 else None
-    if origin in _SEQUENCES:
-        many = origin is not tuple or arguments[1:] == (...,)
-        item = _compile(arguments[0], within) if arguments and many else None
-        return _list(origin, item) if item is not None else None
-    if origin in (dict, abc.Mapping):
-        key, item = (_compile(argument, within) for argument in arguments or (Any, Any))
-        return _map(key, item) if key is not None and item is not None and not key.nullable else None
-    if isinstance(origin, type) and issubclass(origin, Enum):
-        if issubclass(origin, Flag):
+    part = part_of(annotation)
+    origin, arguments = part.origin, part.arguments
+    match part.form:
+        case Form.HANDLE:
+            raise ConfigurationError("a handle is gone when the journal is read; keep it out of what is written")
+        case Form.LITERAL:
+            return _choice(arguments, arguments)
+        case Form.UNION:
+            inner = [_compile(argument, within) for argument in arguments if argument is not _NONE]
+            return _optional(inner[0]) if len(inner) == 1 and inner[0] is not None and len(arguments) == 2 else None
+        case Form.ITEMS:
+            item = _compile(arguments[0], within)
+            return _list(origin, item) if item is not None else None
+        case Form.MAPPING:
+            key, item = (_compile(argument, within) for argument in arguments)
+            return _map(key, item) if key is not None and item is not None and not key.nullable else None
+        case Form.ENUM if issubclass(origin, Flag):
             return _Kind(pa.int64(), lower=_widened(origin, (origin,), attrgetter("value")), lift=flag_maker(origin))
-        return _choice(tuple(origin), tuple(member.value for member in origin))
-    if isinstance(origin, type) and "__message_tag__" in vars(origin) and origin not in within:
-        return _struct(origin, (*within, origin))
+        case Form.ENUM:
+            return _choice(tuple(origin), tuple(member.value for member in origin))
+        case Form.MESSAGE if is_message(origin) and origin not in within:
+            return _struct(origin, (*within, origin))
+        case Form.OTHER:
+            return _LEAVES.get(origin)
     return None
-
-
-def _expand(annotation: Any) -> Any:
-    if get_origin(annotation) is Annotated:
-        return _expand(annotation.__origin__)
-    if isinstance(annotation, NewType):
-        return _expand(annotation.__supertype__)
-    if type(annotation).__name__ == "TypeAliasType":  # `type X = …`, Python 3.12 and later
-        return _expand(annotation.__value__)
-    return annotation
 
 
 def _optional(kind: _Kind) -> _Kind:
@@ -439,7 +412,7 @@ def _choice(members: Sequence[Any], values: Sequence[Any]) -> _Kind | None:
         try:
             return by_member[type(value), value]
         except (KeyError, TypeError):
-            raise _Misfit(f"{value!r:.60} is not one of {', '.join(map(repr, members))}") from None
+            raise Misfit(f"{value!r:.60} is not one of {', '.join(map(repr, members))}") from None
 
     def lift(value: Any) -> Any:
         try:
@@ -451,7 +424,7 @@ def _choice(members: Sequence[Any], values: Sequence[Any]) -> _Kind | None:
 
 
 def _list(origin: Any, item: _Kind) -> _Kind:
-    takes, build = _SEQUENCES[origin]
+    takes, build = CONTAINERS[origin]
     unordered = build in (set, frozenset)
 
     def lower(value: Any) -> Any:
@@ -461,7 +434,7 @@ def _list(origin: Any, item: _Kind) -> _Kind:
         try:
             for each in value:
                 lowered.append(item.lowered(each))
-        except _Misfit as misfit:
+        except Misfit as misfit:
             misfit.path = f"[{len(lowered)}]{misfit.path}"
             raise
         return sorted(lowered, key=repr) if unordered else lowered
@@ -481,7 +454,7 @@ def _map(key: _Kind, item: _Kind) -> _Kind:
         for each, inner in value.items():
             try:
                 lowered.append((key.lowered(each), item.lowered(inner)))
-            except _Misfit as misfit:
+            except Misfit as misfit:
                 misfit.path = f"[{each!r:.60}]{misfit.path}"
                 raise
         return lowered
@@ -504,7 +477,7 @@ def _struct(cls: type, within: tuple[type, ...]) -> _Kind:
         for field in fields:
             try:
                 lowered[field.name] = field.kind.lowered(getattr(value, field.name))
-            except _Misfit as misfit:
+            except Misfit as misfit:
                 misfit.path = f".{field.name}{misfit.path}"
                 raise
         return lowered
@@ -522,7 +495,7 @@ def _encoded(annotation: Any) -> _Kind:
         try:
             return codec.encode(value, annotation)
         except (TypeError, ValueError, LevadaError) as error:
-            raise _Misfit(str(error)) from error
+            raise Misfit(str(error)) from error
 
     def lift(data: bytes) -> Any:
         try:
