@@ -475,15 +475,18 @@ async def hold(task_status: trio.TaskStatus[ByteStream]) -> None:
 
 
 @pytest.mark.rule("LJ-27")
-async def test_lj27_a_writer_that_reads_no_acks_is_closed(autojump_clock: MockClock) -> None:
-    """LJ-27: a full buffer of acks, then 30 s; the default is 64 KiB."""
+@pytest.mark.parametrize(("settings", "seconds"), [({}, 30.0), ({"send_timeout": 4.0}, 4.0)])
+async def test_lj27_a_writer_that_reads_no_acks_is_closed(
+    settings: dict[str, Any], seconds: float, autojump_clock: MockClock
+) -> None:
+    """LJ-27: a full buffer of acks, then the time of the settings, by default 30 s; the default of the buffer is 64 KiB."""
     small = MemoryConfig(window=600, high_watermark=60)
-    async with desk(send_buffer=60, carrier=small) as (reader, kept), writer() as stream:
+    async with desk(send_buffer=60, carrier=small, **settings) as (reader, kept), writer() as stream:
         began = trio.current_time()
         with pytest.raises(ConnectionLost):
             while True:
                 await stream.send_all(window(1, 1))
-        assert trio.current_time() == pytest.approx(began + 30.0)
+        assert trio.current_time() == pytest.approx(began + seconds)
         assert 600 < 6 * len(kept.units) < 800  # what the carrier takes, and our own buffer
         assert ReaderConfig().send_buffer == 64 * 1024
         await trio.sleep(5)

@@ -214,6 +214,21 @@ def test_next_deadline_is_none_when_nothing_is_due(wire: Callable[..., Wire]) ->
     assert w.core.next_deadline() is None
 
 
+@pytest.mark.rule("AQ-3")
+def test_aq3_the_settings_say_how_large_the_ranges_of_a_frame_are(wire: Callable[..., Wire]) -> None:
+    """Four bytes are taken, and five close the connection."""
+    w = wire(client=True, config=AqueductConfig(max_control=4))
+    [sender] = [half for half in w.sender.send(b"", [Attach.RECEIVER]) if isinstance(half, SenderHalf)]
+    for _ in range(9):
+        sender.send(b"")
+    w.flush()
+    control = w.bidi()
+    w.give(control, ChannelControl(sender.id), AckReliable((1, 1, 1, 1)))
+    assert w.closed is None
+    w.give(control, AckReliable((1, 1, 1, 1, 1)))
+    assert limited(w) == "AQ-3"
+
+
 @pytest.mark.rule("AQ-40")
 def test_aq40_all_senders_together_are_bounded(wire: Callable[..., Wire]) -> None:
     """Above `max_unacked` each sender has one message under way; when enough was acked, those that wait are told."""

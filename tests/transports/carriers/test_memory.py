@@ -18,6 +18,7 @@ from levada.framework.errors import (
     ConfigurationError,
     ConnectionClosed,
     ConnectionLost,
+    DatagramTooLarge,
     IdleTimeout,
     LocalProtocolError,
 )
@@ -289,6 +290,17 @@ async def test_refused_early_data_is_sent_again_but_for_datagrams() -> None:
         assert not seen.early
     await a.send_datagram(b"late")
     assert await b.receive_datagram() == Datagram(b"late")
+
+
+@pytest.mark.parametrize("limit", [0, 40])
+async def test_the_settings_say_how_large_a_datagram_is(limit: int) -> None:
+    a, b = memory_connections(MemoryConfig(max_datagram=limit))
+    assert a.max_datagram_size() == limit
+    with pytest.raises(DatagramTooLarge, match=f"datagram of {limit + 1} bytes, at most {limit} fit"):
+        await a.send_datagram(bytes(limit + 1))
+    if limit:
+        await a.send_datagram(bytes(limit))
+        assert await b.receive_datagram() == Datagram(bytes(limit))
 
 
 async def test_datagrams_are_lost_by_the_seed() -> None:

@@ -267,6 +267,13 @@ async def test_options_reach_the_kernel() -> None:
             assert stream._socket.getsockopt(stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_NODELAY) == 0
 
 
+async def test_the_settings_say_how_much_one_read_takes() -> None:
+    async with pair(TcpConfig(receive_size=3)) as (client, server):
+        await client.send_all(b"abcdefg")
+        await settle()
+        assert [await server.receive_some() for _ in range(3)] == [b"abc", b"def", b"g"]
+
+
 async def test_errors_of_the_block_come_out_as_they_are() -> None:
     for context in (lambda: tcp.listen(ANY), pair):
         with pytest.raises(KeyError) as caught:

@@ -252,3 +252,17 @@ def test_lj37_lj38_pairs_and_keys_of_just_the_limit_are_taken(desk: Any) -> None
     frame = data_frame(1, *((b"%d" % number, b"") for number in range(4096)))
     assert len(one(desk, frame).delivered[0]) == 4096
     assert one(desk, data_frame(1, (b"k" * 65536, b"v"))).delivered == [{"k" * 65536: "v"}]
+
+
+@pytest.mark.rule("LJ-38")
+def test_lj38_the_settings_say_how_long_a_key_is(desk: Any) -> None:
+    """LJ-38: five bytes are taken, and six are refused."""
+    assert one(desk, data_frame(1, (b"k" * 5, b"v")), max_key=5).delivered == [{"kkkkk": "v"}]
+    assert one(desk, data_frame(1, (b"k" * 6, b"v")), max_key=5).refused == "LJ-38"
+
+
+@pytest.mark.rule("LJ-12")
+def test_lj12_the_settings_say_how_deep_json_is(desk: Any) -> None:
+    """LJ-12: three levels are taken, and four are refused."""
+    assert one(desk, encode_json(2, 1, {"a": [[1]]}), max_json_depth=3).delivered == [{"a": [[1]]}]
+    assert one(desk, encode_json(2, 1, {"a": [[[1]]]}), max_json_depth=3).refused == "LJ-12"

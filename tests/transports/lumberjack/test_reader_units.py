@@ -278,6 +278,18 @@ def test_lj25a_the_time_for_a_commit_is_of_version_1(desk: Any) -> None:
         assert (reader.core.late_commits, reader.acks[-1:]) == ((1, []) if version == 1 else (0, [1]))
 
 
+@pytest.mark.rule("LJ-25a")
+def test_lj25a_the_settings_say_how_long_a_commit_takes(desk: Any) -> None:
+    """LJ-25a: 5 s, or no limit."""
+    for limit, reason in ((5.0, "sink_failed"), (None, None)):
+        reader = desk(commits=False, idle_timeout=None, commit_timeout=limit)
+        reader.feed(encode_window(1, 1) + frames(1, 1))
+        reader.wait(4.9)
+        assert reader.finished is None
+        reader.wait(1e4)
+        assert reader.finished == reason
+
+
 @pytest.mark.rule("LJ-26")
 def test_lj26_late_commits_are_counted(desk: Any) -> None:
     """LJ-26: a commit after the end of its connection is counted; the ack goes nowhere."""
@@ -372,6 +384,17 @@ def test_lj29_a_frame_has_its_time_by_what_it_announces(desk: Any) -> None:
     reader.core.reading(reader.now)
     reader.wait(29.0)
     assert reader.refused is None
+
+
+@pytest.mark.rule("LJ-29")
+def test_lj29_the_settings_say_how_long_a_frame_takes(desk: Any) -> None:
+    """LJ-29: 4 s, and one for the 256 KiB announced."""
+    reader = desk(frame_timeout=4.0)
+    reader.feed(b"1C" + (256 * 1024).to_bytes(4, "big"))
+    reader.wait(4.9)
+    assert reader.refused is None
+    reader.wait(0.2)
+    assert reader.refused == "LJ-29"
 
 
 @pytest.mark.rule("LJ-42")

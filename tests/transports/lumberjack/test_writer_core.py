@@ -290,6 +290,16 @@ def test_lj53_the_clock_of_acks() -> None:
     assert (ends.core.state, ends.core.room, ends.core.next_deadline()) == (WriterState.CLOSED, 0, None)
 
 
+@pytest.mark.rule("LJ-53")
+def test_lj53_the_settings_say_how_long_an_ack_takes() -> None:
+    """LJ-53: 4 s after the window was sent."""
+    ends = Ends(window=2, ack_timeout=4.0)
+    ends.put(2)
+    ends.send(10.0)
+    assert (ends.core.handle_timeout(13.9), ends.core.next_deadline()) == ([], 14.0)
+    assert ends.core.handle_timeout(14.0) == [AckTimedOut(4.0)]
+
+
 @pytest.mark.rule("LJ-55")
 def test_lj55_what_is_unacked_goes_first_in_new_windows_from_1() -> None:
     """LJ-55: after a fault all unacked events are sent again, oldest first, before any newer one."""

@@ -189,6 +189,18 @@ def test_ma87_more_than_16_control_streams() -> None:
     assert wire.closed.code == 0x10C
 
 
+@pytest.mark.rule("MA-87")
+def test_ma87_the_settings_say_how_many_control_streams() -> None:
+    """Two are taken, and a third ends the connection."""
+    wire = Wire(config=MaopConfig(max_control_streams=2))
+    wire.give(wire.uni(), Proceed(()))
+    wire.give(wire.bidi(), Proceed(()))
+    assert wire.closed is None
+    wire.give(wire.uni(), Proceed(()))
+    assert wire.closed is not None
+    assert wire.closed.code == 0x10C
+
+
 @pytest.mark.rule("MA-88")
 def test_ma88_a_flood_of_signals() -> None:
     """Reading pauses until the bucket has refilled; after 5 s of that the connection ends."""

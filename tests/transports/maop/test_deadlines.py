@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from levada.transports.maop import BodyWanted, Failed, HandlerSpec, MaopConfig, OperationCancelled
-from levada.transports.maop.frames import Block, Done, Fail, Message, Proceed, Request, Response
+from levada.transports.maop import BodyWanted, ErrorCode, Failed, HandlerSpec, MaopConfig, OperationCancelled
+from levada.transports.maop.frames import Block, DisconnectRequest, Done, Fail, Message, Proceed, Request, Response
 
 from .conftest import Wire, authentication
 
@@ -112,3 +112,71 @@ def test_deadlines_of_transfers_are_exact() -> None:
     wire.core.finish(stream, now=0.0)
     wire.flush()
     due(wire, 0.05, lambda: any(isinstance(signal, Done) for signal in wire.signals()))
+
+
+@pytest.mark.rule("MA-26")
+@pytest.mark.rule("MA-27")
+def test_deadlines_of_authentication_follow_the_settings() -> None:
+    """For the result, for a refused client to leave, and for stream 0 to end."""
+    config = MaopConfig(answer_timeout=3.0, disapproved_linger=0.4, auth_close_timeout=7.0)
+    silent = Wire(approve=False, client=True, config=config)
+    due(silent, 3.0, lambda: silent.closed is not None)
+    refused = Wire(approve=False, config=config)
+    refused.give(0, authentication().encode(), fin=True)
+    refused.core.disapprove_client(ErrorCode.UNAUTHORIZED, "no", now=0.0)
+    refused.flush()
+    due(refused, 0.4, lambda: refused.closed is not None)
+    half_open = Wire(approve=False, config=config)
+    half_open.give(0, authentication().encode())
+    half_open.core.approve_client("c-42", now=0.0)
+    half_open.flush()
+    due(half_open, 7.0, lambda: half_open.stops == {0: 0})
+
+
+@pytest.mark.rule("MA-67")
+@pytest.mark.rule("MA-68")
+@pytest.mark.rule("MA-69")
+@pytest.mark.rule("MA-71")
+def test_deadlines_of_responses_follow_the_settings() -> None:
+    """For the header, for the Fail behind a reset, for the next piece of the body, and for the Done."""
+    config = MaopConfig(
+        default_request_timeout_ms=2500, response_grace=0.25, response_transfer_timeout=4.0, response_ack_timeout=6.0
+    )
+
+    def asking() -> tuple[Wire, int]:
+        wire = Wire(client=True, config=config)
+        stream = wire.core.send_request(101, timeout_ms=None, response_msg_id=42, now=0.0)
+        wire.flush()
+        wire.signal(Proceed((stream,)))
+        return wire, stream
+
+    wire, stream = asking()
+    assert wire.body(stream) == [Request(101, 0, response_msg_id=42, timeout_ms=2500)]
+    due(wire, 2.75, told(wire, Failed, stream))
+    wire, stream = asking()
+    wire.give(stream, Response(100), Block(b"\1"))
+    due(wire, 4.0, told(wire, Failed, stream))
+    wire, stream = asking()
+    wire.give(stream, Response(100), Block(b"\1"))
+    wire.core.stream_reset(stream, 0, now=0.0)
+    due(wire, 0.25, told(wire, Failed, stream))
+    wire = Wire(config=config)
+    stream = wire.bidi()
+    wire.give(stream, Request(101, 0), fin=True)
+    wire.core.respond(stream, now=0.0)
+    wire.flush()
+    due(wire, 6.0, lambda: wire.core.statistic.responses_unacked == 1)
+
+
+@pytest.mark.rule("MA-88")
+@pytest.mark.rule("MA-92")
+def test_deadlines_of_a_connection_follow_the_settings() -> None:
+    """For a flood of signals to end, and for the time to drain that a peer asks for."""
+    wire = Wire(config=MaopConfig(signal_rate=100.0, signal_burst=10, unknown_signal_rate=10**6, flood_timeout=3.0))
+    wire.signal(Proceed((1,) * 5000))
+    due(wire, 3.0, lambda: wire.closed is not None)
+    wire = Wire(config=MaopConfig(max_drain_time=8.0))
+    stream = wire.uni()
+    wire.give(stream, Message(100, 0))
+    wire.signal(DisconnectRequest(60_000))
+    due(wire, 8.0, told(wire, OperationCancelled, stream))

@@ -386,6 +386,18 @@ def test_ma53_pending_operations_are_bounded_in_number_and_time() -> None:
 
 
 @pytest.mark.rule("MA-54")
+def test_ma54_the_settings_say_when_to_try_again() -> None:
+    """The hint of a refusal is the setting, in milliseconds."""
+    wire = Wire(handlers=GATED, config=MaopConfig(max_pending_approvals=1, approval_timeout=3.0, capacity_retry=2.5))
+    one, two = wire.uni(), wire.uni()
+    wire.give(one, Message(5, 4))
+    wire.give(two, Message(5, 4))
+    assert refusals(wire) == [(two, 2500, 14)]
+    wire.wait(3.1)
+    assert refusals(wire) == [(one, 2500, 14)]
+
+
+@pytest.mark.rule("MA-54")
 @pytest.mark.rule("MA-118")
 def test_ma54_ma118_an_exhausted_quota_withholds_proceed() -> None:
     """Who waits goes when another ends, in the order of priorities; who waits too long is refused."""

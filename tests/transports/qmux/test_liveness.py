@@ -287,6 +287,17 @@ def test_qx43_the_first_record_has_its_time(sent: str) -> None:
 
 
 @pytest.mark.rule("QX-43")
+def test_qx43_the_settings_say_how_long_a_record_takes() -> None:
+    """4 s from its first octet."""
+    wire = Wire(idle_timeout=0, record_timeout=4.0, peer=attrs.evolve(PEER, max_idle_timeout_ms=0))
+    wire.now = 5.0
+    assert wire.octets("0100404000") == []
+    assert wire.core.next_deadline() == 9.0
+    assert wire.core.handle_timeout(8.9) == []
+    assert wire.core.handle_timeout(9.0) == [Ended(1, "a record was not complete within 4 s", False, True)]
+
+
+@pytest.mark.rule("QX-43")
 def test_qx43_a_record_that_has_begun_has_its_time() -> None:
     """30 s, even if its octets trickle in; then the connection is lost."""
     wire = Wire(idle_timeout=0, peer=attrs.evolve(PEER, max_idle_timeout_ms=0))

@@ -14,7 +14,8 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from levada.transports.quic import UdpPort
+from levada.transports.carriers.sockets import ListeningAddress, ListeningSocket, open_here, sockets_from
+from levada.transports.quic import UdpPort, listen
 from levada.transports.quic.pmtu import BLACK_HOLE_LOSSES, MtuSearch
 from levada.transports.quic.port import authority
 
@@ -153,6 +154,22 @@ async def test_a_refused_group_is_sent_singly_and_no_group_is_tried_again() -> N
     assert not one.gso
     one.close()
     two.close()
+
+
+@pytest.mark.loopback
+async def test_the_settings_say_how_large_the_buffers_of_a_socket_are(lab: Any) -> None:
+    opened: list[ListeningSocket] = []
+
+    async def remember(address: ListeningAddress) -> list[ListeningSocket]:
+        opened.extend(await open_here(address))
+        return opened
+
+    with sockets_from(remember):
+        async with listen("quic://127.0.0.1:0", lab.server(socket_buffer=20_000)):
+            sizes = [
+                opened[0].socket.getsockopt(socket.SOL_SOCKET, name) for name in (socket.SO_RCVBUF, socket.SO_SNDBUF)
+            ]
+    assert sizes == [40_000 if sys.platform == "linux" else 20_000] * 2  # Linux doubles a size for its own use
 
 
 @pytest.mark.loopback
