@@ -328,3 +328,24 @@ async def test_the_system_ends_under_running_operations(autojump_clock: MockCloc
         assert log.said == ["execute"]
         nursery.cancel_scope.cancel()
     assert log.said == ["execute", "undo"]
+
+
+async def test_the_settings_say_how_long_undoing_takes(start: Start, autojump_clock: MockClock) -> None:
+    undone: list[float] = []
+
+    async def hang(call: Call) -> None:
+        await trio.sleep_forever()
+
+    async def undo(call: Call, reason: str) -> None:
+        began = trio.current_time()
+        try:
+            await trio.sleep_forever()
+        finally:
+            undone.append(trio.current_time() - began)
+
+    async with start({100: Handler(hang, on_cancel=undo), 101: echo}, cancel_timeout=2.0) as ends:
+        with trio.move_on_after(1):
+            await ends.peer.request(100)
+        await trio.sleep(3)
+        assert undone == pytest.approx([2.0])
+        assert await ends.peer.request(101, b"alive") == b"alive"
