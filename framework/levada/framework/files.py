@@ -28,6 +28,7 @@ except ModuleNotFoundError:  # not a POSIX system
 __all__ = ["Files", "StrPath", "folder_path"]
 
 StrPath: TypeAlias = "str | os.PathLike[str]"
+"""A path of the file system."""
 ReadableBuffer: TypeAlias = "bytes | bytearray | memoryview"
 
 _AT_EMPTY_PATH, _STATX_BTIME = 0x1000, 0x800

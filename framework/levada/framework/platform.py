@@ -250,6 +250,7 @@ class Platform:
 
 
 REAL: Final = Platform()
+"""The real surroundings, which are the default."""
 
 PLATFORM: Final[ContextVar[Platform]] = ContextVar("levada_platform", default=REAL)
 """The surroundings of this process."""

@@ -203,7 +203,7 @@ class Partition:
         files, found, cut = self._files, self._found, 0
         self._losses = dict(losses)
         files.make_folder(self.folder)
-        for left in [*files.glob(self.folder, "*.new"), *files.glob(self.folder, "*.old"), *self._stale]:
+        for left in [*files.glob(self.folder, "*.new"), *files.glob(self.folder, "*.old")]:
             files.unlink(left)
         for path in self._damaged:
             kept = path.with_name(path.name + ".damaged")
@@ -252,6 +252,12 @@ class Partition:
                 segment.close()
         self._files.sync_folder(self.folder)
         self._shaky = []
+
+    def delete_stale(self) -> None:
+        """Delete the segments before the promised first row. Not earlier than the promise is on the disk: `find` may have read it from memory."""
+        for path in self._stale:
+            self._files.unlink(path)
+        self._stale = []
 
     def close(self) -> None:
         """Close all files."""

@@ -120,6 +120,8 @@ def recover(
     first, end = [partition.first for partition in partitions], [partition.end for partition in partitions]
     ends = Ends.create(platform, directory / "ends", Promise(ledger.journal, first, end, ledger.commits))
     resources.callback(ends.close)
+    for partition in partitions:
+        partition.delete_stale()
     with ledger_errors(directory):
         ledger.begin({partition.number: partition.end for partition in partitions})
     return Recovered(ledger=ledger, ends=ends, partitions=partitions, schema=columns, cut=cut, lost=lost)
