@@ -20,7 +20,10 @@ TURNS = {
     "that of": r"\b(that of|those of|one that|what (is|was|has))\b",
     "whoever": r"\b(whoever|somebody|nobody)\b",
     "of which": r"\b(of|in|by|from|to) which\b",
+    "anew": r"\b(anew|for ever)\b",
 }
+STARTS = re.compile(r"\s*(Note (that|a|an|how|who|the|whether)|Let|Have (`\w+`|an?) \w+ed)\b")
+"""First words of a docstring that a native reads otherwise than they are meant: record, allow, call."""
 TREES = ("framework", "transports", "actors", "docs")
 POINTER = re.compile(r"\s*See (`|the class)")
 POINTER_IN_SOURCE = re.compile(r"[\"']" + POINTER.pattern)
@@ -61,3 +64,14 @@ def test_a_docstring_says_what_it_documents_before_it_refers(tree: str) -> None:
         if POINTER.match(text)
     ]
     assert pointers == [], "say it in a line, then refer"
+
+
+@pytest.mark.parametrize("tree", ["framework", "transports", "actors"])
+def test_a_docstring_begins_with_what_is_done(tree: str) -> None:
+    found = [
+        f"{file.relative_to(ROOT)}: {text.strip()}"
+        for file in sorted((ROOT / tree).rglob("*.py"))
+        for text in docstrings(file)
+        if STARTS.match(text)
+    ]
+    assert found == [], "say: Record that, Allow, Call it when"

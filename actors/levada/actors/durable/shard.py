@@ -6,7 +6,7 @@ entity first, with a task of its own. When the handler has returned, `finished` 
 At a normal end the shard finishes the commands that it has (`Finisher`, `Leave`); commands that it cannot finish are counted in the log.
 
 The shard ends if its partition takes no more of its rows: another process has written there, or the journal failed. Then all commands under way
-fail with `OutcomeUnknown`, the entities end, and the supervisor starts the shard again, which reads everything anew. A shard whose own rows cannot
+fail with `OutcomeUnknown`, the entities end, and the supervisor starts the shard again, which reads everything again. A shard whose own rows cannot
 be read refuses all commands with the journal's error, and tries again later. If the journal refuses rows, because the disk is full, the commands
 under way get its error too, but a command that is partly on the disk fails with `OutcomeUnknown`; until there is room, the shard answers the
 commands that write nothing.
@@ -571,7 +571,7 @@ class Shard(DescribedActor[Any]):
         live.ticket = self._commits.put(Part(self, [row], size, trio.Event()))
 
     def placed(self, row: Row, offset: int) -> None:
-        """Note the offset of a row that is no event, or has the answer of a command; they come in the order of the log."""
+        """Record the offset of a row that is no event, or has the answer of a command; they come in the order of the log."""
         live = row.live
         if row.body is not None and row.command is not None:
             if live.commands is None:
@@ -705,7 +705,7 @@ class Shard(DescribedActor[Any]):
 
     @handles
     def sweep(self, _: _Sweep) -> None:
-        """Let entities go that had no command for some time."""
+        """Drop entities that had no command for some time."""
         self._entities.sweep(self._clock.current_time() - self.settings.idle)
         if not self._entities.is_empty:
             self._sweep_later()

@@ -89,7 +89,7 @@ class UnderWay:
                 )
 
     def refuse(self, turn: Turn, error: BaseException) -> None:
-        """Have a command fail, and its repetitions."""
+        """Fail a command, and its repetitions."""
         self._settle(turn)
         if turn.reminder is not None:
             self._remind_again(turn.reminder, error)
@@ -129,7 +129,7 @@ class UnderWay:
         self._room = trio.Event()
 
     def give_up(self, refusal: BaseException | None = None) -> None:
-        """Have all commands fail; if the journal refused rows, with its error."""
+        """Fail all commands; if the journal refused rows, with its error."""
         refused = refusal if isinstance(refusal, JournalError) else None  # of what this refuses nothing is on the disk
         begun = self.turns if refused is None else self._begun()
         told = [turn for turn in self.turns if turn.question is None and turn.reminder is None]

@@ -277,7 +277,7 @@ class Keys:
         return [first for first, index in self._indexes() if next(index.rows_of(key), None) is not None]
 
     def rebuild(self, segment: Segment) -> None:
-        """Index a segment anew, from which rows were erased."""
+        """Index a segment again, from which rows were erased."""
         growing = _Growing(segment.first, self._config)
         self._read(segment, growing)
         if segment.first == self._last.first:

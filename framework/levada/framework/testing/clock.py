@@ -68,7 +68,7 @@ def counted_time(rng: random.Random, counter: Callable[[], float] | None = None)
 
 @contextlib.contextmanager
 def deterministic(seed: int) -> Iterator[None]:
-    """Let trio order its tasks by `seed`; restore its state at the end. Raises `RuntimeError` if this trio does not support it."""
+    """Make trio order its tasks by `seed`; restore its state at the end. Raises `RuntimeError` if this trio does not support it."""
     run: Any = trio._core._run
     if not hasattr(run, "_r") or not hasattr(run, "_ALLOW_DETERMINISTIC_SCHEDULING"):
         raise RuntimeError(

@@ -171,7 +171,7 @@ async def _run(
 
 
 def shuffle(run_queue: Any, rng: random.Random, quantum: int, turn: Callable[[Turn], object]) -> None:
-    """Let a generator decide the order in a run queue that is empty.
+    """Make a generator decide the order in a run queue that is empty.
 
     Args:
         run_queue: of a system that starts.

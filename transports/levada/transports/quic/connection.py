@@ -220,7 +220,7 @@ class QuicConnection(StreamConnection[QuicStream]):
         self.mark_dirty()
 
     def mark_dirty(self) -> None:
-        """Have the endpoint send for this connection once the tasks that can run now have run."""
+        """Ask the endpoint to send for this connection once the tasks that can run now have run."""
         self._endpoint.asked += 1
         if not self.dirty:
             self.dirty = True

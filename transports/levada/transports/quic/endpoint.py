@@ -236,7 +236,7 @@ class QuicEndpoint:
             self._deserted = trio.Event()
 
     def learn_reset_tokens(self, connection: QuicConnection) -> None:
-        """Note a connection's stateless reset tokens. Resets are recognised by them, since the connection ids of resets are random."""
+        """Record a connection's stateless reset tokens. Resets are recognised by them, since the connection ids of resets are random."""
         tokens = connection.engine.peer_reset_tokens()
         if tokens != connection.reset_tokens:
             for token in connection.reset_tokens - tokens:
@@ -427,7 +427,7 @@ class QuicEndpoint:
             self._engine_failed(connection, error)
 
     def touch(self, connection: QuicConnection, now: float) -> None:
-        """Let a connection that was fed handle the news and answer."""
+        """Handle the news of a connection that was fed, and send its answer."""
         try:
             connection.settle()
         except Exception as error:  # noqa: BLE001 - as in feed

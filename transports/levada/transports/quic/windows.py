@@ -95,7 +95,7 @@ class Windows:
         return True
 
     def grant_stream(self, *, unidirectional: bool) -> bool:
-        """Let the peer open one more stream; true if it should be told now."""
+        """Allow the peer one more stream; true if it should be told now."""
         limit = self._kinds[unidirectional]
         limit.value += 1
         return self._is_due(limit)

@@ -246,7 +246,7 @@ class SimulatedDisk:
         folder.mtime = self._time()
 
     def release(self, node: Inode) -> None:
-        """Note that a file may have lost its last name or descriptor. Its bytes are forgotten at a sync, when no power failure can bring it back."""
+        """Record that a file may have lost its last name or descriptor. A sync forgets its bytes when no power failure can bring it back."""
         if not node.links and not node.opened:
             self._left.append(node)
 
@@ -278,7 +278,7 @@ class SimulatedDisk:
         return sum(PAGE - (-len(node.cache) // PAGE) * PAGE for node in seen)
 
     def full(self) -> None:
-        """Let nothing more fit. Files may be deleted, and `size` set again."""
+        """Fill the disk: nothing more fits. Files may be deleted, and `size` set again."""
         self.size = self.used
 
     def room(self, node: Inode, at: int, size: int) -> int:
@@ -348,7 +348,7 @@ class SimulatedDisk:
             self._forget()
 
     def fail_sync(self, node: Inode, share: float) -> None:
-        """Let the sync of a file fail: a share of the sectors is on the disk, and the others count as written."""
+        """Fail the sync of a file: a share of the sectors is on the disk, and the others count as written."""
         kept = []
         for write in node.unsynced:
             if write.data is None:
@@ -369,7 +369,7 @@ class SimulatedDisk:
     # Failures
 
     def attach(self, process: object, end: Callable[[], None]) -> None:
-        """Have a function called when the power fails, before anything is lost: it ends a process."""
+        """Call a function when the power fails, before anything is lost: it ends a process."""
         self._processes[process] = end
 
     def detach(self, process: object) -> None:

@@ -103,7 +103,7 @@ class SimulatedFiles(Files):
         return self.disk.faults(call) if fault is None and self.disk.faults is not None else fault
 
     def finish(self, fault: Fault, path: str) -> None:
-        """Let a fault happen, behind the part of the call that is done."""
+        """Cause a fault, behind the part of the call that is done."""
         if fault.crash:
             self.kill()
             raise Crashed
@@ -123,7 +123,7 @@ class SimulatedFiles(Files):
         raise AssertionError  # a fault that does nothing is handled above
 
     def keep(self, key: object, close: Callable[[], None]) -> None:
-        """Have a function called when the process is killed. It counts as a descriptor until `let_go`."""
+        """Call a function when the process is killed. It counts as a descriptor until `let_go`."""
         self._closed_with[key] = close
 
     def let_go(self, key: object) -> bool:

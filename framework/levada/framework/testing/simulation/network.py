@@ -74,7 +74,7 @@ class SimulatedWire:
             network.send(lane, call, arguments)
 
     def reset(self, way: int, why: str) -> None:
-        """Let the receiver of a way learn that the wire is gone, after everything that was sent this way."""
+        """Tell the receiver of a way that the wire is gone, after everything that was sent this way."""
         lane = self.ways[way]
         if not lane.ended:
             lane.ended = True

@@ -179,7 +179,7 @@ class Process:
             self.world.network.later(seconds, self._resume)
 
     def zombie(self, seconds: float) -> None:
-        """Let its parent take it for dead, while it lives on for so many seconds with all its other wires: a machine out of reach."""
+        """Make its parent take it for dead, while it lives on for so many seconds with all its other wires: a machine out of reach."""
         if self.parent is not None and not self.ended.is_set():
             self.world.note(f"{self.name}: out of reach for {seconds:g} s, and taken for dead")
             for wire in self.wires:

@@ -201,7 +201,7 @@ class Strikes:
             self._world.network.later(self._random.choice(_AFTER), strike)
 
     def _let_live_on(self, process: Process) -> None:
-        """Let a child count as dead. In half of the cases it is stopped first, and what it has sent arrives when it has a successor."""
+        """Make a child count as dead. In half of the cases it is stopped first, and what it has sent arrives when it has a successor."""
         seconds = self._random.choice(self._faults.lengths)
         if self._random.random() < 0.5:
             process.pause(seconds / 2)

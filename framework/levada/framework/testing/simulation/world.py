@@ -324,7 +324,7 @@ def simulate(
 
 @contextmanager
 def _dead_are_silent() -> Iterator[None]:
-    """Let nothing come of what dead processes log while their tasks end."""
+    """Drop what dead processes log while their tasks end."""
     make = logging.getLogRecordFactory()
 
     def make_record(*args: Any, **more: Any) -> logging.LogRecord:
