@@ -28,7 +28,7 @@ LIMITS = {
     "rsocket": (76, 13),
     "aqueduct": (81, 15),
     "aqueduct-sender": (598, 38),
-    "maop": (263, 24),
+    "maop": (262, 24),
     "durable": (133, 24),
     "spark": (305, 35),
 }

@@ -28,10 +28,11 @@ from levada.actors.maop import (
     connect,
     serve,
 )
-from levada.actors.maop.connection import MAX_IDLE, MaopDriver
+from levada.actors.maop.connection import MaopDriver
 from levada.actors.maop.control import ControlPool
 from levada.actors.maop.executions import Execution
 from levada.actors.maop.operations import Operation
+from levada.actors.maop.streams import MAX_IDLE
 from levada.framework import ActorSystem, Identity, Ref
 from levada.framework.errors import ActorStopped, ConnectionLost
 from levada.transports.carriers import MemoryConfig

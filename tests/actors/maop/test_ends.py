@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import pytest
 import trio
@@ -22,6 +23,7 @@ from levada.actors.maop import (
     connect,
     serve,
 )
+from levada.actors.maop.operations import begin_operation
 from levada.framework import ActorSystem
 from levada.framework.errors import ConnectionClosed, ConnectionLost
 from levada.transports.carriers import MemoryConfig
@@ -120,7 +122,7 @@ async def test_ma89_kinds_that_running_operations_need_may_begin_while_draining(
         await trio.sleep(1)
         core = ends.client.core
         nursery.start_soon(ends.caller.aclose)
-        begin = ends.client.begin_operation
+        begin = partial(begin_operation, ends.client)
         operations = [  # the client has not heard of it
             begin(lambda: core.send_request(102, b"", now=trio.current_time())),
             begin(lambda: core.send_request(103, b"x", now=trio.current_time())),

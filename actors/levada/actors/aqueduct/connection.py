@@ -90,8 +90,7 @@ class AqueductDriver(AqueductStreams):
         """The client's sends, the server's receives."""
         self.entry.receiver.away = int(self.client)
         self.entrance: Sender[Any] | None = Sender(self.entry) if self.client else None
-        self.lookups: Sender[Any] | None = self.entrance
-        """Sends lookups to the peer, if it exposes actors."""
+        self.lookups = self.entrance
         self._questions: Receiver[Lookup] | None = None
         """Receives the server's lookups, if this client exposes actors."""
         self.end: ConnectionEnded | None = None
@@ -230,12 +229,6 @@ class AqueductDriver(AqueductStreams):
     def names(self) -> Names:
         """Return the names that the peer may look up."""
         return Names(self.system, self.expose, self.halves)
-
-    def look_up_at(self, there: Sender[Lookup]) -> None:
-        """Send lookups to the client here."""
-        if self.lookups is not None:
-            self.lookups.finish_nowait()
-        self.lookups = there
 
     def _compare(self, headers: dict[str, bytes]) -> str:
         """Describe the message classes of the peer that are incompatible; empty if all are compatible."""

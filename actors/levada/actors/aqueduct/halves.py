@@ -51,9 +51,10 @@ from levada.transports import aqueduct
 from levada.transports.aqueduct import Attach, Delivery, ReceiverHalf, ReceiverState, SenderHalf, SenderState
 from levada.transports.text import printable
 
-from .links import Connecting, CreationLink, Half, HalfActor
+from .links import CreationLink, Half, HalfActor
 from .name_lookup import Claim
 from .raw import RawMessage, encode_raw
+from .streams import AqueductStreams
 from .trace_context import MAX_STAMP, read_stamp, stamped
 
 __all__ = [
@@ -202,7 +203,7 @@ class Halves:
         max_answer_bytes: see `PeerConfig.max_answer_bytes`.
     """
 
-    def __init__(self, connection: Connecting, codec: Codec, max_answer_bytes: int) -> None:
+    def __init__(self, connection: AqueductStreams, codec: Codec, max_answer_bytes: int) -> None:
         self.connection = connection
         self.core = connection.core
         self.flush_soon: Callable[[], None] = connection.flush_soon

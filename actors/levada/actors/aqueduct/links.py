@@ -13,22 +13,19 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
-from levada.actors.pool import Pool
-from levada.framework import Actor, Lost, Reason, Ref, Sender
+from levada.framework import Actor, Lost, Reason, Ref
 from levada.framework.embedding import release, signal_exit
 from levada.framework.errors import ActorStopped
-from levada.transports.aqueduct import AqueductCore, ReceiverHalf, ReceiverState, SenderHalf, SenderState
-
-from .name_lookup import Lookup
+from levada.transports.aqueduct import ReceiverHalf, ReceiverState, SenderHalf, SenderState
 
 if TYPE_CHECKING:
     from .halves import Halves
 
-__all__ = ["Connecting", "CreationLink", "Half", "HalfActor"]
+__all__ = ["CreationLink", "Half", "HalfActor"]
 
 logger = logging.getLogger("levada.actors.aqueduct")
 
@@ -36,35 +33,6 @@ Half: TypeAlias = SenderHalf | ReceiverHalf
 
 _LOST = (SenderState.LOST, ReceiverState.LOST)
 _CONNECTION_LOST = (SenderState.CONNECTION_LOST, ReceiverState.CONNECTION_LOST)
-
-
-class Connecting(Protocol):
-    """The part of a connection that its halves use."""
-
-    core: AqueductCore
-    idle: Pool
-
-    @property
-    def ref(self) -> Ref[Any]:
-        """The connection's actor, the parent of all of theirs."""
-        ...
-
-    @property
-    def ending(self) -> bool:
-        """Whether the connection's actor is ending, and all its children with it."""
-        ...
-
-    def flush_soon(self) -> None:
-        """Read and write soon."""
-        ...
-
-    def log_failure(self, error: BaseException, text: str, *arguments: object, event: str) -> None:
-        """Log an exception of the user's code."""
-        ...
-
-    def look_up_at(self, there: Sender[Lookup]) -> None:
-        """Send lookups to the client here."""
-        ...
 
 
 @attrs.frozen(eq=False)

@@ -8,14 +8,14 @@ no actor.
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import attrs
 import trio
 
 from levada.actors.multiplexed import MultiplexedDriver
 from levada.actors.pool import Pool, Pooled
-from levada.framework import Reason
+from levada.framework import Reason, Sender
 from levada.framework.embedding import release
 from levada.framework.errors import ActorStopped
 from levada.transports.aqueduct import (
@@ -28,6 +28,8 @@ from levada.transports.aqueduct import (
     StreamData,
     StreamDone,
 )
+
+from .name_lookup import Lookup
 
 __all__ = ["AT_ONCE", "AqueductStreams", "StreamActor"]
 
@@ -57,7 +59,7 @@ class StreamActor(Pooled):
 
 
 class AqueductStreams(MultiplexedDriver[AqueductCore]):
-    """The part of a connection that gives each of its streams an actor."""
+    """The part of a connection that its streams and halves use. It gives each stream an actor."""
 
     amount: ClassVar = AT_ONCE
     at_once: ClassVar = AT_ONCE
@@ -69,6 +71,8 @@ class AqueductStreams(MultiplexedDriver[AqueductCore]):
         super().__attrs_post_init__()
         self.idle = Pool(self, MAX_IDLE)
         """Actors without a stream."""
+        self.lookups: Sender[Any] | None = None
+        """Sends lookups to the peer, if it exposes actors."""
         self._actors: dict[int, StreamActor] = {}
 
     def stream_begun(self, stream_id: int) -> None:
@@ -115,6 +119,12 @@ class AqueductStreams(MultiplexedDriver[AqueductCore]):
             if stream_id & _UNIDIRECTIONAL:
                 self.forget(stream_id)
         self.feed(events)
+
+    def look_up_at(self, there: Sender[Lookup]) -> None:
+        """Send lookups to the client here."""
+        if self.lookups is not None:
+            self.lookups.finish_nowait()
+        self.lookups = there
 
     def release(self) -> None:
         """Release the actors, too."""

@@ -13,14 +13,13 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import trio
 
 from levada.actors.metrics.protocols import request_samples
-from levada.actors.pool import Pool
 from levada.framework import Ref, Sample, restart
-from levada.framework.errors import ActorStopped, CarrierError, ConnectionClosed
+from levada.framework.errors import ActorStopped, CarrierError
 from levada.framework.platform import PLATFORM
 from levada.transports import carriers
 from levada.transports.maop import (
@@ -57,15 +56,12 @@ from .control import ENDING, LAST, STARVED, ControlPool, Crowded, Last, Starved
 from .errors import Disapproved
 from .executions import Execution
 from .log import MAX_TEXT, Log
-from .operations import Begin, CreditQueue, Operation, Outcome
+from .operations import CreditQueue, Outcome
 from .peer import Peer
 from .shared import Shared
 from .streams import MaopStreams
 
 __all__ = ["MaopDriver"]
-
-MAX_IDLE: Final = 256
-"""Idle children that are kept, of each kind."""
 
 
 class MaopDriver(MaopStreams):
@@ -100,14 +96,10 @@ class MaopDriver(MaopStreams):
         self.farewell = ""
         """The reason that the peer is given when this side drains."""
         self.end: ConnectionEnded | None = None
-        self.operations: dict[int, Operation] = {}
-        """Operations of this side, by stream id."""
         self.executions: dict[int, Execution] = {}
         """Operations of the peer that a handler knows."""
         self.credit = {request: CreditQueue(request=request) for request in (False, True)}
         """Callers that wait for a stream; the key says whether it is for a Request."""
-        self.idle = Pool(self, MAX_IDLE)
-        """Children without an operation."""
         self.control: Ref[Any] | None = None
         """The `ControlPool`, once there is a carrier."""
         self._draining_since = 0.0
@@ -320,30 +312,6 @@ class MaopDriver(MaopStreams):
         StreamUnblocked: _on_unblocked,
     }
 
-    @property
-    def is_open(self) -> bool:
-        """Whether operations may begin."""
-        return self.core.state is ConnectionState.OPEN
-
-    def begin_operation(self, begin: Begin) -> Operation:
-        """Begin an operation; raises the errors of `begin`."""
-        if self.ending:
-            raise ConnectionClosed("the connection's actor is ending")
-        operation = self.idle.take(Operation)
-        try:
-            operation.take(begin())
-        except BaseException:
-            self.idle.put(operation)
-            raise
-        self.flush_soon()
-        return operation
-
-    def taken(self, operation: Operation, size: int) -> None:
-        """Count bytes of a streamed Response that the reader has taken."""
-        operation.held -= size
-        if operation.stream_id in self.held and operation.held < self.config.core.stream_window // 2:
-            self.resume(operation.stream_id)
-
     def consumed(self, stream_id: int, size: int) -> None:
         """Count bytes of a streamed body that the handler has taken."""
         self.feed(self.core.body_consumed(stream_id, size, now=trio.current_time()))
@@ -427,4 +395,3 @@ class MaopDriver(MaopStreams):
         """Release the children, the streams and the core's operations."""
         self.core.let_go()
         super().release()
-        self.idle.close()

@@ -11,82 +11,28 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Coroutine
 from contextlib import aclosing, nullcontext
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import trio
 
-from levada.actors.pool import Pool, Pooled
-from levada.framework import Reason, Ref, RemotePeer, handles
+from levada.actors.pool import Pooled
+from levada.framework import Reason, Ref, handles
 from levada.framework.errors import ActorStopped, CarrierError, DecodeError, LocalProtocolError
-from levada.transports.maop import ErrorCode, Event, MaopCore, OperationCancelled, Received
+from levada.transports.maop import ErrorCode, OperationCancelled, Received
 
 from .bodies import Source, make_source, quick_source
-from .config import PeerConfig
 from .errors import OperationError, Refuse
 from .handlers import BeforeExecute, Call, Code, Execute, Handler, OperationActor, Raised, Reply
 from .limiter import Limiter
-from .log import Log
-from .shared import Shared
 from .tracing import serving
 
 if TYPE_CHECKING:
-    from .peer import Peer
+    from .connection import MaopDriver
 
 __all__ = ["Execution"]
 
 _UNTRACED: Final = nullcontext()
-
-
-class Executing(Protocol):
-    """The part of the connection that the peer's operations use."""
-
-    core: MaopCore
-    config: PeerConfig
-    shared: Shared
-    records: Log
-    idle: Pool
-    executions: dict[int, Execution]
-    unbegun: int
-
-    @property
-    def handle(self) -> Peer:
-        """The peer that sent the operations."""
-        ...
-
-    @property
-    def remote(self) -> RemotePeer | None:
-        """The other end."""
-        ...
-
-    @property
-    def ending(self) -> bool:
-        """Whether the connection's actor is stopping, with all its children."""
-        ...
-
-    def flush_soon(self) -> None:
-        """Read and write soon."""
-        ...
-
-    def shut(self) -> None:
-        """Close at once."""
-        ...
-
-    def feed(self, events: list[Event]) -> None:
-        """Handle the core's events, and send what follows from them."""
-        ...
-
-    def consumed(self, stream_id: int, size: int) -> None:
-        """Count bytes of a streamed body that the handler has taken."""
-        ...
-
-    def finished(self, operation: Received, began: float, now: float, size: int) -> None:
-        """Count an operation whose handler succeeded."""
-        ...
-
-    async def room(self, stream_id: int) -> None:
-        """Flush, and wait until its stream has room for more."""
-        ...
 
 
 class ActorCode:
@@ -94,7 +40,7 @@ class ActorCode:
 
     __slots__ = ("_actor", "_ref")
 
-    def __init__(self, connection: Executing, handler: Handler) -> None:
+    def __init__(self, connection: MaopDriver, handler: Handler) -> None:
         made: Any = handler.execute
         self._actor: OperationActor = made()
         connection.idle.adopt(self._actor)
@@ -170,7 +116,7 @@ class Turn:
 class Execution(Pooled):
     """Serves one operation of the peer after another, each from the first decision to the end of the undoing."""
 
-    connection: Executing
+    connection: MaopDriver
     operation: Received = attrs.field(init=False)
     handler: Handler = attrs.field(init=False)
     call: Call = attrs.field(init=False)

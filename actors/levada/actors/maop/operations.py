@@ -8,17 +8,17 @@ While the peer allows no further stream, callers wait in a queue by priority and
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import aclosing
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 import trio
 
-from levada.actors.pool import Pool, Pooled
+from levada.actors.pool import Pooled
 from levada.framework import Reason
-from levada.framework.errors import CarrierError, LevadaError
-from levada.transports.maop import Completed, ConnectionEnded, ErrorCode, Failed, FairQueue, MaopCore
+from levada.framework.errors import CarrierError, ConnectionClosed, LevadaError
+from levada.transports.maop import Completed, ConnectionState, ErrorCode, Failed, FairQueue
 from levada.transports.maop import Refused as RefusedEvent
 from levada.transports.maop.events import ResponseStarted
 from levada.transports.maop.initiator import Outgoing
@@ -26,72 +26,20 @@ from levada.transports.maop.initiator import Outgoing
 from .bodies import Source
 from .errors import MaopError, OperationFailed, OperationLost, OperationRefused, OperationStopped, OperationTimeout
 
-__all__ = ["Begin", "CreditQueue", "Operation", "Outcome"]
+if TYPE_CHECKING:
+    from .streams import MaopStreams
+
+__all__ = ["Begin", "CreditQueue", "Operation", "Outcome", "begin_operation"]
 
 Outcome: TypeAlias = Completed | RefusedEvent | Failed
 Begin: TypeAlias = Callable[[], int]
 """Begins an operation in the core; returns its stream id."""
 
 
-class Calling(Protocol):
-    """The part of the connection that operations of this side use."""
-
-    core: MaopCore
-    end: ConnectionEnded | None
-    operations: dict[int, Operation]
-    idle: Pool
-
-    @property
-    def ending(self) -> bool:
-        """Whether the connection's actor is stopping, with all its children."""
-        ...
-
-    @property
-    def is_open(self) -> bool:
-        """Whether operations may begin."""
-        ...
-
-    def flush_soon(self) -> None:
-        """Read and write soon."""
-        ...
-
-    def shut(self) -> None:
-        """Close at once."""
-        ...
-
-    def error(self) -> CarrierError:
-        """Return the error for uses of a connection that is over."""
-        ...
-
-    def begin_operation(self, begin: Begin) -> Operation:
-        """Begin an operation."""
-        ...
-
-    def start_task(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
-        """Start a task that ends with the carrier."""
-        ...
-
-    def refresh_credit(self) -> None:
-        """Tell the core how many streams the peer allows."""
-        ...
-
-    async def open_spare(self, *, unidirectional: bool) -> None:
-        """Wait for a stream."""
-        ...
-
-    def taken(self, operation: Operation, size: int) -> None:
-        """Count bytes of a streamed Response that the reader has taken."""
-        ...
-
-    async def room(self, stream_id: int) -> None:
-        """Flush, and wait until its stream has room for more."""
-        ...
-
-
 class Operation(Pooled):
     """Serves one operation of this side after another, each from its beginning until its caller leaves it."""
 
-    connection: Calling
+    connection: MaopStreams
     stream_id: int = attrs.field(default=0, init=False)
     busy: bool = attrs.field(default=False, init=False)
     """Whether a caller uses it."""
@@ -112,6 +60,13 @@ class Operation(Pooled):
         """Take up an operation that has begun."""
         self.stream_id, self.busy = stream_id, True
         self.connection.operations[stream_id] = self
+
+    def taken(self, size: int) -> None:
+        """Count bytes of a streamed Response that the reader has taken."""
+        self.held -= size
+        connection, stream_id = self.connection, self.stream_id
+        if stream_id in connection.held and self.held < connection.core.config.stream_window // 2:
+            connection.resume(stream_id)
 
     def leave(self) -> None:
         """Release the caller; an operation that is not over is cancelled. Source: MA-61, MA-115."""
@@ -233,6 +188,20 @@ def make_error(outcome: RefusedEvent | Failed, *, lost: bool) -> MaopError:
     return kind(outcome.reason, code=outcome.code, by_peer=outcome.by_peer, not_executed=outcome.not_executed)
 
 
+def begin_operation(connection: MaopStreams, begin: Begin) -> Operation:
+    """Begin an operation; raises the errors of `begin`."""
+    if connection.ending:
+        raise ConnectionClosed("the connection's actor is ending")
+    operation = connection.idle.take(Operation)
+    try:
+        operation.take(begin())
+    except BaseException:
+        connection.idle.put(operation)
+        raise
+    connection.flush_soon()
+    return operation
+
+
 class Waiting:
     """A caller that waits for a stream."""
 
@@ -256,7 +225,7 @@ class CreditQueue:
     def __len__(self) -> int:
         return len(self._queue)
 
-    async def begin(self, connection: Calling, begin: Begin, priority: int) -> Operation:
+    async def begin(self, connection: MaopStreams, begin: Begin, priority: int) -> Operation:
         """Begin an operation as soon as a stream is free and its turn has come.
 
         Raises:
@@ -268,10 +237,10 @@ class CreditQueue:
         if not self._queue.waiting:
             core = connection.core
             if core.can_open(request=self._request):
-                return connection.begin_operation(begin)
+                return begin_operation(connection, begin)
             connection.refresh_credit()
-            if core.can_open(request=self._request) or not connection.is_open:
-                return connection.begin_operation(begin)
+            if core.can_open(request=self._request) or core.state is not ConnectionState.OPEN:
+                return begin_operation(connection, begin)
         waiting = Waiting(begin)
         self._queue.push(waiting, priority, 0, trio.current_time())
         if not self._opening:
@@ -290,9 +259,9 @@ class CreditQueue:
         assert waiting.operation is not None
         return waiting.operation
 
-    async def _open(self, connection: Calling) -> None:
+    async def _open(self, connection: MaopStreams) -> None:
         try:
-            while self._queue and connection.is_open:
+            while self._queue and connection.core.state is ConnectionState.OPEN:
                 connection.refresh_credit()
                 if connection.core.can_open(request=self._request):
                     waiting = self._queue.pop(trio.current_time())
@@ -307,16 +276,16 @@ class CreditQueue:
             self._opening = False
             self.close(connection)
 
-    def _let(self, connection: Calling, waiting: Waiting) -> None:
+    def _let(self, connection: MaopStreams, waiting: Waiting) -> None:
         try:
-            waiting.operation = connection.begin_operation(waiting.begin)
+            waiting.operation = begin_operation(connection, waiting.begin)
         except LevadaError as error:
             waiting.error = error
         waiting.event.set()
 
-    def close(self, connection: Calling) -> None:
+    def close(self, connection: MaopStreams) -> None:
         """Wake all waiting callers with an error, if no more operations may begin."""
-        if connection.is_open:
+        if connection.core.state is ConnectionState.OPEN:
             return
         while (waiting := self._queue.pop(trio.current_time())) is not None:
             waiting.error = connection.error()

@@ -15,7 +15,7 @@ from levada.framework.durations import is_duration
 from levada.framework.errors import DecodeError
 from levada.framework.tracing import Tracing
 from levada.transports.carriers import CarrierInfo, CarrierStatistics
-from levada.transports.maop import Completed, ErrorCode, ResponseStarted, TestPlan, check_test
+from levada.transports.maop import Completed, ConnectionState, ErrorCode, ResponseStarted, TestPlan, check_test
 
 from .bodies import MESSAGE_TYPE, Body, Source, make_source, quick_source
 from .config import RetryPolicy
@@ -401,7 +401,7 @@ class Peer:
     async def _begin(self, begin: Callable[[], int], priority: int, *, request: bool) -> Operation:
         connection = self._connection
         await trio.lowlevel.checkpoint_if_cancelled()
-        if not connection.is_open:
+        if connection.core.state is not ConnectionState.OPEN:
             raise connection.error()
         return await connection.credit[request].begin(connection, begin, priority)
 
@@ -524,7 +524,7 @@ class ReplyStream:
                 raise StopAsyncIteration
             await operation.news()
         chunk = operation.chunks.popleft()
-        operation.connection.taken(operation, len(chunk))
+        operation.taken(len(chunk))
         return chunk
 
 

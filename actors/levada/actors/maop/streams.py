@@ -1,4 +1,4 @@
-"""The streams of a connection: MAOP's additions to `levada.actors.multiplexed`.
+"""The streams of a connection, and the operations of this side that run on them.
 
 * The connection's next turn reads everything at hand on a stream before it writes anything, so the core has judged all of it before the
   operation's Proceed goes out (MA-50).
@@ -8,11 +8,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import trio
 
 from levada.actors.multiplexed import MultiplexedDriver
+from levada.actors.pool import Pool
 from levada.framework.errors import CarrierError, ConnectionClosed, StreamWasStopped
 from levada.transports.maop import (
     CloseConnection,
@@ -25,16 +26,21 @@ from levada.transports.maop import (
     StreamData,
 )
 
+if TYPE_CHECKING:
+    from .operations import Operation
+
 __all__ = ["MaopStreams"]
 
 AT_ONCE: Final = 128
 """Streams that one turn reads: a burst of requests must not delay other connections. Each is read until it has no more at hand (MA-50)."""
 CONTROL_HIGH: Final = 65_536
 """Bytes queued on a control stream above which its signals wait in the core, which orders and bounds them. Source: MA-85."""
+MAX_IDLE: Final = 256
+"""Idle children that are kept, of each kind."""
 
 
 class MaopStreams(MultiplexedDriver[MaopCore]):
-    """The part of a connection that knows its streams."""
+    """The part of a connection that its control pool and the operations of this side use."""
 
     at_once: ClassVar = AT_ONCE
     forgets_ended: ClassVar = True
@@ -44,6 +50,15 @@ class MaopStreams(MultiplexedDriver[MaopCore]):
         super().__attrs_post_init__()
         self.starved = False
         """Whether signals wait for a stream that the peer does not allow yet."""
+        self.operations: dict[int, Operation] = {}
+        """Operations of this side, by stream id."""
+        self.idle = Pool(self, MAX_IDLE)
+        """Children without an operation."""
+
+    def release(self) -> None:
+        """Release the children, too."""
+        super().release()
+        self.idle.close()
 
     def limited(self, stream_id: int) -> bool:
         """Whether a stream is the body of an operation: no other is limited. Source: MA-118."""
