@@ -24,7 +24,7 @@ from trio.lowlevel import enable_ki_protection
 
 from ._runtime.ask import Ask, WaitGraph, content_of, stopped_error
 from ._runtime.cell import Cell
-from ._runtime.contract import Counters
+from ._runtime.contract import SystemCounters
 from ._runtime.current import TRACING
 from ._runtime.host import split_cancelled
 from ._runtime.kinds import make_cell
@@ -164,7 +164,7 @@ class ActorSystem:
         self.platform = PLATFORM.get()
         """What the process takes from its surroundings: `Platform`."""
         self.random = random.Random(self.platform.token_bytes(16) if seed is None else seed)
-        self.counters = Counters()
+        self.counters = SystemCounters()
         self.events = EventStream()
         """The event stream, see `EventStream`."""
         self.registry = Registry(self)

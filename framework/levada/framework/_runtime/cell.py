@@ -40,7 +40,7 @@ from levada.framework.ref import DEFAULT_TIMEOUT, FromThread, Ref, check_timeout
 from .ask import BEFORE_ASKS, Ask, ThreadAsk, prepare_to_ask, stopped_error
 from .extras import Extras
 from .phase import PAUSED, RUNNING, STOPPED, ActorPhase
-from .tokens import START, STOP, TURN, Start, TakeSignal, Turn
+from .tokens import START, STOP, TURN, EndTurn, Start, TakeSignal
 
 if TYPE_CHECKING:
     import contextvars
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from levada.framework.supervision import Supervised
 
     from .contract import ActorObject, System
-    from .lifecycle import Ending, Group
+    from .lifecycle import ActorEnding, Group
     from .scheduler import RunQueue, Worker
     from .tokens import WaitingMessage
 
@@ -341,7 +341,7 @@ class Cell(Ref[Any]):
         extras.signals.append(message)
         batch = self.fill_batch()
         at = len(batch)
-        while at and type(batch[at - 1]) in (Start, Turn):
+        while at and type(batch[at - 1]) in (Start, EndTurn):
             at -= 1
         batch.insert(at, TakeSignal())
         self._wake_up()
@@ -429,7 +429,7 @@ class Cell(Ref[Any]):
         self.system.lifecycle.exit_signal(self, other, reason)
 
     @property
-    def ending(self) -> Ending | None:
+    def ending(self) -> ActorEnding | None:
         """The state of the ending that is under way, if any."""
         return self._extras.ending if self._extras is not None else None
 

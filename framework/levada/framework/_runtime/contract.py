@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from .observer import Observer
     from .scheduler import RunQueue
 
-__all__ = ["ActorObject", "Counters", "System", "ThreadInbox"]
+__all__ = ["ActorObject", "System", "SystemCounters", "ThreadInbox"]
 
 
 @attrs.define
-class Counters:
+class SystemCounters:
     """The counters of a system, see `Statistics`."""
 
     spawned: int = 0
@@ -71,7 +71,7 @@ class System(Protocol):
     stop_timeout: float
     max_waiting: int
     random: random.Random
-    counters: Counters
+    counters: SystemCounters
     events: EventStream
     failure_log: FailureLog
     log_unreadable: RateLimitedLog

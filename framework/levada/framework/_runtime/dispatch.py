@@ -18,7 +18,7 @@ from levada.framework.timers import Tick
 from .ask import Ask, RemoteAsk, RemoteTell, ThreadAsk
 from .awaitables import coroutine_of
 from .scheduler import InlineCoroutine
-from .tokens import END_TURN, Room, Start, Stop, Take, TakeSignal, Turn
+from .tokens import END_TURN, EndTurn, Start, Stop, Take, TakeSignal, WakeSenders
 from .tracing import TracedAsk, TracedTell, TracedThreadAsk, traced
 
 __all__ = ["RUNTIME_ENTRIES", "deliver"]
@@ -51,7 +51,7 @@ def _on_stop(actor: Any, stop: Stop) -> Any:
     return cell.system.lifecycle.reached_stop(cell, stop)
 
 
-def _on_room(actor: Any, _: Room) -> None:
+def _on_room(actor: Any, _: WakeSenders) -> None:
     no_message(actor)
     actor._cell.let_in()
 
@@ -61,7 +61,7 @@ def _on_take(actor: Any, take: Take) -> Any:
     return deliver(actor, take.next(actor._cell))
 
 
-def _on_turn(actor: Any, _: Turn) -> Any:
+def _on_turn(actor: Any, _: EndTurn) -> Any:
     no_message(actor)
     return END_TURN
 
@@ -162,7 +162,7 @@ RUNTIME_ENTRIES: dict[type, Any] = {
     Ask: _on_ask,
     InlineCoroutine: _on_inline_coroutine,
     TakeSignal: _on_take,
-    Room: _on_room,
+    WakeSenders: _on_room,
     Start: _on_start,
     Stop: _on_stop,
     RemoteAsk: _on_remote_ask,
@@ -173,5 +173,5 @@ RUNTIME_ENTRIES: dict[type, Any] = {
     TracedAsk: _on_traced_ask,
     TracedTell: _on_traced_tell,
     TracedThreadAsk: _on_traced_ask,
-    Turn: _on_turn,
+    EndTurn: _on_turn,
 }

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from .cell import Cell
     from .host import Host
-    from .lifecycle import Ending, Group
+    from .lifecycle import ActorEnding, Group
 
 __all__ = ["Extras"]
 
@@ -37,7 +37,7 @@ class Extras:
         """The entry that is being handled, if it came over a connection."""
         self.children: dict[Cell, bool] | None = None
         """The children, and whether each was adopted; adopted children are stopped together."""
-        self.ending: Ending | None = None
+        self.ending: ActorEnding | None = None
         self.failure: BaseException | None = None
         """The error that the actor object failed with, with its traceback, until it is decided whether the parent fails with it."""
         self.host: Host | None = None

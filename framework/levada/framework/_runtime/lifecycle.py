@@ -61,20 +61,20 @@ from .host import Host, split_cancelled
 from .phase import PAUSED, RUNNING, STOPPED
 from .remains import drop_frames, end_handles, open_handles
 from .scheduler import InlineCoroutine
-from .tokens import END_TURN, Room, RoomCallback, Start, Stop, Take, Turn
+from .tokens import END_TURN, EndTurn, RoomCallback, Start, Stop, Take, WakeSenders
 
 if TYPE_CHECKING:
     from .contract import System
 
-__all__ = ["Ending", "Lifecycle"]
+__all__ = ["ActorEnding", "Lifecycle"]
 
 logger = logging.getLogger("levada.framework.lifecycle")
 
-_ENTRIES = (Start, Stop, Room, Take, Turn, Tick)
+_ENTRIES = (Start, Stop, WakeSenders, Take, EndTurn, Tick)
 
 
 @attrs.define(eq=False, weakref_slot=False)
-class Ending:
+class ActorEnding:
     """The state of an actor that ends or restarts."""
 
     reason: Reason
@@ -160,12 +160,12 @@ class Lifecycle:
             self._begin(cell, pending)
         elif cancelled is not None:
             self._fail_question_stopped(cell, CANCELLED)
-            self._begin(cell, Ending(CANCELLED, final=True, cancel=True))
+            self._begin(cell, ActorEnding(CANCELLED, final=True, cancel=True))
         elif type(message) is Start and cell._actor._is_loop:
             stop = cell.make_extras().inbox.stop
             reason, final = (stop.reason, stop.final) if stop is not None else (NORMAL, False)
             self._fail_question_stopped(cell, reason)
-            self._begin(cell, Ending(reason, final=final, graceful=True))
+            self._begin(cell, ActorEnding(reason, final=final, graceful=True))
         return cancelled
 
     def reached_stop(self, cell: Cell, stop: Stop) -> Any:
@@ -173,7 +173,7 @@ class Lifecycle:
         if _is_plain(cell):
             self._terminate(cell, stop.reason)  # `RunQueue` counts its messages after this turn
         else:
-            self._begin(cell, Ending(stop.reason, final=stop.final, graceful=True))
+            self._begin(cell, ActorEnding(stop.reason, final=stop.final, graceful=True))
         return END_TURN
 
     def too_many_waiting(self, cell: Cell) -> None:
@@ -263,9 +263,9 @@ class Lifecycle:
         if pending is not None:
             self._hurry(cell, pending, reason, cancel, final)
         else:
-            self._end(cell, Ending(reason, final=final, cancel=cancel))
+            self._end(cell, ActorEnding(reason, final=final, cancel=cancel))
 
-    def _end(self, cell: Cell, ending: Ending) -> None:
+    def _end(self, cell: Cell, ending: ActorEnding) -> None:
         """Start an ending from outside the actor. If a handler waits, `waited` continues when it has ended."""
         if cell._worker is None:
             self._begin(cell, ending, queued=not cell._idle)
@@ -277,7 +277,7 @@ class Lifecycle:
         elif cell._actor._is_loop:
             cell.make_extras().inbox.end()
 
-    def _hurry(self, cell: Cell, ending: Ending, reason: Reason, cancel: bool, final: bool) -> None:
+    def _hurry(self, cell: Cell, ending: ActorEnding, reason: Reason, cancel: bool, final: bool) -> None:
         """Add a request to an ending that is under way."""
         extras = cell.make_extras()
         ending.reason = more_severe(ending.reason, reason)
@@ -309,7 +309,7 @@ class Lifecycle:
             extras = cell._extras
             if (extras is None or extras.supervised is None) and not _ends_system(error):
                 self._system.counters.unsupervised += 1
-            ending = Ending(Failed(error), final=_ends_system(error))
+            ending = ActorEnding(Failed(error), final=_ends_system(error))
             ending.message = message
             self._begin(cell, ending, queued=queued)
         else:
@@ -362,7 +362,7 @@ class Lifecycle:
             for ask in asks:
                 ask.fail(stopped_error(cell, reason, ask.message, begun=True))
 
-    def _begin(self, cell: Cell, ending: Ending, *, queued: bool = False) -> None:
+    def _begin(self, cell: Cell, ending: ActorEnding, *, queued: bool = False) -> None:
         """Handle no further message; `queued`: the cell is in the run queue now."""
         if _is_plain(cell):
             self._count(cell)
@@ -389,7 +389,7 @@ class Lifecycle:
             # This may run inside the actor's own context, which the hooks will enter.
             self._signal(self._stop_children, cell)
 
-    def _plan(self, cell: Cell, ending: Ending) -> None:
+    def _plan(self, cell: Cell, ending: ActorEnding) -> None:
         """Decide whether the actor restarts, alone or with siblings."""
         supervised = cell.make_extras().supervised
         if ending.final or supervised is None:
@@ -471,7 +471,7 @@ class Lifecycle:
         elif late:
             self._out_of_time(late[0], None)
 
-    def _out_of_time(self, cell: Cell, ending: Ending | None) -> None:
+    def _out_of_time(self, cell: Cell, ending: ActorEnding | None) -> None:
         """Kill an actor that does not end in time: for good, or, given an `ending`, only if that one still lasts."""
         if cell.phase is not STOPPED and (ending is None or cell.make_extras().ending is ending):
             seconds = self._system.stop_timeout
@@ -523,7 +523,7 @@ class Lifecycle:
         context = cell.context if cell.context is not None else self._system.scheduler.base_context()
         context.run(self._system.start_task, self._close_in_task, cell, hook, arguments, name=f"<end of {cell.path}>")
 
-    def _hook(self, actor: Any, ending: Ending) -> tuple[Callable[..., Any] | None, tuple[Any, ...]]:
+    def _hook(self, actor: Any, ending: ActorEnding) -> tuple[Callable[..., Any] | None, tuple[Any, ...]]:
         if actor is None:
             return None, ()
         if ending.restart:
@@ -563,7 +563,7 @@ class Lifecycle:
                     await extras.host.close()
         self._signal(self._conclude, cell)
 
-    def _hook_failed(self, cell: Cell, ending: Ending, error: BaseException) -> None:
+    def _hook_failed(self, cell: Cell, ending: ActorEnding, error: BaseException) -> None:
         self._report(cell, error, None)
         ending.reason = more_severe(ending.reason, Failed(error))
 
@@ -612,7 +612,7 @@ class Lifecycle:
             cell = group.running[-1]
             ending = cell.ending
             if ending is None and cell in group.members:
-                ending = Ending(SHUTDOWN, cancel=False)
+                ending = ActorEnding(SHUTDOWN, cancel=False)
                 supervised = cell.make_extras().supervised
                 assert supervised is not None
                 ending.restart = isinstance(supervised.policy, RestartPolicy) and supervised.policy.kind != "temporary"
@@ -655,7 +655,7 @@ class Lifecycle:
             actor = self._call(cell, supervised.factory, *supervised.args)
         except BaseException as error:
             self._report(cell, error, None)
-            ending = Ending(Failed(error), final=_ends_system(error))
+            ending = ActorEnding(Failed(error), final=_ends_system(error))
             extras.ending = ending
             self._plan(cell, ending)
             ending.closed = True

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from levada.framework.links import Reason
 
 __all__ = [
-    "END_TURN", "ROOM", "START", "STOP", "TAKE", "TURN", "Room", "RoomCallback", "Start", "Stop", "Take", "TakeSignal", "Turn",
-    "WaitingMessage",
+    "END_TURN", "ROOM", "START", "STOP", "TAKE", "TURN", "EndTurn", "RoomCallback", "Start", "Stop", "Take",
+    "TakeSignal", "WaitingMessage", "WakeSenders",
 ]  # fmt: skip
 
 
@@ -43,7 +43,7 @@ class Stop:
         """Whether the actor must not restart, since its parent or the system asked for the end."""
 
 
-class Room:
+class WakeSenders:
     """Wake waiting senders: there is room."""
 
     __slots__ = ()
@@ -81,7 +81,7 @@ class TakeSignal(Take):
         return self._message
 
 
-class Turn:
+class EndTurn:
     """End the turn, so that signals or a new handler table take effect."""
 
     __slots__ = ()
@@ -89,11 +89,11 @@ class Turn:
 
 START: Final = Start()
 STOP: Final = Stop(SHUTDOWN)
-ROOM: Final = Room()
+ROOM: Final = WakeSenders()
 TAKE: Final = Take()
-TURN: Final = Turn()
+TURN: Final = EndTurn()
 
-END_TURN: Final = Turn()
+END_TURN: Final = EndTurn()
 """Returned by the functions in `dispatch` when the worker must not continue with the batch."""
 
 
