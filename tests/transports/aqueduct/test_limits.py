@@ -32,7 +32,7 @@ from levada.transports.aqueduct.frames import (
     SentUnreliable,
     encode_int,
 )
-from levada.transports.aqueduct.streams import Stream
+from levada.transports.aqueduct.streams import AqueductStream
 from levada.transports.aqueduct.timers import NackDue
 
 from .conftest import Pair, Wire
@@ -170,7 +170,7 @@ def test_i13_finished_channels_leave_nothing(pair: Callable[..., Pair]) -> None:
 
     def objects() -> Counter[str]:
         gc.collect()
-        kinds = (SenderHalf, ReceiverHalf, Stream, Delivery, NackDue)
+        kinds = (SenderHalf, ReceiverHalf, AqueductStream, Delivery, NackDue)
         return Counter(type(o).__name__ for o in gc.get_objects() if issubclass(type(o), kinds))
 
     def channels(count: int) -> None:

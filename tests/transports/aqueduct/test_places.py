@@ -20,7 +20,7 @@ from levada.transports.aqueduct.frames import (
     Message,
     SentUnreliable,
 )
-from levada.transports.aqueduct.state import ENDS, PLACES, Place
+from levada.transports.aqueduct.state import ENDS, PLACES, StreamPosition
 
 from .conftest import Wire
 from .test_frames import VECTORS
@@ -38,21 +38,21 @@ LETTERS = {
     "L": FrameType.CLOSED_CHANNEL_LOST,
 }
 GRAMMAR = {
-    Place.UNI: "V|V?M+|V?L",
-    Place.DATAGRAM: "V|V?M+",
-    Place.ANSWER: None,
-    Place.SENDER: "V?U*F",
-    Place.RECEIVER: "V?[AN]*R",
+    StreamPosition.UNI: "V|V?M+|V?L",
+    StreamPosition.DATAGRAM: "V|V?M+",
+    StreamPosition.ANSWER: None,
+    StreamPosition.SENDER: "V?U*F",
+    StreamPosition.RECEIVER: "V?[AN]*R",
 }
 
 
 @pytest.mark.rule("AQ-10", "AQ-11", "AQ-13")
 @pytest.mark.parametrize(("start", "grammar"), [(k, g) for k, g in GRAMMAR.items() if g], ids=lambda v: str(v))
-def test_aq10_the_table_is_the_grammar(start: Place, grammar: str) -> None:
+def test_aq10_the_table_is_the_grammar(start: StreamPosition, grammar: str) -> None:
     """What may be on a stream or in a datagram is exactly this, and it may end exactly here."""
     for length in range(5):
         for word in itertools.product(LETTERS, repeat=length):
-            place: Place | None = start
+            place: StreamPosition | None = start
             for letter in word:
                 place = PLACES.get((place, LETTERS[letter])) if place else None
             accepted = place is not None and ENDS[place] is None
@@ -63,8 +63,8 @@ def test_aq10_the_table_is_the_grammar(start: Place, grammar: str) -> None:
 def test_aq10_bidirectional_streams() -> None:
     """The first frame, other than Version, of an opener's direction says what the stream is; only a client's may be the connection's."""
     for start, after, connection in (
-        (Place.CLIENT_BIDI, Place.CLIENT_BIDI_VERSION, True),
-        (Place.SERVER_BIDI, Place.SERVER_BIDI_VERSION, False),
+        (StreamPosition.CLIENT_BIDI, StreamPosition.CLIENT_BIDI_VERSION, True),
+        (StreamPosition.SERVER_BIDI, StreamPosition.SERVER_BIDI_VERSION, False),
     ):
         first = {kind: PLACES.get((start, kind)) for kind in FrameType}
         second = {kind: PLACES.get((after, kind)) for kind in FrameType}
@@ -72,7 +72,10 @@ def test_aq10_bidirectional_streams() -> None:
         wanted = {FrameType.CHANNEL_CONTROL} | ({FrameType.CONNECTION_CONTROL} if connection else set())
         assert {k for k, v in second.items() if v} == wanted
     assert not [
-        key for key in PLACES if key[0] in (Place.CONNECTION, Place.SENDER_DONE, Place.RECEIVER_DONE, Place.ALONE)
+        key
+        for key in PLACES
+        if key[0]
+        in (StreamPosition.CONNECTION, StreamPosition.SENDER_DONE, StreamPosition.RECEIVER_DONE, StreamPosition.ALONE)
     ]
 
 

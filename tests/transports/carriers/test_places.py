@@ -12,7 +12,7 @@ import trio.testing
 
 from levada.transports.carriers.contracts import CarrierInfo
 from levada.transports.carriers.places import GRACE, Place, Places, share_of
-from levada.transports.carriers.streams import Ready
+from levada.transports.carriers.streams import ReadyQueue
 
 
 class Clients:
@@ -181,7 +181,7 @@ async def test_a_handshake_that_is_complete_just_when_it_makes_room_is_queued(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     """Its task was about to run, so that its cancellation came too late."""
-    ready, ended = Ready[str](1), list[str]()
+    ready, ended = ReadyQueue[str](1), list[str]()
     first = await ready.reserve("here", partial(ended.append, "first"))
     second = await ready.reserve("here", partial(ended.append, "second"))
     ready.put("first", first)

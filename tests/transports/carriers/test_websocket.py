@@ -37,7 +37,7 @@ from levada.transports.carriers.websocket import (
     accept_over,
     open_over,
 )
-from levada.transports.carriers.websocket_frames import FrameError, encode_binary
+from levada.transports.carriers.websocket_frames import WebSocketFrameError, encode_binary
 from levada.transports.testing import CarrierCheck, CarrierTraits, carrier_checks
 
 QUIET = WebSocketConfig(keepalive_interval=None)
@@ -640,7 +640,7 @@ async def test_a_peer_that_breaks_a_rule_is_told_the_code(client: bool, first: i
             assert await far.until_end() == []
     assert (type(received[0]), received[0].code) == (ConnectionLost, code)
     cause = received[0].__cause__
-    assert isinstance(cause, FrameError)
+    assert isinstance(cause, WebSocketFrameError)
     assert (cause.code, cause.offset) == (code, len(far.frame(b"before")))
 
 

@@ -15,12 +15,12 @@ from wsproto.events import Ping as WsprotoPing
 from wsproto.events import Pong as WsprotoPong
 
 from levada.transports.carriers.websocket_frames import (
+    CloseReceived,
     Control,
-    FrameError,
-    PeerClosed,
     Ping,
     Pong,
     WebSocketCore,
+    WebSocketFrameError,
     encode_binary,
     mask,
 )
@@ -166,7 +166,7 @@ def test_any_traffic_cut_anywhere_means_the_same_as_to_wsproto(
             case _:
                 raise AssertionError(kind)
     octets += peer.send(CloseConnection(4321, "bye"))
-    controls.append(PeerClosed(4321, "bye"))
+    controls.append(CloseReceived(4321, "bye"))
     cuts = data.draw(st.lists(st.integers(0, len(octets)), max_size=20), label="cuts")
     end = core(client=client, accept_text=True)
     assert feed(end, octets, cuts) == controls
@@ -183,7 +183,7 @@ def test_every_cut_of_a_stream_and_octet_by_octet(client: bool) -> None:
     octets += peer.send(CloseConnection(1000))
     for cuts in [[cut] for cut in range(len(octets))] + [list(range(len(octets)))]:
         end = core(client=client)
-        assert feed(end, octets, cuts) == [Ping(b"?"), PeerClosed(1000, "")]
+        assert feed(end, octets, cuts) == [Ping(b"?"), CloseReceived(1000, "")]
         assert list(end.messages) == wanted
 
 
@@ -231,8 +231,8 @@ def test_any_kind_of_octets_may_be_sent(kind: type, client: bool, size: int) -> 
 # ---------------------------------------------------------------- what is refused
 
 
-def refused(end: WebSocketCore, octets: bytes) -> FrameError:
-    with pytest.raises(FrameError) as caught:
+def refused(end: WebSocketCore, octets: bytes) -> WebSocketFrameError:
+    with pytest.raises(WebSocketFrameError) as caught:
         feed(end, octets)
     return caught.value
 
@@ -342,7 +342,9 @@ def test_after_a_refusal_the_close_frame_of_the_peer_is_still_found() -> None:
         assert error.offset == 6
         assert end.may_send
         assert end.close(1009, "too large")
-        assert [c for c in feed(end, octets[6 + max(cut, 4) :]) if isinstance(c, PeerClosed)] == [PeerClosed(1009, "")]
+        assert [c for c in feed(end, octets[6 + max(cut, 4) :]) if isinstance(c, CloseReceived)] == [
+            CloseReceived(1009, "")
+        ]
         assert list(end.messages) == [b"kept"]
 
 
@@ -360,7 +362,7 @@ def test_discarding_finds_the_close_frame_behind_whatever_comes(client: bool) ->
         before = feed(end, octets[:cut])
         end.discard()
         after = feed(end, octets[cut:])
-        assert [c for c in before + after if isinstance(c, PeerClosed)] == [PeerClosed(4000, "done")]
+        assert [c for c in before + after if isinstance(c, CloseReceived)] == [CloseReceived(4000, "done")]
         assert not end.messages
 
 
@@ -368,7 +370,7 @@ def outcome(end: WebSocketCore, octets: bytes, cuts: list[int] | None = None) ->
     """The code of the error, if it is one."""
     try:
         feed(end, octets, cuts)
-    except FrameError as error:
+    except WebSocketFrameError as error:
         return error.code
     return None
 
@@ -393,7 +395,7 @@ def test_every_single_octet_change_gives_messages_or_a_named_error(data: st.Data
 def test_close_without_a_code_counts_as_1005() -> None:
     """RFC 6455, 7.1.5, and no code goes back either."""
     end = core(client=False)
-    assert feed(end, frame(0x88, b"", masked=True)) == [PeerClosed(1005, "")]
+    assert feed(end, frame(0x88, b"", masked=True)) == [CloseReceived(1005, "")]
     assert not end.may_send
     assert end.close(1005) == b"\x88\x00"
     assert end.close(1005) == b""

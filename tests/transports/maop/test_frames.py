@@ -27,7 +27,7 @@ from levada.transports.maop import (
     sanitise,
 )
 from levada.transports.maop.authentication import Authentication, Octets, Result, read_authentication, read_result
-from levada.transports.maop.codes import Fault
+from levada.transports.maop.codes import OperationFault
 from levada.transports.maop.versions import parse_capabilities
 
 DATA = json.loads((Path(__file__).parent / "data" / "vectors.json").read_text("utf-8"))
@@ -101,7 +101,7 @@ def test_every_flipped_octet_is_read_or_named(vector: dict[str, Any]) -> None:
                     decode_operation(data, idempotency=vector.get("idempotency", False))
                 else:
                     read_exchange(vector, data, 5)
-            except (ValueError, Fault) as error:
+            except (ValueError, OperationFault) as error:
                 texts.append(str(error))
     assert texts
     assert all(texts)

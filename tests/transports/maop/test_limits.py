@@ -22,7 +22,7 @@ from levada.transports.maop import (
     StreamData,
 )
 from levada.transports.maop.frames import Block, BlockEnd, Done, Fail, Message, Proceed, Refuse, Request, Response
-from levada.transports.maop.timers import Timers
+from levada.transports.maop.timers import MaopTimers
 
 from .conftest import PLAIN, Wire
 
@@ -263,7 +263,7 @@ class Owner:
 
 
 def test_timers_are_bounded_by_who_uses_them() -> None:
-    timers = Timers()
+    timers = MaopTimers()
     for n in range(10_000):
         owner = Owner()
         timers.set(owner, 1000.0 + n)
@@ -285,7 +285,7 @@ def test_timers_are_bounded_by_who_uses_them() -> None:
 
 
 def test_who_is_woken_may_change_the_deadlines_of_others() -> None:
-    timers = Timers()
+    timers = MaopTimers()
     taken, put_off = Owner(), Owner()
 
     def change() -> None:
@@ -301,7 +301,7 @@ def test_who_is_woken_may_change_the_deadlines_of_others() -> None:
 @given(st.lists(st.tuples(st.integers(0, 3), st.none() | st.integers(0, 40)), max_size=60))
 def test_deadlines_are_met_within_a_millisecond(steps: list[tuple[int, int | None]]) -> None:
     """Owner 3 is the clock; deadlines are quarters of a millisecond."""
-    timers, now = Timers(), 0.0
+    timers, now = MaopTimers(), 0.0
     owners = [Owner() for _ in range(3)]
     for who, quarters in steps:
         if who < 3:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from levada.transports.qmux import Parameters
-from levada.transports.qmux.codes import Fault, TransportError
+from levada.transports.qmux.codes import ConnectionFault, TransportError
 from levada.transports.qmux.frames import (
     LARGEST,
     PARAMETERS_PREFIX,
@@ -99,7 +99,7 @@ def test_qx4_every_cut_of_a_frame_is_an_error(name: str, octets: str, size: str,
     for cut in range(1, len(data)):
         if cut in boundaries or (last and cut >= (6 if name == "stream without length" else 1)):
             continue
-        with pytest.raises(Fault) as caught:
+        with pytest.raises(ConnectionFault) as caught:
             all_frames(data[:cut])
         assert caught.value.code == TransportError.FRAME_ENCODING_ERROR
 
@@ -108,7 +108,7 @@ def test_qx4_every_cut_of_a_frame_is_an_error(name: str, octets: str, size: str,
 @pytest.mark.parametrize("kind", [0x01, 0x02, 0x03, 0x06, 0x07, 0x18, 0x19, 0x1A, 0x1B, 0x1E, 0x21, 0x40, 1 << 40])
 def test_qx8_prohibited_and_unknown_types(kind: int) -> None:
     """FRAME_ENCODING_ERROR."""
-    with pytest.raises(Fault) as caught:
+    with pytest.raises(ConnectionFault) as caught:
         read_frame(encode_int(kind) + bytes(16), 0, 24)
     assert caught.value.code == TransportError.FRAME_ENCODING_ERROR
     events = Wire().give(encode_int(kind) + bytes(16))
@@ -119,7 +119,7 @@ def test_qx8_prohibited_and_unknown_types(kind: int) -> None:
 @pytest.mark.parametrize("octets", ["4000", "400a000178", "8000000a000178", "c00000000000001080000001"])
 def test_d1_a_type_in_a_longer_form(octets: str) -> None:
     """PROTOCOL_VIOLATION."""
-    with pytest.raises(Fault) as caught:
+    with pytest.raises(ConnectionFault) as caught:
         all_frames(bytes.fromhex(octets))
     assert caught.value.code == TransportError.PROTOCOL_VIOLATION
 
@@ -164,7 +164,7 @@ def test_qx14_parameters_come_back(numbers: list[int], streams: int, record: int
 @pytest.mark.parametrize("octets", VECTORS["bad_parameters"])
 def test_qx15_bad_parameters(octets: str) -> None:
     """Prohibited, repeated, cut, too large, too small: TRANSPORT_PARAMETER_ERROR."""
-    with pytest.raises(Fault) as caught:
+    with pytest.raises(ConnectionFault) as caught:
         Parameters.decode(bytes.fromhex(octets))
     assert caught.value.code == TransportError.TRANSPORT_PARAMETER_ERROR
 
@@ -172,7 +172,7 @@ def test_qx15_bad_parameters(octets: str) -> None:
 @pytest.mark.rule("QX-14")
 def test_qx14_an_unknown_parameter_twice() -> None:
     """Repetition is an error, known or not."""
-    with pytest.raises(Fault, match="twice"):
+    with pytest.raises(ConnectionFault, match="twice"):
         Parameters.decode(bytes.fromhex("1b00 1b00"))
 
 
@@ -202,7 +202,7 @@ def test_d9_the_number_of_parameters() -> None:
         return b"".join(encode_frame(31 * n + 27, data=b"") for n in range(count))
 
     assert Parameters.decode(many(256)) == Parameters()
-    with pytest.raises(Fault, match="256"):
+    with pytest.raises(ConnectionFault, match="256"):
         Parameters.decode(many(257))
 
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from levada.transports.maop import Authentication, MaopConfig, Operation, Result, code_name
 from levada.transports.maop.authentication import Octets, read_authentication, read_result
-from levada.transports.maop.codes import Fault
+from levada.transports.maop.codes import OperationFault
 from levada.transports.maop.frames import (
     UNDEFINED,
     Block,
@@ -78,7 +78,7 @@ def _stream0(data: bytes, *, client: bool) -> Iterator[Line]:
     reader = Octets(read_authentication(MaopConfig())) if client else Octets(read_result())
     try:
         whole = reader.feed(data)
-    except Fault as fault:
+    except OperationFault as fault:
         yield Line(0, len(data), f"no authentication: {fault.reason} [{fault.rule}]", damaged=True)
         return
     if not whole or reader.value is None:

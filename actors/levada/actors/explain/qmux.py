@@ -11,7 +11,7 @@ from typing import Final
 
 import attrs
 
-from levada.transports.qmux.codes import Fault, error_name
+from levada.transports.qmux.codes import ConnectionFault, error_name
 from levada.transports.qmux.frames import Frame, FrameType, Parameters, read_frame, read_int
 
 from . import Line, shown
@@ -66,7 +66,7 @@ def explain(data: bytes, args: argparse.Namespace) -> Iterator[Line]:
     while at < len(data):
         try:
             size, start = read_int(data, at, len(data))
-        except Fault:
+        except ConnectionFault:
             yield Line(at, len(data) - at, "an unfinished record", damaged=True)
             return
         end = start + size
@@ -87,7 +87,7 @@ def _frames(data: bytes, at: int, stop: int) -> Iterator[Line]:
         try:
             frame, end = read_frame(data, at, stop)
             text = _text(frame)
-        except Fault as fault:
+        except ConnectionFault as fault:
             yield Line(at, stop - at, f"not a frame: {fault.detail} [{fault.rule}]", damaged=True)
             return
         yield Line(at, end - at, text)

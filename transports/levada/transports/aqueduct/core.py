@@ -47,23 +47,32 @@ from .frames import (
     encode_int,
 )
 from .ids import ENTRYPOINT, FLOW, MINTER, ONESHOT, SPACES, Attach
-from .links import Links
+from .links import ConnectionLinks
 from .receiver import Delivery, ReceiverHalf
 from .sender import SenderHalf
-from .state import CONNECTION, ENDS, PLACES, ConnectionInput, ConnectionState, Place, ReceiverState, SenderState
-from .streams import Stream, Streams
-from .timers import Timers
+from .state import (
+    CONNECTION,
+    ENDS,
+    PLACES,
+    ConnectionInput,
+    ConnectionState,
+    ReceiverState,
+    SenderState,
+    StreamPosition,
+)
+from .streams import AqueductStream, AqueductStreams
+from .timers import AqueductTimers
 
 __all__ = ["AqueductCore"]
 
 # Looking up an enum member takes 6 times as long as looking up a name, and each message needs these.
 _SENDING = (SenderState.OPEN, SenderState.UNATTACHED)
-_OPEN, _MESSAGES = ConnectionState.OPEN, Place.MESSAGES
+_OPEN, _MESSAGES = ConnectionState.OPEN, StreamPosition.MESSAGES
 _GREETED = (ConnectionState.OPEN, ConnectionState.DRAINING, ConnectionState.CLOSED)
 _KINDS = frozenset(FrameType)
 _SMALL = 4096  # bytes
 _GREETINGS = (FrameType.VERSION, FrameType.CONNECTION_CONTROL)
-_BEGINNINGS = (Place.UNI, Place.DATAGRAM, Place.CLIENT_BIDI)
+_BEGINNINGS = (StreamPosition.UNI, StreamPosition.DATAGRAM, StreamPosition.CLIENT_BIDI)
 
 
 class AqueductCore:
@@ -96,10 +105,10 @@ class AqueductCore:
         """Senders and receivers that have not ended, by channel id. Read only."""
         self.unclaimed: dict[int, ReceiverHalf] = {}
         """Receivers that ended before the message that attaches them arrived. Source: AQ-30."""
-        self.streams = Streams(client=client, early=early)
+        self.streams = AqueductStreams(client=client, early=early)
         self.background: set[SenderHalf | ReceiverHalf] = set()
         """Halves for which a drain only waits until everything sent on them is settled."""
-        self.links: Links[SenderHalf | ReceiverHalf] = Links(
+        self.links: ConnectionLinks[SenderHalf | ReceiverHalf] = ConnectionLinks(
             self.halves, lambda half: self.emit(Reached(half)), self.streams.announce
         )
         self.held = 0
@@ -116,11 +125,11 @@ class AqueductCore:
         """The channel that exists without a message: the client's sender, the server's receiver. Source: AQ-18."""
         self.ack_now: list[ReceiverHalf] = []
         """Receivers that ack in this turn."""
-        self._timers = Timers(self.config)
+        self._timers = AqueductTimers(self.config)
         self._events: list[Event] = []
         self._close: CloseConnection | None = None
-        self._control: Stream | None = None
-        self._waiting: dict[Stream, None] = {}
+        self._control: AqueductStream | None = None
+        self._waiting: dict[AqueductStream, None] = {}
         self._datagrams: list[bytes] = []
         self._minted = dict.fromkeys(range(SPACES + 1), 0)
         self._gone = {space: Numbers() for space in range(SPACES + 1)}
@@ -134,7 +143,7 @@ class AqueductCore:
         self.nack_later: Callable[[ReceiverHalf], None] = self._timers.nack
         if client:
             # AQ-15: as soon as it can. AQ-18: the entrypoint exists from the start and has no control stream yet.
-            control = self._control = self.streams.open(Place.ANSWER)
+            control = self._control = self.streams.open(StreamPosition.ANSWER)
             control.write(ConnectionControl(headers).encode())
             self.entrypoint = SenderHalf(self, ENTRYPOINT, minted_here=True, reachable=True)
             self.halves[ENTRYPOINT] = self.entrypoint
@@ -386,7 +395,7 @@ class AqueductCore:
             else:
                 self._unhanded[half.id & SPACES].add(half.id >> 3)
 
-    def unblock(self, stream: Stream) -> None:
+    def unblock(self, stream: AqueductStream) -> None:
         """Resume reading a stream that had to wait."""
         if not stream.blocked or stream.id is None:
             return
@@ -416,7 +425,7 @@ class AqueductCore:
             if self._excess is not None:
                 self._fail(self._excess)
 
-    def _stream(self, stream_id: int) -> Stream | None:
+    def _stream(self, stream_id: int) -> AqueductStream | None:
         """Find a stream. An unknown stream of the peer's is new; an unknown stream of ours has ended."""
         stream = self.streams.table.get(stream_id)
         if (
@@ -428,7 +437,7 @@ class AqueductCore:
             stream = self.streams.accept(stream_id)
         return stream
 
-    def _read(self, stream: Stream, data: bytes, fin: bool) -> None:
+    def _read(self, stream: AqueductStream, data: bytes, fin: bool) -> None:
         """Read bytes after the buffered ones, and buffer the bytes that cannot be read yet."""
         stream.fin_seen = fin
         buffer = stream.buffer
@@ -455,7 +464,7 @@ class AqueductCore:
         if fin and not stream.blocked:
             self._finished(stream)
 
-    def _parse(self, stream: Stream, data: Octets) -> int:
+    def _parse(self, stream: AqueductStream, data: Octets) -> int:
         """Process the frames in `data`; return how many bytes they took."""
         at = 0
         size = len(data)
@@ -466,7 +475,7 @@ class AqueductCore:
                 place = stream.place
                 kind = data[at]
                 if kind != 3 or place is not _MESSAGES or self.state is not _OPEN:
-                    if place is Place.DISCARD:
+                    if place is StreamPosition.DISCARD:
                         return size
                     place = self._next_place(place, kind)
                     if self._must_wait(kind):
@@ -499,7 +508,7 @@ class AqueductCore:
 
     def _datagram(self, data: bytes) -> None:
         """Process a datagram, or keep it until the connection is open."""
-        place = Place.DATAGRAM
+        place = StreamPosition.DATAGRAM
         at = 0
         try:
             while at < len(data):
@@ -527,13 +536,13 @@ class AqueductCore:
             error.offset = at
             raise
 
-    def _next_place(self, place: Place, kind: int) -> Place:
+    def _next_place(self, place: StreamPosition, kind: int) -> StreamPosition:
         """Check that a frame may occur here, and return the next place. Source: AQ-8, AQ-10, AQ-16, E-6, E-8, E-12, E-14."""
         following = PLACES.get((place, kind))
         if following is None:
             if kind not in _KINDS:
                 raise violation("E-6", f"0x{kind:02x}")
-            if kind == FrameType.CONNECTION_CONTROL and place is Place.CONNECTION:
+            if kind == FrameType.CONNECTION_CONTROL and place is StreamPosition.CONNECTION:
                 raise violation("E-12")
             raise violation("E-8", f"{FrameType(kind).name} on {place.value}")
         if kind != FrameType.VERSION and place in _BEGINNINGS and not self.client and not self._greeted():
@@ -577,7 +586,7 @@ class AqueductCore:
         assert not isinstance(half, SenderHalf)
         return half
 
-    def _handle(self, stream: Stream, frame: Frame) -> None:
+    def _handle(self, stream: AqueductStream, frame: Frame) -> None:
         """Process a frame other than Message."""
         half = stream.half
         match frame:
@@ -601,13 +610,13 @@ class AqueductCore:
                 pass  # Version was checked when it was decoded
         self._open_gate(stream)
 
-    def _open_gate(self, stream: Stream) -> None:
+    def _open_gate(self, stream: AqueductStream) -> None:
         if not stream.gate_open:
             stream.gate_open = True
             if stream.half is not None:
                 stream.half.gate_opened()
 
-    def _greet(self, stream: Stream, headers: Headers) -> None:
+    def _greet(self, stream: AqueductStream, headers: Headers) -> None:
         """Process ConnectionControl. Source: AQ-15, AQ-16, AQ-17, E-12."""
         if self.peer_headers is not None:
             raise violation("E-12")
@@ -623,7 +632,7 @@ class AqueductCore:
             self._control = stream
             self._go(ConnectionInput.CLIENT_GREETED)
 
-    def _attach(self, stream: Stream, channel: int) -> None:
+    def _attach(self, stream: AqueductStream, channel: int) -> None:
         """Process ChannelControl. Source: AQ-10, AQ-25 (D-12), E-16, E-17."""
         if channel & MINTER != self._mine:
             raise violation("E-16", f"channel {channel}")
@@ -634,7 +643,7 @@ class AqueductCore:
             stream.reset(ResetCode.LOST)
             stream.stop(ResetCode.LOST)
             return
-        stream.place = Place.RECEIVER_FRAMES if isinstance(half, SenderHalf) else Place.SENDER_FRAMES
+        stream.place = StreamPosition.RECEIVER_FRAMES if isinstance(half, SenderHalf) else StreamPosition.SENDER_FRAMES
         stream.half = half
         half.attached(stream)
 
@@ -654,7 +663,7 @@ class AqueductCore:
         self._record_gone(channel)
         self._unhanded[channel & SPACES].add(channel >> 3)
 
-    def _finished(self, stream: Stream) -> None:
+    def _finished(self, stream: AqueductStream) -> None:
         """Process the end of the peer's direction. Source: AQ-11, AQ-13, AQ-15."""
         rule = ENDS[stream.place]
         if stream.buffer:
@@ -668,7 +677,7 @@ class AqueductCore:
         stream.receives = False
         stream.check()
 
-    def _reset(self, stream: Stream, code: int) -> None:
+    def _reset(self, stream: AqueductStream, code: int) -> None:
         """Process a reset of the peer's direction. Source: AQ-11, AQ-15, AQ-20 (D-10), AQ-25a, AQ-46, AQ-48."""
         if stream is self._control:
             raise violation("E-13", "reset")
@@ -686,7 +695,7 @@ class AqueductCore:
             if code not in (ResetCode.CANCELLED, ResetCode.LOST):
                 raise violation("E-15", f"{code} from a sender")
             half.sender_reset(code)
-        elif stream.place is not Place.DISCARD and stream.sends:
+        elif stream.place is not StreamPosition.DISCARD and stream.sends:
             stream.reset(ResetCode.LOST)
         stream.check()
 
@@ -701,10 +710,10 @@ class AqueductCore:
         """Create a receiver that the peer minted, and its control stream. Source: AQ-24."""
         self._check_channels()
         half = ReceiverHalf(self, channel, minted_here=False)
-        self._open_control(half, Place.SENDER)
+        self._open_control(half, StreamPosition.SENDER)
         return half
 
-    def _open_control(self, half: SenderHalf | ReceiverHalf, place: Place) -> None:
+    def _open_control(self, half: SenderHalf | ReceiverHalf, place: StreamPosition) -> None:
         self.halves[half.id] = half
         stream = self.streams.open(place)
         stream.half = half
@@ -734,7 +743,7 @@ class AqueductCore:
             raise violation("E-22", f"channel {channel}")
         self._check_channels()
         half = SenderHalf(self, channel, minted_here=False, reachable=True)
-        self._open_control(half, Place.RECEIVER)
+        self._open_control(half, StreamPosition.RECEIVER)
         return half
 
     def _record_gone(self, channel: int) -> None:
@@ -790,7 +799,7 @@ class AqueductCore:
         self.links.close()
         self._timers.close()
         self.streams.close()
-        self.streams = Streams(client=self.client, early=False)
+        self.streams = AqueductStreams(client=self.client, early=False)
         self._waiting.clear()
         self._datagrams.clear()
         self.ack_now.clear()

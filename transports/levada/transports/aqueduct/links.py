@@ -18,7 +18,7 @@ from typing import Generic, Protocol, TypeVar
 
 from .frames import encode_int
 
-__all__ = ["Linked", "Links"]
+__all__ = ["ConnectionLinks", "Linked"]
 
 
 class Linked(Protocol):
@@ -40,7 +40,7 @@ class Linked(Protocol):
 H = TypeVar("H", bound=Linked)
 
 
-class Links(Generic[H]):
+class ConnectionLinks(Generic[H]):
     """Reachability, loss and tombstones of one connection.
 
     Args:

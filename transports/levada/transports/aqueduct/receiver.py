@@ -18,11 +18,11 @@ from .events import Ended, Readable
 from .frames import LARGEST, encode_ranges, split_runs
 from .ids import ONESHOT
 from .sender import SenderHalf
-from .state import RECEIVER, Place, ReceiverInput, ReceiverState
+from .state import RECEIVER, ReceiverInput, ReceiverState, StreamPosition
 
 if TYPE_CHECKING:
     from .core import AqueductCore
-    from .streams import Stream
+    from .streams import AqueductStream
     from .timers import NackDue
 
 __all__ = ["Delivery", "ReceiverHalf"]
@@ -100,12 +100,12 @@ class ReceiverHalf:
         """Open, ending, or the way it ended."""
         self.minted_here = minted_here
         self.reachable = not minted_here
-        """For `Links`; see `SenderHalf.reachable`."""
+        """For `ConnectionLinks`; see `SenderHalf.reachable`."""
         self.known = minted_here
         """Whether the application has this handle, so that events may name it."""
         self.claimed = minted_here
         """Whether the message that attaches it has come, or none will."""
-        self.control: Stream | None = None
+        self.control: AqueductStream | None = None
         self.mailbox: deque[Delivery] = deque()
         """Messages processed and not taken. Read only: take them with `take`."""
         self.acking = False
@@ -132,7 +132,7 @@ class ReceiverHalf:
         self._frontier = 0
         self._arrived: set[int] | None = None
         self._count = 0  # datagrams processed
-        self.stalled: list[Stream] | None = None
+        self.stalled: list[AqueductStream] | None = None
         """Streams that wait for room."""
 
     def __repr__(self) -> str:
@@ -294,13 +294,13 @@ class ReceiverHalf:
         if self._finish is not None:
             self.maybe_finish()
 
-    def stall(self, stream: Stream) -> None:
+    def stall(self, stream: AqueductStream) -> None:
         """Queue a stream to be read when there is room."""
         if self.stalled is None:
             self.stalled = []
         self.stalled.append(stream)
 
-    def attached(self, control: Stream) -> None:
+    def attached(self, control: AqueductStream) -> None:
         """Record that the control stream exists. Source: section 8."""
         self.control = control
         before = self.state
@@ -505,7 +505,7 @@ class ReceiverHalf:
         self.nack = None
         if self.control is not None:
             self.control.half = None
-            self.control.place = Place.DISCARD
+            self.control.place = StreamPosition.DISCARD
         if self.stalled:
             self.core.links.later(self._resume)
         self.core.forget(self)

@@ -19,16 +19,16 @@ from .codes import ResetCode, violation
 from .events import DatagramData, Ended, Settled, Writable
 from .frames import LARGEST, encode_int
 from .ids import ONESHOT, Attach
-from .state import SENDER, Mode, Place, SenderInput, SenderState
+from .state import SENDER, Mode, SenderInput, SenderState, StreamPosition
 
 if TYPE_CHECKING:
     from .core import AqueductCore
     from .receiver import ReceiverHalf
-    from .streams import Stream
+    from .streams import AqueductStream
 
 __all__ = ["SenderHalf"]
 
-_Record: TypeAlias = "tuple[int, object, Stream | None]"
+_Record: TypeAlias = "tuple[int, object, AqueductStream | None]"
 
 _UNATTACHED, _OPEN, _FINISHING = SenderState.UNATTACHED, SenderState.OPEN, SenderState.FINISHING
 _ORDERED = Mode.ORDERED
@@ -55,7 +55,7 @@ class SenderHalf:
         """Whether the remote application is sure to be able to reach the remote receiver. Source: AQ-52."""
         self.known = minted_here
         """Whether the application has this handle, so that events may name it."""
-        self.control: Stream | None = None
+        self.control: AqueductStream | None = None
         self.sent = 0
         """Messages sent on streams; also the number of the next one."""
         self.sent_unreliable = 0
@@ -67,7 +67,7 @@ class SenderHalf:
         self.acked_links: list[int] | None = None
         """Channels attached to messages that were acked while this sender was not reachable. Source: AQ-54."""
         self._head = b"\x03" + encode_int(channel)
-        self._stream: Stream | None = None
+        self._stream: AqueductStream | None = None
         self._inflight: dict[int, _Record] = {}
         self._unreliable: dict[int, object] | None = None
         self._octets = 0
@@ -222,7 +222,7 @@ class SenderHalf:
         else:
             self._cancel(ResetCode.LOST)
 
-    def attached(self, control: Stream) -> None:
+    def attached(self, control: AqueductStream) -> None:
         """Record that the control stream exists. Source: section 8."""
         self.control = control
         before = self.state
@@ -335,7 +335,7 @@ class SenderHalf:
     def _go(self, what: SenderInput) -> None:
         self.state = SENDER[self.state, what]
 
-    def _open_stream(self) -> Stream:
+    def _open_stream(self) -> AqueductStream:
         stream = self._stream = self.core.streams.open()
         stream.sender = self
         stream.kept = True
@@ -491,8 +491,8 @@ class SenderHalf:
         self._report(tokens, delivered=None if code is ResetCode.LOST else False)
         if self.control is not None:
             self.control.half = None
-            if self.control.place is not Place.RECEIVER_DONE:
-                self.control.place = Place.DISCARD
+            if self.control.place is not StreamPosition.RECEIVER_DONE:
+                self.control.place = StreamPosition.DISCARD
         self.core.forget(self)
         if self.known:
             self.core.emit(Ended(self))

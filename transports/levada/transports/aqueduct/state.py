@@ -17,12 +17,12 @@ from typing import Final
 from .frames import FrameType
 
 __all__ = [
-    "CONNECTION", "ENDS", "PLACES", "RECEIVER", "SENDER", "ConnectionInput", "ConnectionState", "Mode", "Place",
-    "ReceiverInput", "ReceiverState", "SenderInput", "SenderState",
+    "CONNECTION", "ENDS", "PLACES", "RECEIVER", "SENDER", "ConnectionInput", "ConnectionState", "Mode",
+    "ReceiverInput", "ReceiverState", "SenderInput", "SenderState", "StreamPosition",
 ]  # fmt: skip
 
 
-class Place(enum.Enum):
+class StreamPosition(enum.Enum):
     """Position in one direction of a stream, or in a datagram. Source: AQ-10."""
 
     UNI = "unidirectional stream"
@@ -51,9 +51,9 @@ class Place(enum.Enum):
     DISCARD = "read and discarded"
 
 
-_P, _F = Place, FrameType
+_P, _F = StreamPosition, FrameType
 
-PLACES: Final[Mapping[tuple[Place, int], Place]] = {
+PLACES: Final[Mapping[tuple[StreamPosition, int], StreamPosition]] = {
     (_P.UNI, _F.VERSION): _P.UNI_VERSION,
     (_P.UNI, _F.MESSAGE): _P.MESSAGES,
     (_P.UNI, _F.CLOSED_CHANNEL_LOST): _P.ALONE,
@@ -94,7 +94,7 @@ PLACES: Final[Mapping[tuple[Place, int], Place]] = {
 """Frames allowed in each place, and the next place. `CHANNEL` becomes the frames of the half that opened the stream, according to
 the flow bit of the channel. All else is E-8. Source: AQ-10, D-4."""
 
-ENDS: Final[Mapping[Place, str | None]] = {
+ENDS: Final[Mapping[StreamPosition, str | None]] = {
     _P.UNI: "E-9",
     _P.UNI_VERSION: None,
     _P.MESSAGES: None,

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 
 from .events import OpenStream, Output, ResetStream, StopStream, StreamData, StreamDone
 from .frames import VERSION
-from .state import Place
+from .state import StreamPosition
 
 if TYPE_CHECKING:
     from .receiver import ReceiverHalf
     from .sender import SenderHalf
 
-__all__ = ["Stream", "Streams"]
+__all__ = ["AqueductStream", "AqueductStreams"]
 
 URGENT, USUAL = 64, 128
 """Priorities of control streams and of message streams."""
 
 
-class Stream:
+class AqueductStream:
     """One stream, both directions."""
 
     __slots__ = (
@@ -30,7 +30,9 @@ class Stream:
         "id", "kept", "need", "opened_here", "place", "received", "receives", "reset_seen", "sender", "sends",
     )  # fmt: skip
 
-    def __init__(self, streams: Streams, stream_id: int | None, *, place: Place | None, sends: bool) -> None:
+    def __init__(
+        self, streams: AqueductStreams, stream_id: int | None, *, place: StreamPosition | None, sends: bool
+    ) -> None:
         self.all = streams
         self.id = stream_id
         self.opened_here = stream_id is None
@@ -38,7 +40,7 @@ class Stream:
         # Reading.
         self.receives = place is not None
         """Whether the peer's direction has not ended."""
-        self.place = place or Place.DISCARD
+        self.place = place or StreamPosition.DISCARD
         self.buffer = bytearray()
         """Unread bytes: a cut frame, or everything while the stream waits."""
         self.need = 0
@@ -107,7 +109,7 @@ class Stream:
 
     def stop(self, code: int) -> None:
         """Ask the peer to end its direction, and discard data until then."""
-        self.place = Place.DISCARD
+        self.place = StreamPosition.DISCARD
         if self.receives and self.id is not None:
             self.all.commands.append(StopStream(self.id, code))
 
@@ -130,7 +132,7 @@ class Stream:
         self.chunks.clear()
 
 
-class Streams:
+class AqueductStreams:
     """All streams of a connection, and the outputs for them."""
 
     __slots__ = ("client", "commands", "dirty", "done", "early", "next_ids", "prefix", "table")
@@ -141,8 +143,8 @@ class Streams:
         """Whether written bytes are kept to be sent again."""
         self.prefix = VERSION if client else b""
         """The start of every direction; empty once the peer is known to speak Aqueduct. Source: AQ-16."""
-        self.table: dict[int, Stream] = {}
-        self.dirty: list[Stream] = []
+        self.table: dict[int, AqueductStream] = {}
+        self.dirty: list[AqueductStream] = []
         self.commands: list[Output] = []
         """Outputs that follow the queued writes."""
         self.done: set[int] = set()
@@ -155,19 +157,19 @@ class Streams:
         self.dirty.clear()
         self.commands.clear()
 
-    def accept(self, stream_id: int) -> Stream:
+    def accept(self, stream_id: int) -> AqueductStream:
         """Create the record of a stream that the peer opened."""
         if stream_id & 2:
-            stream = Stream(self, stream_id, place=Place.UNI, sends=False)
+            stream = AqueductStream(self, stream_id, place=StreamPosition.UNI, sends=False)
         else:
-            place = Place.SERVER_BIDI if self.client else Place.CLIENT_BIDI
-            stream = Stream(self, stream_id, place=place, sends=True)
+            place = StreamPosition.SERVER_BIDI if self.client else StreamPosition.CLIENT_BIDI
+            stream = AqueductStream(self, stream_id, place=place, sends=True)
         self.table[stream_id] = stream
         return stream
 
-    def open(self, place: Place | None = None) -> Stream:
+    def open(self, place: StreamPosition | None = None) -> AqueductStream:
         """Open a stream whose peer direction begins in `place`; without one it is unidirectional."""
-        stream = Stream(self, None, place=place, sends=True)
+        stream = AqueductStream(self, None, place=place, sends=True)
         if self.prefix:
             stream.chunks.append(self.prefix)
         return stream
@@ -208,7 +210,7 @@ class Streams:
             self.done.clear()
         return out
 
-    def _open(self, stream: Stream, out: list[Output]) -> None:
+    def _open(self, stream: AqueductStream, out: list[Output]) -> None:
         unidirectional = not stream.receives
         stream.id = self.next_ids[unidirectional]
         self.next_ids[unidirectional] += 4

@@ -14,7 +14,7 @@ import attrs
 
 from .config import AqueductConfig
 
-__all__ = ["DueReceiver", "DueSender", "NackDue", "Timers"]
+__all__ = ["AqueductTimers", "DueReceiver", "DueSender", "NackDue"]
 
 _AT_ONCE = 256
 """Channels handled in one call, about 1 ms, so that the owner can let other tasks run."""
@@ -67,7 +67,7 @@ class NackDue:
     """The number after the last datagram that was declared in time for it."""
 
 
-class Timers:
+class AqueductTimers:
     """All deadlines of one connection."""
 
     __slots__ = (

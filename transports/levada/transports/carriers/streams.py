@@ -38,7 +38,8 @@ from levada.transports.carriers.contracts import CarrierInfo, CarrierStatistics,
 from levada.transports.carriers.places import Place, Places
 
 __all__ = [
-    "JoinedStream", "Ready", "StreamConfig", "Waiter", "accept_from", "again", "cut_front", "discard", "host_and_port", "plain_nursery", "split_url",
+    "JoinedStream", "ReadyQueue", "StreamConfig", "Waiter", "accept_from", "again", "cut_front", "discard",
+    "host_and_port", "plain_nursery", "split_url",
 ]  # fmt: skip
 
 E = TypeVar("E", bound=CarrierError)
@@ -566,7 +567,7 @@ def _essence(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return own[0] if len(own) == 1 else group
 
 
-class Ready(Generic[T]):
+class ReadyQueue(Generic[T]):
     """The queue of peers between their handshake and the application's `accept`.
 
     Args:

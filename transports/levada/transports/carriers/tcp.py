@@ -24,7 +24,7 @@ from levada.transports.carriers.places import share_of
 from levada.transports.carriers.sockets import ListeningAddress, open_sockets, why_not_bound
 from levada.transports.carriers.streams import (
     JoinedStream,
-    Ready,
+    ReadyQueue,
     StreamConfig,
     accept_from,
     host_and_port,
@@ -206,7 +206,7 @@ class TcpListener:
     def __init__(self, sockets: list[trio.SocketListener], config: TcpConfig) -> None:
         self._sockets = sockets
         self._config = config
-        self._ready: Ready[JoinedStream] = Ready(config.backlog)
+        self._ready: ReadyQueue[JoinedStream] = ReadyQueue(config.backlog)
         self._url = f"tcp://{authority(sockets[0].socket.getsockname())}"
         self.admission = Admission(self._url, config.max_connections_per_address)
         """Admits peers, and counts the refused ones."""

@@ -27,7 +27,7 @@ from levada.transports.carriers.contracts import CarrierInfo, Octets
 from levada.transports.carriers.places import Place, share_of
 from levada.transports.carriers.streams import (
     JoinedStream,
-    Ready,
+    ReadyQueue,
     StreamConfig,
     accept_from,
     discard,
@@ -310,7 +310,7 @@ class TlsListener:
         self._sockets = sockets
         self._config = config
         self._nursery = nursery
-        self._ready: Ready[JoinedStream] = Ready(config.backlog)
+        self._ready: ReadyQueue[JoinedStream] = ReadyQueue(config.backlog)
         self._url = f"tls://{authority(sockets[0].socket.getsockname())}"
         self.admission = Admission(self._url, config.tcp.max_connections_per_address)
         """Admits peers, and counts the refused ones."""

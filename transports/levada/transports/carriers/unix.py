@@ -33,7 +33,7 @@ from levada.transports.carriers.places import share_of
 from levada.transports.carriers.sockets import ListeningAddress, open_sockets, remove_file, why_not_bound
 from levada.transports.carriers.streams import (
     JoinedStream,
-    Ready,
+    ReadyQueue,
     StreamConfig,
     accept_from,
     discard,
@@ -181,7 +181,7 @@ class HandedListener:
     """The scheme only, since there is no address."""
 
     def __init__(self, room: int) -> None:
-        self._ready: Ready[ByteStream] = Ready(room)
+        self._ready: ReadyQueue[ByteStream] = ReadyQueue(room)
 
     async def hand(self, stream: ByteStream) -> None:
         """Pass a stream to `accept`, waiting for room.
@@ -271,7 +271,7 @@ class UnixListener:
         self._config = config
         self._file = file
         self._owner = os.stat(os.path.dirname(path)).st_uid
-        self._ready: Ready[JoinedStream] = Ready(config.backlog)
+        self._ready: ReadyQueue[JoinedStream] = ReadyQueue(config.backlog)
         self.admission = Admission(
             self.url, config.max_connections_per_uid, "its user are open (max_connections_per_uid)"
         )

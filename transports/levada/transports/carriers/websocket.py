@@ -19,7 +19,7 @@ from levada.transports.carriers import tcp, tls
 from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.contracts import ByteStream, CarrierInfo, Listener
 from levada.transports.carriers.places import Place, share_of
-from levada.transports.carriers.streams import Ready, plain_nursery
+from levada.transports.carriers.streams import ReadyQueue, plain_nursery
 from levada.transports.carriers.websocket_config import Refusal, UpgradeRequest, WebSocketConfig
 from levada.transports.carriers.websocket_handshake import (
     ClientHandshake,
@@ -228,7 +228,7 @@ class WebSocketListener:
         """The listener below; for ``wss`` a `TlsListener`, which can reload its certificates."""
         self._path = _split(url).path or None
         self._config = config
-        self._ready: Ready[WebSocketStream] = Ready(config.backlog)
+        self._ready: ReadyQueue[WebSocketStream] = ReadyQueue(config.backlog)
         self.admission = Admission(url)
         """Counts the clients that got no WebSocket. The listener below counts the clients that got no byte stream."""
         self._serving = trio.CancelScope()

@@ -28,7 +28,7 @@ from wsproto.frame_protocol import CloseReason, XorMaskerSimple
 from levada.framework.errors import RemoteProtocolError
 from levada.transports.carriers.contracts import Octets
 
-__all__ = ["FrameError", "PeerClosed", "Ping", "Pong", "WebSocketCore", "encode_binary", "mask"]
+__all__ = ["CloseReceived", "Ping", "Pong", "WebSocketCore", "WebSocketFrameError", "encode_binary", "mask"]
 
 NORMAL, PROTOCOL_ERROR, UNSUPPORTED_DATA, TOO_BIG = 1000, 1002, 1003, 1009
 NO_CODE = 1005
@@ -48,7 +48,7 @@ _BIG_INTEGER_BELOW = 1024
 
 
 @attrs.define(eq=False, slots=False, str=False)
-class FrameError(RemoteProtocolError):
+class WebSocketFrameError(RemoteProtocolError):
     """The peer sent a frame that it must not send, or that this side does not accept."""
 
     code: int = PROTOCOL_ERROR
@@ -70,14 +70,14 @@ class Pong:
 
 
 @attrs.frozen
-class PeerClosed:
+class CloseReceived:
     """The peer sent its close frame; later bytes are ignored."""
 
     code: int
     reason: str
 
 
-Control = Ping | Pong | PeerClosed
+Control = Ping | Pong | CloseReceived
 
 
 def mask(payload: Octets, key: bytes) -> bytes:
@@ -246,7 +246,7 @@ class WebSocketCore:
                     self._frame_at = self._offset + at
                     self._check_irregular(first & 0xF, length, at)
                     self._left = payload - at + (4 if second & _MASKED else 0) + length
-        except FrameError:
+        except WebSocketFrameError:
             self._discard_after_error(data, at)
             raise
         self._rest = data[at:]
@@ -269,14 +269,14 @@ class WebSocketCore:
             return
         if opcode == _TEXT and not self._accept_text:
             detail = "a text message, but only binary ones are accepted (set accept_text)"
-            raise FrameError(detail, rule="RFC 6455 5.6", offset=self._offset + at, code=UNSUPPORTED_DATA)
+            raise WebSocketFrameError(detail, rule="RFC 6455 5.6", offset=self._offset + at, code=UNSUPPORTED_DATA)
         if len(self._fragments) + length > self._max_message:
             self._refuse_size(len(self._fragments) + length, at)
         self._plain = False
 
     def _refuse_size(self, size: int, at: int) -> None:
         detail = f"message of {size} bytes or more, at most {self._max_message} (raise max_message)"
-        raise FrameError(detail, rule="RFC 6455 7.4.1", offset=self._offset + at, code=TOO_BIG)
+        raise WebSocketFrameError(detail, rule="RFC 6455 7.4.1", offset=self._offset + at, code=TOO_BIG)
 
     def _go_on(self, data: bytes, at: int, found: list[Control]) -> int:
         """Take more of the frame that is being read; return where it ends in `data`."""
@@ -313,7 +313,7 @@ class WebSocketCore:
                 # wsproto uses this event for a close frame and for a broken rule; only a close frame changes its state.
                 self._deaf = True
                 if self._wsproto.state in (ConnectionState.REMOTE_CLOSING, ConnectionState.CLOSED):
-                    found.append(PeerClosed(int(event.code), event.reason or ""))
+                    found.append(CloseReceived(int(event.code), event.reason or ""))
                 elif not self._discarding:
                     detail = event.reason or "broken frame"
-                    raise FrameError(detail, rule="RFC 6455 5", offset=self._frame_at, code=int(event.code))
+                    raise WebSocketFrameError(detail, rule="RFC 6455 5", offset=self._frame_at, code=int(event.code))

@@ -30,7 +30,14 @@ from levada.framework.platform import PLATFORM
 from levada.transports.carriers.contracts import ByteStream, CarrierInfo, CarrierStatistics, Octets
 from levada.transports.carriers.streams import again
 from levada.transports.carriers.websocket_config import UpgradeRequest, WebSocketConfig
-from levada.transports.carriers.websocket_frames import NO_CODE, NORMAL, FrameError, PeerClosed, Ping, WebSocketCore
+from levada.transports.carriers.websocket_frames import (
+    NO_CODE,
+    NORMAL,
+    CloseReceived,
+    Ping,
+    WebSocketCore,
+    WebSocketFrameError,
+)
 
 __all__ = ["WebSocketStream"]
 
@@ -144,7 +151,7 @@ class WebSocketStream:
         Raises:
             ConnectionClosed: this side closed.
             ConnectionLost: the peer closed; `ConnectionLost.code` is its code, or 1005 if it gave none. Or the connection was lost; the code
-                is ``None``. Or the peer broke a rule, and this side closed with this code; the cause is a `FrameError`.
+                is ``None``. Or the peer broke a rule, and this side closed with this code; the cause is a `WebSocketFrameError`.
             IdleTimeout: the peer did not answer a ping.
             trio.BusyResourceError: another task is receiving.
 
@@ -320,7 +327,7 @@ class WebSocketStream:
             return
         try:
             controls = self._core.receive_data(data)
-        except FrameError as error:
+        except WebSocketFrameError as error:
             self._fault = ConnectionLost(f"closed with code {error.code}: {error.detail}", error.code)
             self._fault.__cause__ = error
             if self._end is None:
@@ -335,7 +342,7 @@ class WebSocketStream:
         for control in controls:
             if isinstance(control, Ping):
                 ping = control
-            elif isinstance(control, PeerClosed):
+            elif isinstance(control, CloseReceived):
                 self._peer_closed = True
                 self._queue(self._core.close(control.code))
                 if self._end is None:

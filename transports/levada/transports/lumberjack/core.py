@@ -32,7 +32,7 @@ from levada.transports.lumberjack.config import ReaderConfig
 from levada.transports.lumberjack.envelope import Unpacker
 from levada.transports.lumberjack.events import EndReason, Finished, PeerClosed, ReaderEvent, Refused, UnitReady
 from levada.transports.lumberjack.frames import encode_ack
-from levada.transports.lumberjack.parser import EVENT_COST, FrameParser, Stop
+from levada.transports.lumberjack.parser import EVENT_COST, FrameParser, ParserStop
 from levada.transports.lumberjack.state import READER_TRANSITIONS, ReaderInput, ReaderState
 
 __all__ = ["ReaderCore"]
@@ -263,30 +263,30 @@ class ReaderCore:
         while windows and not self._waiting and len(self._handed) < self._line:
             if self._envelope is not None:
                 inner = self._parse_envelope(self._envelope)
-                if inner is Stop.LARGE:
+                if inner is ParserStop.LARGE:
                     return
-                if inner is Stop.NEED_DATA:
+                if inner is ParserStop.NEED_DATA:
                     if not steps:
                         return
                     steps -= 1
                     before = self._envelope.unpacked
                     self._envelope.unpack()
                     self.bytes_unpacked += self._envelope.unpacked - before
-                windows -= inner is Stop.WINDOW
+                windows -= inner is ParserStop.WINDOW
                 continue
             stop = self._parser.parse(self._open, self._room(), self._cost_room())
             self._count(self._parser, stop)
-            if stop is Stop.LARGE:
+            if stop is ParserStop.LARGE:
                 return
-            if stop is Stop.WINDOW:
+            if stop is ParserStop.WINDOW:
                 windows -= 1
                 self._take_window(self._parser.window)
-            elif stop is Stop.ENVELOPE:
+            elif stop is ParserStop.ENVELOPE:
                 self._payload, self._parser.payload = self._parser.payload, memoryview(b"")
                 self._envelope = Unpacker(self.version or 0, self._payload, self._config)
                 self._phase, self._built, self._built_windows, self._bad_json = _Phase.BUILD, 0, 0, None
                 self._windows_left = self._config.max_windows + len(self._payload) // _SMALLEST
-            elif stop is Stop.NEED_DATA:
+            elif stop is ParserStop.NEED_DATA:
                 if self._input:
                     self._feed(self._input.popleft())
                 else:
@@ -308,22 +308,22 @@ class ReaderCore:
             self._parser = FrameParser(version, self._config)
         self._parser.feed(data)
 
-    def _parse_envelope(self, envelope: Unpacker) -> Stop | None:
+    def _parse_envelope(self, envelope: Unpacker) -> ParserStop | None:
         """Parse the bytes unpacked so far; returns as `Unpacker.parse` does."""
-        stop: Stop | None
+        stop: ParserStop | None
         if self._phase is _Phase.CHECK:
             stop = envelope.parse(None, _UNBOUNDED, _UNBOUNDED)
-            if stop is Stop.WINDOW:
+            if stop is ParserStop.WINDOW:
                 self._use_window()
         elif self._phase is _Phase.SKIP:
             stop = envelope.parse(None, max(1, self._built), _UNBOUNDED)
             if self._built:
                 self._built -= envelope.count
-            elif stop is Stop.WINDOW:
+            elif stop is ParserStop.WINDOW:
                 self._built_windows -= 1
             if not self._built and not self._built_windows:
                 self._phase = _Phase.REST
-                return Stop.FULL
+                return ParserStop.FULL
         else:
             building = self._phase is _Phase.BUILD
             try:
@@ -333,17 +333,17 @@ class ReaderCore:
                     raise
                 error.__traceback__ = error.__context__ = None  # they hold what was being parsed
                 self._bad_json = error
-                stop = Stop.FULL
+                stop = ParserStop.FULL
             if envelope.count:
                 self._built += envelope.count
                 self._built_windows = 0
             self._count(envelope, stop)
-            if stop is Stop.WINDOW:
+            if stop is ParserStop.WINDOW:
                 if building:
                     self._use_window()
                 self._built_windows += 1
                 self._take_window(envelope.window)
-            if building and (self._bad_json is not None or stop is Stop.COST or self._cost_room() <= 0):
+            if building and (self._bad_json is not None or stop is ParserStop.COST or self._cost_room() <= 0):
                 self._phase = _Phase.CHECK
         if stop is None:
             self._end_envelope()
@@ -389,10 +389,10 @@ class ReaderCore:
     def _cost_room(self) -> int:
         return self._config.max_cost - self._open_cost - self._held_cost
 
-    def _count(self, found: FrameParser | Unpacker, stop: Stop | None) -> None:
+    def _count(self, found: FrameParser | Unpacker, stop: ParserStop | None) -> None:
         """Count parsed events, and close the unit or the piece if it is full (LJ-16, LJ-23, LJ-42)."""
         count = found.count
-        if not count and stop is not Stop.COST:
+        if not count and stop is not ParserStop.COST:
             return
         config = self._config
         self.events += count
@@ -411,7 +411,7 @@ class ReaderCore:
             self._close_unit()
         elif (
             self._open_count >= config.max_window
-            or (stop is Stop.COST and (self._envelope is None or self._phase is _Phase.REST))
+            or (stop is ParserStop.COST and (self._envelope is None or self._phase is _Phase.REST))
             or (self.version == 2 and self._open_count == config.partial_ack_every)
         ):
             self._slice()

@@ -7,7 +7,7 @@ from typing import Any
 
 from levada.framework.errors import RemoteProtocolError
 from levada.transports.lumberjack.config import ReaderConfig
-from levada.transports.lumberjack.parser import FrameParser, Stop
+from levada.transports.lumberjack.parser import FrameParser, ParserStop
 
 __all__ = ["STEP", "Unpacker"]
 
@@ -56,8 +56,10 @@ class Unpacker:
         """Bytes and costs kept for unfinished frames, and the packed bytes."""
         return sum(len(layer.payload) + layer.parser.held for layer in self._layers)
 
-    def parse(self, out: list[dict[str, Any]] | None, room: int, cost_room: int, *, cut: bool = True) -> Stop | None:
-        """Find events, as `FrameParser.parse` does. `Stop.NEED_DATA` asks for `unpack`; ``None`` is the end of the envelope.
+    def parse(
+        self, out: list[dict[str, Any]] | None, room: int, cost_room: int, *, cut: bool = True
+    ) -> ParserStop | None:
+        """Find events, as `FrameParser.parse` does. `ParserStop.NEED_DATA` asks for `unpack`; ``None`` is the end of the envelope.
 
         Raises:
             RemoteProtocolError: as `FrameParser.parse`; or the envelope ends inside a frame, or has bytes after its zlib stream.
@@ -73,15 +75,15 @@ class Unpacker:
                 if parser.count:
                     self.count += parser.count
                     self.sequence = parser.sequence
-            if stop is Stop.ENVELOPE:
+            if stop is ParserStop.ENVELOPE:
                 self._layers.append(
                     _Layer(parser.payload, FrameParser(self._version, self._config, depth=len(self._layers) + 1))
                 )
                 parser.payload = memoryview(b"")
-            elif stop is Stop.WINDOW:
+            elif stop is ParserStop.WINDOW:
                 self.window = parser.window
                 return stop
-            elif stop is not Stop.NEED_DATA or not self._ended(layer):
+            elif stop is not ParserStop.NEED_DATA or not self._ended(layer):
                 return stop
             elif parser.in_frame:
                 raise RemoteProtocolError("an envelope ends inside a frame", rule="LJ-30")

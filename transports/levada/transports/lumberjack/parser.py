@@ -27,7 +27,7 @@ from levada.transports.lumberjack.json_text import (
     structure_cost,
 )
 
-__all__ = ["EVENT_COST", "PAIR_COST", "FrameParser", "Stop"]
+__all__ = ["EVENT_COST", "PAIR_COST", "FrameParser", "ParserStop"]
 
 EVENT_COST = 256  # LJ-42: memory that an event takes beside its bytes
 PAIR_COST = 128
@@ -44,7 +44,7 @@ _KEYS = 256  # keys whose text is cached, of up to _KEY bytes each
 _KEY = 64
 
 
-class Stop(Enum):
+class ParserStop(Enum):
     """Why `FrameParser.parse` returned."""
 
     NEED_DATA = auto()
@@ -152,7 +152,7 @@ class FrameParser:
         return self._data[start : start + 32] or b"".join(self._tail[:1])[:32]
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes. Call it only after `parse` has returned `Stop.NEED_DATA`, or before the first call."""
+        """Take the next bytes. Call it only after `parse` has returned `ParserStop.NEED_DATA`, or before the first call."""
         if self._tail:
             last = self._tail[-1]
             if len(data) >= _PIECE:
@@ -170,7 +170,7 @@ class FrameParser:
         self._data = data
         self._rate = 0.0
 
-    def parse(self, out: list[dict[str, Any]] | None, room: int, cost_room: int, *, cut: bool = True) -> Stop:
+    def parse(self, out: list[dict[str, Any]] | None, room: int, cost_room: int, *, cut: bool = True) -> ParserStop:
         """Find events until there is a reason to stop.
 
         Args:
@@ -187,7 +187,7 @@ class FrameParser:
         """
         if self._tail:  # still not enough
             self.count = self.cost = 0
-            return Stop.NEED_DATA
+            return ParserStop.NEED_DATA
         data = self._data
         at = self._at
         end = len(data)
@@ -204,7 +204,7 @@ class FrameParser:
         fields, number, pairs, left = self._fields, self._number, self._pairs, self._left
         start = at - self._used
         last = start + max_frame  # where it must have ended
-        stop = Stop.FULL
+        stop = ParserStop.FULL
         if self._items and out is not None:
             cost = self._hand_on(out, cost_room)
             if not self._items:
@@ -212,7 +212,7 @@ class FrameParser:
         try:
             while count < room:
                 if cost >= cost_room:
-                    stop = Stop.COST
+                    stop = ParserStop.COST
                     break
                 if left < 0:
                     start = at
@@ -223,7 +223,7 @@ class FrameParser:
                         frame_end = at + 10 + length
                         if frame_end > end:
                             self._need = 10 + length
-                            stop = Stop.NEED_DATA
+                            stop = ParserStop.NEED_DATA
                             break
                         price = 0
                         small = length <= _SMALL and cost <= small_room and not self._rate
@@ -231,15 +231,15 @@ class FrameParser:
                             ahead = self._ahead if length > _LARGE else self._price(at, frame_end)
                             if ahead is None:
                                 self._ahead = 0
-                                stop = Stop.LARGE
+                                stop = ParserStop.LARGE
                                 break
                             price = ahead or self._price(at, frame_end)
                             if cost + price > cost_room and (cost or cost_room < max_cost):
-                                stop = Stop.COST
+                                stop = ParserStop.COST
                                 break
                             if not ahead and out is not None:
                                 self._ahead = price
-                                stop = Stop.LARGE
+                                stop = ParserStop.LARGE
                                 break
                             self._ahead = None
                         if out is None:
@@ -266,7 +266,7 @@ class FrameParser:
                             elif self._version == 2 or not isinstance(value, list):
                                 out.append({"value": value})
                             elif not cut and cost + price + EVENT_COST * len(value) > cost_room:
-                                stop = Stop.COST
+                                stop = ParserStop.COST
                                 break
                             else:
                                 at = frame_end
@@ -275,7 +275,7 @@ class FrameParser:
                                 del value
                                 cost += self._hand_on(out, cost_room - cost)
                                 if self._items:
-                                    stop = Stop.COST
+                                    stop = ParserStop.COST
                                     break
                                 price = 0
                         sequence = number
@@ -296,7 +296,7 @@ class FrameParser:
                 while left:
                     if end - at < 4:
                         self._need = 4
-                        stop = Stop.NEED_DATA
+                        stop = ParserStop.NEED_DATA
                         break
                     (length,) = u32(data, at)
                     if length > max_key:
@@ -306,7 +306,7 @@ class FrameParser:
                         raise self._large("D frame", value_at - start, "max_frame", "LJ-36", at)
                     if value_at > end:
                         self._need = 8 + length
-                        stop = Stop.NEED_DATA
+                        stop = ParserStop.NEED_DATA
                         break
                     (length,) = u32(data, value_at - 4)
                     value_end = value_at + length
@@ -314,7 +314,7 @@ class FrameParser:
                         raise self._large("value in a D frame", length, "max_frame", "LJ-39", at)
                     if value_end > end:
                         self._need = value_end - at
-                        stop = Stop.NEED_DATA
+                        stop = ParserStop.NEED_DATA
                         break
                     if out is not None:
                         name = data[at + 4 : value_at - 4]
@@ -326,10 +326,10 @@ class FrameParser:
                         elif self._ahead is None:
                             price = BYTE_COST * (value_end - start) + EVENT_COST + PAIR_COST * pairs
                             if cost + price > cost_room and (cost or cost_room < max_cost):
-                                stop = Stop.COST
+                                stop = ParserStop.COST
                             else:
                                 self._ahead = BYTE_COST * length
-                                stop = Stop.LARGE
+                                stop = ParserStop.LARGE
                             break
                         else:
                             self._ahead = None
@@ -351,21 +351,21 @@ class FrameParser:
             self._number, self._pairs, self._left = number, pairs, left
             self._used = at - start if left >= 0 else 0
             self._at = at
-        if stop is Stop.NEED_DATA:
+        if stop is ParserStop.NEED_DATA:
             self._tail = [data[at:]] if at < end else []
             self._tail_size = end - at
-        if stop is Stop.NEED_DATA or at == end:
+        if stop is ParserStop.NEED_DATA or at == end:
             self._base += at
             self._data = b""
             self._at = 0
         return stop
 
-    def _control(self, data: bytes, at: int, end: int) -> Stop:
+    def _control(self, data: bytes, at: int, end: int) -> ParserStop:
         """Take a control frame, or the beginning of any frame. If the frame is complete, `_at` is moved to its end."""
         self._at = at
         self._need = 2 if end - at == 1 else 1
         if at == end:
-            return Stop.NEED_DATA
+            return ParserStop.NEED_DATA
         if data[at] != ord(b"0") + self._version:
             if data[at] in b"12":
                 raise self._broken(
@@ -373,11 +373,11 @@ class FrameParser:
                 )
             raise self._broken(f"expected version {self._version}, got {data[at : at + 1]!r}", "LJ-2", at)
         if end - at == 1:
-            return Stop.NEED_DATA
+            return ParserStop.NEED_DATA
         kind = data[at + 1]
         if kind == _J or (kind == _D and self._version == 1):
             self._need = 10
-            return Stop.NEED_DATA
+            return ParserStop.NEED_DATA
         if kind == _D:
             raise self._broken("a D frame in version 2", "LJ-4", at)
         if kind == _A:
@@ -386,22 +386,22 @@ class FrameParser:
             raise self._broken(f"unknown frame type {data[at + 1 : at + 2]!r}", "LJ-2", at)
         self._need = 6
         if end - at < 6:
-            return Stop.NEED_DATA
+            return ParserStop.NEED_DATA
         (value,) = _U32.unpack_from(data, at + 2)
         if kind == _W:
             self.window = value
             self._at = at + 6
-            return Stop.WINDOW
+            return ParserStop.WINDOW
         if self._depth >= self._config.max_depth:
             raise self._broken(f"envelopes nested deeper than {self._config.max_depth}", "LJ-32", at)
         if value > self._config.max_envelope:
             raise self._large("envelope", value, "max_envelope", "LJ-40", at)
         self._need = 6 + value
         if end - at < self._need:
-            return Stop.NEED_DATA
+            return ParserStop.NEED_DATA
         self.payload = memoryview(data)[at + 6 : at + 6 + value]
         self._at = at + 6 + value
-        return Stop.ENVELOPE
+        return ParserStop.ENVELOPE
 
     def _key(self, data: bytes) -> str:
         key = str(data, "utf-8", "surrogateescape")

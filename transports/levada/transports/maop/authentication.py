@@ -11,7 +11,7 @@ from typing import Final, Generic, TypeVar
 
 import attrs
 
-from .codes import ErrorCode, Fault
+from .codes import ErrorCode, OperationFault
 from .config import MaopConfig
 from .versions import CAPABILITY_PAIR, Capability, Version, parse_capabilities, parse_version
 
@@ -133,28 +133,34 @@ def _text(raw: bytes, what: str) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError:
-        raise Fault(ErrorCode.INVALID_FORMAT, f"the {what} is not UTF-8.", "MA-5") from None
+        raise OperationFault(ErrorCode.INVALID_FORMAT, f"the {what} is not UTF-8.", "MA-5") from None
 
 
 def read_authentication(config: MaopConfig) -> Generator[int, bytes, Authentication]:
     """Read a client's message, judging each part as soon as it arrives. Source: MA-16 to MA-18, MA-32 to MA-34a."""
     size = _number((yield 1))
     if not size:
-        raise Fault(ErrorCode.INVALID_FORMAT, "the authentication type is empty.", "MA-16")
+        raise OperationFault(ErrorCode.INVALID_FORMAT, "the authentication type is empty.", "MA-16")
     name = bytearray()
     while len(name) < size:
         octet = yield 1
         # MA-16: garbage shows here, before waiting for the bytes that it seems to announce.
         if octet[0] not in _TCHAR:
-            raise Fault(ErrorCode.INVALID_FORMAT, "the authentication type has characters that no type has.", "MA-16")
+            raise OperationFault(
+                ErrorCode.INVALID_FORMAT, "the authentication type has characters that no type has.", "MA-16"
+            )
         name += octet
     size = _number((yield 2))
     if size > config.max_token:
-        raise Fault(ErrorCode.CONTENT_TOO_LARGE, f"the token has {size} bytes, at most {config.max_token}.", "MA-18")
+        raise OperationFault(
+            ErrorCode.CONTENT_TOO_LARGE, f"the token has {size} bytes, at most {config.max_token}.", "MA-18"
+        )
     token = yield size
     count = _number((yield 1))
     if count > config.max_pairs:
-        raise Fault(ErrorCode.CONTENT_TOO_LARGE, f"there are {count} pairs, at most {config.max_pairs}.", "MA-18")
+        raise OperationFault(
+            ErrorCode.CONTENT_TOO_LARGE, f"there are {count} pairs, at most {config.max_pairs}.", "MA-18"
+        )
     pairs: dict[str, str] = {}
     octets = 0
     for _ in range(count):
@@ -163,7 +169,7 @@ def read_authentication(config: MaopConfig) -> Generator[int, bytes, Authenticat
             size = _number((yield 2))
             octets += 2 + size
             if octets > config.max_pair_bytes:
-                raise Fault(
+                raise OperationFault(
                     ErrorCode.CONTENT_TOO_LARGE, f"the pairs have more than {config.max_pair_bytes} bytes.", "MA-18"
                 )
             texts.append(_text((yield size), what))
@@ -171,7 +177,7 @@ def read_authentication(config: MaopConfig) -> Generator[int, bytes, Authenticat
     version = yield from _version()
     vendor = _text((yield _number((yield 1))), "vendor")
     if version is None:
-        raise Fault(ErrorCode.INVALID_FORMAT, "the version is malformed.", "MA-32")
+        raise OperationFault(ErrorCode.INVALID_FORMAT, "the version is malformed.", "MA-32")
     return Authentication(name.decode().lower(), token, pairs, version, vendor)
 
 
@@ -196,6 +202,6 @@ def read_result() -> Generator[int, bytes, Result]:
     if version is None:
         # The content of a refusal is useful whatever version it names.
         if approved:
-            raise Fault(ErrorCode.INVALID_FORMAT, "the server's version is malformed.", "MA-32")
+            raise OperationFault(ErrorCode.INVALID_FORMAT, "the server's version is malformed.", "MA-32")
         version = Version(0, 0, 0)
     return Result(version, vendor, session_id, identifier, code, retry, reason)

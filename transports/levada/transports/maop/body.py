@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from .codes import ErrorCode, Fault
+from .codes import ErrorCode, OperationFault
 from .config import MaopConfig
 from .events import Octets, Output, StreamData
 from .frames import BLOCK, BLOCK_END, UNDEFINED
@@ -109,23 +109,25 @@ class BodyReader:
             if size < _SMALL_BLOCK and self.length != UNDEFINED:
                 self._small += 1
                 if self._small > self._config.max_blocks_per_message:
-                    raise Fault(ErrorCode.CONTENT_TOO_LARGE, "too many small Blocks", "MA-62")
+                    raise OperationFault(ErrorCode.CONTENT_TOO_LARGE, "too many small Blocks", "MA-62")
         else:
             size = int.from_bytes(raw[at : at + 4], "big")
             self._zero = False
         self.total += size
         # MA-58: judged by the header alone, before any byte of the chunk.
         if self.total > self.length:
-            raise Fault(ErrorCode.PAYLOAD_LENGTH_MISMATCH, f"{self.total} bytes, {self.length} were announced", "MA-58")
+            raise OperationFault(
+                ErrorCode.PAYLOAD_LENGTH_MISMATCH, f"{self.total} bytes, {self.length} were announced", "MA-58"
+            )
         if self.length == UNDEFINED and self.total > self.limit:
-            raise Fault(ErrorCode.CONTENT_TOO_LARGE, f"more than {self.limit} bytes", "MA-58")
+            raise OperationFault(ErrorCode.CONTENT_TOO_LARGE, f"more than {self.limit} bytes", "MA-58")
         self._left = size
 
     def _end(self, total: int) -> None:
         if not self.blocks and self.length != UNDEFINED:
-            raise Fault(ErrorCode.ORDER_VIOLATION, "Block End before any Block", "MA-59")
+            raise OperationFault(ErrorCode.ORDER_VIOLATION, "Block End before any Block", "MA-59")
         if total != self.total or (self.length != UNDEFINED and total != self.length):
-            raise Fault(
+            raise OperationFault(
                 ErrorCode.PAYLOAD_LENGTH_MISMATCH, f"Block End says {total} bytes, Blocks had {self.total}", "MA-58"
             )
         self.ended = True
@@ -138,12 +140,12 @@ class BodyReader:
         return b"".join(pieces)
 
 
-def misplaced(op: int) -> Fault:
+def misplaced(op: int) -> OperationFault:
     """Make the fault for an operation that may not come here on a data stream. Source: MA-11 to MA-13, MA-70."""
     code = MISPLACED.get(op)
     if code is None:
-        return Fault(ErrorCode.INVALID_FORMAT, f"unknown operation 0x{op:02x}", "MA-13")
-    return Fault(
+        return OperationFault(ErrorCode.INVALID_FORMAT, f"unknown operation 0x{op:02x}", "MA-13")
+    return OperationFault(
         code, f"operation 0x{op:02x} has no place here", "MA-11" if op < 2 else "MA-70" if op == 2 else "MA-12"
     )
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from levada.framework.errors import LocalProtocolError
 
-__all__ = ["ErrorCode", "Fault", "check_code", "close_code", "code_name", "sanitise"]
+__all__ = ["ErrorCode", "OperationFault", "check_code", "close_code", "code_name", "sanitise"]
 
 
 class ErrorCode(enum.IntEnum):
@@ -70,7 +70,7 @@ _SECRETS: Final = re.compile(
 )
 
 
-class Fault(Exception):
+class OperationFault(Exception):
     """A peer's mistake in an operation; it never leaves the core."""
 
     def __init__(self, code: int, reason: str, rule: str) -> None:

@@ -11,7 +11,7 @@ counts entries; while it is empty, the streams are not read.
 
 from __future__ import annotations
 
-from .codes import ErrorCode, Fault, close_code
+from .codes import ErrorCode, OperationFault, close_code
 from .events import OpenStream, Output, StopStream, StreamData, StreamUnblocked
 from .frames import BATCH, CONTROL_OPS, DISCONNECT_REQUEST, DONE_ENTRY, ENTRIES, FAIL, PROCEED_ENTRY, REFUSE_ENTRY
 from .rates import TokenBucket
@@ -386,7 +386,7 @@ class ControlIn:
                     break
                 op = data[at]
                 if op not in CONTROL_OPS:
-                    raise Fault(ErrorCode.ILLEGAL_STREAM, f"operation 0x{op:02x} on a control stream", "MA-12")
+                    raise OperationFault(ErrorCode.ILLEGAL_STREAM, f"operation 0x{op:02x} on a control stream", "MA-12")
                 if tokens < 1:
                     core.signals.block(self, now)
                     break
@@ -418,7 +418,7 @@ class ControlIn:
                     core.on_fail(fields[1], fields[2], text, now)
                 else:
                     core.on_disconnect_request(fields[1] / 1000, text, now)
-        except Fault as fault:
+        except OperationFault as fault:
             bucket.tokens = tokens
             self._lost(fault)
             return
@@ -435,7 +435,7 @@ class ControlIn:
             self._core.signals.strike("text of a signal is not UTF-8", "MA-5")
             return ""
 
-    def _lost(self, fault: Fault) -> None:
+    def _lost(self, fault: OperationFault) -> None:
         # MA-12: the start of the next signal is unknown.
         core = self._core
         core.fail_stream(self.stream_id, fault.code, fault.reason)

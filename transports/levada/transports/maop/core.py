@@ -45,9 +45,9 @@ from .gate import Gate
 from .initiator import Outgoing
 from .receiver import Incoming
 from .shared import DedupStore, Quota, ReplayWindow
-from .side import STOPPED, Operation, Side, nothing
+from .side import STOPPED, EndedOperation, Side, nothing
 from .state import ConnectionInput, ConnectionState
-from .timers import Timers
+from .timers import MaopTimers
 
 __all__ = ["MaopCore"]
 
@@ -261,7 +261,7 @@ class MaopCore(Side):
             self.out.append(StopStream(stream_id, close_code(ErrorCode.CANCELLED)))
             self.streams[stream_id] = STOPPED
 
-    def retire(self, operation: Operation) -> None:
+    def retire(self, operation: EndedOperation) -> None:
         """Replace an ended operation; its stream is remembered until the peer's direction has ended too."""
         stream_id = operation.stream_id
         self.operations -= 1
@@ -666,7 +666,7 @@ class MaopCore(Side):
         if not signal:
             self.streams = {i: e for i, e in self.streams.items() if isinstance(e, ControlIn)}
             self.operations = 0
-            self.timers = Timers()
+            self.timers = MaopTimers()
         self.unacked.clear()
 
     def end(self, code: int, reason: str, error: RemoteProtocolError | None, *, tell: bool) -> None:

@@ -13,7 +13,7 @@ from typing import ClassVar, Final, TypeAlias
 
 import attrs
 
-from .codes import ErrorCode, Fault
+from .codes import ErrorCode, OperationFault
 
 __all__ = [
     "ALPN", "QMUX_ALPN", "UNDEFINED", "Block", "BlockEnd", "Disconnect", "DisconnectRequest", "Done", "Fail", "Message", "Op",
@@ -344,10 +344,10 @@ def decode_operations(data: bytes, *, idempotency: bool = False) -> Iterator[Ope
 def check_trace(size: int) -> None:
     """Check the length of a trace field. Source: MA-138."""
     if size and not 55 <= size <= MAX_TRACE:
-        raise Fault(ErrorCode.INVALID_HEADER, f"trace field of {size} bytes", "MA-138")
+        raise OperationFault(ErrorCode.INVALID_HEADER, f"trace field of {size} bytes", "MA-138")
 
 
 def check_key(size: int) -> None:
     """Check the length of an idempotency key. Source: MA-122."""
     if size not in KEY_LENGTHS:
-        raise Fault(ErrorCode.INVALID_HEADER, f"idempotency key of {size} bytes", "MA-122")
+        raise OperationFault(ErrorCode.INVALID_HEADER, f"idempotency key of {size} bytes", "MA-122")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from levada.framework.errors import LocalProtocolError
 
 from .body import BodyReader, write_blocks, write_end
-from .codes import ErrorCode, Fault, close_code
+from .codes import ErrorCode, OperationFault, close_code
 from .events import (
     BodyReceived,
     BodyWanted,
@@ -176,15 +176,15 @@ class Outgoing:
             if self.state is _RECEIVING:
                 self._octets(data, at, now)
             if fin and self.state is _RECEIVING:
-                raise Fault(ErrorCode.ORDER_VIOLATION, "the Response ended before its Block End", "MA-71")
-        except Fault as fault:
+                raise OperationFault(ErrorCode.ORDER_VIOLATION, "the Response ended before its Block End", "MA-71")
+        except OperationFault as fault:
             if fault.rule == "MA-111" and fault.code == ErrorCode.INVALID_FORMAT:
                 self._core.statistic.invalid_content_types += 1
             self.fail(fault.code, fault.reason, now, signal=True)
 
     def _ended_early(self, now: float) -> None:
         if self._head:
-            raise Fault(ErrorCode.ORDER_VIOLATION, "the stream ended inside the Response header", "MA-71")
+            raise OperationFault(ErrorCode.ORDER_VIOLATION, "the stream ended inside the Response header", "MA-71")
         # MA-66: a responder may end a direction in which it wrote nothing; its Fail gives the reason.
         self._explain(now)
 
@@ -201,25 +201,29 @@ class Outgoing:
         if not data:
             return -1
         if data[0] != 2:
-            raise Fault(ErrorCode.ILLEGAL_STREAM, f"operation 0x{data[0]:02x} in place of a Response", "MA-14a")
+            raise OperationFault(
+                ErrorCode.ILLEGAL_STREAM, f"operation 0x{data[0]:02x} in place of a Response", "MA-14a"
+            )
         if len(data) < 21:
             self._head = data
             return -1
         _, length, start, took = RESPONSE.unpack_from(data)
         self._head = b""
         if (self.state, _RESPONSE) not in INITIATOR:
-            raise Fault(ErrorCode.PROTOCOL_VIOLATION, "Response before the end of the request", "MA-64")
+            raise OperationFault(ErrorCode.PROTOCOL_VIOLATION, "Response before the end of the request", "MA-64")
         if core.config.strict_timestamps and (
             start > (core.wall_offset + now + 5) * 1000 or took > (now - self.since + 5) * 1000
         ):
-            raise Fault(ErrorCode.INVALID_HEADER, "the times of the Response cannot be", "MA-73")
+            raise OperationFault(ErrorCode.INVALID_HEADER, "the times of the Response cannot be", "MA-73")
         self.state = INITIATOR[self.state, _RESPONSE]
         self._response = (start, took)
         if length == UNDEFINED:
             if not self.allow_undefined:
-                raise Fault(ErrorCode.POLICY_UNDEFINED_LENGTH, "Response of undefined length", "MA-71")
+                raise OperationFault(ErrorCode.POLICY_UNDEFINED_LENGTH, "Response of undefined length", "MA-71")
         elif self.limit is not None and length > self.limit:
-            raise Fault(ErrorCode.CONTENT_TOO_LARGE, f"Response of {length} bytes, at most {self.limit}", "MA-71")
+            raise OperationFault(
+                ErrorCode.CONTENT_TOO_LARGE, f"Response of {length} bytes, at most {self.limit}", "MA-71"
+            )
         self._announced = None if length == UNDEFINED else length
         if core.steps:
             core.emit(Stepped(self.stream_id, "response", self._announced))
@@ -256,7 +260,7 @@ class Outgoing:
                 if reader.total:
                     self._success.end()
                 else:
-                    raise Fault(ErrorCode.INVALID_HEADER, "Success header is missing", "MA-111")
+                    raise OperationFault(ErrorCode.INVALID_HEADER, "Success header is missing", "MA-111")
             self._complete(None if self.streamed else reader.whole(), reader.blocks, now)
 
     def _success_header(self, reader: BodyReader) -> None:

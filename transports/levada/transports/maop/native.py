@@ -8,7 +8,7 @@ from typing import Final
 
 import attrs
 
-from .codes import ErrorCode, Fault
+from .codes import ErrorCode, OperationFault
 from .events import Completed, Octets
 from .frames import BLOCK, UNDEFINED
 
@@ -59,14 +59,14 @@ class SuccessReader:
         head = self._head
         need = 1 + head[0] if head else 1 + data[0]
         if need == 1:
-            raise Fault(ErrorCode.INVALID_HEADER, "Success header is missing", "MA-111")
+            raise OperationFault(ErrorCode.INVALID_HEADER, "Success header is missing", "MA-111")
         missing = need - len(head)
         head += data[:missing]
         if len(head) < need:
             return None
         text = head[1:]
         if not text.isascii() or not _MEDIA_TYPE.fullmatch(text.decode("ascii")):
-            raise Fault(ErrorCode.INVALID_FORMAT, "content type is no media type", "MA-111")
+            raise OperationFault(ErrorCode.INVALID_FORMAT, "content type is no media type", "MA-111")
         self.content_type = text.decode("ascii").lower()
         return data[missing:]
 
@@ -78,7 +78,7 @@ class SuccessReader:
         """
         if self.content_type is None:
             code = ErrorCode.INVALID_FORMAT if self._head else ErrorCode.INVALID_HEADER
-            raise Fault(code, "the payload ends inside the Success header", "MA-111")
+            raise OperationFault(code, "the payload ends inside the Success header", "MA-111")
 
 
 @attrs.frozen(kw_only=True)
@@ -141,15 +141,15 @@ def test_payload(payload: bytes) -> TestPlan | None:
         Fault: type or mode is unknown (13), or one byte is missing (0).
     """
     if len(payload) == 1:
-        raise Fault(ErrorCode.INVALID_FORMAT, "a Test of one octet", "MA-107")
+        raise OperationFault(ErrorCode.INVALID_FORMAT, "a Test of one octet", "MA-107")
     if len(payload) != 2:
         return None
     kind, transfer = payload
     mode = transfer >> 6
     if kind:
-        raise Fault(ErrorCode.UNSUPPORTED_TEST_TYPE, f"UNSUPPORTED_TEST_TYPE {kind}", "MA-100")
+        raise OperationFault(ErrorCode.UNSUPPORTED_TEST_TYPE, f"UNSUPPORTED_TEST_TYPE {kind}", "MA-100")
     if mode == 3:
-        raise Fault(ErrorCode.UNSUPPORTED_TEST_TYPE, "UNSUPPORTED_TEST_MODE", "MA-100")
+        raise OperationFault(ErrorCode.UNSUPPORTED_TEST_TYPE, "UNSUPPORTED_TEST_MODE", "MA-100")
     return TestPlan(mode=mode, multi=bool(transfer & 32), exp=transfer & 15)
 
 

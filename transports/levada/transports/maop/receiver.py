@@ -8,7 +8,7 @@ from hashlib import blake2b
 from levada.framework.errors import LocalProtocolError
 
 from .body import BodyReader, misplaced, write_blocks, write_end
-from .codes import ErrorCode, Fault, close_code
+from .codes import ErrorCode, OperationFault, close_code
 from .config import HandlerSpec
 from .events import (
     BodyEnded,
@@ -98,13 +98,13 @@ class Incoming(Received):
                 at = self._header(data, now)
                 if at < 0:
                     if fin:
-                        raise Fault(ErrorCode.INVALID_FORMAT, "stream ends inside the header", "MA-14")
+                        raise OperationFault(ErrorCode.INVALID_FORMAT, "stream ends inside the header", "MA-14")
                     return
             if at < len(data) or self._head:
                 self._octets(data, at, now)
             if fin and (self.length != 0 or self._head) and self.state is not _ENDED:
                 self._finished()
-        except Fault as fault:
+        except OperationFault as fault:
             self.abort(fault.code, fault.reason, now)
 
     def _header(self, data: bytes, now: float) -> int:
@@ -187,7 +187,7 @@ class Incoming(Received):
                     if at + more < len(data):
                         self._octets(data, at + more, now)
                 return
-        raise Fault(code, "Block or Block End has no place here", "MA-95")
+        raise OperationFault(code, "Block or Block End has no place here", "MA-95")
 
     def _watch_transfer(self, now: float) -> None:
         config = self._core.config
@@ -216,7 +216,7 @@ class Incoming(Received):
             core.quota.buffered += octets
             if core.quota.buffered > core.quota.max_bytes:
                 # MA-54c
-                raise Fault(ErrorCode.CAPACITY_LIMIT, "no room for the body", "MA-54c")
+                raise OperationFault(ErrorCode.CAPACITY_LIMIT, "no room for the body", "MA-54c")
 
     def _start(self, now: float) -> None:
         if not self.executing:
@@ -227,9 +227,9 @@ class Incoming(Received):
     def _finished(self) -> None:
         # MA-61: FIN before Block End; without a body there is no Block End to wait for.
         if self.state is _PENDING or self.state is _ARMED:
-            raise Fault(ErrorCode.ORDER_VIOLATION, "stream ended before Block End", "MA-61")
+            raise OperationFault(ErrorCode.ORDER_VIOLATION, "stream ended before Block End", "MA-61")
         if self._head:
-            raise Fault(ErrorCode.PAYLOAD_LENGTH_MISMATCH, "stream ended inside Block End", "MA-55")
+            raise OperationFault(ErrorCode.PAYLOAD_LENGTH_MISMATCH, "stream ended inside Block End", "MA-55")
 
     def reset(self, now: float) -> None:
         """Record that the initiator gave up its direction. Source: MA-61."""
@@ -276,7 +276,7 @@ class Incoming(Received):
         repeated = self.repeated
         if repeated is not None:
             if not self.repeats(repeated):
-                raise Fault(ErrorCode.DUPLICATE_OPERATION, "the key was used with another body", "MA-123")
+                raise OperationFault(ErrorCode.DUPLICATE_OPERATION, "the key was used with another body", "MA-123")
             self.answer_again(repeated, now)
             return
         if self.spec.streaming:
@@ -323,7 +323,7 @@ class Incoming(Received):
         else:
             quota = self._core.quota
             if quota.buffered + TEST_WINDOW > quota.max_bytes:
-                raise Fault(ErrorCode.CAPACITY_LIMIT, "no room for the body", "MA-54c")
+                raise OperationFault(ErrorCode.CAPACITY_LIMIT, "no room for the body", "MA-54c")
             self.reserved = TEST_WINDOW
             quota.buffered += TEST_WINDOW
             self._begin_response(plan.announced, now)

@@ -12,7 +12,7 @@ import attrs
 from levada.framework.errors import LocalProtocolError, RemoteProtocolError
 
 from .authentication import MIN_RESULT, Authentication, Octets, Result, read_authentication, read_result
-from .codes import ErrorCode, Fault, close_code, sanitise
+from .codes import ErrorCode, OperationFault, close_code, sanitise
 from .config import MaopConfig
 from .events import (
     Approved,
@@ -205,16 +205,16 @@ class Session(ABC):
             whole = self._reader.feed(data)
             if not whole:
                 if fin:
-                    raise Fault(ErrorCode.INVALID_FORMAT, "stream 0 ended too early.", "MA-17")
+                    raise OperationFault(ErrorCode.INVALID_FORMAT, "stream 0 ended too early.", "MA-17")
                 return
             read = self._reader.value
             if isinstance(read, Result):
                 self._result(read)
             elif read is not None:
                 if self._reader.rest:
-                    raise Fault(ErrorCode.INVALID_FORMAT, "there are bytes behind the vendor.", "MA-17")
+                    raise OperationFault(ErrorCode.INVALID_FORMAT, "there are bytes behind the vendor.", "MA-17")
                 self._offered(read)
-        except Fault as fault:
+        except OperationFault as fault:
             if self.client:
                 self.fail_connection(fault.code, fault.reason, fault.rule)
             else:

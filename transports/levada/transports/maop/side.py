@@ -20,13 +20,13 @@ from .events import Draining, Event, Stepped
 from .session import Session
 from .shared import DedupStore, Quota, ReplayWindow
 from .state import CONNECTION, ConnectionInput, ConnectionState
-from .timers import Timers
+from .timers import MaopTimers
 
 if TYPE_CHECKING:
     from .control import ControlIn, ControlPool, Signals
     from .gate import Gate
 
-__all__ = ["STOPPED", "Operation", "Side", "nothing"]
+__all__ = ["STOPPED", "EndedOperation", "Side", "nothing"]
 
 _OPEN, _DRAINING = ConnectionState.OPEN, ConnectionState.DRAINING
 STOPPED = 1
@@ -39,7 +39,7 @@ def nothing() -> None:
     """Do nothing: the default of `Side.wake`."""
 
 
-class Operation(Protocol):
+class EndedOperation(Protocol):
     """An ended operation, as the table of streams sees it."""
 
     stream_id: int
@@ -88,7 +88,7 @@ class Side(Session):
         """Operations that have not ended, of either side."""
         self.unacked: OrderedDict[int, float] = OrderedDict()
         """Our unacknowledged Responses, and when they are forgotten. Source: MA-71."""
-        self.timers = Timers()
+        self.timers = MaopTimers()
         self._control_streams = 0
         self._next_id = {False: 4 if client else 1, True: 2 if client else 3}
         self._credit = {False: _ENDLESS, True: _ENDLESS}
@@ -112,7 +112,7 @@ class Side(Session):
         """Process a Fail for an operation of ours, or from a requester that cannot use the Response."""
 
     @abstractmethod
-    def retire(self, operation: Operation) -> None:
+    def retire(self, operation: EndedOperation) -> None:
         """Replace an ended operation; its stream is remembered until the peer's direction has ended too."""
 
     @abstractmethod

@@ -13,7 +13,7 @@ from heapq import heapify, heappop, heappush
 from math import ceil
 from typing import Final, Protocol
 
-__all__ = ["Timed", "Timers"]
+__all__ = ["MaopTimers", "Timed"]
 
 _SLACK: Final = 0.01
 """Milliseconds that floating point may have added to a round figure."""
@@ -23,15 +23,15 @@ class Timed(Protocol):
     """An object with a deadline."""
 
     deadline: float | None
-    """When, in seconds; set by `Timers.set`."""
+    """When, in seconds; set by `MaopTimers.set`."""
     filed: int | None
-    """The millisecond under which it is filed; set by `Timers`. While it is None, `deadline` may be removed without `Timers`."""
+    """The millisecond under which it is filed; set by `MaopTimers`. While it is None, `deadline` may be removed without `MaopTimers`."""
 
     def expire(self, now: float) -> None:
         """Handle the deadline, which has been removed."""
 
 
-class Timers:
+class MaopTimers:
     """The deadlines of one connection."""
 
     __slots__ = ("_due", "_fresh", "_heap")

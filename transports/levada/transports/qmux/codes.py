@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-__all__ = ["MAX_CODE", "Fault", "PeerClosed", "TransportError", "error_name"]
+__all__ = ["MAX_CODE", "ClosedByPeer", "ConnectionFault", "TransportError", "error_name"]
 
 MAX_CODE: Final = (1 << 62) - 1
 """The largest code of a reset, a stop or a close. Source: QX-1."""
@@ -51,7 +51,7 @@ def error_name(code: int) -> str:
         return f"transport error {code}"
 
 
-class Fault(Exception):
+class ConnectionFault(Exception):
     """The peer broke a rule. This exception never leaves the core.
 
     Args:
@@ -67,7 +67,7 @@ class Fault(Exception):
         self.detail = detail
 
 
-class PeerClosed(Exception):
+class ClosedByPeer(Exception):
     """CONNECTION_CLOSE has come. This exception never leaves the core.
 
     Args:

@@ -20,7 +20,7 @@ from collections import deque
 
 from levada.framework.errors import LocalProtocolError
 
-from .codes import MAX_CODE, Fault, PeerClosed, TransportError, error_name
+from .codes import MAX_CODE, ClosedByPeer, ConnectionFault, TransportError, error_name
 from .config import QmuxConfig
 from .events import DatagramReceived, DatagramRoom, Ended, Established, Event, StreamFlushed
 from .frames import (
@@ -34,11 +34,11 @@ from .frames import (
     read_int,
 )
 from .liveness import Liveness
-from .receiving import Receiver
+from .receiving import ReceivingParts
 from .records import Records
-from .sending import Sender
-from .state import ConnectionState, Sending
-from .streams import Due, Streams
+from .sending import SendingParts
+from .state import ConnectionState, SendingState
+from .streams import Due, QmuxStreams
 
 __all__ = ["QmuxCore"]
 
@@ -48,7 +48,7 @@ DEFAULT_PRIORITY = 128
 """The priority of streams that the peer opens."""
 LOST = 1
 """The code of an end for which no frame gave one."""
-_SENDING = Sending.OPEN
+_SENDING = SendingState.OPEN
 _GREETING, _OPEN, _DRAINING, _ENDED = (
     ConnectionState.GREETING,
     ConnectionState.OPEN,
@@ -76,9 +76,9 @@ class QmuxCore:
         self._now = now  # of the last input
         self._events: list[Event] = []
         self._due: Due = {}
-        self._streams = Streams(client=client, config=self.config, events=self._events, due=self._due)
-        self._sender = Sender(self._streams)
-        self._receiver = Receiver(self._streams, self._sender, self._other)
+        self._streams = QmuxStreams(client=client, config=self.config, events=self._events, due=self._due)
+        self._sender = SendingParts(self._streams)
+        self._receiver = ReceivingParts(self._streams, self._sender, self._other)
         self._liveness = Liveness(self._streams, now)
         self._records = Records(framed=framed)
         # Frames in a record of their own: the very first one and the last one.
@@ -150,7 +150,7 @@ class QmuxCore:
             self._now = now
             try:
                 self._take(data)
-            except (Fault, PeerClosed) as error:
+            except (ConnectionFault, ClosedByPeer) as error:
                 self._end_by(error)
             if self._state is _DRAINING:
                 self._confirm_drain()
@@ -162,7 +162,7 @@ class QmuxCore:
             self._now = now
             try:
                 self._take_message(message)
-            except (Fault, PeerClosed) as error:
+            except (ConnectionFault, ClosedByPeer) as error:
                 self._end_by(error)
             if self._state is _DRAINING:
                 self._confirm_drain()
@@ -257,7 +257,7 @@ class QmuxCore:
     def fail(self, code: TransportError, reason: str, now: float) -> list[Event]:
         """Close because the peer broke a rule that the owner checks, such as a text message on a WebSocket (E-10)."""
         if self._state is not _ENDED:
-            self._fault(Fault(code, "", reason), 0)
+            self._fault(ConnectionFault(code, "", reason), 0)
         return self.take_events()
 
     def stream_credit(self, *, unidirectional: bool) -> int:
@@ -302,7 +302,7 @@ class QmuxCore:
         stream = self._streams.table.get(stream_id)
         if stream_id & 2 and stream_id & 1 == self.client:
             raise LocalProtocolError(f"only the peer sends on stream {stream_id}")
-        if stream is not None and stream.sending in (_SENDING, Sending.ENDING):
+        if stream is not None and stream.sending in (_SENDING, SendingState.ENDING):
             self._sender.reset(stream, code)
 
     def stop(self, stream_id: int, code: int) -> None:
@@ -475,7 +475,7 @@ class QmuxCore:
         match frame.kind:
             case FrameType.DATAGRAM | FrameType.DATAGRAM_LEN:
                 if not self.config.datagrams:
-                    raise Fault(TransportError.PROTOCOL_VIOLATION, "QX-7", "a datagram, and none is taken")
+                    raise ConnectionFault(TransportError.PROTOCOL_VIOLATION, "QX-7", "a datagram, and none is taken")
                 self._events.append(DatagramReceived(frame.data))
             case FrameType.PING:
                 self._liveness.requested(frame.fields[0])
@@ -485,14 +485,14 @@ class QmuxCore:
                 self._establish(frame)
             case FrameType.TRANSPORT_CLOSE | FrameType.APPLICATION_CLOSE as kind:
                 reason = frame.data.decode("utf-8", "replace")
-                raise PeerClosed(frame.fields[0], reason, transport=kind == FrameType.TRANSPORT_CLOSE)
+                raise ClosedByPeer(frame.fields[0], reason, transport=kind == FrameType.TRANSPORT_CLOSE)
             case _:  # RESET_STREAM_AT
-                raise Fault(TransportError.PROTOCOL_VIOLATION, "QX-26", "RESET_STREAM_AT was not declared")
+                raise ConnectionFault(TransportError.PROTOCOL_VIOLATION, "QX-26", "RESET_STREAM_AT was not declared")
 
     def _establish(self, frame: Frame) -> None:
         """Process QX_TRANSPORT_PARAMETERS. Source: QX-9."""
         if self._state is not _GREETING:
-            raise Fault(TransportError.PROTOCOL_VIOLATION, "QX-9", "transport parameters twice")
+            raise ConnectionFault(TransportError.PROTOCOL_VIOLATION, "QX-9", "transport parameters twice")
         parameters = self.peer_parameters = Parameters.decode(frame.data)
         self._state = _OPEN
         self._streams.establish(parameters, self._sender.level(DEFAULT_PRIORITY))
@@ -525,9 +525,9 @@ class QmuxCore:
         if not 0 <= code <= MAX_CODE:
             raise LocalProtocolError(f"code {code} is not a number of 62 bits", rule="QX-1")
 
-    def _end_by(self, error: Fault | PeerClosed) -> None:
+    def _end_by(self, error: ConnectionFault | ClosedByPeer) -> None:
         """End because of the peer."""
-        if isinstance(error, Fault):
+        if isinstance(error, ConnectionFault):
             self._fault(error, self._receiver.last_type)
         else:
             text = f"{error_name(error.code)}: {error.reason}" if error.transport else error.reason
@@ -537,7 +537,7 @@ class QmuxCore:
         """End as the application has asked, and tell the peer. Source: QX-36."""
         self._end(Ended(code, reason, False, False), encode_close(code, reason, cause=None))
 
-    def _fault(self, fault: Fault, kind: int) -> None:
+    def _fault(self, fault: ConnectionFault, kind: int) -> None:
         """End because the peer broke a rule, and tell it so. Source: section 9."""
         text = f"{fault.detail} [{fault.rule}]" if fault.rule else fault.detail
         self._end(
@@ -567,9 +567,9 @@ class QmuxCore:
 def _check_size(size: int) -> None:
     """Check the Size of a record. Source: QX-2 (D-2), QX-3."""
     if not size:
-        raise Fault(TransportError.PROTOCOL_VIOLATION, "QX-2", "an empty record")
+        raise ConnectionFault(TransportError.PROTOCOL_VIOLATION, "QX-2", "an empty record")
     if size > DEFAULT_MAX_RECORD:
-        raise Fault(
+        raise ConnectionFault(
             TransportError.FRAME_ENCODING_ERROR, "QX-3", f"a record of {size} bytes, at most {DEFAULT_MAX_RECORD}"
         )
 
@@ -577,7 +577,9 @@ def _check_size(size: int) -> None:
 def _check_first(data: bytes | bytearray, at: int, stop: int) -> None:
     """Check that a first record begins with parameters, as far as it has come. Source: QX-9 (D-5)."""
     if not PARAMETERS_PREFIX.startswith(bytes(data[at : min(at + len(PARAMETERS_PREFIX), stop)])):
-        raise Fault(TransportError.PROTOCOL_VIOLATION, "QX-9", "the first frame is not QX_TRANSPORT_PARAMETERS")
+        raise ConnectionFault(
+            TransportError.PROTOCOL_VIOLATION, "QX-9", "the first frame is not QX_TRANSPORT_PARAMETERS"
+        )
 
 
 def _earlier(one: float | None, other: float) -> float:

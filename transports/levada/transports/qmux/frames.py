@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import attrs
 
-from .codes import MAX_CODE, Fault, TransportError
+from .codes import MAX_CODE, ConnectionFault, TransportError
 
 __all__ = [
     "DEFAULT_MAX_RECORD", "LARGEST", "MAX_STREAMS", "PARAMETERS_PREFIX", "Frame", "FrameType", "Parameters", "encode_close", "encode_frame",
@@ -148,7 +148,7 @@ def read_int(data: bytes, at: int, stop: int) -> tuple[int, int]:
         end = at + size
         if end <= stop:
             return int.from_bytes(data[at:end], "big") & ((1 << (8 * size - 2)) - 1), end
-    raise Fault(_ENCODING, "QX-4", "a frame is cut by the end of its record")
+    raise ConnectionFault(_ENCODING, "QX-4", "a frame is cut by the end of its record")
 
 
 PARAMETERS_PREFIX: Final = encode_int(FrameType.PARAMETERS)
@@ -170,14 +170,16 @@ def read_frame(data: bytes, at: int, stop: int) -> tuple[Frame, int]:
     """
     kind, after = read_int(data, at, stop)
     if after - at != len(encode_int(kind)):
-        raise Fault(TransportError.PROTOCOL_VIOLATION, "QX-1", f"frame type {kind:#x} is not in its shortest form")
+        raise ConnectionFault(
+            TransportError.PROTOCOL_VIOLATION, "QX-1", f"frame type {kind:#x} is not in its shortest form"
+        )
     at = after
     if kind & ~7 == FrameType.STREAM:
         count, has_length, to_end = 2 if kind & 4 else 1, kind & 2 != 0, kind & 2 == 0
     elif kind in _INTS:
         count, has_length, to_end = _INTS[FrameType(kind)], kind in _WITH_DATA, kind == FrameType.DATAGRAM
     else:
-        raise Fault(_ENCODING, "QX-8", f"frame type {kind:#x} does not exist here")
+        raise ConnectionFault(_ENCODING, "QX-8", f"frame type {kind:#x} does not exist here")
     fields = []
     for _ in range(count):
         number, at = read_int(data, at, stop)
@@ -187,7 +189,7 @@ def read_frame(data: bytes, at: int, stop: int) -> tuple[Frame, int]:
         length, at = read_int(data, at, stop)
         end = at + length
         if end > stop:
-            raise Fault(_ENCODING, "QX-4", f"{length} bytes in a frame, {stop - at} in its record")
+            raise ConnectionFault(_ENCODING, "QX-4", f"{length} bytes in a frame, {stop - at} in its record")
     return Frame(kind, tuple(fields), data[at:end]), end
 
 
@@ -292,21 +294,23 @@ class Parameters:
             try:
                 number, at = read_int(data, at, stop)
                 length, at = read_int(data, at, stop)
-            except Fault as fault:
-                raise Fault(_PARAMETER, "QX-14", "the parameters are cut") from fault
+            except ConnectionFault as fault:
+                raise ConnectionFault(_PARAMETER, "QX-14", "the parameters are cut") from fault
             end = at + length
             if end > stop:
-                raise Fault(_PARAMETER, "QX-14", f"parameter {number:#x} has {length} bytes, {stop - at} are left")
+                raise ConnectionFault(
+                    _PARAMETER, "QX-14", f"parameter {number:#x} has {length} bytes, {stop - at} are left"
+                )
             if number in seen:
-                raise Fault(_PARAMETER, "QX-14", f"parameter {number:#x} twice")
+                raise ConnectionFault(_PARAMETER, "QX-14", f"parameter {number:#x} twice")
             if number in _PROHIBITED:
-                raise Fault(_PARAMETER, "QX-15", f"parameter {number:#x} is prohibited")
+                raise ConnectionFault(_PARAMETER, "QX-15", f"parameter {number:#x} is prohibited")
             seen.add(number)
             if len(seen) > MAX_PARAMETERS:
-                raise Fault(_PARAMETER, "QX-17", f"more than {MAX_PARAMETERS} parameters")
+                raise ConnectionFault(_PARAMETER, "QX-17", f"more than {MAX_PARAMETERS} parameters")
             if number == _RESET_STREAM_AT:
                 if length:
-                    raise Fault(_PARAMETER, "QX-14", f"reset_stream_at has {length} bytes, wanted none")
+                    raise ConnectionFault(_PARAMETER, "QX-14", f"reset_stream_at has {length} bytes, wanted none")
                 values["reset_stream_at"] = True
             elif number in _INTEGERS:
                 values[_INTEGERS[number]] = _parameter(number, data, at, end)
@@ -322,12 +326,14 @@ def _parameter(number: int, data: bytes, at: int, end: int) -> int:
     name = _INTEGERS[number]
     try:
         value, after = read_int(data, at, end)
-    except Fault as fault:
-        raise Fault(_PARAMETER, "QX-14", f"{name} has no whole integer") from fault
+    except ConnectionFault as fault:
+        raise ConnectionFault(_PARAMETER, "QX-14", f"{name} has no whole integer") from fault
     if after != end:
-        raise Fault(_PARAMETER, "QX-14", f"{name} has {end - after} bytes behind its integer")
+        raise ConnectionFault(_PARAMETER, "QX-14", f"{name} has {end - after} bytes behind its integer")
     if number in _STREAM_COUNTS and value > MAX_STREAMS:
-        raise Fault(_PARAMETER, "QX-12", f"{name} is {value}, at most 2^60 are possible")
+        raise ConnectionFault(_PARAMETER, "QX-12", f"{name} is {value}, at most 2^60 are possible")
     if name == "max_record_size" and value < DEFAULT_MAX_RECORD:
-        raise Fault(_PARAMETER, "QX-14", f"max_record_size is {value}, at least {DEFAULT_MAX_RECORD} is possible")
+        raise ConnectionFault(
+            _PARAMETER, "QX-14", f"max_record_size is {value}, at least {DEFAULT_MAX_RECORD} is possible"
+        )
     return value

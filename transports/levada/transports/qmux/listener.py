@@ -13,7 +13,7 @@ from levada.framework.failure_log import FailureLog
 from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.contracts import ByteStream, CarrierInfo, CloseReason, Listener
 from levada.transports.carriers.places import Place, share_of
-from levada.transports.carriers.streams import JoinedStream, Ready
+from levada.transports.carriers.streams import JoinedStream, ReadyQueue
 
 from .below import Below, OverBytes, OverMessages
 from .config import QmuxConfig
@@ -109,7 +109,7 @@ class QmuxListener:
         """The listener below; for ``qmux+tls`` and ``qmux+wss`` a `TlsListener`, which can reload its certificates."""
         self._config = config
         self._upgrade = upgrade
-        self._ready: Ready[QmuxIncoming] = Ready(backlog)
+        self._ready: ReadyQueue[QmuxIncoming] = ReadyQueue(backlog)
         self._serving = trio.CancelScope()
         self._failures = FailureLog()
         self.admission = Admission(url)

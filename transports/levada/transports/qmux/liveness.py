@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .codes import Fault, TransportError
+from .codes import ConnectionFault, TransportError
 from .events import StreamAcked
 from .frames import FrameType, Parameters, encode_frame
-from .streams import Streams
+from .streams import QmuxStreams
 
 __all__ = ["Liveness"]
 
@@ -21,7 +21,7 @@ class Liveness:
         now: the current time.
     """
 
-    def __init__(self, streams: Streams, now: float) -> None:
+    def __init__(self, streams: QmuxStreams, now: float) -> None:
         self.round_trip = 0.0
         """Seconds that the last ping and its answer took; 0 before the first."""
         self.ping_due = False
@@ -73,7 +73,7 @@ class Liveness:
     def requested(self, number: int) -> None:
         """Process QX_PING. Source: QX-10."""
         if number <= self._request:
-            raise Fault(TransportError.PROTOCOL_VIOLATION, "QX-10", f"ping {number} after {self._request}")
+            raise ConnectionFault(TransportError.PROTOCOL_VIOLATION, "QX-10", f"ping {number} after {self._request}")
         self._request = number
         self._streams.due[self.answer] = None
 
@@ -84,7 +84,7 @@ class Liveness:
     def answered(self, number: int, now: float) -> None:
         """Process an answer. Source: QX-10 (D-7)."""
         if number > self.last_ping:
-            raise Fault(
+            raise ConnectionFault(
                 TransportError.PROTOCOL_VIOLATION, "QX-10", f"answer {number}, the last ping was {self.last_ping}"
             )
         if number == self.last_ping and self._sent_at is not None:

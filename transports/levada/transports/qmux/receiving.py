@@ -1,6 +1,6 @@
 """The receiving side: records and their frames, and the windows of this side.
 
-`Receiver.record` is on the path of every message: it reads STREAM frames in place, and passes each other frame on as a `Frame`.
+`ReceivingParts.record` is on the path of every message: it reads STREAM frames in place, and passes each other frame on as a `Frame`.
 """
 
 from __future__ import annotations
@@ -10,22 +10,27 @@ from collections.abc import Callable
 
 from levada.framework.errors import LocalProtocolError
 
-from .codes import Fault, TransportError
+from .codes import ConnectionFault, TransportError
 from .events import StreamData, StreamReset
 from .frames import LARGEST, MAX_STREAMS, Frame, FrameType, encode_frame, read_frame, read_int
-from .sending import Sender
-from .state import Receiving, Sending
-from .streams import Stream, Streams
+from .sending import SendingParts
+from .state import ReceivingState, SendingState
+from .streams import QmuxStreams, StreamParts
 
-__all__ = ["Receiver"]
+__all__ = ["ReceivingParts"]
 
 _PADDING = re.compile(rb"\0+")  # 0.1 ms for a mebibyte of padding, where a loop takes 40
 _ENCODING = TransportError.FRAME_ENCODING_ERROR
-_OPEN, _SIZE_KNOWN, _STOPPED, _OVER = Receiving.OPEN, Receiving.SIZE_KNOWN, Receiving.STOPPED, Receiving.OVER
-_SENT = Sending.OVER
+_OPEN, _SIZE_KNOWN, _STOPPED, _OVER = (
+    ReceivingState.OPEN,
+    ReceivingState.SIZE_KNOWN,
+    ReceivingState.STOPPED,
+    ReceivingState.OVER,
+)
+_SENT = SendingState.OVER
 
 
-class Receiver:
+class ReceivingParts:
     """The receiving parts of all streams.
 
     Args:
@@ -34,7 +39,7 @@ class Receiver:
         other: gets the frames that have no stream id and no limit.
     """
 
-    def __init__(self, streams: Streams, sender: Sender, other: Callable[[Frame], None]) -> None:
+    def __init__(self, streams: QmuxStreams, sender: SendingParts, other: Callable[[Frame], None]) -> None:
         self.last_type = 0
         """Type of the frame that was read last."""
         self._streams = streams
@@ -129,7 +134,7 @@ class Receiver:
                     end = at + size
                 size = end - at
                 if end > stop or size < 0:
-                    raise Fault(_ENCODING, "QX-4", "a frame is cut by the end of its record")
+                    raise ConnectionFault(_ENCODING, "QX-4", "a frame is cut by the end of its record")
                 stream = table.get(stream_id) or self._streams.find(stream_id, sent_by_peer=True)
                 if stream is None:
                     # QX-27: bytes for a stream that is over count against the limit, and are given back.
@@ -154,21 +159,21 @@ class Receiver:
                 at = end
         except IndexError:
             self.last_type = kind
-            raise Fault(_ENCODING, "QX-4", "a frame is cut by the end of its record") from None
-        except Fault:
+            raise ConnectionFault(_ENCODING, "QX-4", "a frame is cut by the end of its record") from None
+        except ConnectionFault:
             self.last_type = kind
             raise
 
-    def _irregular(self, stream: Stream, offset: int, size: int, fin: bool) -> None:
+    def _irregular(self, stream: StreamParts, offset: int, size: int, fin: bool) -> None:
         """Process a STREAM frame that is wrong, or of a stream that is stopped or whose final size is known. Source: QX-13."""
         self._streams.find(stream.id, sent_by_peer=True)
         end = offset + size
         if stream.final_size >= 0 and (end > stream.final_size or (fin and end != stream.final_size)):
-            raise Fault(
+            raise ConnectionFault(
                 TransportError.FINAL_SIZE_ERROR, "QX-24", f"stream {stream.id} ends at {stream.final_size}, got {end}"
             )
         if offset != stream.received:
-            raise Fault(
+            raise ConnectionFault(
                 TransportError.PROTOCOL_VIOLATION, "QX-11", f"stream {stream.id} is at {stream.received}, got {offset}"
             )
         stream.received = end
@@ -182,10 +187,10 @@ class Receiver:
                 stream.receiving = _OVER
                 self._streams.settle(stream)
 
-    def _check_limits(self, stream: Stream, end: int) -> None:
+    def _check_limits(self, stream: StreamParts, end: int) -> None:
         """Check the limits of a stream and of the connection. Source: QX-27."""
         if end > stream.receive_limit:
-            raise Fault(
+            raise ConnectionFault(
                 TransportError.FLOW_CONTROL_ERROR,
                 "QX-27",
                 f"{end} bytes on stream {stream.id}, limit {stream.receive_limit}",
@@ -196,7 +201,9 @@ class Receiver:
         """Count bytes against the limit of the connection. Source: QX-27."""
         self._received += size
         if self._received > self._limit:
-            raise Fault(TransportError.FLOW_CONTROL_ERROR, "QX-27", f"{self._received} bytes, limit {self._limit}")
+            raise ConnectionFault(
+                TransportError.FLOW_CONTROL_ERROR, "QX-27", f"{self._received} bytes, limit {self._limit}"
+            )
 
     def _give_back(self, size: int) -> None:
         """Grow the window of the connection: bytes were taken or dropped. Source: QX-27, QX-29 (D-15)."""
@@ -209,7 +216,7 @@ class Receiver:
         self._limit = min(self._consumed + self._window, LARGEST)
         return encode_frame(FrameType.MAX_DATA, self._limit)
 
-    def consumed(self, stream: Stream, size: int) -> None:
+    def consumed(self, stream: StreamParts, size: int) -> None:
         """Record that the application took bytes.
 
         Raises:
@@ -232,7 +239,7 @@ class Receiver:
             if stream.sending is _SENT:
                 self._streams.settle(stream)
 
-    def stop(self, stream: Stream, code: int) -> None:
+    def stop(self, stream: StreamParts, code: int) -> None:
         """Stop receiving on a stream. Source: QX-25."""
         if stream.receiving is _OPEN:
             stream.receiving = _STOPPED
@@ -244,7 +251,7 @@ class Receiver:
             self._drop(stream)
             self._streams.settle(stream)
 
-    def _drop(self, stream: Stream) -> None:
+    def _drop(self, stream: StreamParts) -> None:
         """Give back the credit for bytes that have come and were not taken."""
         self._give_back(stream.received - stream.consumed)
         stream.consumed = stream.received
@@ -257,7 +264,7 @@ class Receiver:
             return
         known = stream.final_size if stream.final_size >= 0 else max(final_size, stream.received)
         if final_size != known:
-            raise Fault(
+            raise ConnectionFault(
                 TransportError.FINAL_SIZE_ERROR, "QX-24", f"stream {stream_id} ends at {known}, got {final_size}"
             )
         if stream.receiving is _OVER:
@@ -300,7 +307,7 @@ class Receiver:
     def _check_streams(self, frame: Frame) -> None:
         """Check a limit of streams. Source: QX-12."""
         if frame.fields[0] > MAX_STREAMS:
-            raise Fault(_ENCODING, "QX-12", f"{frame.fields[0]} streams, at most 2^60 are possible")
+            raise ConnectionFault(_ENCODING, "QX-12", f"{frame.fields[0]} streams, at most 2^60 are possible")
 
     def _ignore(self, frame: Frame) -> None:
         """Ignore DATA_BLOCKED. Source: QX-30."""

@@ -1,6 +1,6 @@
 """The sending side: queues of streams, the peer's limits, priorities, and records.
 
-`Sender.write` is on the path of every message. A record has one large STREAM frame, or many small frames. Chunks are never joined in the
+`SendingParts.write` is on the path of every message. A record has one large STREAM frame, or many small frames. Chunks are never joined in the
 queue: a frame takes views of them, and one `bytes.join` puts all records of a write together. So each byte is copied once.
 """
 
@@ -14,25 +14,29 @@ from levada.framework.errors import LocalProtocolError
 from .events import QueueRoom, StreamFlushed, StreamRoom, StreamStopped
 from .frames import FrameType, Parameters, encode_frame, encode_head, encode_int
 from .records import Records
-from .state import Receiving, Sending
-from .streams import Level, Stream, Streams
+from .state import ReceivingState, SendingState
+from .streams import Level, QmuxStreams, StreamParts
 
-__all__ = ["Sender"]
+__all__ = ["SendingParts"]
 
-_OPEN, _ENDING, _OVER = Sending.OPEN, Sending.ENDING, Sending.OVER  # looking up a member of an enum is slow
-_RECEIVED = Receiving.OVER
+_OPEN, _ENDING, _OVER = (
+    SendingState.OPEN,
+    SendingState.ENDING,
+    SendingState.OVER,
+)  # looking up a member of an enum is slow
+_RECEIVED = ReceivingState.OVER
 _MOST_HEAD = 1 + 8 + 8 + 4
 """Most bytes of a STREAM frame before its data."""
 
 
-class Sender:
+class SendingParts:
     """The sending parts of all streams.
 
     Args:
         streams: the streams.
     """
 
-    def __init__(self, streams: Streams) -> None:
+    def __init__(self, streams: QmuxStreams) -> None:
         self._streams = streams
         self.queued = 0
         """Bytes queued on all streams."""
@@ -74,14 +78,14 @@ class Sender:
             insort(self._order, (priority, level))
         return level
 
-    def set_priority(self, stream: Stream, level: Level) -> None:
+    def set_priority(self, stream: StreamParts, level: Level) -> None:
         """Move a stream to the queue of another priority."""
         if stream in stream.level:
             del stream.level[stream]
             level[stream] = None
         stream.level = level
 
-    def send(self, stream: Stream, data: bytes, fin: bool) -> None:
+    def send(self, stream: StreamParts, data: bytes, fin: bool) -> None:
         """Queue bytes, and the end if `fin`."""
         if data:
             if not stream.queued:
@@ -97,17 +101,17 @@ class Sender:
             if not stream.queued:
                 self._streams.due[stream.end] = None
 
-    def reset(self, stream: Stream, code: int) -> None:
+    def reset(self, stream: StreamParts, code: int) -> None:
         """Drop the queue and send RESET_STREAM. Source: QX-24, QX-33."""
         stream.level.pop(stream, None)
         stream.chunks.clear()
         self._shrink(stream.queued)
         stream.queued = 0
-        stream.sending = Sending.RESETTING
+        stream.sending = SendingState.RESETTING
         stream.reset_code = code
         self._streams.due[stream.reset_stream] = None
 
-    def stopped(self, stream: Stream, code: int) -> None:
+    def stopped(self, stream: StreamParts, code: int) -> None:
         """Process STOP_SENDING. Source: QX-25."""
         if stream.sending is _OPEN or stream.sending is _ENDING:
             self.reset(stream, code)
@@ -117,14 +121,14 @@ class Sender:
         """Process MAX_DATA. Source: QX-27."""
         self._limit = max(self._limit, maximum)
 
-    def max_stream_data(self, stream: Stream, maximum: int) -> None:
+    def max_stream_data(self, stream: StreamParts, maximum: int) -> None:
         """Process MAX_STREAM_DATA. Source: QX-27."""
         if maximum > stream.send_limit:
             if stream.queued and stream.offset == stream.send_limit:
                 stream.level[stream] = None
             stream.send_limit = maximum
 
-    def want_flushed(self, stream: Stream) -> None:
+    def want_flushed(self, stream: StreamParts) -> None:
         """Ask for `StreamFlushed`."""
         if not stream.queued and stream.sending is not _ENDING:
             self._streams.events.append(StreamFlushed(stream.id))
@@ -132,12 +136,12 @@ class Sender:
             stream.flush_at = self._queued_end(stream)
             stream.watch = min(stream.flush_at, stream.ack_at)
 
-    def want_acked(self, stream: Stream) -> None:
+    def want_acked(self, stream: StreamParts) -> None:
         """Ask for `StreamAcked`, for a stream that is not reset."""
         stream.ack_at = self._queued_end(stream)
         self._streams.progress(stream, stream.offset)
 
-    def _queued_end(self, stream: Stream) -> int:
+    def _queued_end(self, stream: StreamParts) -> int:
         return stream.offset + stream.queued + (stream.sending is _ENDING)
 
     def _shrink(self, size: int) -> None:
@@ -227,7 +231,7 @@ class Sender:
         return encode_frame(FrameType.DATA_BLOCKED, self._limit) if self._sent == self._limit else b""
 
 
-def _take(stream: Stream, size: int, body: list[bytes | memoryview]) -> None:
+def _take(stream: StreamParts, size: int, body: list[bytes | memoryview]) -> None:
     """Move the next `size` bytes of the queue to `body`, without a copy."""
     chunks, taken = stream.chunks, stream.taken
     while size:

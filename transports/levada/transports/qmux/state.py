@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["ConnectionState", "Receiving", "Sending"]
+__all__ = ["ConnectionState", "ReceivingState", "SendingState"]
 
 
 class ConnectionState(enum.Enum):
@@ -20,7 +20,7 @@ class ConnectionState(enum.Enum):
     """Nothing is read any more; a CONNECTION_CLOSE may still be written."""
 
 
-class Sending(enum.Enum):
+class SendingState(enum.Enum):
     """The sending part of a stream. Source: QX-22."""
 
     OPEN = enum.auto()
@@ -33,7 +33,7 @@ class Sending(enum.Enum):
     """The end or RESET_STREAM was written, or only the peer sends."""
 
 
-class Receiving(enum.Enum):
+class ReceivingState(enum.Enum):
     """The receiving part of a stream. Source: QX-23."""
 
     OPEN = enum.auto()

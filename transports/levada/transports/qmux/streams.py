@@ -13,23 +13,23 @@ from typing import Final, TypeAlias
 
 from levada.transports.numbers import Numbers
 
-from .codes import Fault, TransportError
+from .codes import ConnectionFault, TransportError
 from .config import QmuxConfig
 from .events import Event, StreamFlushed, StreamOpened, StreamOver, StreamsAllowed
 from .frames import LARGEST, MAX_STREAMS, FrameType, Parameters, encode_frame
-from .state import Receiving, Sending
+from .state import ReceivingState, SendingState
 
-__all__ = ["NEVER", "Due", "Level", "Side", "Stream", "Streams"]
+__all__ = ["NEVER", "Due", "Level", "QmuxStreams", "SideStreams", "StreamParts"]
 
 SERVER: Final = 1
 """Bit of a stream id: the server opened it. Source: QX-20."""
 UNIDIRECTIONAL: Final = 2
 """Bit of a stream id: only its opener sends. Source: QX-20."""
 # Looking up a member of an enum is slow.
-_OPEN: Final = Sending.OPEN
-_SENT: Final = Sending.OVER
-_RECEIVING: Final = Receiving.OPEN
-_RECEIVED: Final = Receiving.OVER
+_OPEN: Final = SendingState.OPEN
+_SENT: Final = SendingState.OVER
+_RECEIVING: Final = ReceivingState.OPEN
+_RECEIVED: Final = ReceivingState.OVER
 NEVER: Final = 1 << 63
 """A position that no stream reaches."""
 
@@ -37,7 +37,7 @@ Due: TypeAlias = dict[Callable[[], bytes], None]
 """The methods that make the control frames to write, in order."""
 
 
-class Stream:
+class StreamParts:
     """One stream. Positions count its bytes from the start; the end counts as one more byte.
 
     Each object sets all attributes: reading a default from the class takes 10 times as long.
@@ -48,7 +48,7 @@ class Stream:
         "receiving", "reset_code", "send_limit", "sending", "stop_code", "streams", "taken", "watch",
     )  # fmt: skip
 
-    def __init__(self, stream_id: int, streams: Streams, level: Level) -> None:
+    def __init__(self, stream_id: int, streams: QmuxStreams, level: Level) -> None:
         self.id = stream_id
         self.streams = streams
         self.level = level
@@ -86,7 +86,7 @@ class Stream:
 
     def max_stream_data(self) -> bytes:
         """Make MAX_STREAM_DATA. Source: QX-29."""
-        if self.receiving is not Receiving.OPEN:
+        if self.receiving is not ReceivingState.OPEN:
             return b""
         self.receive_limit = min(self.consumed + self.streams.config.stream_window, LARGEST)
         return encode_frame(FrameType.MAX_STREAM_DATA, self.id, self.receive_limit)
@@ -99,31 +99,31 @@ class Stream:
 
     def end(self) -> bytes:
         """Make the STREAM frame of an end that comes without data."""
-        if self.sending is not Sending.ENDING:
+        if self.sending is not SendingState.ENDING:
             return b""
-        self.sending = Sending.OVER
+        self.sending = SendingState.OVER
         self.streams.progress(self, self.offset + 1)
         self.streams.settle(self)
         return encode_frame(FrameType.STREAM | 7, self.id, self.offset, data=b"")
 
     def reset_stream(self) -> bytes:
         """Make RESET_STREAM; the final size is the number of bytes written. Source: QX-24."""
-        self.sending = Sending.OVER
+        self.sending = SendingState.OVER
         self.streams.settle(self)
         return encode_frame(FrameType.RESET_STREAM, self.id, self.reset_code, self.offset)
 
     def stop_sending(self) -> bytes:
         """Make STOP_SENDING. Source: QX-25."""
-        if self.receiving is not Receiving.STOPPED:
+        if self.receiving is not ReceivingState.STOPPED:
             return b""
         return encode_frame(FrameType.STOP_SENDING, self.id, self.stop_code)
 
 
-Level: TypeAlias = OrderedDict[Stream, None]
+Level: TypeAlias = OrderedDict[StreamParts, None]
 """Streams of one priority that can write, in turn: an ordered dict, because a stream that is reset leaves from the middle."""
 
 
-class Side:
+class SideStreams:
     """The streams of one kind that one side opens."""
 
     __slots__ = ("allowed", "blocked_at", "count", "freed", "kind", "skipped", "wanted")
@@ -158,7 +158,7 @@ class Side:
         return encode_frame(FrameType.STREAMS_BLOCKED_BIDI + self.kind, self.allowed)
 
 
-class Streams:
+class QmuxStreams:
     """All streams of a connection.
 
     Args:
@@ -173,7 +173,7 @@ class Streams:
         self.config = config
         self.events = events
         self.due = due
-        self.table: dict[int, Stream] = {}
+        self.table: dict[int, StreamParts] = {}
         """Streams that are not over, by id. Read only."""
         self.unconfirmed: dict[int, None] = {}
         """Streams whose data is written, and that wait for `StreamAcked`."""
@@ -181,8 +181,8 @@ class Streams:
         """Whether this side may open streams: the peer's limits are known, and the connection is not draining."""
         self._unaccepted: set[int] = set()  # streams of the peer's; they count against its limit
         self._parameters = Parameters()
-        self._ours = (Side(0, 0), Side(1, 0))
-        self._theirs = (Side(0, config.max_streams), Side(1, config.max_streams_unidirectional))
+        self._ours = (SideStreams(0, 0), SideStreams(1, 0))
+        self._theirs = (SideStreams(0, config.max_streams), SideStreams(1, config.max_streams_unidirectional))
         self._level: Level = OrderedDict()
 
     def establish(self, parameters: Parameters, level: Level) -> None:
@@ -203,7 +203,7 @@ class Streams:
         side = self._ours[unidirectional]
         return side.allowed - side.count if self.opening else 0
 
-    def open(self, unidirectional: bool, level: Level) -> Stream | None:
+    def open(self, unidirectional: bool, level: Level) -> StreamParts | None:
         """Open a stream of this side; `None` without credit."""
         side = self._ours[unidirectional]
         index = side.count
@@ -214,15 +214,15 @@ class Streams:
             return None
         side.count = index + 1
         stream_id = index << 2 | unidirectional << 1 | (not self.client)
-        stream = self.table[stream_id] = Stream(stream_id, self, level)
+        stream = self.table[stream_id] = StreamParts(stream_id, self, level)
         if unidirectional:
-            stream.receiving = Receiving.OVER
+            stream.receiving = ReceivingState.OVER
             stream.send_limit = self._parameters.max_stream_data_uni
         else:
             stream.send_limit = self._parameters.max_stream_data_bidi_remote
         return stream
 
-    def find(self, stream_id: int, *, sent_by_peer: bool) -> Stream | None:
+    def find(self, stream_id: int, *, sent_by_peer: bool) -> StreamParts | None:
         """Return the stream that a frame names, and open it if it is a new stream of the peer.
 
         Args:
@@ -240,7 +240,9 @@ class Streams:
         opened_by_peer = (stream_id & SERVER != 0) is self.client
         unidirectional = stream_id & UNIDIRECTIONAL != 0
         if unidirectional and opened_by_peer is not sent_by_peer:
-            raise Fault(TransportError.STREAM_STATE_ERROR, "QX-21", f"stream {stream_id} has no such direction")
+            raise ConnectionFault(
+                TransportError.STREAM_STATE_ERROR, "QX-21", f"stream {stream_id} has no such direction"
+            )
         stream = self.table.get(stream_id)
         if stream is not None:
             return stream
@@ -248,7 +250,9 @@ class Streams:
         side = (self._theirs if opened_by_peer else self._ours)[unidirectional]
         if not opened_by_peer:
             if index >= side.count:
-                raise Fault(TransportError.STREAM_STATE_ERROR, "QX-21", f"stream {stream_id} was never opened")
+                raise ConnectionFault(
+                    TransportError.STREAM_STATE_ERROR, "QX-21", f"stream {stream_id} was never opened"
+                )
             return None
         if index == side.count < side.allowed:
             side.count = index + 1
@@ -257,13 +261,15 @@ class Streams:
                 return None
             side.skipped.discard(index)
         elif index >= side.allowed:
-            raise Fault(TransportError.STREAM_LIMIT_ERROR, "QX-28", f"stream {stream_id}, {side.allowed} are allowed")
+            raise ConnectionFault(
+                TransportError.STREAM_LIMIT_ERROR, "QX-28", f"stream {stream_id}, {side.allowed} are allowed"
+            )
         else:
             side.skipped.append(side.count, index)
             side.count = index + 1
-        stream = self.table[stream_id] = Stream(stream_id, self, self._level)
+        stream = self.table[stream_id] = StreamParts(stream_id, self, self._level)
         if unidirectional:
-            stream.sending = Sending.OVER
+            stream.sending = SendingState.OVER
         else:
             stream.send_limit = self._parameters.max_stream_data_bidi_local
         self._unaccepted.add(stream_id)
@@ -277,7 +283,7 @@ class Streams:
             side.allowed = maximum
             self.events.append(StreamsAllowed(kind == 1))
 
-    def settle(self, stream: Stream) -> None:
+    def settle(self, stream: StreamParts) -> None:
         """Forget a stream if both its parts are over. If the peer opened it and the application accepted it, give the peer credit for another.
 
         Source: QX-23, QX-28 (D-14).
@@ -312,7 +318,7 @@ class Streams:
         if side.freed:
             self.due[side.max_streams] = None
 
-    def progress(self, stream: Stream, position: int) -> None:
+    def progress(self, stream: StreamParts, position: int) -> None:
         """Record that a stream was written up to a position: emit `StreamFlushed` if the owner waits for it, and see to `StreamAcked`."""
         if stream.flush_at <= position:
             stream.flush_at = NEVER

@@ -37,7 +37,7 @@ from levada.transports.rsocket.events import (
 from levada.transports.rsocket.fragments import Gathering, split
 from levada.transports.rsocket.payload import Payload, not_bytes
 from levada.transports.rsocket.reactive_streams import CoreStatistics
-from levada.transports.rsocket.streams import PendingRequest, Stream, StreamIds, add_credit
+from levada.transports.rsocket.streams import LiveStream, PendingRequest, StreamIds, add_credit
 
 __all__ = ["ReactiveSocketCore"]
 
@@ -133,7 +133,7 @@ class ReactiveSocketCore(ConnectionCore):
         n = add_credit(0, numbers[0]) if numbers else 0
         if interaction is not _FNF:
             credit = 1 if interaction is _ANSWER else n
-            self._streams[stream_id] = Stream(interaction, False, _SENDING, credit, 0)
+            self._streams[stream_id] = LiveStream(interaction, False, _SENDING, credit, 0)
             self._peer_streams += 1
         events.append(RequestReceived(interaction, stream_id, Payload(data, metadata), n, True))
 
@@ -152,7 +152,7 @@ class ReactiveSocketCore(ConnectionCore):
         if not self._admit(stream_id, _CHANNEL, events):
             return
         credit = add_credit(0, numbers[0]) if numbers else 0
-        stream = self._streams[stream_id] = Stream(_CHANNEL, False, _BOTH, credit, 0)
+        stream = self._streams[stream_id] = LiveStream(_CHANNEL, False, _BOTH, credit, 0)
         self._peer_streams += 1
         if flags & f.FOLLOWS and not flags & f.COMPLETE:  # RX-71, RX-72
             stream.gathering = Gathering(is_request=True, complete=False)
@@ -160,7 +160,9 @@ class ReactiveSocketCore(ConnectionCore):
         else:
             self._opened(stream, stream_id, Payload(data, metadata), bool(flags & f.COMPLETE), events)
 
-    def _opened(self, stream: Stream, stream_id: int, payload: Payload, complete: bool, events: list[Event]) -> None:
+    def _opened(
+        self, stream: LiveStream, stream_id: int, payload: Payload, complete: bool, events: list[Event]
+    ) -> None:
         """Report a channel whose first payload is complete.
 
         The first payload always exists, even if it is empty (RX-54), like the response of a request-response (RX-58).
@@ -200,7 +202,7 @@ class ReactiveSocketCore(ConnectionCore):
         self._take(stream, stream_id, flags, metadata, data, events)
 
     def _take(
-        self, stream: Stream, stream_id: int, flags: int, metadata: bytes | None, data: bytes, events: list[Event]
+        self, stream: LiveStream, stream_id: int, flags: int, metadata: bytes | None, data: bytes, events: list[Event]
     ) -> None:
         """Take a payload of the peer, a fragment of a payload, or the end of its direction without a payload."""
         complete = flags & f.COMPLETE
@@ -239,7 +241,9 @@ class ReactiveSocketCore(ConnectionCore):
         self._move(stream, stream_id, by)
         return None
 
-    def _gather(self, stream: Stream, stream_id: int, metadata: bytes | None, data: bytes, events: list[Event]) -> bool:
+    def _gather(
+        self, stream: LiveStream, stream_id: int, metadata: bytes | None, data: bytes, events: list[Event]
+    ) -> bool:
         """Keep a fragment. Return false if it passed a limit and ended the stream."""
         gathering = stream.gathering
         if gathering is None:
@@ -256,13 +260,13 @@ class ReactiveSocketCore(ConnectionCore):
             return True
         return False
 
-    def _gathered_payload(self, stream: Stream) -> Payload:
+    def _gathered_payload(self, stream: LiveStream) -> Payload:
         gathering, stream.gathering = stream.gathering, None
         assert gathering is not None
         self._gathered -= len(gathering)
         return gathering.payload()
 
-    def _give_up(self, stream: Stream, stream_id: int, reason: bytes, events: list[Event]) -> None:
+    def _give_up(self, stream: LiveStream, stream_id: int, reason: bytes, events: list[Event]) -> None:
         """End a stream because the peer broke a rule: a requester cancels, a responder sends INVALID (RX-62, RX-74)."""
         self._drop_turn(stream_id)
         if stream.requester:
@@ -393,7 +397,7 @@ class ReactiveSocketCore(ConnectionCore):
             if kind is _FNF:
                 return
         demand = 1 if kind is _ANSWER else add_credit(0, n)
-        self._streams[stream_id] = Stream(kind, True, state, 0, demand)
+        self._streams[stream_id] = LiveStream(kind, True, state, 0, demand)
 
     def _lease_came(self) -> None:
         while self._waiting and self._held.take(self._now):
@@ -467,7 +471,7 @@ class ReactiveSocketCore(ConnectionCore):
             raise self._cannot_send(stream_id)
         waiting.complete = True
 
-    def _complete(self, stream: Stream, stream_id: int, *, told: bool) -> None:
+    def _complete(self, stream: LiveStream, stream_id: int, *, told: bool) -> None:
         if stream.requester:
             kind, by = f.REQUEST_CHANNEL, StreamInput.SEND_COMPLETE
         else:
@@ -568,7 +572,7 @@ class ReactiveSocketCore(ConnectionCore):
             flags &= ~f.INITIAL
             fixed = b""
 
-    def _move(self, stream: Stream, stream_id: int, by: StreamInput) -> None:
+    def _move(self, stream: LiveStream, stream_id: int, by: StreamInput) -> None:
         stream.state = STREAM[stream.state, by]
         if stream.state is StreamState.ENDED:
             del self._streams[stream_id]

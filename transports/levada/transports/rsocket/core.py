@@ -3,7 +3,7 @@
 This file reads bytes and has the streams; `connection.py` has the connection around them.
 
 Theory of the hot path: an item of a stream costs what its frame costs here. So the frames of `_FRAMES_OF_STREAMS` are built and read with
-structs, without frame classes, and a complete, expected item is taken in the loop of `_read` itself.  `Stream.demand` and `Stream.credit`
+structs, without frame classes, and a complete, expected item is taken in the loop of `_read` itself.  `LiveStream.demand` and `LiveStream.credit`
 are 0 while their direction is closed; one comparison then says whether an item may come or go.
 A stream's state changes only in `_advance`, by the table in `state.py`, and an ended stream is forgotten there. Late frames find no stream
 and are ignored, like frames of a stream that never existed (RS-21, RS-120).
@@ -51,7 +51,7 @@ from levada.transports.rsocket.frames import (
 from levada.transports.rsocket.payload import Payload, not_bytes
 from levada.transports.rsocket.resumption import Sessions
 from levada.transports.rsocket.state import STREAM, ConnectionState, StreamInput, StreamState
-from levada.transports.rsocket.streams import UNBOUNDED, PendingRequest, Stream, StreamIds, add_credit
+from levada.transports.rsocket.streams import UNBOUNDED, LiveStream, PendingRequest, StreamIds, add_credit
 
 __all__ = ["RSocketCore"]
 
@@ -90,7 +90,7 @@ _SMALLEST: Final = HEADER.size  # RS-5
 _DEAF: Final = (ConnectionState.ENDED, ConnectionState.SUSPENDED)
 _HELD_BACK: Final = (ConnectionState.DECIDING, ConnectionState.HANDED_OVER)
 _REQUESTING: Final = (_OPEN, _OPENING, ConnectionState.SUSPENDED, _RESUMING)
-_NO_STREAMS: Final[dict[int, Stream]] = {}
+_NO_STREAMS: Final[dict[int, LiveStream]] = {}
 
 
 class RSocketCore(RSocketConnection):
@@ -370,11 +370,11 @@ class RSocketCore(RSocketConnection):
             self._put_own(ErrorFrame(stream_id, code, text).encode())
         return True
 
-    def _add_responder(self, stream_id: int, kind: Interaction, n: int, *, complete: bool) -> Stream:
+    def _add_responder(self, stream_id: int, kind: Interaction, n: int, *, complete: bool) -> LiveStream:
         # RS-61: the response of a request-response needs no credit; it is one payload.
         credit = 1 if kind is _RESPONSE else add_credit(0, n)
         state = _SENDING if complete else _BOTH
-        stream = self._streams[stream_id] = Stream(kind, False, state, credit, 0)
+        stream = self._streams[stream_id] = LiveStream(kind, False, state, credit, 0)
         self._peer_streams += 1
         return stream
 
@@ -418,7 +418,7 @@ class RSocketCore(RSocketConnection):
             self._advance(stream_id, stream, _RECEIVE_COMPLETE)
         events.append(PayloadReceived(stream_id, payload, complete))
 
-    def _gather(self, stream_id: int, stream: Stream, part: Payload, events: list[Event]) -> bool:
+    def _gather(self, stream_id: int, stream: LiveStream, part: Payload, events: list[Event]) -> bool:
         """Add a fragment. Return false if the payload became too large and the stream has ended (RS-85)."""
         gathering = stream.gathering
         assert gathering is not None
@@ -431,7 +431,7 @@ class RSocketCore(RSocketConnection):
         gathering.add(part)
         return True
 
-    def _deliver(self, stream_id: int, stream: Stream, whole: Gathering, events: list[Event]) -> None:
+    def _deliver(self, stream_id: int, stream: LiveStream, whole: Gathering, events: list[Event]) -> None:
         payload = whole.payload()
         if not whole.is_request:
             if whole.complete:
@@ -446,7 +446,7 @@ class RSocketCore(RSocketConnection):
             self._advance(stream_id, stream, _RECEIVE_COMPLETE)
         events.append(RequestReceived(kind, stream_id, payload, min(n, MAX_U31), whole.complete))
 
-    def _give_up(self, stream_id: int, stream: Stream, text: str, events: list[Event]) -> None:
+    def _give_up(self, stream_id: int, stream: LiveStream, text: str, events: list[Event]) -> None:
         """End a stream because the peer passed a limit: a requester sends CANCEL, a responder ERROR[INVALID] (RS-77, RS-85)."""
         heard_of = stream.heard_of
         self._drop_turn(stream_id)
@@ -516,7 +516,7 @@ class RSocketCore(RSocketConnection):
             code = U32.unpack_from(data, at)[0]
             events.append(StreamFailed(stream_id, code, data[at + U32.size : end]))
 
-    def _advance(self, stream_id: int, stream: Stream, cause: StreamInput) -> None:
+    def _advance(self, stream_id: int, stream: LiveStream, cause: StreamInput) -> None:
         state = stream.state = STREAM[stream.state, cause]
         if state is _ENDED:
             del self._streams[stream_id]
@@ -592,7 +592,7 @@ class RSocketCore(RSocketConnection):
             return stream_id
         stream_id = self._ids.take(self._streams, self._waiting, self._in_turn)
         if kind is _RESPONSE:  # as `_start`, whose call costs 0.2 us
-            self._streams[stream_id] = Stream(_RESPONSE, True, _RECEIVING, 0, 0)
+            self._streams[stream_id] = LiveStream(_RESPONSE, True, _RECEIVING, 0, 0)
             self._put_payload(stream_id, _RESPONSE_WORD, b"", payload)
         elif kind is _FNF:
             self._put_payload(stream_id, _FNF_WORD, b"", payload)
@@ -618,7 +618,7 @@ class RSocketCore(RSocketConnection):
                     word |= COMPLETE
                 else:
                     state = _BOTH
-        self._streams[stream_id] = Stream(kind, True, state, 0, demand)
+        self._streams[stream_id] = LiveStream(kind, True, state, 0, demand)
         self._put_payload(stream_id, word, fixed, payload)
 
     def _release_waiting(self, now: float) -> None:
@@ -665,7 +665,7 @@ class RSocketCore(RSocketConnection):
         else:
             self._put_payload(stream_id, _ITEM, b"", payload)
 
-    def _why_not(self, stream_id: int, stream: Stream | None) -> LocalProtocolError:
+    def _why_not(self, stream_id: int, stream: LiveStream | None) -> LocalProtocolError:
         if stream is None:
             return LocalProtocolError(f"stream {stream_id} is not open")
         if stream.state is _RECEIVING:

@@ -21,7 +21,7 @@ from levada.transports.rsocket.config import MAX_U31, CoreConfig
 from levada.transports.rsocket.events import Event, Interaction
 from levada.transports.rsocket.payload import Payload
 from levada.transports.rsocket.state import ConnectionState
-from levada.transports.rsocket.streams import PendingRequest, Stream, live_ids
+from levada.transports.rsocket.streams import LiveStream, PendingRequest, live_ids
 
 __all__ = ["CoreStatistics", "ReactiveStreamsCore"]
 
@@ -63,7 +63,7 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
         self._events: list[Event] = []  # of the owner's calls
         self._control: list[bytes] = []  # frames of stream 0, which go first
         self._out: list[bytes] = []
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, LiveStream] = {}
         self._waiting: OrderedDict[int, PendingRequest] = OrderedDict()  # for a lease
         self._peer_streams = 0
         self._gathered = 0  # bytes of all unfinished payloads

@@ -14,7 +14,7 @@ from levada.transports.rsocket.fragments import Gathering
 from levada.transports.rsocket.payload import Payload
 from levada.transports.rsocket.state import StreamState
 
-__all__ = ["UNBOUNDED", "PendingRequest", "Stream", "StreamIds", "add_credit", "live_ids"]
+__all__ = ["UNBOUNDED", "LiveStream", "PendingRequest", "StreamIds", "add_credit", "live_ids"]
 
 # RS-75: credit of 2**31-1 and more is never used up. Counting down from here takes some 10,000 years at 10,000,000 payloads a second,
 # so an item needs no test for it.
@@ -27,7 +27,7 @@ def add_credit(credit: int, n: int) -> int:
     return total if total < MAX_U31 else UNBOUNDED
 
 
-class Stream:
+class LiveStream:
     """One live stream.
 
     `credit` and `demand` are 0 while their direction is closed, so one comparison tells whether a payload may go or come.
@@ -102,7 +102,7 @@ class StreamIds:
         return stream_id
 
 
-def live_ids(streams: Mapping[int, Stream], waiting: Mapping[int, PendingRequest]) -> set[int]:
+def live_ids(streams: Mapping[int, LiveStream], waiting: Mapping[int, PendingRequest]) -> set[int]:
     """Return the ids of the streams that the application has seen. Fire-and-forget requests are not streams, even while they wait."""
     ids = {stream_id for stream_id, stream in streams.items() if stream.heard_of}
     ids.update(stream_id for stream_id, request in waiting.items() if request.kind is not Interaction.FIRE_AND_FORGET)
