@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.aqueduct import FleetRefs, Listener, Peer, PeerConfig, RawMessage, connect, envelopes, serve
-from levada.actors.aqueduct.envelopes import Identity
+from levada.actors.aqueduct.envelopes import ActorIdentity
 from levada.actors.aqueduct.refs import RefState, RemoteRef
 from levada.framework import ActorSystem, Lost, OneshotSender, Ref, channel, oneshot
 from levada.framework.codec import Codec
@@ -30,7 +30,7 @@ VECTORS = json.loads((Path(__file__).parents[2] / "transports/aqueduct-refs/data
 NODE, KEY = bytes.fromhex(VECTORS["node"]), bytes.fromhex(VECTORS["key"])
 CLAIM = bytes.fromhex(VECTORS["claim"]["hex"])
 HERE = b"the node that is"
-THEIRS = Identity(7, "/desk", NODE, KEY)
+THEIRS = ActorIdentity(7, "/desk", NODE, KEY)
 """An actor of the peer of octets."""
 
 
@@ -50,11 +50,11 @@ def attachment(kind: int, number: int, note: bytes = b"") -> bytes:
 @pytest.mark.parametrize("vector", VECTORS["member_identities"], ids=lambda vector: vector["path"])
 def test_rf26_identities_of_members(vector: dict[str, Any]) -> None:
     """The key follows the path, after a zero octet."""
-    identity = Identity(vector["incarnation"], vector["path"], NODE, KEY)
+    identity = ActorIdentity(vector["incarnation"], vector["path"], NODE, KEY)
     assert identity.encode().hex() == vector["hex"]
-    assert Identity.decode(bytes.fromhex(vector["hex"]), NODE) == identity
+    assert ActorIdentity.decode(bytes.fromhex(vector["hex"]), NODE) == identity
     with pytest.raises(DecodeError, match="a ref with the path"):
-        Identity.decode(bytes.fromhex(vector["hex"]))  # of one who is no member
+        ActorIdentity.decode(bytes.fromhex(vector["hex"]))  # of one who is no member
     assert KEY.hex() not in repr(identity)
     assert repr(KEY) not in repr(identity)
 
@@ -64,12 +64,12 @@ def test_rf26_identities_of_members(vector: dict[str, Any]) -> None:
 def test_rf26_bad_identities_of_members(vector: dict[str, Any]) -> None:
     """Each is refused."""
     with pytest.raises(DecodeError):
-        Identity.decode(bytes.fromhex(vector["hex"]), NODE)
+        ActorIdentity.decode(bytes.fromhex(vector["hex"]), NODE)
 
 
 @pytest.mark.rule("RF-26")
 def test_rf26_a_ref_without_a_key_belongs_to_no_fleet() -> None:
-    assert Identity.decode(Identity(7, "/desk").encode(), NODE) == Identity(7, "/desk")
+    assert ActorIdentity.decode(ActorIdentity(7, "/desk").encode(), NODE) == ActorIdentity(7, "/desk")
 
 
 Many: Any = list[Ref[Any]]
@@ -78,7 +78,7 @@ Many: Any = list[Ref[Any]]
 class Noted:
     """Attaches and detaches third refs."""
 
-    def __init__(self, identity: Identity | None = None) -> None:
+    def __init__(self, identity: ActorIdentity | None = None) -> None:
         self.identity = identity
 
     def attach(self, handle: Any, /) -> Any:
@@ -87,16 +87,16 @@ class Noted:
 
     def rollback(self) -> None: ...
 
-    def detach(self, number: int, kind: int, item: Any, note: bytes = b"") -> Identity:
+    def detach(self, number: int, kind: int, item: Any, note: bytes = b"") -> ActorIdentity:
         assert kind == 6
-        return Identity.decode_third(number, note)
+        return ActorIdentity.decode_third(number, note)
 
 
 @pytest.mark.rule("RF-27")
 @pytest.mark.parametrize("vector", VECTORS["third_refs"], ids=lambda vector: vector["path"])
 def test_rf27_third_refs(vector: dict[str, Any]) -> None:
     """Incarnation, node id, key, path; the number is no attachment's, so the same ref may be there twice."""
-    identity = Identity(vector["incarnation"], vector["path"], NODE, KEY)
+    identity = ActorIdentity(vector["incarnation"], vector["path"], NODE, KEY)
     octets = bytes.fromhex(vector["hex"])
     handle: Any = type("Handle", (), {"attachment_kind": "ref"})()
     assert Codec().encode(handle, attachments=Noted(identity)) == octets
@@ -115,16 +115,16 @@ def test_rf27_bad_third_refs(vector: dict[str, Any]) -> None:
 
 @given(st.integers(0, 2**64 - 1), st.text().filter(str.isprintable), st.binary(min_size=16, max_size=16))
 def test_member_identities_come_back(incarnation: int, path: str, key: bytes) -> None:
-    identity = Identity(incarnation, f"/{path}", NODE, key)
-    assert Identity.decode(identity.encode(), NODE) == identity
-    assert Identity.decode_third(incarnation, identity.encode_third()) == identity
+    identity = ActorIdentity(incarnation, f"/{path}", NODE, key)
+    assert ActorIdentity.decode(identity.encode(), NODE) == identity
+    assert ActorIdentity.decode_third(incarnation, identity.encode_third()) == identity
 
 
 @given(st.binary(max_size=60), st.integers(0, 2**64 - 1))
 def test_any_octets_are_an_identity_or_an_error(data: bytes, number: int) -> None:
-    decodes: list[Callable[[], Identity]] = [
-        lambda: Identity.decode(data, NODE),
-        lambda: Identity.decode_third(number, data),
+    decodes: list[Callable[[], ActorIdentity]] = [
+        lambda: ActorIdentity.decode(data, NODE),
+        lambda: ActorIdentity.decode_third(number, data),
     ]
     for decode in decodes:
         try:
@@ -214,7 +214,7 @@ async def test_rf24_rf26_members_greet_with_their_node_ids(raw: BeginRaw, autoju
         first, second = await r.look_up(), await r.look_up()
         key = r.refs.export(r.clerk)
         assert len(key) == 16
-        home = Identity(r.clerk.incarnation, "/clerk", key=key).encode()
+        home = ActorIdentity(r.clerk.incarnation, "/clerk", key=key).encode()
         assert first.payload == second.payload == attachment(4, 0, home)
         for found in (first, second):
             found.attachments[0].cancel()
@@ -224,7 +224,7 @@ async def test_rf24_rf26_members_greet_with_their_node_ids(raw: BeginRaw, autoju
 async def test_rf24_who_says_no_node_id_gets_no_keys(raw: BeginRaw, autojump_clock: MockClock) -> None:
     async with raw(PeerConfig()) as r:
         found = await r.look_up()
-        assert found.payload == attachment(4, 0, Identity(r.clerk.incarnation, "/clerk").encode())
+        assert found.payload == attachment(4, 0, ActorIdentity(r.clerk.incarnation, "/clerk").encode())
         found.attachments[0].cancel()
 
 
@@ -276,9 +276,9 @@ async def test_rf28_a_third_ref_of_this_side(raw: BeginRaw, autojump_clock: Mock
     async with raw() as r:
         key, number = r.refs.export(r.clerk), r.clerk.incarnation
         for note in (
-            Identity(number, "/x", HERE, key),
-            Identity(number, "/x", HERE, KEY),
-            Identity(99, "/x", HERE, key),
+            ActorIdentity(number, "/x", HERE, key),
+            ActorIdentity(number, "/x", HERE, KEY),
+            ActorIdentity(99, "/x", HERE, key),
         ):
             await r.tell(attachment(6, note.incarnation, note.encode_third()))
         await settled()
@@ -296,7 +296,7 @@ async def test_rf29_claims(raw: BeginRaw, autojump_clock: MockClock) -> None:
         other: Any = r.listener._actor.spawn(Clerk)
         theirs = r.refs.export(other)
         found = await r.claim(number, key)
-        home = Identity(number, "/clerk", key=key).encode()
+        home = ActorIdentity(number, "/clerk", key=key).encode()
         assert found.payload == attachment(4, 0, home)
         found.attachments[0].cancel()
         assert (await r.reply(CLAIM)).payload == bytes.fromhex(VECTORS["claim"]["unknown"])
@@ -349,7 +349,7 @@ async def test_made_up_third_refs_take_no_memory(raw: BeginRaw, autojump_clock: 
     """Neither received nor used: each is lost when its node is unknown, and gone when nobody holds it."""
     async with raw() as r:
         for turn in range(200):
-            note = Identity(turn, "/x", os.urandom(16), os.urandom(16))
+            note = ActorIdentity(turn, "/x", os.urandom(16), os.urandom(16))
             await r.tell(attachment(6, turn % 128, note.encode_third()))
         await settled()
         refs = r.clerk._actor.unknown
@@ -410,7 +410,7 @@ async def test_rf29_rf30_a_claim_and_what_follows(autojump_clock: MockClock) -> 
 
     async def answer(m: RawMessage) -> None:
         sender, receiver = channel(RawMessage)
-        identity = Identity(7, "/renamed", NODE, KEY)
+        identity = ActorIdentity(7, "/renamed", NODE, KEY)
         reply_to(m).send(RawMessage(attachment(4, 0, identity.encode()), (sender,)))
         async for envelope in receiver:
             envelopes_.append(envelope.payload)
@@ -434,9 +434,9 @@ async def test_rf29_rf30_a_claim_and_what_follows(autojump_clock: MockClock) -> 
 async def test_rf31_answers_that_are_none(how: str, autojump_clock: MockClock) -> None:
     """Each means lost, for one reason; the connection goes on but for its own end."""
     notes = {
-        "other number": Identity(8, "/desk", NODE, KEY).encode(),
-        "other key": Identity(7, "/desk", NODE, KEY[::-1]).encode(),
-        "no key": Identity(7, "/desk").encode(),
+        "other number": ActorIdentity(8, "/desk", NODE, KEY).encode(),
+        "other key": ActorIdentity(7, "/desk", NODE, KEY[::-1]).encode(),
+        "no key": ActorIdentity(7, "/desk").encode(),
         "malformed": b"\x80",
     }
     ends: list[Any] = []

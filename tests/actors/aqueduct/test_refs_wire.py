@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.aqueduct import Listener, Peer, PeerConfig, RawMessage, connect, envelopes, serve
-from levada.actors.aqueduct.envelopes import Identity
+from levada.actors.aqueduct.envelopes import ActorIdentity
 from levada.framework import (
     ActorSystem,
     Asks,
@@ -151,7 +151,7 @@ def raw() -> Begin:
                 connect(system, listener.url, RawMessage, config=config) as peer,
             ):
                 found = await look_up(peer)
-                home = Identity(clerk.incarnation, "/clerk").encode()
+                home = ActorIdentity(clerk.incarnation, "/clerk").encode()
                 assert found.payload == ref_of(home)
                 with found.attachments[0] as to:
                     yield Raw(system, listener, peer, clerk, home, to)
@@ -176,9 +176,9 @@ def plain(reason: Reason) -> list[str]:
 @pytest.mark.parametrize("vector", VECTORS["identities"], ids=lambda vector: vector["path"])
 def test_rf11_identities(vector: dict[str, Any]) -> None:
     """Incarnation as a base-128 integer, then the path."""
-    identity = Identity(vector["incarnation"], vector["path"])
+    identity = ActorIdentity(vector["incarnation"], vector["path"])
     assert identity.encode().hex() == vector["hex"]
-    assert Identity.decode(bytes.fromhex(vector["hex"])) == identity
+    assert ActorIdentity.decode(bytes.fromhex(vector["hex"])) == identity
 
 
 @pytest.mark.rule("RF-11")
@@ -186,13 +186,13 @@ def test_rf11_identities(vector: dict[str, Any]) -> None:
 def test_rf11_bad_identities(vector: dict[str, Any]) -> None:
     """Each is refused."""
     with pytest.raises(DecodeError):
-        Identity.decode(bytes.fromhex(vector["hex"]))
+        ActorIdentity.decode(bytes.fromhex(vector["hex"]))
 
 
 @given(st.integers(0, 2**64 - 1), st.text().filter(str.isprintable))
 def test_identities_come_back(incarnation: int, path: str) -> None:
-    identity = Identity(incarnation, f"/{path}")
-    assert Identity.decode(identity.encode()) == identity
+    identity = ActorIdentity(incarnation, f"/{path}")
+    assert ActorIdentity.decode(identity.encode()) == identity
 
 
 @pytest.mark.rule("RF-10")
@@ -249,7 +249,7 @@ def test_every_cut_and_every_changed_octet_is_read_or_refused(data: st.DataObjec
     texts: list[str] = []
     for read in (
         lambda: envelopes.head_of(cut),
-        lambda: Identity.decode(cut),
+        lambda: ActorIdentity.decode(cut),
         lambda: envelopes.read_signal(envelopes.DOWN, cut, "/a"),
         lambda: envelopes.read_signal(envelopes.DOWN, envelopes.DOWN + cut, "/a"),
         lambda: envelopes.error_from(cut, "/a", None),

@@ -29,9 +29,9 @@ from levada.actors.maop import (
     serve,
 )
 from levada.actors.maop.connection import MaopDriver
-from levada.actors.maop.control import ControlPool
+from levada.actors.maop.control import ControlKeeper
 from levada.actors.maop.executions import Execution
-from levada.actors.maop.operations import Operation
+from levada.actors.maop.operations import OwnOperation
 from levada.actors.maop.streams import MAX_IDLE
 from levada.framework import ActorSystem, Identity, Ref
 from levada.framework.errors import ActorStopped, ConnectionLost
@@ -96,17 +96,17 @@ async def test_parts_of_a_connection_are_its_children(start: Start) -> None:
     work = Work()
     async with start({100: work.handler(), 101: echo}) as ends:
         await wait_all_tasks_blocked()  # the authenticator has ended
-        assert (kinds(ends.client), kinds(ends.server)) == ([ControlPool], [ControlPool])
+        assert (kinds(ends.client), kinds(ends.server)) == ([ControlKeeper], [ControlKeeper])
         async with trio.open_nursery() as nursery:
             for _ in range(3):
                 nursery.start_soon(ends.peer.request, 100)
             await wait_all_tasks_blocked()
-            assert kinds(ends.client) == [ControlPool] + 3 * [Operation]
-            assert kinds(ends.server) == [ControlPool] + 3 * [Execution]
+            assert kinds(ends.client) == [ControlKeeper] + 3 * [OwnOperation]
+            assert kinds(ends.server) == [ControlKeeper] + 3 * [Execution]
             work.go.set()
         await ends.peer.request(101)
-        assert kinds(ends.client) == [ControlPool] + 3 * [Operation]
-        assert kinds(ends.server) == [ControlPool] + 3 * [Execution]
+        assert kinds(ends.client) == [ControlKeeper] + 3 * [OwnOperation]
+        assert kinds(ends.server) == [ControlKeeper] + 3 * [Execution]
         for end in (ends.client, ends.server):
             assert end.children[0].path.endswith("/control")
             assert all(child.path.startswith(end.ref.path + "/") for child in end.children)
@@ -125,7 +125,7 @@ async def test_few_actors_are_left_after_many_operations(start: Start) -> None:
             for _ in range(500):
                 nursery.start_soon(ends.peer.request, 101, b"x")
         await wait_all_tasks_blocked()
-        for end, kind in ((ends.client, Operation), (ends.server, Execution)):
+        for end, kind in ((ends.client, OwnOperation), (ends.server, Execution)):
             assert len(end.idle.of(kind)) == len(end.children) - 1 <= MAX_IDLE
         assert ends.left() == NOTHING
 
@@ -154,7 +154,7 @@ async def test_a_body_is_not_kept_by_an_actor_at_rest(start: Start) -> None:
         await wait_all_tasks_blocked()
         (idle,) = ends.server.idle.of(Execution)
         assert not {"call", "operation", "handler"} & vars(idle).keys()
-        (other,) = ends.client.idle.of(Operation)
+        (other,) = ends.client.idle.of(OwnOperation)
         assert (other.outcome, other.chunks, other.head) == (None, None, None)
 
 
@@ -269,12 +269,12 @@ async def test_an_operation_actor_undoes_when_its_execution_is_killed(start: Sta
         async with trio.open_nursery() as nursery:
             nursery.start_soon(expect, ends.peer, OperationFailed, failed)
             await wait_all_tasks_blocked()
-            assert kinds(ends.server) == [ControlPool, Execution, Slow]
+            assert kinds(ends.server) == [ControlKeeper, Execution, Slow]
             (execution,) = ends.server.executions.values()
             execution.ref.kill()
         assert said == ["execute", "undo: shutdown"]
         await settled()
-        assert kinds(ends.server) == [ControlPool]
+        assert kinds(ends.server) == [ControlKeeper]
 
 
 @pytest.mark.handler_fails
@@ -287,7 +287,7 @@ async def test_an_actor_whose_code_failed_is_not_used_again(start: Start) -> Non
         await expect(ends.peer, OperationFailed, failed)
         await wait_all_tasks_blocked()
         assert failed[0].code == 17
-        assert kinds(ends.server) == [ControlPool]
+        assert kinds(ends.server) == [ControlKeeper]
         assert await ends.peer.request(101, b"alive") == b"alive"
 
 
@@ -316,7 +316,7 @@ async def test_a_killed_operation_is_cancelled_and_its_caller_told(start: Start,
         assert (type(again), str(again)) == (OperationStopped, str(error))
         await settled()
         assert ends.left() == NOTHING
-        assert kinds(ends.client) == [ControlPool, Operation]
+        assert kinds(ends.client) == [ControlKeeper, OwnOperation]
 
 
 async def test_a_killed_operation_ends_an_upload_and_a_download(start: Start, autojump_clock: MockClock) -> None:
@@ -411,7 +411,7 @@ async def test_a_killed_control_pool_goes_on_where_it_was(start: Start, autojump
                 nursery.start_soon(ends.peer.request, 101, b"x")
         assert server.core.pool.streams[stream_id].writable
         assert server.children[0] == server.control
-        assert kinds(server)[0] is ControlPool
+        assert kinds(server)[0] is ControlKeeper
         assert ends.system.statistics().restarts == 1
     assert server.end is not None
     assert server.end.code == 0
@@ -514,7 +514,7 @@ async def test_an_authenticator_that_is_ended_lets_nobody_in(how: str, autojump_
         (waiting,) = (
             c for c in listener._actor.children if c.path != listener.peers[0]._connection.ref.path and kinds_of(c)
         )
-        assert kinds(actor(waiting)) == [ControlPool, Authenticator]
+        assert kinds(actor(waiting)) == [ControlKeeper, Authenticator]
         authenticator = actor(waiting).children[1]
         assert authenticator.path.endswith("/authenticator")
         if how == "kill":

@@ -31,7 +31,7 @@ from levada.actors.maop import (
     connect,
 )
 from levada.actors.maop.limiter import Limiter
-from levada.actors.maop.shares import Registry
+from levada.actors.maop.shares import TenantShares
 from levada.framework import ActorSystem, Identity, Limits
 from levada.transports import carriers
 from levada.transports.carriers import MemoryConfig
@@ -124,7 +124,7 @@ def test_the_limits_of_a_tenant_are_those_of_its_newest_client() -> None:
             share.rate.bytes_per_second if share.rate is not None else None,
         )
 
-    registry = Registry(PeerConfig(core=MaopConfig(max_inflight_ops=7, max_buffer_bytes=77)))
+    registry = TenantShares(PeerConfig(core=MaopConfig(max_inflight_ops=7, max_buffer_bytes=77)))
     cores = [MaopCore(client=False, random_bytes=bytes) for _ in range(4)]
     share = registry.enter(Identity("ada", tenant="acme"), cores[0])
     assert now() == (7, 77, None)
@@ -139,7 +139,7 @@ def test_the_limits_of_a_tenant_are_those_of_its_newest_client() -> None:
 
 
 async def test_identities_that_use_nothing_are_forgotten() -> None:
-    registry = Registry(PeerConfig(max_identities=3))
+    registry = TenantShares(PeerConfig(max_identities=3))
     cores = [MaopCore(client=False, random_bytes=bytes) for _ in range(10)]
     shares = [registry.enter(Identity(f"tenant-{i}"), cores[i]) for i in range(5)]
     assert len(registry) == 5  # all in use

@@ -25,7 +25,7 @@ from levada.framework.text import text_of
 
 __all__ = [
     "ANSWER", "ANSWERS_GREETING", "ASK", "ASK_FIRST", "ASK_NEXT", "DONE", "DOWN", "EXIT", "FAILURE", "LINK", "LOAD", "LOADED",
-    "MAX_NUMBER", "NUMBER_SIZE", "REPLY", "RETURNED", "TELL", "WATCH", "WITHDRAWAL", "WORK", "WORK_ASK", "WORK_GREETING", "Identity",
+    "MAX_NUMBER", "NUMBER_SIZE", "REPLY", "RETURNED", "TELL", "WATCH", "WITHDRAWAL", "WORK", "WORK_ASK", "WORK_GREETING", "ActorIdentity",
     "encode_failure", "encode_load", "encode_signal", "encode_withdrawal", "error_from", "head_of", "read_done", "read_failure",
     "read_load", "read_number", "read_signal", "read_withdrawal",
 ]  # fmt: skip
@@ -91,7 +91,7 @@ def head_of(payload: bytes) -> bytes:
 
 
 @attrs.frozen
-class Identity:
+class ActorIdentity:
     """Identifies the actor of a ref; travels with the ref."""
 
     incarnation: int
@@ -126,7 +126,7 @@ class Identity:
         return self.node + self.key + self.path.encode()
 
     @classmethod
-    def decode(cls, data: bytes, node: bytes = b"") -> Identity:
+    def decode(cls, data: bytes, node: bytes = b"") -> ActorIdentity:
         """Read the identity in a `REF`.
 
         Args:
@@ -154,7 +154,7 @@ class Identity:
         return cls(number, _path(path), node if key else b"", key)
 
     @classmethod
-    def decode_third(cls, number: int, data: bytes) -> Identity:
+    def decode_third(cls, number: int, data: bytes) -> ActorIdentity:
         """Read the identity in a `THIRD_REF`.
 
         Raises:

@@ -35,7 +35,7 @@ from levada.framework.errors import ActorStopped, ConfigurationError, Connection
 from levada.transports.aqueduct import Headers
 from levada.transports.text import printable
 
-from .envelopes import ID_SIZE, Identity
+from .envelopes import ID_SIZE, ActorIdentity
 from .name_lookup import Claim
 from .peer import Peer
 from .refs import RefState, RemoteRef, remote_ref
@@ -96,7 +96,7 @@ class FleetRefs:
         self.claim_timeout = claim_timeout
         self.idle = idle
         self.refs: weakref.WeakValueDictionary[tuple[bytes, bytes, int], RemoteRef] = weakref.WeakValueDictionary()
-        """The refs of other members, by `Identity.address`."""
+        """The refs of other members, by `ActorIdentity.address`."""
         self._exported: weakref.WeakValueDictionary[int, LocalRef] = weakref.WeakValueDictionary()
         self._keys: weakref.WeakKeyDictionary[LocalRef, bytes] = weakref.WeakKeyDictionary()
         self._names: dict[bytes, str] = {}
@@ -209,7 +209,7 @@ class FleetRefs:
 
     # ---------------------------------------------------------------- actors of third members
 
-    def third(self, identity: Identity) -> Ref[Any]:
+    def third(self, identity: ActorIdentity) -> Ref[Any]:
         """Return the ref that a peer has forwarded: the actor itself if it lives here, the ref that is there already, or a new one."""
         if identity.node == self.node_id:
             # An unknown key is of an actor that has ended, or is made up; both give a dead ref.

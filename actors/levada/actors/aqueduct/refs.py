@@ -52,7 +52,7 @@ from levada.transports.aqueduct import Attach, ReceiverHalf, SenderHalf
 
 from . import envelopes
 from .answers import FEW, Answers
-from .envelopes import Identity
+from .envelopes import ActorIdentity
 from .exports import Export
 from .halves import MOST_WAITING, Halves, Outbound, Packing, Referring
 from .name_lookup import Claim
@@ -115,7 +115,7 @@ class Fleet(Protocol):
 
     @property
     def refs(self) -> MutableMapping[tuple[bytes, bytes, int], RemoteRef]:
-        """The refs of other members, by `Identity.address`."""
+        """The refs of other members, by `ActorIdentity.address`."""
         ...
 
     def name_of(self, node_id: bytes, /) -> str:
@@ -130,7 +130,7 @@ class Fleet(Protocol):
         """Return the actor here with this number and key."""
         ...
 
-    def third(self, identity: Identity, /) -> Ref[Any]:
+    def third(self, identity: ActorIdentity, /) -> Ref[Any]:
         """Return the ref that a peer has forwarded."""
         ...
 
@@ -196,7 +196,7 @@ class Refs:
         if isinstance(handle, LocalRef):
             self._exported[handle.incarnation] = handle
             key = b"" if self.fleet is None else self.fleet.export(handle)
-            note = Identity(handle.incarnation, handle.path, key=key).encode()
+            note = ActorIdentity(handle.incarnation, handle.path, key=key).encode()
             return AttachmentKind.REF, packing.take(Export(self.halves, handle), Attach.SENDER), note
         if isinstance(handle, RemoteRef):
             if handle.refs is self:
@@ -229,12 +229,12 @@ class Refs:
 
         Args:
             half: the sender's half of its channel.
-            note: its encoded `Identity`.
+            note: its encoded `ActorIdentity`.
 
         Raises:
             DecodeError: the note is malformed.
         """
-        identity = Identity.decode(note, self.node)
+        identity = ActorIdentity.decode(note, self.node)
         fleet = self.fleet if identity.key else None
         refs: Any = self._remote if fleet is None else fleet.refs
         address: Hashable = identity.incarnation if fleet is None else identity.address
@@ -263,7 +263,7 @@ class Refs:
             raise LookupError("the message has no attachments")
         if self.fleet is None:
             raise LookupError("a ref of a third system, and the peer is no member of a fleet")
-        return self.fleet.third(Identity.decode_third(number, note))
+        return self.fleet.third(ActorIdentity.decode_third(number, note))
 
     def answer(self, claim: Claim) -> None:
         """Answer the claim of a ref: with the actor, or None if the key is of no living actor here."""
@@ -310,7 +310,7 @@ class RemoteRef(Ref[Any]):
         "state", "system",
     )  # fmt: skip
 
-    def __init__(self, system: ActorSystem, identity: Identity, fleet: Fleet | None) -> None:
+    def __init__(self, system: ActorSystem, identity: ActorIdentity, fleet: Fleet | None) -> None:
         self.system = system
         """The system on this side."""
         self.identity = identity
@@ -341,7 +341,7 @@ class RemoteRef(Ref[Any]):
 
         self._channel.sender.on_terminated(channel_ended)
 
-    def open(self, refs: Refs, identity: Identity, half: Any) -> None:
+    def open(self, refs: Refs, identity: ActorIdentity, half: Any) -> None:
         """Begin to use a channel to the owner's side; what has waited for it goes first, in order.
 
         Args:
@@ -771,7 +771,7 @@ class _TracedRef(RemoteRef):
             return await super()._put_question(TracedAsk(question.message, question.target, span.context), timeout)
 
 
-def remote_ref(system: ActorSystem, identity: Identity, fleet: Fleet | None) -> RemoteRef:
+def remote_ref(system: ActorSystem, identity: ActorIdentity, fleet: Fleet | None) -> RemoteRef:
     """Make the ref of an actor in another system."""
     return (RemoteRef if system.tracing is None else _TracedRef)(system, identity, fleet)
 

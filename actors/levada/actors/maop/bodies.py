@@ -12,7 +12,7 @@ from levada.framework import Codec
 from levada.framework.errors import ConfigurationError, LocalProtocolError
 from levada.transports.maop import OCTET_STREAM
 
-__all__ = ["MESSAGE_TYPE", "Body", "Source", "make_source"]
+__all__ = ["MESSAGE_TYPE", "Body", "BodySource", "make_source"]
 
 MESSAGE_TYPE: Final = "application/vnd.levada.message"
 """Content type of a message class, written by the codec."""
@@ -24,7 +24,7 @@ Body: TypeAlias = "bytes | bytearray | memoryview | Path | AsyncIterable[bytes] 
 message class."""
 
 
-class Source:
+class BodySource:
     """A body to send.
 
     Args:
@@ -89,7 +89,9 @@ class Source:
                     await iterator.aclose()
 
 
-async def make_source(body: Body, codec: Codec, length: int | None = None, content_type: str | None = None) -> Source:
+async def make_source(
+    body: Body, codec: Codec, length: int | None = None, content_type: str | None = None
+) -> BodySource:
     """Make the source of a body.
 
     Args:
@@ -103,16 +105,16 @@ async def make_source(body: Body, codec: Codec, length: int | None = None, conte
         OSError: there is no such file, or it may not be read.
     """
     if isinstance(body, AsyncIterable):
-        return Source(None, length, content_type or OCTET_STREAM, body)
+        return BodySource(None, length, content_type or OCTET_STREAM, body)
     if isinstance(body, Path):
         size = (await trio.Path(body).stat()).st_size
-        return Source(None, size, content_type or OCTET_STREAM, body)
+        return BodySource(None, size, content_type or OCTET_STREAM, body)
     if length is not None:
         raise ConfigurationError("length= is for an async iterator only; the length of other bodies is known")
     return quick_source(body, codec, content_type)
 
 
-def quick_source(body: Any, codec: Codec, content_type: str | None = None) -> Source:
+def quick_source(body: Any, codec: Codec, content_type: str | None = None) -> BodySource:
     """Make a source from bytes or a message; raise `ConfigurationError` for anything else."""
     if isinstance(body, bytes):
         octets, kind = body, OCTET_STREAM
@@ -126,5 +128,5 @@ def quick_source(body: Any, codec: Codec, content_type: str | None = None) -> So
         )
     kind = content_type or kind
     if len(octets) > CHUNK:
-        return Source(None, len(octets), kind, memoryview(octets))
-    return Source(octets, len(octets), kind)
+        return BodySource(None, len(octets), kind, memoryview(octets))
+    return BodySource(octets, len(octets), kind)

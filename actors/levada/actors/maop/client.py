@@ -13,7 +13,7 @@ from levada.framework import Actor, Sample
 from levada.transports import carriers
 
 from .connection import MaopDriver
-from .shared import Shared
+from .shared import SharedState
 
 __all__ = ["ClientActor", "ClientConnection"]
 
@@ -42,7 +42,7 @@ class ClientConnection(MaopDriver):
 class ClientActor(Actor[Any]):
     """Supervises a client's connection and its limiter; it stops when the connection does."""
 
-    shared: Shared
+    shared: SharedState
     opens: Opens
     token: bytes
     auth_type: str

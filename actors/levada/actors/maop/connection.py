@@ -52,13 +52,13 @@ from levada.transports.maop import Disapproved as DisapprovedEvent
 from levada.transports.maop import Refused as RefusedEvent
 
 from .config import PeerConfig
-from .control import ENDING, LAST, STARVED, ControlPool, Crowded, Last, Starved
+from .control import ENDING, LAST, STARVED, ControlKeeper, Crowded, Last, Starved
 from .errors import Disapproved
 from .executions import Execution
-from .log import MAX_TEXT, Log
+from .log import MAX_TEXT, ConnectionLog
 from .operations import CreditQueue, Outcome
 from .peer import Peer
-from .shared import Shared
+from .shared import SharedState
 from .streams import MaopStreams
 
 __all__ = ["MaopDriver"]
@@ -67,7 +67,7 @@ __all__ = ["MaopDriver"]
 class MaopDriver(MaopStreams):
     """One connection of either side."""
 
-    shared: Shared
+    shared: SharedState
 
     protocol: ClassVar = "maop"
     last: ClassVar = ConnectionEnded
@@ -92,7 +92,7 @@ class MaopDriver(MaopStreams):
             replay=shared.registry.replay,
         )
         self._handle: Callable[[], Peer | None] = lambda: None
-        self.records: Log
+        self.records: ConnectionLog
         self.farewell = ""
         """The reason that the peer is given when this side drains."""
         self.end: ConnectionEnded | None = None
@@ -101,7 +101,7 @@ class MaopDriver(MaopStreams):
         self.credit = {request: CreditQueue(request=request) for request in (False, True)}
         """Callers that wait for a stream; the key says whether it is for a Request."""
         self.control: Ref[Any] | None = None
-        """The `ControlPool`, once there is a carrier."""
+        """The `ControlKeeper`, once there is a carrier."""
         self._draining_since = 0.0
 
     @property
@@ -328,7 +328,7 @@ class MaopDriver(MaopStreams):
 
     def started(self) -> None:
         """Create the log, which needs the actor's path, then begin."""
-        records = self.records = Log(
+        records = self.records = ConnectionLog(
             self.core, self.ref.path, reasons=self.config.log_reasons, failures=self.system.failure_log
         )
         self.core.steps = records.verbose
@@ -340,7 +340,7 @@ class MaopDriver(MaopStreams):
     async def run_on(self, carrier: carriers.Connection) -> None:
         """Run the carrier, with a control pool, and count it in the metrics."""
         try:
-            self.control = self.spawn(lambda: ControlPool(self), name="control", supervise=restart())
+            self.control = self.spawn(lambda: ControlKeeper(self), name="control", supervise=restart())
         except ActorStopped:
             return  # this actor is stopping
         self.shared.metrics.add(self.core)

@@ -18,7 +18,7 @@ from levada.transports.maop import ConnectionState
 
 from .streams import MaopStreams
 
-__all__ = ["ENDING", "LAST", "STARVED", "ControlPool", "Crowded", "Last", "Starved"]
+__all__ = ["ENDING", "LAST", "STARVED", "ControlKeeper", "Crowded", "Last", "Starved"]
 
 ENDING: Final = (ConnectionState.FLUSHING, ConnectionState.CLOSING)
 
@@ -45,7 +45,7 @@ class Last:
 STARVED, LAST = Starved(), Last()
 
 
-class ControlPool(Actor[Crowded | Starved | Last]):
+class ControlKeeper(Actor[Crowded | Starved | Last]):
     """Keeps the control streams of one connection going."""
 
     connection: MaopStreams

@@ -23,17 +23,17 @@ from .handlers import Handlers, handler_table
 from .limiter import Limiter
 from .peer import Peer
 from .server import Listener, ListenerActor, ListenerContext
-from .shared import Shared
-from .shares import Registry
+from .shared import SharedState
+from .shares import TenantShares
 
 __all__ = ["connect", "connect_over", "serve", "serve_over"]
 
 
-def _share(handlers: Handlers | None, config: PeerConfig, tracing: Tracing | None) -> Shared:
+def _share(handlers: Handlers | None, config: PeerConfig, tracing: Tracing | None) -> SharedState:
     if tracing is not None:
         core = attrs.evolve(config.core, capabilities=config.core.capabilities | Capability.TRACE)
         config = attrs.evolve(config, core=core)
-    return Shared(config, handler_table(handlers), Limiter(config.max_running), Registry(config), tracing)
+    return SharedState(config, handler_table(handlers), Limiter(config.max_running), TenantShares(config), tracing)
 
 
 def connect(

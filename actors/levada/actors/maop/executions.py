@@ -21,9 +21,9 @@ from levada.framework import Reason, Ref, handles
 from levada.framework.errors import ActorStopped, CarrierError, DecodeError, LocalProtocolError
 from levada.transports.maop import ErrorCode, OperationCancelled, Received
 
-from .bodies import Source, make_source, quick_source
+from .bodies import BodySource, make_source, quick_source
 from .errors import OperationError, Refuse
-from .handlers import BeforeExecute, Call, Code, Execute, Handler, OperationActor, Raised, Reply
+from .handlers import BeforeExecute, Call, Code, Handler, OperationActor, Raised, Reply, StartHandler
 from .limiter import Limiter
 from .tracing import serving
 
@@ -63,7 +63,7 @@ class ActorCode:
 
     async def execute(self, call: Call) -> Any:
         """Ask the actor to do the work."""
-        return await self._ask(Execute(call))
+        return await self._ask(StartHandler(call))
 
     async def undo(self, call: Call, reason: str) -> None:
         """Kill the actor, and wait until its ``on_cancel`` is done."""
@@ -358,7 +358,7 @@ class Execution(Pooled):
         self.connection.shared.metrics.succeeded(kind, octets)
         return octets
 
-    async def _source(self, value: Any) -> Source:
+    async def _source(self, value: Any) -> BodySource:
         codec = self.connection.config.codec
         if isinstance(value, Reply):
             return await make_source(value.body, codec, value.length, value.content_type)
@@ -366,7 +366,7 @@ class Execution(Pooled):
             return quick_source(value, codec)
         return await make_source(value, codec)
 
-    async def _stream(self, source: Source, kind: str | None) -> int:
+    async def _stream(self, source: BodySource, kind: str | None) -> int:
         """Answer piece by piece, as fast as the peer takes it."""
         connection, stream_id = self.connection, self.operation.stream_id
         core = connection.core

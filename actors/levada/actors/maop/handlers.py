@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from .peer import Peer
 
 __all__ = [
-    "BeforeExecute", "Call", "Code", "Execute", "Handler", "Handlers", "OperationActor", "Raised", "Reply", "handler_table",
+    "BeforeExecute", "Call", "Code", "Handler", "Handlers", "OperationActor", "Raised", "Reply", "StartHandler",
+    "handler_table",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -183,7 +184,7 @@ class BeforeExecute:
 
 
 @attrs.frozen(eq=False)
-class Execute:
+class StartHandler:
     """Tells an operation's actor to do the work."""
 
     call: Call
@@ -224,7 +225,7 @@ class OperationActor(Actor[Any], ABC):
         return None
 
     @handles
-    async def on_execute(self, m: Execute) -> Any:
+    async def on_execute(self, m: StartHandler) -> Any:
         """Run `execute`."""
         try:
             return await self.execute(m.call)

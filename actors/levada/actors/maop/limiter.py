@@ -9,10 +9,10 @@ import trio
 from levada.framework import Actor
 from levada.transports.maop import FairQueue
 
-__all__ = ["Job", "Limiter"]
+__all__ = ["Limited", "Limiter"]
 
 
-class Job(Protocol):
+class Limited(Protocol):
     """An object that waits for a place."""
 
     def begin(self) -> None:
@@ -31,14 +31,14 @@ class Limiter(Actor[Any]):
     def __attrs_post_init__(self) -> None:
         self.running = 0
         """Places in use."""
-        self._queue: FairQueue[Job] = FairQueue()
+        self._queue: FairQueue[Limited] = FairQueue()
 
     @property
     def waiting(self) -> int:
         """Jobs without a place."""
         return len(self._queue)
 
-    def submit(self, job: Job, priority: int, size: int) -> None:
+    def submit(self, job: Limited, priority: int, size: int) -> None:
         """Begin a job, now or when its turn comes.
 
         Args:
@@ -52,7 +52,7 @@ class Limiter(Actor[Any]):
         else:
             self._queue.push(job, priority, size, trio.current_time())
 
-    def withdraw(self, job: Job) -> bool:
+    def withdraw(self, job: Limited) -> bool:
         """Forget a waiting job; return whether it was waiting."""
         return self._queue.remove(job)
 

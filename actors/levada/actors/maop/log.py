@@ -23,7 +23,7 @@ from levada.transports.maop import (
 )
 from levada.transports.text import printable
 
-__all__ = ["Log"]
+__all__ = ["ConnectionLog"]
 
 logger = logging.getLogger("levada.actors.maop")
 
@@ -31,7 +31,7 @@ MAX_TEXT = 100
 """Characters of a reason that appear in the log."""
 
 
-class Log:
+class ConnectionLog:
     """Writes one connection's records: `info` for the connection, `debug` for each operation, `error` for failures of handlers."""
 
     def __init__(

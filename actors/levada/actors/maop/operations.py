@@ -1,6 +1,6 @@
 """Operations of this side: waiting for a stream, for Proceed, for room, and for the end.
 
-An `Operation` is a child of the connection, which drives it by direct calls; the caller's task waits on it. It handles no message, so it
+An `OwnOperation` is a child of the connection, which drives it by direct calls; the caller's task waits on it. It handles no message, so it
 costs neither a task nor a turn. When its caller leaves, it is idle until the next operation (`levada.actors.pool`).
 While the peer allows no further stream, callers wait in a queue by priority and age. Source: MA-116, MA-117, MA-130.
 """
@@ -23,20 +23,20 @@ from levada.transports.maop import Refused as RefusedEvent
 from levada.transports.maop.events import ResponseStarted
 from levada.transports.maop.initiator import Outgoing
 
-from .bodies import Source
+from .bodies import BodySource
 from .errors import MaopError, OperationFailed, OperationLost, OperationRefused, OperationStopped, OperationTimeout
 
 if TYPE_CHECKING:
     from .streams import MaopStreams
 
-__all__ = ["Begin", "CreditQueue", "Operation", "Outcome", "begin_operation"]
+__all__ = ["Begin", "CreditQueue", "Outcome", "OwnOperation", "begin_operation"]
 
 Outcome: TypeAlias = Completed | RefusedEvent | Failed
 Begin: TypeAlias = Callable[[], int]
 """Begins an operation in the core; returns its stream id."""
 
 
-class Operation(Pooled):
+class OwnOperation(Pooled):
     """Serves one operation of this side after another, each from its beginning until its caller leaves it."""
 
     connection: MaopStreams
@@ -125,7 +125,7 @@ class Operation(Pooled):
         self.outcome = outcome
         self.wake()
 
-    async def finish(self, source: Source) -> Completed:
+    async def finish(self, source: BodySource) -> Completed:
         """Send the body, if it comes in pieces, and wait for the end; raise `MaopError` if the operation did not succeed."""
         if source.whole is None:
             await self.upload(source)
@@ -133,7 +133,7 @@ class Operation(Pooled):
             await self.news()
         return self.result()
 
-    async def upload(self, source: Source) -> None:
+    async def upload(self, source: BodySource) -> None:
         """Send a body in pieces when the peer asks for it, as fast as the peer takes it, and stop when the peer says so."""
         if source.length == 0:
             return
@@ -188,11 +188,11 @@ def make_error(outcome: RefusedEvent | Failed, *, lost: bool) -> MaopError:
     return kind(outcome.reason, code=outcome.code, by_peer=outcome.by_peer, not_executed=outcome.not_executed)
 
 
-def begin_operation(connection: MaopStreams, begin: Begin) -> Operation:
+def begin_operation(connection: MaopStreams, begin: Begin) -> OwnOperation:
     """Begin an operation; raises the errors of `begin`."""
     if connection.ending:
         raise ConnectionClosed("the connection's actor is ending")
-    operation = connection.idle.take(Operation)
+    operation = connection.idle.take(OwnOperation)
     try:
         operation.take(begin())
     except BaseException:
@@ -210,7 +210,7 @@ class Waiting:
     def __init__(self, begin: Begin) -> None:
         self.begin = begin
         self.event = trio.Event()
-        self.operation: Operation | None = None
+        self.operation: OwnOperation | None = None
         self.error: LevadaError | None = None
 
 
@@ -225,7 +225,7 @@ class CreditQueue:
     def __len__(self) -> int:
         return len(self._queue)
 
-    async def begin(self, connection: MaopStreams, begin: Begin, priority: int) -> Operation:
+    async def begin(self, connection: MaopStreams, begin: Begin, priority: int) -> OwnOperation:
         """Begin an operation as soon as a stream is free and its turn has come.
 
         Raises:

@@ -17,12 +17,12 @@ from levada.framework.tracing import Tracing
 from levada.transports.carriers import CarrierInfo, CarrierStatistics
 from levada.transports.maop import Completed, ConnectionState, ErrorCode, ResponseStarted, TestPlan, check_test
 
-from .bodies import MESSAGE_TYPE, Body, Source, make_source, quick_source
+from .bodies import MESSAGE_TYPE, Body, BodySource, make_source, quick_source
 from .config import RetryPolicy
 from .errors import MaopError, OperationFailed
 from .handlers import Reply
 from .metrics import Metrics
-from .operations import Operation
+from .operations import OwnOperation
 from .tracing import field_of
 
 if TYPE_CHECKING:
@@ -398,14 +398,16 @@ class Peer:
         tracing = connection.shared.tracing
         return None if tracing is None else _Calling(tracing, f"{kind} {msg_id}", str(connection.remote))
 
-    async def _begin(self, begin: Callable[[], int], priority: int, *, request: bool) -> Operation:
+    async def _begin(self, begin: Callable[[], int], priority: int, *, request: bool) -> OwnOperation:
         connection = self._connection
         await trio.lowlevel.checkpoint_if_cancelled()
         if connection.core.state is not ConnectionState.OPEN:
             raise connection.error()
         return await connection.credit[request].begin(connection, begin, priority)
 
-    async def _perform(self, begin: Callable[[], int], source: Source, priority: int, *, request: bool) -> Completed:
+    async def _perform(
+        self, begin: Callable[[], int], source: BodySource, priority: int, *, request: bool
+    ) -> Completed:
         connection = self._connection
         operation = await self._begin(begin, priority, request=request)
         since = connection.core.now
@@ -424,7 +426,7 @@ class Peer:
         return done
 
     async def _repeat(
-        self, perform: Callable[[], Awaitable[Completed]], source: Source, retry: RetryPolicy, *, keyed: bool
+        self, perform: Callable[[], Awaitable[Completed]], source: BodySource, retry: RetryPolicy, *, keyed: bool
     ) -> Completed:
         """Perform an operation, and repeat it if the policy says so. Source: MA-120."""
         for attempt in range(1, retry.attempts):
@@ -491,9 +493,9 @@ class Peer:
 class ReplyStream:
     """A Response that arrives piece by piece; `Peer.open_request` yields it. Iterate over it once."""
 
-    def __init__(self, operation: Operation, head: ResponseStarted | None) -> None:
+    def __init__(self, operation: OwnOperation, head: ResponseStarted | None) -> None:
         assert head is not None
-        self._operation: Operation | None = operation
+        self._operation: OwnOperation | None = operation
         self._head = head
 
     @property

@@ -24,8 +24,8 @@ from levada.transports.maop import Disapproved as DisapprovedEvent
 from .connection import MaopDriver
 from .metrics import Metrics
 from .peer import Peer
-from .shared import Shared
-from .shares import Share
+from .shared import SharedState
+from .shares import TenantShare
 
 __all__ = ["Listener", "ListenerActor", "ServerConnection"]
 
@@ -44,7 +44,7 @@ class ServerConnection(MaopDriver):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        self._share: Share | None = None
+        self._share: TenantShare | None = None
 
     async def begin(self, carrier: carriers.Connection) -> None:
         """Tell the core that the handshake is complete."""
@@ -99,7 +99,7 @@ class ServerConnection(MaopDriver):
 class ListenerActor(Acceptor[ServerConnection]):
     """Accepts carriers and makes a connection from each; the connection adds itself when its client is admitted."""
 
-    shared: Shared
+    shared: SharedState
     listens: ListenerContext
 
     def __attrs_post_init__(self) -> None:

@@ -11,13 +11,13 @@ from .config import PeerConfig
 from .handlers import Handler
 from .limiter import Limiter
 from .metrics import Metrics
-from .shares import Registry
+from .shares import TenantShares
 
-__all__ = ["Shared"]
+__all__ = ["SharedState"]
 
 
 @attrs.frozen(eq=False)
-class Shared:
+class SharedState:
     """Handlers, and the counts, queues and memories that span connections."""
 
     config: PeerConfig
@@ -25,7 +25,7 @@ class Shared:
     """Handlers by msg_id; the table never changes. Source: MA-112."""
     limiter: Limiter
     """Bounds the handlers at work."""
-    registry: Registry
+    registry: TenantShares
     """State that the connections of each identity share."""
     tracing: Tracing | None = None
     """Of the system."""

@@ -12,11 +12,11 @@ from levada.transports.maop import DedupStore, MaopCore, Quota, ReplayWindow
 
 from .config import PeerConfig
 
-__all__ = ["Registry", "Share"]
+__all__ = ["TenantShare", "TenantShares"]
 
 
 @attrs.define(eq=False)
-class Share:
+class TenantShare:
     """State that the connections of one tenant share."""
 
     quota: Quota
@@ -45,12 +45,12 @@ class Share:
         return confirms / (confirms + denies) if confirms + denies else 1.0
 
 
-class Registry:
+class TenantShares:
     """The shares of all tenants that one listener knows; the oldest unused ones are forgotten."""
 
     def __init__(self, config: PeerConfig) -> None:
         self._config = config
-        self._shares: OrderedDict[str, Share] = OrderedDict()
+        self._shares: OrderedDict[str, TenantShare] = OrderedDict()
         self.dedup = DedupStore(ttl=config.dedup_ttl)
         """Answers to operations with an idempotency key."""
         self.replay = ReplayWindow()
@@ -59,15 +59,15 @@ class Registry:
     def __len__(self) -> int:
         return len(self._shares)
 
-    def enter(self, identity: Identity, core: MaopCore) -> Share:
-        """Give a connection the share of its tenant, with the limits of this identity from now on. `Share.leave` ends the use."""
+    def enter(self, identity: Identity, core: MaopCore) -> TenantShare:
+        """Give a connection the share of its tenant, with the limits of this identity from now on. `TenantShare.leave` ends the use."""
         settings, limits = self._config.core, identity.limits
         operations = limits.max_operations or settings.max_inflight_ops
         octets = limits.max_bytes or settings.max_buffer_bytes
         rate = limits.bytes_per_second or self._config.max_block_rate
         share = self._shares.get(identity.tenant)
         if share is None:
-            share = self._shares[identity.tenant] = Share(Quota(operations, octets))
+            share = self._shares[identity.tenant] = TenantShare(Quota(operations, octets))
         share.quota.max_operations, share.quota.max_bytes = operations, octets
         if rate is None:
             share.rate = None

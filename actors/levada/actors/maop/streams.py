@@ -27,7 +27,7 @@ from levada.transports.maop import (
 )
 
 if TYPE_CHECKING:
-    from .operations import Operation
+    from .operations import OwnOperation
 
 __all__ = ["MaopStreams"]
 
@@ -50,7 +50,7 @@ class MaopStreams(MultiplexedDriver[MaopCore]):
         super().__attrs_post_init__()
         self.starved = False
         """Whether signals wait for a stream that the peer does not allow yet."""
-        self.operations: dict[int, Operation] = {}
+        self.operations: dict[int, OwnOperation] = {}
         """Operations of this side, by stream id."""
         self.idle = Pool(self, MAX_IDLE)
         """Children without an operation."""

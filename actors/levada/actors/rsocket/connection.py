@@ -63,7 +63,7 @@ from .fire_and_forget import Fired
 from .peers import ConnectedPeer
 from .requests import Request
 from .routing import Handler, Responder, Routes, make_responder
-from .streams import BEGIN, EMPTY, SMALL, Answer, Call, Channel, Items, Stream
+from .streams import BEGIN, EMPTY, SMALL, Answer, AwaitedResponse, Channel, InteractionActor, Items
 from .tracing import TracedResponder
 
 __all__ = ["RSocketDriver"]
@@ -107,7 +107,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         self.encoding: Encoding
         self.handle = ConnectedPeer(self)
         """What programs get for this connection."""
-        self.streams: dict[int, Stream] = {}
+        self.streams: dict[int, InteractionActor] = {}
         self.responder: Responder = make_responder(self.handler)
         self.tracing: Tracing | None = None
         """Of the system."""
@@ -424,7 +424,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
             or self.core.backlog > self.high_watermark
         ):
             await self.ready(payload)
-        call = self.idle.take(Call)
+        call = self.idle.take(AwaitedResponse)
         try:
             stream_id = self.core.send_request_response(payload, self._now())
         except BaseException:

@@ -1,6 +1,6 @@
 """Payloads on their way to a `Receiver`, and the credit that taking them grants.
 
-An `Inbound` is the inside of an ordinary channel, so everything about receivers applies here: one owner, explicit ends, `to_mailbox`,
+A `PayloadChannel` is the inside of an ordinary channel, so everything about receivers applies here: one owner, explicit ends, `to_mailbox`,
 closing. It differs in three ways. The receiver's window is the peer's credit, so the protocol core bounds the queue, not this class.
 Payloads are counted as they are taken, and after half a window one REQUEST_N grants that many again (RS-66, RS-72). And a stream that
 its responder failed raises the responder's error, not a channel error.
@@ -19,7 +19,7 @@ from levada.framework import TerminalState
 from levada.framework.embedding import LARGE, ChannelCore, Envelope, Half, Outcome
 from levada.framework.errors import ChannelError, ConnectionLost, LevadaError
 
-__all__ = ["Arrived", "Inbound", "again"]
+__all__ = ["Arrived", "PayloadChannel", "again"]
 
 
 def again(error: LevadaError) -> LevadaError:
@@ -74,7 +74,7 @@ class Arrived(Envelope):
             settled()
 
 
-class Inbound(ChannelCore):
+class PayloadChannel(ChannelCore):
     """The inside of the channel that carries a stream's payloads.
 
     Args:
@@ -86,7 +86,7 @@ class Inbound(ChannelCore):
 
     __slots__ = ("_convert", "_grant", "_taken", "_top_up", "ended_by")
 
-    def __init__(self, window: int, name: str, item_type: Any, grant: Callable[[Inbound, int], None]) -> None:
+    def __init__(self, window: int, name: str, item_type: Any, grant: Callable[[PayloadChannel, int], None]) -> None:
         super().__init__(item_type, window, name)
         self.receiver = self.ended_by = _EndedBy()
         self.enveloped = True  # so that each payload goes through `took`

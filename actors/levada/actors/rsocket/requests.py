@@ -18,7 +18,7 @@ from levada.transports.rsocket.extensions import (
     ZipkinTracing,
 )
 
-from .flows import Inbound
+from .flows import PayloadChannel
 
 if TYPE_CHECKING:
     from .encoding import Encoding
@@ -43,7 +43,7 @@ class Request:
         payload: Payload,
         connection: ConnectedPeer,
         encoding: Encoding,
-        inbound: Inbound | None,
+        inbound: PayloadChannel | None,
     ) -> None:
         self.kind = kind
         """The kind of interaction."""
@@ -78,7 +78,7 @@ class Request:
         """
         if self._receiver is None:
             if self._inbound is None:
-                self._inbound = Inbound(1, str(self.stream_id), Payload, lambda _, __: None)
+                self._inbound = PayloadChannel(1, str(self.stream_id), Payload, lambda _, __: None)
                 self._inbound.put(self.payload)
                 self._inbound.finish_producer()
             if convert is not None:

@@ -42,7 +42,7 @@ from levada.transports.rsocket.events import FailedBy, Interaction, RequestRecei
 from levada.transports.rsocket.reactive_streams import ReactiveStreamsCore
 
 from .errors import RequestFailed, RequestInvalid, error_data, stream_failed
-from .flows import Inbound
+from .flows import PayloadChannel
 from .requests import Request
 from .routing import Responder
 
@@ -52,7 +52,8 @@ if TYPE_CHECKING:
     from .peers import ConnectedPeer
 
 __all__ = [
-    "BEGIN", "EMPTY", "SMALL", "Answer", "Begin", "Call", "Channel", "Items", "Stream", "_Carrying", "before_waiting", "close_source",
+    "BEGIN", "EMPTY", "SMALL", "Answer", "AwaitedResponse", "Begin", "Channel", "InteractionActor", "Items", "_Carrying",
+    "before_waiting", "close_source",
 ]  # fmt: skip
 
 FLUSH_ITEMS, FLUSH_BYTES = 32, 65_536
@@ -104,7 +105,7 @@ class _Carrying(Protocol):
     handle: ConnectedPeer
     phase: Phase
     line: trio.Lock
-    streams: dict[int, Stream]
+    streams: dict[int, InteractionActor]
     idle: Pool
     responder: Responder
     checks_requests: bool
@@ -136,7 +137,7 @@ class _Carrying(Protocol):
     async def turn(self) -> None: ...
 
 
-class Stream(Pooled, ABC):
+class InteractionActor(Pooled, ABC):
     """The base of all streams: a place in the connection's table, from `occupy` to `leave`."""
 
     connection: _Carrying
@@ -203,7 +204,7 @@ class Stream(Pooled, ABC):
         return ActorStopped(f"the actor of stream {self.stream_id} was ended", actor=self.ref.path, reason=reason)
 
 
-class Call(Stream):
+class AwaitedResponse(InteractionActor):
     """Waits for the one answer of a request-response."""
 
     task: Task | None = attrs.field(default=None, init=False)
@@ -250,14 +251,14 @@ class Call(Stream):
             reschedule(task, Error(error))
 
 
-class Items(Stream):
+class Items(InteractionActor):
     """Takes the payloads of a request-stream."""
 
-    inbound: Inbound | None = attrs.field(default=None, init=False)
+    inbound: PayloadChannel | None = attrs.field(default=None, init=False)
 
     def begin(self, window: int, item_type: Any, convert: Callable[[Payload], Any] | None) -> Receiver[Any]:
         """Make the channel for the payloads; call it before `occupy`."""
-        inbound = Inbound(window, "answers", item_type, self._grant)
+        inbound = PayloadChannel(window, "answers", item_type, self._grant)
         if convert is not None:
             inbound.convert(convert)
         inbound.used = True
@@ -270,13 +271,13 @@ class Items(Stream):
         self.inbound = None
         super().leave()
 
-    def _grant(self, inbound: Inbound, n: int) -> None:
+    def _grant(self, inbound: PayloadChannel, n: int) -> None:
         # By now this actor may have another stream, while the receiver of the last one still takes its queued payloads.
         if self.inbound is inbound and self.stream_id:
             self.connection.core.send_request_n(self.stream_id, n)
             self.connection.flush()
 
-    def _closed(self, inbound: Inbound) -> None:
+    def _closed(self, inbound: PayloadChannel) -> None:
         if self.inbound is inbound and self.stream_id and inbound.sender.state is TerminalState.RECEIVER_CLOSED:
             self.connection.core.send_cancel(self.stream_id)
             self.leave()
@@ -313,7 +314,7 @@ class Items(Stream):
         self.end(self.stopped_by(reason))
 
 
-class _Producing(Stream):
+class _Producing(InteractionActor):
     """A stream that sends payloads as its credit and the carrier's room allow."""
 
     producer: Task | None = attrs.field(default=None, init=False)
@@ -470,7 +471,7 @@ class Answer(_Producing):
     """Runs the user's handler for one request of the peer, and sends its answer."""
 
     request: Request | None = attrs.field(default=None, init=False)
-    inbound: Inbound | None = attrs.field(default=None, init=False)
+    inbound: PayloadChannel | None = attrs.field(default=None, init=False)
     """The payloads of a channel; ``None`` once the requester has sent everything."""
     running: bool = attrs.field(default=False, init=False)
     answered: bool = attrs.field(default=False, init=False)
@@ -492,7 +493,7 @@ class Answer(_Producing):
         self.own.tell(BEGIN)
 
     def _open_inbound(self, event: RequestReceived) -> None:
-        inbound = Inbound(self.connection.config.window, f"stream {event.stream_id}", Payload, self._grant)
+        inbound = PayloadChannel(self.connection.config.window, f"stream {event.stream_id}", Payload, self._grant)
         self.inbound = inbound
         inbound.used = True
         inbound.put(event.payload)
@@ -500,12 +501,12 @@ class Answer(_Producing):
         if event.complete:
             self.completed()
 
-    def _grant(self, inbound: Inbound, n: int) -> None:
+    def _grant(self, inbound: PayloadChannel, n: int) -> None:
         if self.inbound is inbound and self.stream_id:
             self.connection.core.send_request_n(self.stream_id, n)
             self.connection.flush_soon()
 
-    def _closed(self, inbound: Inbound) -> None:
+    def _closed(self, inbound: PayloadChannel) -> None:
         if self.inbound is inbound and self.stream_id and inbound.sender.state is TerminalState.RECEIVER_CLOSED:
             self._take_no_more()
 
