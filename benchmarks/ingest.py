@@ -26,7 +26,7 @@ from pathlib import Path
 
 import trio
 
-from levada.actors.demo.ingest import Intake, Pace, ship, unpack
+from levada.actors.demo.ingest import LineIntake, Pace, ship, unpack
 from levada.actors.demo.parsing import lines_of, warm_up
 from levada.actors.demo.readers import reader, readers
 from levada.actors.demo.rows import Lines, LogLine
@@ -87,7 +87,7 @@ async def journal(system: ActorSystem, folder: Path, read: Counter[str]) -> Asyn
     config = JournalConfig(partitions=2)
     ref = system.spawn(partial(Journal, folder / "logs", LogLine, config=config), mailbox=bounded(256))
     mailbox = Mailbox("logs", ref, columns_of(LogLine))
-    yield system.spawn(Intake, mailbox, read, mailbox=bounded(64))
+    yield system.spawn(LineIntake, mailbox, read, mailbox=bounded(64))
 
 
 async def whole(folder: Path, log: Path) -> Spent:

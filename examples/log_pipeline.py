@@ -46,16 +46,16 @@ def stream(build: Any, mode: str, mailbox: str, bridge: Bridge, scorer: RemoteAc
 async def main(folder: Path) -> live.Results:
     log = ingest.unpack(folder / "logs")[0]
     pems = make_certificates(folder / "tls")
-    results, desk = live.Results(), live.Desk()
+    results, desk = live.Results(), live.FeedDesk()
     async with ActorSystem() as system, serve_bridge(system, folder / "bridge") as bridge:
         # Three mailboxes, kept in journals on the disk. An actor subscribes to each of those that Spark fills.
         logs: Mailbox[LogLine] = await bridge.mailbox("logs", LogLine)
         for name, row in (("counts", Count), ("rates", Rate)):
             await bridge.mailbox(name, row)
-            bridge.subscribe(name, system.spawn(live.Subscriber, desk.feeds[name]), group="example")
+            bridge.subscribe(name, system.spawn(live.FeedSubscriber, desk.feeds[name]), group="example")
 
         # The way in. A line is acknowledged to the shipper when it is on the disk.
-        intake = system.spawn(ingest.Intake, logs)
+        intake = system.spawn(ingest.LineIntake, logs)
         url = "lumberjack+tls://127.0.0.1:0"
         async with readers.reader(system, url, intake, pems.certificate, pems.key) as urls:
             await ingest.ship(system, urls, pems.ca, [log], ingest.Pace())

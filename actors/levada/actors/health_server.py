@@ -16,7 +16,7 @@ from levada.transports.carriers.sockets import why_not_bound
 from levada.transports.carriers.streams import accept_from, plain_nursery
 from levada.transports.carriers.tcp import authority
 
-__all__ = ["Answer", "Asked", "Response", "serve_answers"]
+__all__ = ["Answer", "Asked", "HealthResponse", "serve_answers"]
 
 REQUEST = 8192  # bytes of a request's head at most
 PATIENCE = 5.0  # seconds for one request
@@ -35,7 +35,7 @@ class Asked:
 
 
 @attrs.frozen
-class Response:
+class HealthResponse:
     """The response to a request."""
 
     status: str
@@ -44,14 +44,14 @@ class Response:
     body: bytes = attrs.field(repr=False)
 
 
-_MISDIRECTED: Final = Response(
+_MISDIRECTED: Final = HealthResponse(
     "421 Misdirected Request",
     "text/plain; charset=utf-8",
     b"the Host of a request to a loopback address must be localhost or an address\n",
 )
 """Otherwise a web page could give its own name the address of this machine (DNS rebinding)."""
 
-Answer = Callable[[Asked], Awaitable[Response]]
+Answer = Callable[[Asked], Awaitable[HealthResponse]]
 """Answers a request within `PATIENCE` seconds."""
 
 
@@ -132,7 +132,7 @@ async def _serve(stream: trio.SocketStream, at: str, answer: Answer) -> str | No
     elif method in (b"GET", b"HEAD"):
         response = await answer(asked)
     else:
-        response = Response("405 Method Not Allowed", "application/json", b"")
+        response = HealthResponse("405 Method Not Allowed", "application/json", b"")
     lines = (
         f"HTTP/1.1 {response.status}",
         f"Content-Type: {response.content_type}",

@@ -11,7 +11,7 @@ import pytest
 
 from levada.actors.dashboard import DashboardConfig
 from levada.actors.dashboard.login import LASTING, Login, key_from
-from levada.actors.dashboard.site import Request, Response, Site
+from levada.actors.dashboard.site import Site, SiteRequest, SiteResponse
 from levada.framework.errors import ConfigurationError
 from levada.transports.carriers.tls import TlsConfig
 
@@ -41,14 +41,14 @@ def site(login: Login | None = None, *, secure: bool = False) -> Site:
     return Site(login or Login(b"k" * 32), hosts=hosts, secure=secure, cookie="levada-8437")
 
 
-def ask(site: Site, target: str, method: str = "GET", body: object = None, **headers: str) -> Response | None:
+def ask(site: Site, target: str, method: str = "GET", body: object = None, **headers: str) -> SiteResponse | None:
     fields = {"host": "127.0.0.1:8437", **headers}
     return site.answer(
-        Request(method, target, tuple(fields.items()), b"" if body is None else json.dumps(body).encode())
+        SiteRequest(method, target, tuple(fields.items()), b"" if body is None else json.dumps(body).encode())
     )
 
 
-def status(response: Response | None) -> int | None:
+def status(response: SiteResponse | None) -> int | None:
     return None if response is None else response.status
 
 

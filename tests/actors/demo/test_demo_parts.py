@@ -17,7 +17,7 @@ for needed in ("pyarrow", "pyspark"):
 from levada.actors import aqueduct, rsocket  # noqa: E402
 from levada.actors.demo.ingest import Pace  # noqa: E402
 from levada.actors.demo.known import KNOWN, differences, mistakes  # noqa: E402
-from levada.actors.demo.live import Desk, Feed, Results, Subscriber  # noqa: E402
+from levada.actors.demo.live import Feed, FeedDesk, FeedSubscriber, Results  # noqa: E402
 from levada.actors.demo.parsing import source_of  # noqa: E402
 from levada.actors.demo.pipeline import Pipeline  # noqa: E402
 from levada.actors.demo.report import Facts, report  # noqa: E402
@@ -73,7 +73,7 @@ async def test_without_a_pace_all_goes_at_once() -> None:
 async def test_a_row_that_comes_again_is_passed_on_once() -> None:
     feed = Feed()
     async with ActorSystem() as system:
-        subscriber = system.spawn(Subscriber, feed)
+        subscriber = system.spawn(FeedSubscriber, feed)
         for partition, offset in ((0, 0), (0, 1), (1, 0), (0, 0), (0, 1), (0, 2)):
             row = Count("access", "status", "200", offset)
             await subscriber.ask(Delivery(row, RowKey("e", partition, offset)))
@@ -104,7 +104,7 @@ async def test_who_follows_gets_what_was_and_what_comes_and_misses_what_was_forg
 
 
 async def test_the_same_comes_over_rsocket_and_over_aqueduct() -> None:
-    desk, over_rsocket, over_aqueduct = Desk(), Results(), Results()
+    desk, over_rsocket, over_aqueduct = FeedDesk(), Results(), Results()
     east = MORNING.astimezone(dt.timezone(dt.timedelta(hours=2)))
     desk.feeds["counts"].put(Count("access", "lines", "", 1))
     desk.feeds["counts"].put(Count("access", "lines", "", 2))
@@ -135,7 +135,7 @@ async def test_the_same_comes_over_rsocket_and_over_aqueduct() -> None:
 async def test_a_channel_for_no_mailbox_is_cancelled_and_one_that_is_closed_is_let_go(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    desk, config = Desk(), aqueduct.PeerConfig(core=aqueduct.AqueductConfig(drain_timeout=1000.0))
+    desk, config = FeedDesk(), aqueduct.PeerConfig(core=aqueduct.AqueductConfig(drain_timeout=1000.0))
     async with (
         ActorSystem() as system,
         aqueduct.serve(system, "aqueduct+memory://desk", desk.send, message_type=Follow, config=config) as publisher,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
-from levada.actors.demo.ingest import Intake  # noqa: E402
-from levada.actors.demo.numbers import MOST, Numbers  # noqa: E402
+from levada.actors.demo.ingest import LineIntake  # noqa: E402
+from levada.actors.demo.numbers import MOST, NumberSet  # noqa: E402
 from levada.actors.demo.parsing import Ingest, lines_of  # noqa: E402
 from levada.actors.demo.rows import Lines, LogLine  # noqa: E402
 from levada.actors.journal import Journal, JournalConfig, Read, columns_of  # noqa: E402
@@ -93,7 +93,7 @@ async def texts(journal: Ref[Any]) -> list[str]:
 async def test_a_line_that_comes_again_is_in_the_journal_once(tmp_path: Path) -> None:
     async with ActorSystem() as system:
         logs = opened(system, tmp_path)
-        intake = system.spawn(Intake, logs)
+        intake = system.spawn(LineIntake, logs)
         for lines in (
             numbered(0, 1, 2),
             numbered(6, 7),
@@ -113,7 +113,7 @@ async def test_a_window_that_is_sent_again_is_in_the_journal_once(tmp_path: Path
     """The reader ends after the lines are on the disk and before they are acknowledged; the next reader gets them again."""
     async with ActorSystem() as system:
         logs = opened(system, tmp_path)
-        intake = system.spawn(Intake, logs)
+        intake = system.spawn(LineIntake, logs)
         lost = False
 
         class Losing(Ingest):
@@ -137,7 +137,7 @@ RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 8)).map(lambda ea
 
 @given(st.lists(RANGES))
 def test_numbers_are_a_set(many: list[list[tuple[int, int]]]) -> None:
-    known, model = Numbers(), set[int]()
+    known, model = NumberSet(), set[int]()
     for ranges in many:
         numbers = [number for first, end in ranges for number in range(first, end)]
         assert known.new(ranges) == [number not in model for number in numbers]
@@ -148,7 +148,7 @@ def test_numbers_are_a_set(many: list[list[tuple[int, int]]]) -> None:
 
 
 def test_numbers_with_many_gaps_are_bounded() -> None:
-    known = Numbers()
+    known = NumberSet()
     known.add((2 * number, 2 * number + 1) for number in range(10 * MOST))
     assert known.ranges[0] == (18 * MOST, 18 * MOST + 1)
     assert len(known.ranges) == MOST

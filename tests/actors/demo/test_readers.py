@@ -18,7 +18,7 @@ pytest.importorskip("cryptography")
 
 import pyarrow as pa
 
-from levada.actors.demo.ingest import Intake, Pace, ship
+from levada.actors.demo.ingest import LineIntake, Pace, ship
 from levada.actors.demo.readers import readers
 from levada.actors.demo.rows import LogLine
 from levada.actors.demo.scoring import score_by, scorers
@@ -61,7 +61,7 @@ async def shipped(folder: Path, *, kill: bool) -> Shipped:
         journal = system.spawn(
             partial(Journal, folder / "logs", LogLine, config=JournalConfig(sync="never")), mailbox=bounded(256)
         )
-        intake = system.spawn(Intake, Mailbox("logs", journal, columns_of(LogLine)), found.read)
+        intake = system.spawn(LineIntake, Mailbox("logs", journal, columns_of(LogLine)), found.read)
         pace = Pace()
         async with (
             readers(system, "lumberjack+tls://127.0.0.1:0", intake, pems.certificate, pems.key, nodes=2) as urls,

@@ -19,7 +19,7 @@ from tests.surroundings import surrounded
 from trio.testing import MockClock
 
 from levada.actors.lumberjack.tail import Tail, TailConfig, tail
-from levada.actors.lumberjack.tail_delivery import Shared
+from levada.actors.lumberjack.tail_delivery import TailState
 from levada.actors.lumberjack.tail_file import OpenFile
 from levada.actors.lumberjack.tail_reader import FileReader
 from levada.actors.lumberjack.tail_registry import FileEntry, FileRegistry, open_registry
@@ -669,7 +669,7 @@ async def test_actors_that_are_stopped_before_they_have_started_end_without_an_e
 ) -> None:
     path = tmp_path / "a.log"
     path.write_text("one\n")
-    shared = Shared(CONFIG, FileRegistry(None), sink.deliver)
+    shared = TailState(CONFIG, FileRegistry(None), sink.deliver)
     file = OpenFile(str(path))
     entry = FileEntry(path=str(path), device=file.device, inode=file.inode)
     async with ActorSystem() as system:

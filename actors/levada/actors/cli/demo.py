@@ -146,7 +146,7 @@ def _log_to(path: Path) -> Iterator[None]:
 async def _run(args: argparse.Namespace, folder: Path, output: Path, show: TextIO) -> int:
     from levada.actors.demo.ingest import sources_of, unpack
     from levada.actors.demo.known import differences, mistakes
-    from levada.actors.demo.pipeline import BATCH_ROWS, Pipeline, Settings, pipeline
+    from levada.actors.demo.pipeline import BATCH_ROWS, Pipeline, PipelineSettings, pipeline
     from levada.actors.demo.queries import SOURCES
 
     start = time.perf_counter()
@@ -154,7 +154,7 @@ async def _run(args: argparse.Namespace, folder: Path, output: Path, show: TextI
     ports = [*args.ports, 0, 0, 0]
     demo = Pipeline()
     stop, progress = _Stop(demo), _Progress(demo, show, start)
-    settings = Settings(
+    settings = PipelineSettings(
         paths=paths,
         sources=frozenset(SOURCES) if args.serve else sources_of(paths),
         folder=folder,

@@ -8,7 +8,7 @@ from typing import Final
 
 import trio
 
-from levada.actors.health_server import Asked, Response, serve_answers
+from levada.actors.health_server import Asked, HealthResponse, serve_answers
 from levada.actors.metrics.serving import Scrapes
 
 __all__ = ["Report", "serve_health"]
@@ -16,7 +16,7 @@ __all__ = ["Report", "serve_health"]
 Report = Callable[[], Awaitable[tuple[bool, Mapping[str, object]]]]
 """Returns whether the program is healthy, and details. It must answer well within the 5 seconds that a request has."""
 
-_STARTING: Final = Response("503 Service Unavailable", "text/plain; charset=utf-8", b"starting\n")
+_STARTING: Final = HealthResponse("503 Service Unavailable", "text/plain; charset=utf-8", b"starting\n")
 
 
 async def serve_health(
@@ -41,12 +41,12 @@ async def serve_health(
         ConfigurationError: the address cannot be used.
     """
 
-    async def answer(asked: Asked) -> Response:
+    async def answer(asked: Asked) -> HealthResponse:
         if asked.path == "/metrics":
             found = scrapes()
             return _STARTING if found is None else await found.answer(asked)
         well, facts = await report()
         status = "200 OK" if well else "503 Service Unavailable"
-        return Response(status, "application/json", json.dumps(facts).encode() + b"\n")
+        return HealthResponse(status, "application/json", json.dumps(facts).encode() + b"\n")
 
     await serve_answers(host, port, answer, task_status)

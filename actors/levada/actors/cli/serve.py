@@ -123,10 +123,10 @@ def run(args: argparse.Namespace) -> int:
     with _logs_on_stderr(args.log), late_ones_dropped(RELOAD) as numbers:
         if args.nodes is None:
             return trio.run(_Run(app, args).main, numbers)
-        from .serve_nodes import Driver, logs_of_nodes
+        from .serve_nodes import NodesRun, logs_of_nodes
 
         with logs_of_nodes():
-            return trio.run(Driver(args).main, numbers)
+            return trio.run(NodesRun(args).main, numbers)
 
 
 def tracing(args: argparse.Namespace) -> Tracing | None:

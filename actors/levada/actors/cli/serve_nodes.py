@@ -33,7 +33,7 @@ from .serve import node_app, tracing
 from .servers import own_console
 from .signals import RELOAD
 
-__all__ = ["Driver", "logs_of_nodes"]
+__all__ = ["NodesRun", "logs_of_nodes"]
 
 logger = logging.getLogger("levada.serve")
 
@@ -47,7 +47,7 @@ _KILL: Final = 5.0
 State = Literal["starting", "serving", "draining"]
 
 
-class Driver:
+class NodesRun:
     """One run of an app on nodes: start, serve, drain."""
 
     def __init__(self, args: argparse.Namespace) -> None:

@@ -9,25 +9,25 @@ from levada.transports.carriers import ByteStream
 from levada.transports.carriers.websocket_config import Refusal
 from levada.transports.carriers.websocket_handshake import HandshakeRefused, Head
 
-from .site import LOGIN_BODY, Request, Response
+from .site import LOGIN_BODY, SiteRequest, SiteResponse
 
-__all__ = ["HEAD", "Received", "receive", "send"]
+__all__ = ["HEAD", "ReceivedRequest", "receive", "send"]
 
 HEAD = 16_384
 """The most bytes of a request's head."""
 
 
 @attrs.frozen
-class Received:
+class ReceivedRequest:
     """A request, and its bytes for a WebSocket handshake."""
 
-    request: Request
+    request: SiteRequest
     head: bytes = attrs.field(repr=False)
     rest: bytes = attrs.field(repr=False)
     """The bytes after the head, if the request has no body."""
 
 
-async def receive(stream: ByteStream) -> Received | None:
+async def receive(stream: ByteStream) -> ReceivedRequest | None:
     """Read a request; ``None`` if the stream ends before the end of its head.
 
     Raises:
@@ -59,11 +59,11 @@ async def receive(stream: ByteStream) -> Received | None:
     except h11.RemoteProtocolError as error:
         raise HandshakeRefused(Refusal(error.error_status_hint, "this is not an HTTP/1.1 request")) from error
     headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers)
-    asked = Request(request.method.decode(), request.target.decode("latin-1"), headers, bytes(body))
-    return Received(asked, head, b"" if body else rest)
+    asked = SiteRequest(request.method.decode(), request.target.decode("latin-1"), headers, bytes(body))
+    return ReceivedRequest(asked, head, b"" if body else rest)
 
 
-async def send(stream: ByteStream, response: Response, *, head_only: bool = False) -> None:
+async def send(stream: ByteStream, response: SiteResponse, *, head_only: bool = False) -> None:
     """Send a response. The caller closes the connection.
 
     Raises:

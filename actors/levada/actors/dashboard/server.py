@@ -27,8 +27,8 @@ from levada.transports.carriers.websocket_stream import WebSocketStream
 from .config import DashboardConfig
 from .http import receive, send
 from .login import Login, key_from
-from .session import Session
-from .site import SOCKET, Response, Site
+from .session import DashboardSession
+from .site import SOCKET, Site, SiteResponse
 from .sources import ConsoleSource, Source, SystemSource
 
 __all__ = ["Dashboard", "serve_console_dashboard", "serve_dashboard"]
@@ -105,7 +105,7 @@ class Dashboard:
             elif socket is not None:
                 keep()
                 try:
-                    await Session(socket, self._source).run()
+                    await DashboardSession(socket, self._source).run()
                     await socket.aclose()
                 finally:
                     self._browsers -= 1
@@ -138,7 +138,7 @@ class Dashboard:
             head_only = received.request.method == "HEAD"
         except HandshakeRefused as refused:
             refusal = refused.refusal
-            response, head_only = Response(refusal.status, f"{refusal.detail}\n".encode()), False
+            response, head_only = SiteResponse(refusal.status, f"{refusal.detail}\n".encode()), False
         await send(stream, response, head_only=head_only)
         await stream.aclose()
         # Not worth a log line: a page that is not logged in keeps asking.

@@ -19,7 +19,7 @@ from levada.transports.text import printable
 
 from .sources import Looking, Source
 
-__all__ = ["AGAIN", "SOONEST", "Session"]
+__all__ = ["AGAIN", "SOONEST", "DashboardSession"]
 
 SOONEST: Final = 0.15
 """The shortest time between two answers in seconds, for a browser whose view keeps changing."""
@@ -27,7 +27,7 @@ AGAIN: Final = 1.0
 """Seconds between two attempts to reach a program that is away."""
 
 
-class Session:
+class DashboardSession:
     """Runs one WebSocket."""
 
     def __init__(self, socket: WebSocketStream, source: Source) -> None:

@@ -16,7 +16,7 @@ import attrs
 
 from .login import LASTING, Login
 
-__all__ = ["LOGIN_BODY", "SOCKET", "Request", "Response", "Site"]
+__all__ = ["LOGIN_BODY", "SOCKET", "Site", "SiteRequest", "SiteResponse"]
 
 SOCKET: Final = "/socket"
 LOGIN_BODY: Final = 4096
@@ -47,7 +47,7 @@ _ALWAYS: Final = (
 
 
 @attrs.frozen
-class Request:
+class SiteRequest:
     """One request."""
 
     method: str
@@ -71,7 +71,7 @@ class Request:
 
 
 @attrs.frozen
-class Response:
+class SiteResponse:
     """The answer to one request."""
 
     status: int
@@ -103,7 +103,7 @@ class Site:
         self._cookie = f"__Host-{cookie}" if secure else cookie
         self._files = _files()
 
-    def answer(self, request: Request) -> Response | None:
+    def answer(self, request: SiteRequest) -> SiteResponse | None:
         """Return the answer to a request, or ``None`` if the request may open a WebSocket."""
         host = request.header("host").lower()
         if host not in self._hosts:
@@ -121,23 +121,23 @@ class Site:
             return _refusal(HTTPStatus.NOT_FOUND, "there is no such page")
         if request.method not in ("GET", "HEAD"):
             return _refusal(HTTPStatus.METHOD_NOT_ALLOWED, "only GET", ("Allow", "GET, HEAD"))
-        return Response(HTTPStatus.OK, file[0], file[1])
+        return SiteResponse(HTTPStatus.OK, file[0], file[1])
 
-    def _is_own(self, request: Request, host: str) -> bool:
+    def _is_own(self, request: SiteRequest, host: str) -> bool:
         return request.header("origin").lower() == f"{self._scheme}://{host}"
 
-    def _socket(self, request: Request, host: str) -> Response | None:
+    def _socket(self, request: SiteRequest, host: str) -> SiteResponse | None:
         if not self._is_own(request, host):
             return _refusal(HTTPStatus.FORBIDDEN, "only pages of this dashboard may connect")
         if not self._login.admits(request.cookie(self._cookie)):
             return _refusal(HTTPStatus.UNAUTHORIZED, "not logged in")
         return None
 
-    def _log_in(self, request: Request, host: str) -> Response:
+    def _log_in(self, request: SiteRequest, host: str) -> SiteResponse:
         if request.method == "GET":
             # Tells whether this browser is logged in: about a WebSocket a script learns only that it failed.
             right = self._login.admits(request.cookie(self._cookie))
-            return Response(HTTPStatus.NO_CONTENT) if right else _refusal(HTTPStatus.UNAUTHORIZED, "not logged in")
+            return SiteResponse(HTTPStatus.NO_CONTENT) if right else _refusal(HTTPStatus.UNAUTHORIZED, "not logged in")
         if request.method != "POST":
             return _refusal(HTTPStatus.METHOD_NOT_ALLOWED, "only POST", ("Allow", "GET, POST"))
         if not self._is_own(request, host):
@@ -153,11 +153,11 @@ class Site:
                 "this link was used before, or belongs to another run of the program: get a new one",
             )
         cookie = f"{self._cookie}={self._login.cookie()}; Max-Age={LASTING}{self._attributes}"
-        return Response(HTTPStatus.NO_CONTENT, headers=(("Set-Cookie", cookie),))
+        return SiteResponse(HTTPStatus.NO_CONTENT, headers=(("Set-Cookie", cookie),))
 
 
-def _refusal(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Response:
-    return Response(status, f"{text}\n".encode(), headers=headers)
+def _refusal(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> SiteResponse:
+    return SiteResponse(status, f"{text}\n".encode(), headers=headers)
 
 
 def _files() -> Mapping[str, tuple[bytes, str]]:

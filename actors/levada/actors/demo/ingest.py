@@ -7,7 +7,7 @@
                                                                          Intake ──Append──> logs
 
 A line is acknowledged to the shipper when it is on disk, so no line is lost if any part of this is killed. The shipper numbers its lines,
-and `Intake` knows the numbers that it has appended, so a line that comes again is in the journal once.
+and `LineIntake` knows the numbers that it has appended, so a line that comes again is in the journal once.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from levada.framework import Actor, ActorSystem, handles
 from levada.framework.errors import ConfigurationError
 from levada.transports.carriers import TlsConfig
 
-from .numbers import Numbers
+from .numbers import NumberSet
 from .parsing import source_of
 from .rows import Lines, LogLine
 
-__all__ = ["LOGS", "Intake", "Pace", "ship", "sources_of", "unpack"]
+__all__ = ["LOGS", "LineIntake", "Pace", "ship", "sources_of", "unpack"]
 
 LOGS = ("apache-access-2015.log", "linux-auth-2017.log", "kafka-controller-2016.log")
 """The demo's own logs."""
@@ -53,7 +53,7 @@ WRITERS = 64
 """Writers whose numbers are known. One more, and the writer that was silent for longest is forgotten."""
 
 
-class Intake(Actor[Lines]):
+class LineIntake(Actor[Lines]):
     """Appends lines to the journal, each once, one message after another.
 
     Args:
@@ -66,13 +66,13 @@ class Intake(Actor[Lines]):
 
     def started(self) -> None:
         """Begin with no numbers known."""
-        self._known: dict[str, Numbers] = {}
+        self._known: dict[str, NumberSet] = {}
 
     @handles
     async def take(self, m: Lines) -> None:
         """Append the lines that have not come before."""
         rows = rows_of_stream(m.rows)
-        known = Numbers()
+        known = NumberSet()
         if m.writer:
             known = self._known.pop(m.writer, known)
             self._known[m.writer] = known  # the newest one last

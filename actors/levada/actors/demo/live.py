@@ -23,7 +23,7 @@ from levada.framework.errors import ChannelError
 
 from .rows import Anomaly, Attack, Count, Follow, Rate, Result
 
-__all__ = ["MAILBOXES", "Desk", "Feed", "Results", "Subscriber"]
+__all__ = ["MAILBOXES", "Feed", "FeedDesk", "FeedSubscriber", "Results"]
 
 MAILBOXES: Mapping[str, type[Result]] = {"counts": Count, "rates": Rate, "attacks": Attack, "anomalies": Anomaly}
 """The mailboxes that the queries write to, and the class of their rows. They are the routes of RSocket too."""
@@ -58,7 +58,7 @@ class Feed:
             await self._more.wait()
 
 
-class Subscriber(Actor[Delivery]):
+class FeedSubscriber(Actor[Delivery]):
     """Takes the rows of one mailbox and puts them into its feed."""
 
     feed: Feed
@@ -76,7 +76,7 @@ class Subscriber(Actor[Delivery]):
             self.feed.put(m.message)
 
 
-class Desk:
+class FeedDesk:
     """Answers requests for feeds: the handler of the RSocket server and of the Aqueduct server."""
 
     def __init__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["MOST", "Numbers", "Range"]
+__all__ = ["MOST", "NumberSet", "Range"]
 
 Range = tuple[int, int]
 """The first number, and the number behind the last."""
@@ -12,7 +12,7 @@ MOST = 128
 """Ranges that are kept; with more gaps than these, the lowest numbers are forgotten."""
 
 
-class Numbers:
+class NumberSet:
     """A set of numbers.
 
     Example:

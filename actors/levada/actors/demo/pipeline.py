@@ -36,14 +36,14 @@ from levada.framework import Actor, ActorSystem, Failed, Ref, bounded, handles, 
 from levada.framework.errors import ActorStopped, NoValue
 
 from .engine import spark_session
-from .ingest import Intake, Pace, ship
-from .live import MAILBOXES, Desk, Results, Subscriber
+from .ingest import LineIntake, Pace, ship
+from .live import MAILBOXES, FeedDesk, FeedSubscriber, Results
 from .queries import QUERIES, SOURCES, StreamQuery, scores
 from .readers import reader, readers
 from .rows import Follow, LogLine, Result
 from .scoring import scorers
 
-__all__ = ["Pipeline", "Settings", "pipeline"]
+__all__ = ["Pipeline", "PipelineSettings", "pipeline"]
 
 logger = logging.getLogger("levada.actors.demo")
 
@@ -77,7 +77,7 @@ LONG = 64 << 20
 
 
 @attrs.frozen(kw_only=True)
-class Settings:
+class PipelineSettings:
     """What to run."""
 
     paths: tuple[Path, ...]
@@ -168,7 +168,7 @@ class Pipeline:
 
 
 @asynccontextmanager
-async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
+async def pipeline(settings: PipelineSettings, run: Pipeline) -> AsyncIterator[None]:
     """Run the pipeline. On entry all queries run and have processed the first lines; leaving stops everything, Spark before its servers.
 
     Args:
@@ -192,10 +192,10 @@ async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
         serve_bridge(system, settings.folder / "bridge") as bridge,
     ):
         # From Spark's end to the watcher. Each subscriber is an actor of its own.
-        desk = Desk()
+        desk = FeedDesk()
         for name, row in MAILBOXES.items():
             run.mailboxes[name] = await bridge.mailbox(name, row)
-            bridge.subscribe(name, system.spawn(Subscriber, desk.feeds[name], name=name), group="demo")
+            bridge.subscribe(name, system.spawn(FeedSubscriber, desk.feeds[name], name=name), group="demo")
         door_url = f"rsocket+tcp://{host}:{rsocket_port}"
         channels_url, carrier = f"aqueduct://{host}:{aqueduct_port}", None
         if importlib.util.find_spec("aioquic") is None:
@@ -211,7 +211,7 @@ async def pipeline(settings: Settings, run: Pipeline) -> AsyncIterator[None]:
         for query in QUERIES:
             if query.source in run.sources:  # before there are lines, so that each query gets all of them
                 await logs.ref.ask(DeclareGroup(query.name))
-        intake = system.spawn(Intake, logs, run.read, name="intake", mailbox=bounded(64))
+        intake = system.spawn(LineIntake, logs, run.read, name="intake", mailbox=bounded(64))
         reader_url = f"lumberjack+tls://{host}:{lumberjack_port}"
         reading = functools.partial(readers, nodes=settings.nodes) if settings.nodes else reader
         async with (
@@ -253,7 +253,7 @@ def waiting_lines(batch_rows: int) -> JournalConfig:
 
 
 @asynccontextmanager
-async def _watched(system: ActorSystem, settings: Settings) -> AsyncIterator[None]:
+async def _watched(system: ActorSystem, settings: PipelineSettings) -> AsyncIterator[None]:
     if settings.watch is None:
         yield
         return
@@ -269,7 +269,7 @@ def _near(url: str) -> str:
     return url.replace("://0.0.0.0:", "://127.0.0.1:").replace("://[::]:", "://[::1]:")
 
 
-async def _ship(system: ActorSystem, settings: Settings, run: Pipeline) -> None:
+async def _ship(system: ActorSystem, settings: PipelineSettings, run: Pipeline) -> None:
     run.pace.rate = settings.rate
     await ship(system, run.reader_urls, run.ca, settings.paths, run.pace)
     run.shipped.set()
@@ -326,7 +326,7 @@ class _Batches(Actor[QueryEvent]):
 
 
 def _stream(
-    query: StreamQuery, spark: SparkSession, *, bridge: Bridge, scorer: RemoteActor, settings: Settings
+    query: StreamQuery, spark: SparkSession, *, bridge: Bridge, scorer: RemoteActor, settings: PipelineSettings
 ) -> DataStreamWriter:
     """Read from one mailbox, through a query, into another."""
     mailboxes = {"address": bridge.address, "tokenFile": str(bridge.token_file)}

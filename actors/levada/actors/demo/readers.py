@@ -6,7 +6,7 @@
            ══TLS══> node n1: reader, Ingest ──Lines──>
 
 Each node listens at its own port, and gets the same port again after a restart. The writer has a connection to each and sends
-each window where there is room. A line is acknowledged when it is on the disk, and `Intake` knows the numbers of the lines, so each line
+each window where there is room. A line is acknowledged when it is on the disk, and `LineIntake` knows the numbers of the lines, so each line
 is in the journal once even if a node is killed.
 """
 

@@ -31,7 +31,7 @@ from levada.framework import Actor, ActorSystem, Ref, handles, restart
 
 from .rows import Scored
 
-__all__ = ["Scorer", "ScoringDesk", "Tally", "points_of", "score_by", "scorers"]
+__all__ = ["ScoreTally", "Scorer", "ScoringDesk", "points_of", "score_by", "scorers"]
 
 NAME = "scorer"
 TIMEOUT = 120.0
@@ -98,7 +98,7 @@ class ScoringDesk(Actor[Any]):
         await self.enter(serve_asks(self.system, self.folder, {NAME: scorer}))
 
 
-class Tally(Actor[Scored]):
+class ScoreTally(Actor[Scored]):
     """Counts the lines that are scored, by node; those of a task that is tried again count again."""
 
     scored: Counter[str] = attrs.field(factory=Counter[str])
@@ -121,7 +121,7 @@ async def scorers(
         scored: counts the lines that are scored, by node.
         on_nodes: whether the system has nodes. A scorer starts again with its node.
     """
-    tally = system.spawn(Tally, scored, name="tally")
+    tally = system.spawn(ScoreTally, scored, name="tally")
     again = restart("permanent")
     if on_nodes:
         fleet = nodes_of(system)

@@ -26,7 +26,7 @@ from levada.transports.lumberjack import Finished, PeerClosed, ReaderCore, Reade
 
 from .load import Load
 from .tracing import serving
-from .turns import Share
+from .turns import ProcessorShare
 from .unit import Origin, Unit
 
 __all__ = ["LumberjackDriver"]
@@ -71,7 +71,7 @@ class LumberjackDriver(Driver[ReaderCore]):
         self._data: bytes | None = None
         """Bytes that the core has not seen yet."""
         self._perf_counter = PLATFORM.get().perf_counter
-        self._share = Share(self._perf_counter())
+        self._share = ProcessorShare(self._perf_counter())
         self._late = trio.CancelScope()
 
     def carrier_statistics(self) -> CarrierStatistics:

@@ -45,7 +45,7 @@ from levada.framework.platform import PLATFORM
 from levada.transports.lumberjack import WriterConfig
 
 from .folders import locked_folder, replace_file, write_all
-from .writer_queue import Hub, Ticket
+from .writer_queue import Hub, QueuedEvents
 
 __all__ = ["DiskSpool", "Place", "Segments", "SpoolConfig", "SpoolPump", "check_spool", "open_segments"]
 
@@ -431,7 +431,7 @@ class SpoolPump(Actor[Any]):
     spool: DiskSpool
 
     def __attrs_post_init__(self) -> None:
-        self.under_way: deque[tuple[Place, Ticket]] = deque()
+        self.under_way: deque[tuple[Place, QueuedEvents]] = deque()
         self.more = trio.Event()
         self.lock = trio.Lock()
         self.writing = trio.Lock()

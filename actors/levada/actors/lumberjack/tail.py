@@ -21,8 +21,8 @@ from levada.framework import ActorSystem
 from levada.framework.errors import ActorStopped
 
 from .tail_config import TailConfig, TailStatus
-from .tail_delivery import Deliver, Shared
-from .tail_reader import Drain
+from .tail_delivery import Deliver, TailState
+from .tail_reader import DrainFiles
 from .tail_registry import open_registry
 from .tail_scanner import Scanner
 
@@ -32,7 +32,7 @@ __all__ = ["Deliver", "Tail", "TailConfig", "TailStatus", "tail"]
 class Tail:
     """The files that `tail` follows."""
 
-    def __init__(self, shared: Shared, finished: trio.Event) -> None:
+    def __init__(self, shared: TailState, finished: trio.Event) -> None:
         self._shared = shared
         self._finished = finished
 
@@ -88,13 +88,13 @@ async def tail(
     with contextlib.ExitStack() as files:
         entries = await system.platform.run_in_thread(files.enter_context, open_registry(registry))
         finished = trio.Event()
-        shared = Shared(config, entries, deliver)
+        shared = TailState(config, entries, deliver)
         scanner = system.spawn(Scanner, tuple(patterns), shared, finished, supervise="escalate")
         try:
             await shared.looked.wait()
             yield Tail(shared, finished)
             with trio.move_on_after(config.drain_timeout):
-                await scanner.ask(Drain(), timeout=None)
+                await scanner.ask(DrainFiles(), timeout=None)
         finally:
             scanner.stop(now=True)
             with trio.CancelScope(shield=True):

@@ -20,7 +20,7 @@ from .multiline import Record
 from .tail_config import TailConfig
 from .tail_registry import TAIL, FileEntry, FileRegistry
 
-__all__ = ["Counters", "Deliver", "Delivery", "Key", "Shared"]
+__all__ = ["Deliver", "Key", "LineDelivery", "TailCounters", "TailState"]
 
 Deliver = Callable[[list[dict[str, Any]]], Awaitable[object]]
 """Takes events and returns once they are safe: `Writer.deliver`, or an ask of any actor."""
@@ -35,7 +35,7 @@ _LINE_COST = 256  # bytes of memory that a line takes beside its text
 
 
 @attrs.define
-class Counters:
+class TailCounters:
     """The counters of a `TailStatus`."""
 
     lines_read: int = 0
@@ -48,13 +48,13 @@ class Counters:
 
 
 @attrs.define(eq=False)
-class Shared:
+class TailState:
     """The state that the scanner shares with the actors of its files."""
 
     config: TailConfig
     registry: FileRegistry
     deliver: Deliver
-    counters: Counters = attrs.field(factory=Counters)
+    counters: TailCounters = attrs.field(factory=TailCounters)
     files: int = 0
     waiting: int = 0
     looked: trio.Event = attrs.field(factory=trio.Event)
@@ -93,7 +93,7 @@ class _Batch:
     done: bool = False
 
 
-class Delivery:
+class LineDelivery:
     """The lines of one file that are under way.
 
     Args:
@@ -101,7 +101,7 @@ class Delivery:
         start_soon: runs a task of the file's actor that delivers a batch; if it fails, the actor fails.
     """
 
-    def __init__(self, shared: Shared, start_soon: Callable[..., None]) -> None:
+    def __init__(self, shared: TailState, start_soon: Callable[..., None]) -> None:
         self.draining = False
         """Whether reading has ended; records that wait for room are left for the next run."""
         self._shared = shared

@@ -27,14 +27,14 @@ from levada.framework.platform import PLATFORM
 
 from .tail_registry import HEAD, TAIL, FileEntry
 
-__all__ = ["SETTLE", "Found", "Look", "OpenFile", "find_files", "find_moved"]
+__all__ = ["SETTLE", "FoundFile", "OpenFile", "ReadRound", "find_files", "find_moved"]
 
 SETTLE = 2.0
 """Seconds for which a file keeps a new time of change, without a new size, before it counts as rewritten."""
 
 
 @attrs.frozen
-class Found:
+class FoundFile:
     """A regular file that a pattern matches."""
 
     path: str
@@ -48,7 +48,7 @@ class Found:
 
 
 @attrs.frozen
-class Look:
+class ReadRound:
     """The result of one round of reading."""
 
     data: bytes
@@ -134,7 +134,7 @@ class OpenFile:
         """Whether the time of change is new and the size is not: the next looks find new bytes, or that the file was rewritten."""
         return self._suspected < math.inf
 
-    def look(self, most: int, now: float) -> Look:
+    def look(self, most: int, now: float) -> ReadRound:
         """Read up to `most` new bytes.
 
         Args:
@@ -150,14 +150,14 @@ class OpenFile:
             or tail != self._tail
             or self._is_rewritten(status, now)
         ):
-            return Look(b"", status.st_size, replaced=True)
+            return ReadRound(b"", status.st_size, replaced=True)
         before = self._tail
         data = self._files.pread(self._descriptor, most, self.position)
         if data:
             self._head = head
             self.position += len(data)
             self._tail = (before + data[-TAIL:])[-TAIL:]
-        return Look(data, status.st_size, head=self._head, before=before)
+        return ReadRound(data, status.st_size, head=self._head, before=before)
 
     def _is_rewritten(self, status: os.stat_result, now: float) -> bool:
         if status.st_size > self.size or not self.changed or not self.position:
@@ -169,14 +169,14 @@ class OpenFile:
         return now >= self._suspected + SETTLE
 
 
-def find_files(patterns: Iterable[str], exclude: Sequence[str]) -> list[Found]:
+def find_files(patterns: Iterable[str], exclude: Sequence[str]) -> list[FoundFile]:
     """List the regular files that the patterns match, each inode once, the least recently changed first. Inaccessible files are left out.
 
     Raises:
         OSError: no descriptor is free to look for files.
     """
     files = PLATFORM.get().files
-    found: dict[tuple[int, int], Found] = {}
+    found: dict[tuple[int, int], FoundFile] = {}
     for pattern in map(os.path.abspath, patterns):
         for path in _matching(files, pattern):
             if any(fnmatch.fnmatch(os.path.basename(path), wrong) for wrong in exclude):
@@ -228,7 +228,7 @@ def _below(files: Files, folder: str, parts: Sequence[str]) -> Iterator[str]:
             yield from _below(files, path, rest)
 
 
-def find_moved(entries: Iterable[FileEntry]) -> list[Found]:
+def find_moved(entries: Iterable[FileEntry]) -> list[FoundFile]:
     """Find renamed files that are not shipped as they are now, in the folders where they were.
 
     Args:
@@ -245,7 +245,7 @@ def find_moved(entries: Iterable[FileEntry]) -> list[Found]:
         for entry in wanted.values()
         for place in (entry.path, entry.target or files.link_target(entry.path) or entry.path)
     }
-    found: list[Found] = []
+    found: list[FoundFile] = []
     for folder in {os.path.dirname(place) for place in places}:
         try:
             for name in files.names(folder):
@@ -266,5 +266,5 @@ def find_moved(entries: Iterable[FileEntry]) -> list[Found]:
     return found
 
 
-def _found(path: str, target: str, status: os.stat_result) -> Found:
-    return Found(path, target, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+def _found(path: str, target: str, status: os.stat_result) -> FoundFile:
+    return FoundFile(path, target, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)

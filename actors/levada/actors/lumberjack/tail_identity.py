@@ -11,18 +11,18 @@ from collections.abc import Iterable, Mapping
 from levada.actors.descriptors import NO_ROOM
 
 from .tail_delivery import Key
-from .tail_file import Found, OpenFile
+from .tail_file import FoundFile, OpenFile
 from .tail_registry import FileEntry, digest
 
 __all__ = ["identify"]
 
 
 def identify(
-    file: Found,
+    file: FoundFile,
     own: FileEntry | None,
     same_path: Iterable[FileEntry],
     originals: Iterable[FileEntry],
-    here: Mapping[Key, Found],
+    here: Mapping[Key, FoundFile],
     *,
     waits: bool,
 ) -> tuple[OpenFile, FileEntry | None] | None:
@@ -70,7 +70,7 @@ def _is_begun(copy: OpenFile, entry: FileEntry) -> bool:
     return copy.size < max(entry.offset, entry.size) or copy.is_described_by(entry)
 
 
-def _is_gone(entry: FileEntry, here: Mapping[Key, Found]) -> bool:
+def _is_gone(entry: FileEntry, here: Mapping[Key, FoundFile]) -> bool:
     """Whether the file of an entry was truncated or written over. A file that is not found may have another name."""
     if not entry.inode:
         return True

@@ -15,17 +15,17 @@ import trio
 from levada.framework import Actor, Asks, Reason, handles
 
 from .multiline import LineAssembler, Record
-from .tail_delivery import Delivery, Shared
-from .tail_file import Look, OpenFile
+from .tail_delivery import LineDelivery, TailState
+from .tail_file import OpenFile, ReadRound
 from .tail_registry import FileEntry
 
-__all__ = ["Drain", "FileReader", "Located"]
+__all__ = ["DrainFiles", "FileReader", "Located"]
 
 logger = logging.getLogger("levada.actors.lumberjack.tail")
 
 
 @attrs.frozen
-class Drain(Asks[None]):
+class DrainFiles(Asks[None]):
     """Stop reading, and wait for lines under way. The scanner answers when all files are closed; the actor of a file then stops."""
 
 
@@ -37,16 +37,16 @@ class Located:
     """Whether no pattern matches the file any more."""
 
 
-class FileReader(Actor[Located | Drain]):
+class FileReader(Actor[Located | DrainFiles]):
     """Reads one file and has its lines delivered; stops by itself when there is nothing more to do."""
 
     file: OpenFile
     entry: FileEntry
-    shared: Shared
+    shared: TailState
 
     def __attrs_post_init__(self) -> None:
         self.key = (self.file.device, self.file.inode)
-        self.delivery = Delivery(self.shared, self.start_soon)
+        self.delivery = LineDelivery(self.shared, self.start_soon)
         self.gone = False
         self.reads = False
         """Whether there is a task that closes the file."""
@@ -72,7 +72,7 @@ class FileReader(Actor[Located | Drain]):
         self.gone = m.gone
 
     @handles
-    def drain(self, _: Drain) -> None:
+    def drain(self, _: DrainFiles) -> None:
         """Stop reading."""
         self.delivery.drain()
 
@@ -150,7 +150,7 @@ class FileReader(Actor[Located | Drain]):
             entry.size, entry.changed = file.size, file.changed
             self.shared.registry.dirty = True
 
-    async def hand_on(self, records: list[Record], look: Look) -> None:
+    async def hand_on(self, records: list[Record], look: ReadRound) -> None:
         """Deliver records that end in the bytes of the last look."""
         await self.delivery.hand_on(self.entry, records, look.before + look.data, self.file.position)
 

@@ -22,10 +22,10 @@ from levada.actors.descriptors import NO_ROOM, descriptor_limit
 from levada.framework import Actor, Down, Failed, Reason, Ref, Reply, handles
 from levada.framework.errors import ActorStopped
 
-from .tail_delivery import Key, Shared
-from .tail_file import Found, OpenFile, find_files, find_moved
+from .tail_delivery import Key, TailState
+from .tail_file import FoundFile, OpenFile, find_files, find_moved
 from .tail_identity import identify
-from .tail_reader import Drain, FileReader, Located
+from .tail_reader import DrainFiles, FileReader, Located
 from .tail_registry import FileEntry, names_before_rotation
 
 __all__ = ["Scanner"]
@@ -33,14 +33,14 @@ __all__ = ["Scanner"]
 logger = logging.getLogger("levada.actors.lumberjack.tail")
 
 
-class Scanner(Actor[Drain | Down]):
+class Scanner(Actor[DrainFiles | Down]):
     """Looks for files, and keeps an actor for each of them."""
 
     patterns: tuple[str, ...]
-    shared: Shared
+    shared: TailState
     finished: trio.Event
     """Set when, with `TailConfig.once`, all files were read and delivered."""
-    readers: dict[Key, Ref[Located | Drain]] = attrs.field(init=False, factory=dict)
+    readers: dict[Key, Ref[Located | DrainFiles]] = attrs.field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
         self.done: set[Key] = set()  # with `once`: files that were read, or cannot be
@@ -74,7 +74,7 @@ class Scanner(Actor[Drain | Down]):
         """Drop the messages: the ends of readers do not matter any more, so they are not dead letters."""
 
     @handles
-    def drain(self, m: Drain) -> None:
+    def drain(self, m: DrainFiles) -> None:
         """End the reading of all files; the answer comes when all are closed."""
         self.drained = self.reply_later()
         for reader in self.readers.values():
@@ -105,7 +105,7 @@ class Scanner(Actor[Drain | Down]):
         return max(1, min(self.shared.config.max_files, descriptor_limit() // 2))
 
     def look_whether_done(self) -> None:
-        """If no file is being read any more, answer `Drain` and set `finished`."""
+        """If no file is being read any more, answer `DrainFiles` and set `finished`."""
         if self.readers:
             return
         if self.drained is not None:
@@ -194,7 +194,7 @@ class Scanner(Actor[Drain | Down]):
         until = trio.current_time() + self.shared.config.rotate_wait
         self.sought.update(dict.fromkeys(keys, until))
 
-    async def take_in(self, here: dict[Key, Found]) -> None:
+    async def take_in(self, here: dict[Key, FoundFile]) -> None:
         """Tell the actors whether their files are still there, and start the missing actors."""
         shared, registry = self.shared, self.shared.registry
         for key, reader in self.readers.items():
@@ -238,7 +238,7 @@ class Scanner(Actor[Drain | Down]):
                 taken.popleft()  # the reader closes it
                 self.watch(reader, key)
                 if self.drained is not None:  # since the check above
-                    reader.tell(Drain())
+                    reader.tell(DrainFiles())
         except BaseException:
             for _, opened, _ in taken:
                 opened.close()
@@ -256,13 +256,13 @@ class Scanner(Actor[Drain | Down]):
                     registry.dirty = True
         registry.forget_old(now)
 
-    def behind(self, key: Key, file: Found) -> int:
+    def behind(self, key: Key, file: FoundFile) -> int:
         """Return the bytes of a file that were not shipped, as far as is known without opening it."""
         entry = self.shared.registry.by_inode(*key)
         return max(0, file.size - (0 if entry is None else entry.offset))
 
     async def take_in_file(
-        self, key: Key, file: Found, by_path: dict[str, list[FileEntry]], here: dict[Key, Found]
+        self, key: Key, file: FoundFile, by_path: dict[str, list[FileEntry]], here: dict[Key, FoundFile]
     ) -> tuple[OpenFile, FileEntry] | None:
         """Open a file and find or make its entry; return ``None`` if it cannot be read, or not yet.
 

@@ -15,7 +15,7 @@ from typing import Final
 import attrs
 import trio
 
-__all__ = ["Share", "Turns"]
+__all__ = ["ProcessorShare", "Turns"]
 
 _FREE: Final = 0.01
 _EARNED: Final = 1 / 64
@@ -24,7 +24,7 @@ _MOST: Final = 0.5  # upper bound of the used seconds: a connection that worked 
 
 
 @attrs.define(eq=False)
-class Share:
+class ProcessorShare:
     """The processor time that one connection has used."""
 
     at: float
@@ -68,7 +68,7 @@ class Turns:
         self._busy = True
         return True
 
-    async def wait(self, share: Share, *, large: bool) -> None:
+    async def wait(self, share: ProcessorShare, *, large: bool) -> None:
         """Wait until a connection may make a step. After it, call `rest`, whatever happens.
 
         Cancellation:

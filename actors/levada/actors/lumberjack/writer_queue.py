@@ -21,7 +21,7 @@ import trio
 from levada.framework.errors import ConfigurationError, ConnectionClosed, LevadaError
 from levada.transports.lumberjack import Batch, EventsAcked, SendQueue, WriterConfig, WriterCore
 
-__all__ = ["Counters", "EventsDropped", "Hub", "Intake", "Ticket"]
+__all__ = ["EventsDropped", "Hub", "Intake", "QueuedEvents", "WriterCounters"]
 
 logger = logging.getLogger("levada.actors.lumberjack.writer")
 
@@ -34,7 +34,7 @@ class EventsDropped(LevadaError):
     """Number of dropped events. The others are acked."""
 
 
-class Ticket:
+class QueuedEvents:
     """Counts events that a task waits for."""
 
     __slots__ = ("done", "dropped", "left")
@@ -46,7 +46,7 @@ class Ticket:
 
 
 @attrs.define
-class Counters:
+class WriterCounters:
     """The counters of a `WriterStatistics` that are not the queue's."""
 
     events_sent: int = 0
@@ -88,7 +88,7 @@ class Hub:
     def __init__(self, config: WriterConfig) -> None:
         self.config = config
         self.queue = SendQueue(config)
-        self.counters = Counters()
+        self.counters = WriterCounters()
         self.windows = 0
         """Windows in flight on all connections."""
         self.work = trio.lowlevel.ParkingLot()
@@ -98,8 +98,8 @@ class Hub:
         self.mistake: ConfigurationError | None = None
         """Why no connection can ever be made; found at the first attempt."""
         self._room = trio.lowlevel.ParkingLot()
-        self._common = Ticket()
-        self._open: set[Ticket] = set()
+        self._common = QueuedEvents()
+        self._open: set[QueuedEvents] = set()
         self._ended = False
         self.idle = False
         """Whether a connection waits for the first event of a window."""
@@ -107,7 +107,7 @@ class Hub:
         self._fresh_bytes = 0
         self._flushing = 0
 
-    async def put(self, bodies: list[bytes], ticket: Ticket | None = None) -> None:
+    async def put(self, bodies: list[bytes], ticket: QueuedEvents | None = None) -> None:
         """Take events, waiting for room whatever `WriterConfig.drop` says. Errors as `Intake.put`."""
         for body in bodies:
             while self.queue.full:
@@ -121,7 +121,7 @@ class Hub:
             raise trio.WouldBlock
         self._put(body, self._common)
 
-    def _put(self, body: bytes, ticket: Ticket) -> None:
+    def _put(self, body: bytes, ticket: QueuedEvents) -> None:
         if not ticket.left:
             self._open.add(ticket)
         ticket.left += 1
@@ -144,9 +144,9 @@ class Hub:
         if ticket.dropped:
             raise EventsDropped(f"{ticket.dropped} of {len(bodies)} events were dropped", count=ticket.dropped)
 
-    async def hand_in(self, bodies: list[bytes]) -> Ticket:
+    async def hand_in(self, bodies: list[bytes]) -> QueuedEvents:
         """Take events, waiting for room, and return a ticket for them."""
-        ticket = Ticket()
+        ticket = QueuedEvents()
         ticket.left = 1  # held until all are in, because the first may be acked before
         try:
             await self.put(bodies, ticket)
@@ -156,7 +156,7 @@ class Hub:
 
     async def flush(self) -> None:
         """Wait until all events taken so far are acked, without waiting for windows to fill. Errors as `Intake.put`."""
-        tickets, self._common = list(self._open), Ticket()
+        tickets, self._common = list(self._open), QueuedEvents()
         with self.flushing():
             for ticket in tickets:
                 await self.wait_for(ticket)
@@ -172,7 +172,7 @@ class Hub:
         finally:
             self._flushing -= 1
 
-    async def wait_for(self, ticket: Ticket) -> None:
+    async def wait_for(self, ticket: QueuedEvents) -> None:
         """Wait until all events of a ticket are acked, dropped or given up. Errors as `Intake.put`."""
         if ticket.left:
             self.check_open()
@@ -195,7 +195,7 @@ class Hub:
         if self._ended:
             raise ConnectionClosed("the writer was closed before these events were acked")
 
-    def _settle(self, ticket: Ticket, count: int) -> None:
+    def _settle(self, ticket: QueuedEvents, count: int) -> None:
         ticket.left -= count
         if not ticket.left:
             self._open.discard(ticket)

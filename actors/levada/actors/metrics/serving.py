@@ -9,7 +9,7 @@ from typing import Final
 
 import trio
 
-from levada.actors.health_server import Asked, Response, serve_answers
+from levada.actors.health_server import Asked, HealthResponse, serve_answers
 from levada.framework import ActorSystem
 from levada.framework.embedding import FailureLog
 from levada.framework.metrics import Series
@@ -40,7 +40,7 @@ class Scrapes:
         self._line = trio.Lock()
         self._failures = FailureLog()
 
-    async def answer(self, asked: Asked) -> Response:
+    async def answer(self, asked: Asked) -> HealthResponse:
         """Answer a request in the format that it asks for.
 
         The status is 501 if the extra is not installed, and 500 if collecting fails; the traceback is in the log.
@@ -48,7 +48,7 @@ class Scrapes:
         try:
             from .rendering import render
         except ModuleNotFoundError as error:
-            return Response("501 Not Implemented", _PLAIN, f"{error}\n".encode())
+            return HealthResponse("501 Not Implemented", _PLAIN, f"{error}\n".encode())
         try:
             async with self._line:
                 if trio.current_time() >= self._fresh_until:
@@ -58,8 +58,8 @@ class Scrapes:
                 content_type, body = await render(self._series, asked.accept)
         except Exception as error:  # noqa: BLE001 - a bug in metrics must not end the program that they measure
             self._failures.log(logger, error, "a scrape failed", event="scrape_failed")
-            return Response("500 Internal Server Error", _PLAIN, b"the scrape failed; see the log\n")
-        return Response("200 OK", content_type, body)
+            return HealthResponse("500 Internal Server Error", _PLAIN, b"the scrape failed; see the log\n")
+        return HealthResponse("200 OK", content_type, body)
 
 
 @asynccontextmanager
