@@ -36,7 +36,7 @@ from ._runtime.ask import OpenAsks, Reply
 from ._runtime.cell import Cell
 from ._runtime.channel_link import ChannelLink
 from ._runtime.dispatch import RUNTIME_ENTRIES
-from ._runtime.host import Host
+from ._runtime.host import ActorHost
 from ._runtime.remote import peer_of
 from ._runtime.tokens import TURN
 from .durations import is_duration
@@ -441,10 +441,10 @@ class Actor(Generic[M]):
             look = functools.partial(_look_at_receive_timeout, cell, seconds)
             extras.receive_timer = self.system.heap.after(seconds, look)
 
-    def _host(self) -> Host:
+    def _host(self) -> ActorHost:
         extras = self._here().make_extras()
         if extras.host is None:
-            extras.host = Host(self._cell)
+            extras.host = ActorHost(self._cell)
         return extras.host
 
     def start_soon(self, function: Callable[[*Ts], Awaitable[object]], *args: *Ts, name: object = None) -> None:

@@ -17,7 +17,7 @@ pytest.importorskip("pyarrow")
 from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Deposited, Move, Withdraw, Withdrawn
 
 from levada.actors.durable import CommandReused, Durable, EntityErased, Shards, applies, shards
-from levada.actors.durable.rows import Log, log_config
+from levada.actors.durable.rows import ShardLog, log_config
 from levada.actors.journal import Journal, JournalLocked, Store
 from levada.framework import ActorSystem, Asks, Ref, handles, message
 from levada.framework.errors import ActorStopped, ConfigurationError
@@ -180,7 +180,7 @@ async def test_a_told_command_is_done(tmp_path: Path) -> None:
 async def test_a_journal_may_be_given_as_a_ref(tmp_path: Path) -> None:
     async with ActorSystem("test", ask_timeout=300.0) as system:
         journal: Ref[Any] = system.spawn(
-            lambda: Journal(tmp_path, Log([Deposited, Withdrawn]).schema, config=log_config(2))
+            lambda: Journal(tmp_path, ShardLog([Deposited, Withdrawn]).schema, config=log_config(2))
         )
         accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=2)
         assert await accounts["anna"].ask(Deposit(5)) == 5
@@ -195,7 +195,7 @@ async def test_another_writer_ends_the_shard_and_its_rows_are_seen(
     """A second owner fences the first: nothing of the first is written after the second one's rows."""
     caplog.set_level(logging.CRITICAL, "levada")
     async with ActorSystem("test", ask_timeout=300.0) as system:
-        log = Log([Deposited, Withdrawn])
+        log = ShardLog([Deposited, Withdrawn])
         journal: Ref[Any] = system.spawn(lambda: Journal(tmp_path, log.schema, config=log_config(1)))
         one = await shards(system, Account, events=EVENTS, journal=journal, shards=1, name="one")
         assert await one["anna"].ask(Deposit(5)) == 5
@@ -338,7 +338,7 @@ async def test_misuse_of_an_entity_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_folder_that_is_open_elsewhere_is_refused(tmp_path: Path) -> None:
-    with Store.open(tmp_path, Log([Deposited, Withdrawn]).schema, log_config(2)), pytest.raises(JournalLocked):
+    with Store.open(tmp_path, ShardLog([Deposited, Withdrawn]).schema, log_config(2)), pytest.raises(JournalLocked):
         async with accounts_in(tmp_path):
             pass
 

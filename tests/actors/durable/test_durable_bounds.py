@@ -28,7 +28,7 @@ from levada.actors.durable import (
     underway,
 )
 from levada.actors.durable.hosting import Owner
-from levada.actors.durable.routing import Routes
+from levada.actors.durable.routing import ShardRoutes
 from levada.actors.journal import Append, Appended, Fenced
 from levada.framework import ActorSystem, Asks, channel, handles, message
 from levada.framework.errors import MailboxFull
@@ -251,7 +251,7 @@ async def test_erasures_have_a_bound(autojump_clock: MockClock, monkeypatch: pyt
 async def test_told_commands_wait_for_a_shard_that_moves_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routing, "MAILBOX", 10)
     async with ActorSystem() as system, trio.open_nursery() as nursery:
-        routes = Routes(system, 1)
+        routes = ShardRoutes(system, 1)
         news, owners = channel(Owner)
         nursery.start_soon(routes.follow, owners, system.spawn(MemoryJournal, None, []))
         for number in range(10):

@@ -19,7 +19,7 @@ from tests.framework.test_cancellation import Mode, Outcome, everywhere, interru
 
 from levada.actors.durable import Durable, Entity, OutcomeUnknown, Shards, applies, log_columns, shards
 from levada.actors.durable.hosting import Owner
-from levada.actors.durable.routing import Route, Routes
+from levada.actors.durable.routing import Route, ShardRoutes
 from levada.framework import Actor, ActorSystem, Asks, Ref, channel, handles, message, restart
 from levada.framework.errors import ActorStopped, AskTimeout
 
@@ -194,7 +194,7 @@ def test_an_asker_that_is_cancelled_while_a_shard_moves() -> None:
             one, two = [
                 await shards(system, OneEvent, events=Deposited, journal=journal, shards=1, name=name) for name in "12"
             ]
-            routes = Routes(system, 1)
+            routes = ShardRoutes(system, 1)
             news, owners = channel(Owner)
             follower: Ref[Any] = system.spawn(Other)
             nursery.start_soon(routes.follow, owners, follower)

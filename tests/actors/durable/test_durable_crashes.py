@@ -26,7 +26,7 @@ pytest.importorskip("pyarrow")
 from tests.pace import every
 
 from levada.actors.durable import Durable, EntityErased, OutcomeUnknown, Shards, applies, shards
-from levada.actors.durable.rows import Log, log_config
+from levada.actors.durable.rows import ShardLog, log_config
 from levada.actors.journal import Journal, Store
 from levada.framework import ActorSystem, Asks, handles, message
 from levada.framework.errors import ActorStopped, AskTimeout, MailboxFull
@@ -272,7 +272,7 @@ async def crash(call: int, power: bool, crashes: list[int], world: World) -> Non
     async def books() -> None:
         world["books"].crash_in(next(victims, 0))
         async with ActorSystem("test", ask_timeout=1000.0, shutdown_timeout=1000.0) as system:
-            journal = system.spawn(lambda: Journal("/books", Log([Added]).schema, config=CONFIG))
+            journal = system.spawn(lambda: Journal("/books", ShardLog([Added]).schema, config=CONFIG))
             books = await shards(system, Book, journal=journal, **{**SETTINGS, "clock": system.platform.time})
             await model.check(books)
             async with trio.open_nursery() as nursery:

@@ -15,7 +15,7 @@ pytest.importorskip("pyarrow")
 from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Deposited, Withdraw
 
 from levada.actors.durable import Durable, applies, shards
-from levada.actors.durable.rows import Log, log_config
+from levada.actors.durable.rows import ShardLog, log_config
 from levada.actors.journal import Append, Journal
 from levada.framework import Actor, ActorSystem, Asks, Reason, Ref, bounded, conflate, handles, message
 from levada.framework.errors import ActorError, ActorStopped
@@ -55,7 +55,7 @@ class Gate:
 def slow_journal(system: ActorSystem, folder: Path, gate: Gate, events: Any = EVENTS) -> Ref[Any]:
     from levada.framework.handlers import flatten
 
-    return system.spawn(lambda: Slow(folder, Log(flatten(events)).schema, config=log_config(1), gate=gate))
+    return system.spawn(lambda: Slow(folder, ShardLog(flatten(events)).schema, config=log_config(1), gate=gate))
 
 
 @message("test.durable.step")

@@ -23,8 +23,8 @@ from tests.actors.nodes.conftest import Task, nodes_here
 from levada.actors.durable import CommandReused, Durable, OutcomeUnknown, Shards, applies, shards, shards_of
 from levada.actors.durable.hosting import FINISHING, UNUSED, CheckHost, Close, EndHost, Host, Open, Terms
 from levada.actors.durable.placement import target
-from levada.actors.durable.rows import Log, log_config
-from levada.actors.durable.turns import Command
+from levada.actors.durable.rows import ShardLog, log_config
+from levada.actors.durable.turns import EntityCommand
 from levada.actors.journal import GetExtent, Journal, Store
 from levada.actors.nodes import Member, MemberState, NodeDown, Nodes
 from levada.framework import Actor, ActorSystem, Asks, Failed, Killed, handles, message
@@ -261,7 +261,7 @@ async def test_a_command_without_an_id_says_that_its_outcome_is_unknown(tmp_path
         assert await accounts["anna"].ask(Balance()) in (1, 2)
 
 
-LOG = Log((Deposited,))
+LOG = ShardLog((Deposited,))
 TERMS = Terms(
     cls=f"{Placed.__module__}:Placed",
     schema=LOG.schema.serialize().to_pybytes(),
@@ -289,13 +289,13 @@ async def test_of_two_owners_of_a_shard_the_later_one_writes(tmp_path: Path) -> 
         journal = system.spawn(partial(Journal, tmp_path, LOG.schema, config=log_config(1)))
         first, second = (system.spawn(Host, TERMS, journal) for _ in range(2))
         one = await first.ask(Open(0))
-        assert await one.ask(Command("anna", Deposit(1), "a")) == 1
+        assert await one.ask(EntityCommand("anna", Deposit(1), "a")) == 1
         two = await second.ask(Open(0))
-        assert await two.ask(Command("anna", Deposit(1), "b")) == 2
+        assert await two.ask(EntityCommand("anna", Deposit(1), "b")) == 2
         with pytest.raises(OutcomeUnknown, match="ask again"):
-            await one.ask(Command("anna", Deposit(1), "c"))
+            await one.ask(EntityCommand("anna", Deposit(1), "c"))
         assert isinstance(await one.terminated(), Failed)
-        assert await two.ask(Command("anna", Deposit(1), "c")) == 3
+        assert await two.ask(EntityCommand("anna", Deposit(1), "c")) == 3
         assert two.is_alive
     rows = [row["command"] for row in rows_of(tmp_path, 1)]
     assert rows == ["a", "b", "c"]
@@ -307,12 +307,12 @@ async def test_a_shard_that_comes_back_is_read_anew(tmp_path: Path) -> None:
         journal = system.spawn(partial(Journal, tmp_path, LOG.schema, config=log_config(1)))
         first, second = (system.spawn(Host, TERMS, journal) for _ in range(2))
         one = await first.ask(Open(0))
-        assert await one.ask(Command("anna", Deposit(1))) == 1
+        assert await one.ask(EntityCommand("anna", Deposit(1))) == 1
         two = await second.ask(Open(0))
-        assert await two.ask(Command("anna", Deposit(1), "b")) == 2
+        assert await two.ask(EntityCommand("anna", Deposit(1), "b")) == 2
         again = await first.ask(Open(0))
-        assert await again.ask(Command("anna", Balance())) == 2
-        assert await again.ask(Command("anna", Deposit(1), "b")) == 2
+        assert await again.ask(EntityCommand("anna", Balance())) == 2
+        assert await again.ask(EntityCommand("anna", Deposit(1), "b")) == 2
         assert isinstance(await one.terminated(), Killed)
 
 

@@ -17,7 +17,7 @@ from tests.actors.nodes.network import DRIVER, nodes_on_network
 from tests.seeds import seeds
 
 from levada.actors.durable import placement, shards
-from levada.actors.durable.rows import OWNED, Log
+from levada.actors.durable.rows import OWNED, ShardLog
 from levada.actors.nodes import NodeLost
 from levada.framework import ActorSystem
 from levada.framework.errors import LevadaError
@@ -46,7 +46,7 @@ async def test_whatever_partitions_there_are_owners_never_both_write(
         ActorSystem("driver", ask_timeout=5.0) as system,
         nodes_on_network(system, 3, app, net, quic) as (nodes, hosts),
     ):
-        journal = system.spawn(MemoryJournal, Log((Paid,)).schema, rows)
+        journal = system.spawn(MemoryJournal, ShardLog((Paid,)).schema, rows)
         purses = await shards(
             system, Purse, events=Paid, journal=journal, shards=SHARDS, nodes=nodes, snapshot_every=3, idle=5.0
         )

@@ -28,7 +28,7 @@ from levada.actors.journal import (  # noqa: E402
     OffsetGone,
     Store,
 )
-from levada.actors.journal.ends import Ends, Promise  # noqa: E402
+from levada.actors.journal.ends import Ends, PromisedEnds  # noqa: E402
 from levada.actors.journal.ledger import Ledger  # noqa: E402
 from levada.framework.platform import REAL  # noqa: E402
 
@@ -365,7 +365,7 @@ def test_one_damaged_copy_of_the_record_of_ends_is_named(journal: Path, caplog: 
 
 
 def test_a_later_record_of_ends_is_refused_by_name(tmp_path: Path) -> None:
-    Ends.create(REAL, tmp_path / "ends", Promise(bytes(16), [0], [1], 0)).close()
+    Ends.create(REAL, tmp_path / "ends", PromisedEnds(bytes(16), [0], [1], 0)).close()
     octets = bytearray((tmp_path / "ends").read_bytes())
     octets[8] = octets[4096 + 8] = 2
     (tmp_path / "ends").write_bytes(octets)

@@ -27,7 +27,7 @@ from levada.actors.journal import (  # noqa: E402
     SchemaMismatch,
     Store,
 )
-from levada.actors.journal.ledger import KEPT, Ledger, Line  # noqa: E402
+from levada.actors.journal.ledger import KEPT, Ledger, LedgerLine  # noqa: E402
 from levada.framework.errors import ConfigurationError  # noqa: E402
 from levada.framework.platform import REAL  # noqa: E402
 
@@ -182,7 +182,7 @@ def test_the_ledger_syncs_each_commit(tmp_path: Path) -> None:
 def test_only_the_newest_batches_keep_their_ranges(tmp_path: Path) -> None:
     ledger = Ledger.open(REAL, tmp_path / "ledger.sqlite", partitions=1)
     for batch in range(KEPT + 5):
-        ledger.deliver("q", batch, Line({0: (batch, batch + 1)}))
+        ledger.deliver("q", batch, LedgerLine({0: (batch, batch + 1)}))
     assert ledger.delivered("q", 3) == Delivered(already=True, ranges={})
     assert ledger.delivered("q", 5) == Delivered(already=True, ranges={0: (5, 6)})
     assert ledger.delivered("q", KEPT + 5) is None

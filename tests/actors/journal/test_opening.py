@@ -17,7 +17,7 @@ pa = pytest.importorskip("pyarrow")
 pytest.importorskip("levada.actors.journal", exc_type=ImportError)
 
 from levada.actors.journal import Appended, JournalConfig, JournalDamaged, JournalError, JournalUnwritable, Store  # noqa: E402
-from levada.actors.journal.ends import Ends, Promise  # noqa: E402
+from levada.actors.journal.ends import Ends, PromisedEnds  # noqa: E402
 from levada.framework.platform import REAL, Platform  # noqa: E402
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -136,7 +136,7 @@ def test_a_journal_that_was_closed_after_a_failed_sync_is_not_trusted(
 
 def test_the_mark_of_a_closed_journal_counts_for_the_copy_that_it_was_written_with(tmp_path: Path) -> None:
     """A power failure may bring the sector of the mark to the disk, and not that of the copy."""
-    promise = Promise(bytes(16), [0], [5], 1)
+    promise = PromisedEnds(bytes(16), [0], [5], 1)
     ends = Ends.create(REAL, tmp_path / "ends", promise)
     before = (tmp_path / "ends").read_bytes()
     ends.finish(1)

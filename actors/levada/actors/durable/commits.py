@@ -18,8 +18,8 @@ from levada.framework import Ref
 
 from .access import Access
 from .errors import ShardLost
-from .rows import Log, Row
-from .turns import Writer
+from .rows import LogRow, ShardLog
+from .turns import ShardWriter
 
 __all__ = ["Commit", "Commits", "Part"]
 
@@ -30,9 +30,9 @@ MOST_BYTES = 4 << 20
 
 
 class Commit(Protocol):
-    """Rows that are written together, and a function to call when they are on disk: a `Turn`, or a `Part`."""
+    """Rows that are written together, and a function to call when they are on disk: a `CommandTurn`, or a `Part`."""
 
-    rows: Sequence[Row]
+    rows: Sequence[LogRow]
     size: int
     """About the size of the rows."""
 
@@ -45,8 +45,8 @@ class Commit(Protocol):
 class Part:
     """The rows that a running handler commits, or rows of the shard itself."""
 
-    writer: Writer
-    rows: Sequence[Row]
+    writer: ShardWriter
+    rows: Sequence[LogRow]
     size: int
     written: trio.Event
     """Set when the rows are on disk."""
@@ -63,7 +63,7 @@ class Part:
 class Commits:
     """The queue of one shard. Its `run` is a task of the shard."""
 
-    def __init__(self, access: Access, log: Log, end: int) -> None:
+    def __init__(self, access: Access, log: ShardLog, end: int) -> None:
         self.end = end
         """The offset after the last row of the partition."""
         self.queued = 0
@@ -131,12 +131,12 @@ class Commits:
             for _ in range(3):  # one for the askers, one for the shard, one for the entities
                 await trio.lowlevel.checkpoint()
 
-    def _group(self) -> tuple[list[Commit], list[Row], int]:
+    def _group(self) -> tuple[list[Commit], list[LogRow], int]:
         """Return the first commits of the queue, their rows, and about the size of these."""
         if self.size <= MOST_BYTES and self.queued - self.written <= MOST_ROWS:  # nearly always
             group = list(self._queue)
             return group, list(chain.from_iterable([commit.rows for commit in group])), self.size
-        group, rows, octets = [], list[Row](), 0
+        group, rows, octets = [], list[LogRow](), 0
         for commit in self._queue:
             if group and (len(rows) + len(commit.rows) > MOST_ROWS or octets + commit.size > MOST_BYTES):
                 break
@@ -145,7 +145,7 @@ class Commits:
             octets += commit.size
         return group, rows, octets
 
-    async def _append(self, rows: list[Row]) -> None:
+    async def _append(self, rows: list[LogRow]) -> None:
         shard = self._access.shard
         try:
             answer = await self._access.append(self._log.batch(rows, self.end), self.end)

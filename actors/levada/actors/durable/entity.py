@@ -26,8 +26,8 @@ from levada.framework.message import tag_of
 from .evolution import Upcaster, upcasters_of
 from .reminders import MOST_BYTES as REMINDER_BYTES
 from .reminders import Reminder
-from .rows import FORGOT, REMIND, Row
-from .turns import Live, Turn
+from .rows import FORGOT, REMIND, LogRow
+from .turns import CommandTurn, Live
 
 __all__ = ["Durable", "applies", "bind", "handler_of"]
 
@@ -83,8 +83,8 @@ class Durable(Actor[M]):
         cls.command_table = build_table(cls)
         cls.upcasters = {**cls.upcasters, **upcasters_of(cls)}
 
-    @handles(Turn)
-    def _take_turn(self, turn: Turn) -> Awaitable[None] | None:
+    @handles(CommandTurn)
+    def _take_turn(self, turn: CommandTurn) -> Awaitable[None] | None:
         turn.running = True
         try:
             handler = turn.handler
@@ -97,7 +97,7 @@ class Durable(Actor[M]):
             raise
         return None
 
-    async def _finish_turn(self, turn: Turn, result: Awaitable[Any]) -> None:
+    async def _finish_turn(self, turn: CommandTurn, result: Awaitable[Any]) -> None:
         turn.waiter = trio.lowlevel.current_task()
         try:
             turn.shard.finished(turn, await result)
@@ -107,7 +107,7 @@ class Durable(Actor[M]):
         finally:
             BEFORE_ASKS.pop(turn.waiter, None)
 
-    def _fail_turn(self, turn: Turn, error: BaseException) -> None:
+    def _fail_turn(self, turn: CommandTurn, error: BaseException) -> None:
         reason = Failed(error) if isinstance(error, Exception) else CANCELLED
         turn.fail(stopped_error(local_ref(self), reason, turn.message, begun=True))
 
@@ -151,7 +151,7 @@ class Durable(Actor[M]):
                 turn.running = True
             live.sequence += 1
             live.since += 1
-            row = Row(live, kind.tag, writer.now(), turn.command, kind.version, values, size)
+            row = LogRow(live, kind.tag, writer.now(), turn.command, kind.version, values, size)
             live.recorded.append(row)
             live.size += row.size
         if live.size > MOST_BYTES:
@@ -278,7 +278,7 @@ class Durable(Actor[M]):
             f"{type(self).__name__} is durable: keep its mode in a field, and record its changes", actor=self.ref.path
         )
 
-    def _here_turn(self, what: str) -> tuple[Live, Turn]:
+    def _here_turn(self, what: str) -> tuple[Live, CommandTurn]:
         try:
             live = self._live
         except AttributeError:

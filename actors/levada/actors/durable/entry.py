@@ -41,12 +41,12 @@ from levada.framework.ref import DEFAULT_TIMEOUT
 from .access import Access
 from .entity import Durable, handler_of
 from .hosting import MAILBOX, Owner, Subscribe, Terms
-from .routing import Follower, Route, Routes, ToShard
-from .rows import Log, load_arrow, log_config
-from .settings import GetShardStatistics, Settings, ShardStatistics
+from .routing import Follower, Route, ShardRoutes, ToShard
+from .rows import ShardLog, load_arrow, log_config
+from .settings import GetShardStatistics, ShardSettings, ShardStatistics
 from .shard import Finisher, Shard
 from .snapshots import Snapshots
-from .turns import Command, Erase, Turn
+from .turns import CommandTurn, EntityCommand, Erase
 
 if TYPE_CHECKING:
     from levada.actors.nodes import Nodes
@@ -107,12 +107,12 @@ class Entity(Generic[M]):
         """Send a message, waiting for room at the shard; errors are as for `Ref.send`."""
         await self.shard.send(self._command(message, command))
 
-    def _command(self, message: Any, command: str | None) -> Command:
+    def _command(self, message: Any, command: str | None) -> EntityCommand:
         if type(message) not in self.cls.command_table and handler_of(self.cls, type(message)) is None:
             raise ConfigurationError(f"{self.cls.__name__} has no handler for {type(message).__name__}")
         if command is not None:
             _checked("command", command)
-        return Command(self.id, message, command)
+        return EntityCommand(self.id, message, command)
 
 
 class Shards(Generic[M]):
@@ -182,7 +182,7 @@ class _Start(Asks[tuple[Ref[Any], Sequence[Ref[Any]]]]):
 class _Root(Actor[_Start]):
     """The actor above the shards of a class or their placement, and above its journal if that is a folder."""
 
-    settings: Settings
+    settings: ShardSettings
     journal: Ref[Any] | None
     folder: Path | None
     keeper: bool
@@ -254,7 +254,7 @@ async def _kept(
             journal.stop()
 
 
-def _terms(settings: Settings, count: int) -> Terms:
+def _terms(settings: ShardSettings, count: int) -> Terms:
     return Terms(
         cls=importable(settings.cls),
         schema=settings.log.schema.serialize().to_pybytes(),
@@ -323,7 +323,7 @@ async def _follow(system: ActorSystem, cls: type[Durable[M]], placement: Ref[Any
     except BaseException:
         owners.close()
         raise
-    routes = Routes(system, count)
+    routes = ShardRoutes(system, count)
     ref = system.spawn(Follower, routes, owners)
     return Shards(cls, ref, [Route(routes, shard) for shard in range(count)])
 
@@ -403,7 +403,7 @@ async def shards(
     else:
         assert isinstance(journal, Ref)
         log = await _log_of(journal, kinds, shards)
-    settings = Settings(
+    settings = ShardSettings(
         cls=cls,
         log=log,
         node=f"{system.name}:{system.platform.pid()}",
@@ -445,16 +445,16 @@ async def shards(
     return found
 
 
-def _prepare(folder: Path, events: tuple[type, ...], shards: int) -> Log:
+def _prepare(folder: Path, events: tuple[type, ...], shards: int) -> ShardLog:
     """Return the columns of the log, the existing ones first. If the folder cannot be opened, this raises before an actor fails."""
     config = log_config(shards)
-    log = Log(events)
+    log = ShardLog(events)
     try:
         Store.open(folder, log.schema, config).close()
     except SchemaMismatch:  # the log has columns of earlier events, or in another order
         with Store.open(folder, None, config) as store:
             there = store.schema
-        log = Log(events, there)
+        log = ShardLog(events, there)
         check_growth(there, log.schema, where=str(folder))
     except ConfigurationError as error:
         raise ConfigurationError(
@@ -467,7 +467,7 @@ _NO_ENTITY: Final = "\0"
 """Has no rows, so to look for them reads none."""
 
 
-async def _log_of(journal: Ref[Any], events: tuple[type, ...], shards: int) -> Log:
+async def _log_of(journal: Ref[Any], events: tuple[type, ...], shards: int) -> ShardLog:
     """Return the columns of the log of a journal, which has them all."""
     try:
         extent = await journal.ask(GetExtent())
@@ -476,7 +476,7 @@ async def _log_of(journal: Ref[Any], events: tuple[type, ...], shards: int) -> L
         raise journal_error(error) or error from error.__cause__
     if len(extent.end) != shards:
         raise ConfigurationError(f"shards is {shards}, wanted {len(extent.end)}, as many as the journal has partitions")
-    log = Log(events, there)
+    log = ShardLog(events, there)
     check_growth(there, log.schema)
     lacks = log.schema.names[len(there) :]
     if lacks:
@@ -505,7 +505,11 @@ def _check_class(cls: type[Durable[Any]], events: tuple[type, ...]) -> None:
     if extra:
         raise ConfigurationError(f"{cls.__name__} applies {', '.join(extra)}, which shards(events=…) does not name")
     for kind in cls.command_table:
-        if isinstance(kind, type) and kind.__module__.split(".")[:2] != ["levada", "framework"] and kind is not Turn:
+        if (
+            isinstance(kind, type)
+            and kind.__module__.split(".")[:2] != ["levada", "framework"]
+            and kind is not CommandTurn
+        ):
             try:
                 tag_of(kind)
             except TypeError as error:

@@ -19,9 +19,9 @@ from levada.framework.errors import MailboxFull
 from .access import Access
 from .errors import EntityErased, OutcomeUnknown, ShardLost
 from .reminders import Reminder
-from .rows import ERASED, FORGOT, SNAPSHOT, Row
+from .rows import ERASED, FORGOT, SNAPSHOT, LogRow
 from .snapshots import MOST_BYTES as SNAPSHOT_BYTES
-from .turns import Erase, Live, Writer
+from .turns import Erase, Live, ShardWriter
 
 __all__ = ["Erasing"]
 
@@ -29,7 +29,7 @@ MOST = 1000
 """The most entities of a shard that are erased at the same time."""
 
 
-class _Shard(Writer, Protocol):
+class _Shard(ShardWriter, Protocol):
     """The part of a shard that erasing uses."""
 
     access: Access
@@ -42,7 +42,7 @@ class _Shard(Writer, Protocol):
         """Start a task of the shard. The shard ends if the task raises `ShardLost`."""
         ...
 
-    def write(self, rows: list[Row], written: trio.Event) -> None:
+    def write(self, rows: list[LogRow], written: trio.Event) -> None:
         """Queue rows; the event is set when they are on disk."""
         ...
 
@@ -100,7 +100,7 @@ class Erasing:
             forgotten = [Reminder(each.entity, each.key, each.id, each.at, b"") for each in pending]
             shard.write([shard.reminders.row(shard.own, FORGOT, now, each) for each in forgotten], trio.Event())
         shard.own.since = 0
-        shard.write([Row(shard.own, SNAPSHOT, now), Row(gone, ERASED, now)], written)
+        shard.write([LogRow(shard.own, SNAPSHOT, now), LogRow(gone, ERASED, now)], written)
         await written.wait()
         assert gone.snapshot is not None
         # The shard's snapshot is the row before. A later snapshot may not be on disk yet.

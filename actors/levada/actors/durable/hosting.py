@@ -17,8 +17,8 @@ from levada.framework.errors import ActorError, ConfigurationError
 
 from .access import Access
 from .entity import Durable
-from .rows import Log, load_arrow
-from .settings import Settings
+from .rows import ShardLog, load_arrow
+from .settings import ShardSettings
 from .shard import Leave, Shard
 from .snapshots import Snapshots
 
@@ -120,7 +120,7 @@ class Host(Actor[CheckHost | Open | Close | EndHost | _Unused]):
         await self.enter(nodes_of(self.system).before_leaving(self._leave))
         self.timers.once("unused", UNUSED, _Unused())
 
-    async def _find(self) -> Settings:
+    async def _find(self) -> ShardSettings:
         """Find the class in this node; `ConfigurationError` if its app has not imported it, or has another version of it."""
         # Imported here, so that a program without nodes does not import it.
         from levada.actors.nodes.orders import actor_class
@@ -131,13 +131,13 @@ class Host(Actor[CheckHost | Open | Close | EndHost | _Unused]):
             raise ConfigurationError(f"{terms.cls} is not derived from Durable in this node")
         await load_arrow()
         there = pa.ipc.read_schema(pa.py_buffer(terms.schema))
-        log = Log(tuple(cls.appliers), there)
+        log = ShardLog(tuple(cls.appliers), there)
         if not log.schema.equals(there):
             raise ConfigurationError(
                 f"{terms.cls} has other events on this node than in the driver: both must run the same code"
             )
         codec = Codec()
-        return Settings(
+        return ShardSettings(
             cls=cls,
             log=log,
             node=f"{self.system.name}:{self.system.platform.pid()}",

@@ -10,7 +10,7 @@ from levada.framework.embedding import drop_frames, release
 
 from .commits import Commits
 from .errors import ReplayFailed
-from .turns import Live, Turn
+from .turns import CommandTurn, Live
 
 __all__ = ["Population"]
 
@@ -24,7 +24,7 @@ class Population:
     def __init__(self, commits: Commits, max_live: int) -> None:
         self.live: dict[str, Live] = {}
         """Those in memory, those used least recently first."""
-        self.loading: dict[str, list[Turn]] = {}
+        self.loading: dict[str, list[CommandTurn]] = {}
         """The commands that wait for entities that are being read."""
         self.unreadable: dict[str, ReplayFailed] = {}
         """Why entities could not be read."""
@@ -55,7 +55,7 @@ class Population:
         if error.sequence and len(self.unreadable) < MOST_FAILED:
             self.unreadable[error.entity] = error
 
-    def take_waiting(self, entity: str) -> list[Turn]:
+    def take_waiting(self, entity: str) -> list[CommandTurn]:
         """Return the commands that waited for an entity, which is not being read any more."""
         self._loaded.set()
         self._loaded = trio.Event()

@@ -13,7 +13,7 @@ import attrs
 
 from levada.framework import Codec, message
 
-from .rows import REMIND, Row
+from .rows import REMIND, LogRow
 from .snapshots import WHOLE
 from .turns import Live
 
@@ -118,21 +118,21 @@ class Reminders:
         else:
             self.drop(reminder)
 
-    def placed(self, row: Row) -> None:
+    def placed(self, row: LogRow) -> None:
         """Apply a row that a handler has caused, at its place in the log."""
         reminder = self.read(row)
         if row.kind == REMIND:
             self.coming -= reminder.size
         self._note(row.kind, reminder)
 
-    def withdraw(self, rows: Iterable[Row]) -> None:
+    def withdraw(self, rows: Iterable[LogRow]) -> None:
         """Forget rows that will not be written, because their handler failed."""
         self.coming -= sum(self.read(row).size for row in rows if row.kind == REMIND)
 
-    def read(self, row: Row) -> Reminder:
+    def read(self, row: LogRow) -> Reminder:
         """Return the reminder in a row."""
         return self.codec.decode(row.data or b"", Reminder)
 
-    def row(self, own: Live, kind: str, time: int, reminder: Reminder) -> Row:
+    def row(self, own: Live, kind: str, time: int, reminder: Reminder) -> LogRow:
         """Make a row of the log."""
-        return Row(own, kind, time, data=self.codec.encode(reminder))
+        return LogRow(own, kind, time, data=self.codec.encode(reminder))

@@ -12,8 +12,8 @@ from levada.framework.supervision import doubled
 
 from .entity import handler_of
 from .reminders import Reminder
-from .settings import Settings
-from .turns import Command, Turn, Writer
+from .settings import ShardSettings
+from .turns import CommandTurn, EntityCommand, ShardWriter
 
 __all__ = ["Reminding"]
 
@@ -27,10 +27,10 @@ FULL_DELAY = 0.05
 """Seconds before a shard without room looks again."""
 
 
-class _Shard(Writer, Protocol):
+class _Shard(ShardWriter, Protocol):
     """What reminders need of a shard."""
 
-    settings: Settings
+    settings: ShardSettings
     place: LocalRef
 
     @property
@@ -42,7 +42,7 @@ class _Shard(Writer, Protocol):
         """Call `Reminding.remind` in so many seconds, and at no other time."""
         ...
 
-    def begin_turn(self, turn: Turn) -> None:
+    def begin_turn(self, turn: CommandTurn) -> None:
         """Take a command."""
         ...
 
@@ -96,14 +96,14 @@ class Reminding:
     def _begin(self, reminder: Reminder) -> None:
         shard, settings = self._shard, self._shard.settings
         try:
-            command = Command(reminder.entity, settings.codec.decode(reminder.message), reminder.id)
+            command = EntityCommand(reminder.entity, settings.codec.decode(reminder.message), reminder.id)
             handler = handler_of(settings.cls, type(command.message))
             if handler is None:
                 raise ActorError(f"{settings.cls.__name__} has no handler for {type(command.message).__name__}")
         except LevadaError as error:
             self.again(reminder, error)
             return
-        turn = Turn(shard.place, shard, command, handler, None, reminder)
+        turn = CommandTurn(shard.place, shard, command, handler, None, reminder)
         turn.body = hashlib.blake2b(reminder.message, digest_size=16).digest()
         turn.message_bytes = len(reminder.message)
         shard.begin_turn(turn)

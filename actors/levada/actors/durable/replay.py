@@ -25,7 +25,7 @@ from .entity import Durable, bind
 from .errors import DurableError, EntityErased, ReplayFailed
 from .rows import BOOKKEEPING, ERASED, SNAPSHOT, EventKind
 from .snapshots import Snapshots
-from .turns import Live, Writer
+from .turns import Live, ShardWriter
 
 __all__ = ["load"]
 
@@ -47,7 +47,7 @@ def _apply(actor: Durable[Any], event: Any) -> None:
 
 
 async def load(
-    cls: type[Durable[Any]], entity: str, writer: Writer, access: Access, snapshots: Snapshots, remember: int
+    cls: type[Durable[Any]], entity: str, writer: ShardWriter, access: Access, snapshots: Snapshots, remember: int
 ) -> Live:
     """Read an entity's rows and make its actor.
 
@@ -67,7 +67,7 @@ async def load(
 
 
 async def _load(
-    cls: type[Durable[Any]], entity: str, writer: Writer, access: Access, snapshots: Snapshots, remember: int
+    cls: type[Durable[Any]], entity: str, writer: ShardWriter, access: Access, snapshots: Snapshots, remember: int
 ) -> Live:
     live = Live(entity, writer)
     if await _replay(cls, live, access, snapshots, remember, start=None):

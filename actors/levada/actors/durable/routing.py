@@ -33,14 +33,14 @@ from levada.framework.text import text_of
 
 from .errors import CommandFailed, EntityErased, OutcomeUnknown, ReplayFailed
 from .hosting import MAILBOX, Owner
-from .turns import Command, Erase
+from .turns import EntityCommand, Erase
 
-__all__ = ["Follower", "Route", "Routes", "ToShard"]
+__all__ = ["Follower", "Route", "ShardRoutes", "ToShard"]
 
 PAUSE: Final = 0.2
 """Seconds to wait for a new place of a shard that did not answer, before it is asked again."""
 
-_ERRORS: Final[dict[str, Callable[[str, Command], LevadaError]]] = {
+_ERRORS: Final[dict[str, Callable[[str, EntityCommand], LevadaError]]] = {
     "OutcomeUnknown": lambda text, m: OutcomeUnknown(text, entity=m.entity, command=m.command or ""),
     "ReplayFailed": lambda text, m: ReplayFailed(text, entity=m.entity),
     "EntityErased": lambda text, m: EntityErased(text, entity=m.entity),
@@ -66,7 +66,7 @@ class ToShard(Protocol):
         ...
 
 
-class Routes:
+class ShardRoutes:
     """The owners of all shards, as this process knows them."""
 
     def __init__(self, system: ActorSystem, count: int) -> None:
@@ -145,7 +145,7 @@ class Routes:
 class Follower(Actor[Any]):
     """Keeps routes up to date; on a node that drains, until the node's shards have left."""
 
-    routes: Routes
+    routes: ShardRoutes
     owners: Receiver[Owner]
 
     async def started(self) -> None:
@@ -168,7 +168,7 @@ class Follower(Actor[Any]):
 class Route:
     """One shard, wherever it is."""
 
-    def __init__(self, routes: Routes, shard: int) -> None:
+    def __init__(self, routes: ShardRoutes, shard: int) -> None:
         self._routes = routes
         self._shard = shard
 
@@ -217,7 +217,7 @@ class Route:
             except ActorStopped as error:
                 # A shard that stopped normally or failed has answered every command that it had begun.
                 begun = not isinstance(error.reason, Normal | Failed)
-                lost: LevadaError = _unknown(m, str(error)) if isinstance(m, Command) else error
+                lost: LevadaError = _unknown(m, str(error)) if isinstance(m, EntityCommand) else error
                 lost.__cause__ = error
             except (OutcomeUnknown, NoValue) as error:
                 begun, lost = True, error
@@ -228,7 +228,7 @@ class Route:
                         raise _unknown(m, str(lost)) from unknown  # the refusal is of this attempt only
                     raise lost from error.__cause__
                 begun = True
-            if begun and isinstance(m, Command):
+            if begun and isinstance(m, EntityCommand):
                 if m.command is None:
                     raise lost
                 unknown = lost
@@ -242,7 +242,7 @@ class Route:
                 await self._routes.changed()
 
 
-def _unknown(m: Command, why: str) -> OutcomeUnknown:
+def _unknown(m: EntityCommand, why: str) -> OutcomeUnknown:
     what = f"command {m.command!r:.100}" if m.command is not None else type(m.message).__name__
     text = f"{what} of entity {m.entity!r:.100} is not done, or not known to be: {why}: ask again, with a command id"
     return OutcomeUnknown(text, entity=m.entity, command=m.command or "")
@@ -251,6 +251,6 @@ def _unknown(m: Command, why: str) -> OutcomeUnknown:
 def _as_sent(error: ActorError, m: Any) -> LevadaError:
     """Return the error that a shard on a node raised."""
     cause = error.__cause__
-    if isinstance(cause, RemoteFailure) and isinstance(m, Command | Erase) and cause.kind in _ERRORS:
-        return _ERRORS[cause.kind](cause.detail, m if isinstance(m, Command) else Command(m.entity, m))
+    if isinstance(cause, RemoteFailure) and isinstance(m, EntityCommand | Erase) and cause.kind in _ERRORS:
+        return _ERRORS[cause.kind](cause.detail, m if isinstance(m, EntityCommand) else EntityCommand(m.entity, m))
     return journal_error(error) or error

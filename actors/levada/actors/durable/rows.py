@@ -38,8 +38,8 @@ __all__ = [
     "REMIND",
     "SNAPSHOT",
     "EventKind",
-    "Log",
-    "Row",
+    "LogRow",
+    "ShardLog",
     "load_arrow",
     "log_columns",
     "log_config",
@@ -107,10 +107,10 @@ def log_columns(events: Any, there: pa.Schema | None = None) -> pa.Schema:
     Raises:
         ConfigurationError: a field of an event cannot be a column, or two events need columns of the same name with different types.
     """
-    return Log(dict.fromkeys(flatten(events)), there).schema
+    return ShardLog(dict.fromkeys(flatten(events)), there).schema
 
 
-class Row:
+class LogRow:
     """A row that is not on disk yet. The offset of the entity's snapshot is added when it is written."""
 
     __slots__ = (
@@ -270,7 +270,7 @@ def _filled(column: pa.Array, field: pa.Field) -> pa.Array:
     return pa.concat_arrays([column, default]).take(places)
 
 
-class Log:
+class ShardLog:
     """The columns of a log, and its classes of events.
 
     Raises:
@@ -315,7 +315,7 @@ class Log:
         self.tags: Mapping[str, EventKind] = {kind.tag: kind for kind in self.kinds.values()}
         """The kinds, by wire name."""
 
-    def batch(self, rows: Sequence[Row], first: int) -> pa.RecordBatch:
+    def batch(self, rows: Sequence[LogRow], first: int) -> pa.RecordBatch:
         """Return rows as a batch; `first` is the offset of the first row."""
         found: list[tuple[Any, ...]] = []
         for offset, row in enumerate(rows, first):

@@ -11,18 +11,18 @@ from levada.framework import Codec, message
 from levada.framework.message import Asks
 
 from .entity import Durable
-from .rows import Log
+from .rows import ShardLog
 from .snapshots import Snapshots
 
-__all__ = ["GetShardStatistics", "Settings", "ShardStatistics"]
+__all__ = ["GetShardStatistics", "ShardSettings", "ShardStatistics"]
 
 
 @attrs.frozen(kw_only=True)
-class Settings:
+class ShardSettings:
     """The settings that all shards of a durable class share."""
 
     cls: type[Durable[Any]]
-    log: Log
+    log: ShardLog
     node: str
     """The name of this process in the log."""
     idle: float

@@ -51,11 +51,11 @@ from .live_entities import Population
 from .reminders import Reminders
 from .reminding import Reminding
 from .replay import load
-from .rows import ANSWER, ERASED, FIRED, FORGOT, OWNED, REMIND, SNAPSHOT, Row
-from .settings import GetShardStatistics, Settings, ShardStatistics
+from .rows import ANSWER, ERASED, FIRED, FORGOT, OWNED, REMIND, SNAPSHOT, LogRow
+from .settings import GetShardStatistics, ShardSettings, ShardStatistics
 from .sizes import bytes_of
 from .snapshots import MOST_BYTES as SNAPSHOT_BYTES
-from .turns import Command, Erase, Live, Turn
+from .turns import CommandTurn, EntityCommand, Erase, Live
 from .underway import UnderWay
 
 __all__ = ["Finisher", "Leave", "Shard"]
@@ -129,7 +129,7 @@ class Shard(DescribedActor[Any]):
 
     subject = "shard"
 
-    settings: Settings
+    settings: ShardSettings
     access: Access
 
     def __attrs_post_init__(self) -> None:
@@ -200,7 +200,7 @@ class Shard(DescribedActor[Any]):
     async def _claim(self) -> bool:
         """Write that this process owns the partition. If there is no room for that, note why, and return False."""
         data = self.settings.codec.encode({"node": self.settings.node})
-        batch = self.log.batch([Row(self.own, OWNED, self.now(), data=data)], self._commits.end)
+        batch = self.log.batch([LogRow(self.own, OWNED, self.now(), data=data)], self._commits.end)
         try:
             answer = await self.access.append(batch, self._commits.end)
         except (JournalFull, JournalUnwritable) as error:
@@ -289,7 +289,12 @@ class Shard(DescribedActor[Any]):
     def _take_at_once(self, question: Ask) -> bool:
         """Take a command to an entity in memory in the asker's task, unless it needs more than the entity."""
         m = question.message
-        if type(m) is not Command or self._refusal is not None or self._erasing.questions or self._under_way.is_full():
+        if (
+            type(m) is not EntityCommand
+            or self._refusal is not None
+            or self._erasing.questions
+            or self._under_way.is_full()
+        ):
             return False
         live = self._entities.live.get(m.entity)
         if live is None or live.cell.phase is _STOPPED or (m.command is not None and live.knows(m.command)):
@@ -301,7 +306,7 @@ class Shard(DescribedActor[Any]):
         return True
 
     @handles
-    def command(self, m: Command) -> Coroutine[Any, Any, None] | None:
+    def command(self, m: EntityCommand) -> Coroutine[Any, Any, None] | None:
         """Take a command, when there is room."""
         # Not a coroutine function: an ask of an idle shard calls this at once, without a turn of the mailbox.
         if self._under_way.is_full():
@@ -309,22 +314,22 @@ class Shard(DescribedActor[Any]):
         self._take_command(m)
         return None
 
-    async def _command_later(self, m: Command) -> None:
+    async def _command_later(self, m: EntityCommand) -> None:
         while self._under_way.is_full():
             await self._under_way.until_one_is_settled()
         self._take_command(m)
 
-    def _take_command(self, m: Command) -> None:
+    def _take_command(self, m: EntityCommand) -> None:
         # Not `reply_later`: `_give_up` fails the questions of all turns.
         turn = self._turn_of(m, self.place.take_question())
         if turn is not None:
             self.begin_turn(turn)
 
-    def _turn_of(self, m: Command, question: Ask | None) -> Turn | None:
+    def _turn_of(self, m: EntityCommand, question: Ask | None) -> CommandTurn | None:
         """Return the turn of a command; None if the command was refused."""
         kind = type(m.message)
         handler: Any = self._handlers.get(kind) or handler_of(self.settings.cls, kind)
-        turn = Turn(self.place, self, m, handler, question)
+        turn = CommandTurn(self.place, self, m, handler, question)
         error: Exception
         if self._refusal is not None:
             error = fresh(self._refusal)
@@ -344,12 +349,12 @@ class Shard(DescribedActor[Any]):
         self._under_way.refuse(turn, error)
         return None
 
-    def begin_turn(self, turn: Turn) -> None:
+    def begin_turn(self, turn: CommandTurn) -> None:
         """Take a command."""
         self._under_way.add(turn)
         self._dispatch(turn)
 
-    def _dispatch(self, turn: Turn) -> None:
+    def _dispatch(self, turn: CommandTurn) -> None:
         if self._erasing.questions:
             refusal = self._erasing.refusal(turn.entity)
             if refusal is not None:
@@ -371,7 +376,7 @@ class Shard(DescribedActor[Any]):
             entities.loading[turn.entity] = [turn]
             self.start_task(self._load, turn.entity)
 
-    def _offer(self, live: Live, turn: Turn, *, at_once: bool = False) -> None:
+    def _offer(self, live: Live, turn: CommandTurn, *, at_once: bool = False) -> None:
         """Give a command to an entity in memory, unless it has been given before."""
         if turn.command is not None and not self._is_new(live, turn, turn.command):
             return
@@ -384,7 +389,7 @@ class Shard(DescribedActor[Any]):
                 live.waiting = deque()
             live.waiting.append(turn)
 
-    def _begin(self, live: Live, turn: Turn, *, at_once: bool = False) -> None:
+    def _begin(self, live: Live, turn: CommandTurn, *, at_once: bool = False) -> None:
         live.turn = turn
         if turn.question is not None:
             turn.question.target = live.cell
@@ -406,7 +411,7 @@ class Shard(DescribedActor[Any]):
                 del live.underway[turn.command]
             self._under_way.withdraw(turn)
 
-    def _is_new(self, live: Live, turn: Turn, command: str) -> bool:
+    def _is_new(self, live: Live, turn: CommandTurn, command: str) -> bool:
         """Return whether a command with an id was not given before; if it was, see to its answer."""
         first = live.underway.get(command) if live.underway is not None else None
         known = live.commands.get(command) if live.commands is not None else None
@@ -429,7 +434,7 @@ class Shard(DescribedActor[Any]):
             self.start_task(self._repeat, turn, known[0])
         return False
 
-    async def _repeat(self, turn: Turn, offset: int) -> None:
+    async def _repeat(self, turn: CommandTurn, offset: int) -> None:
         """Answer with the reply in the log."""
         try:
             octets = (await self.access.row(offset)).column("_reply")[0].as_py()
@@ -477,7 +482,7 @@ class Shard(DescribedActor[Any]):
         clock = self._time
         return int(clock() * 1e6)
 
-    def finished(self, turn: Turn, value: Any) -> None:
+    def finished(self, turn: CommandTurn, value: Any) -> None:
         """Queue the rows of a handler that has returned, and its answer behind them. Raises if the answer cannot be kept."""
         live = turn.live
         assert live is not None
@@ -489,7 +494,7 @@ class Shard(DescribedActor[Any]):
         if turn.command is not None:
             reply = self.settings.codec.encode(value, _expected(turn.message))
             if not rows:
-                rows.append(Row(live, ANSWER, self.now(), command=turn.command))
+                rows.append(LogRow(live, ANSWER, self.now(), command=turn.command))
             if live.size + len(reply) > MOST_BYTES:
                 raise ValueError(f"the events and the answer of one command have more than {MOST_BYTES} bytes")
             rows[-1].reply, rows[-1].body = reply, turn.body
@@ -540,7 +545,7 @@ class Shard(DescribedActor[Any]):
         self._write_snapshots(live)
         return event
 
-    def _take_rows(self, live: Live) -> tuple[Sequence[Row], int]:
+    def _take_rows(self, live: Live) -> tuple[Sequence[LogRow], int]:
         """Take what an entity has recorded, and about its size."""
         rows = live.recorded
         live.recorded = []
@@ -556,11 +561,11 @@ class Shard(DescribedActor[Any]):
         every, own, reminders = self._snapshot_every, self.own, self.reminders
         if own.since > every and own.since > 2 * len(reminders.pending) and reminders.size <= SNAPSHOT_BYTES:
             own.since = 0
-            self.write([Row(own, SNAPSHOT, self.now())], trio.Event())
+            self.write([LogRow(own, SNAPSHOT, self.now())], trio.Event())
         if live.since < every:
             return
         live.since = 0
-        row = Row(live, SNAPSHOT, self.now())
+        row = LogRow(live, SNAPSHOT, self.now())
         try:
             row.state = self.settings.snapshots.state(live)
         except Exception as error:  # noqa: BLE001 - the events have everything, so commands go on
@@ -570,7 +575,7 @@ class Shard(DescribedActor[Any]):
         size = row.size + sum(map(len, row.state.values()))
         live.ticket = self._commits.put(Part(self, [row], size, trio.Event()))
 
-    def placed(self, row: Row, offset: int) -> None:
+    def placed(self, row: LogRow, offset: int) -> None:
         """Record the offset of a row that is no event, or has the answer of a command; they come in the order of the log."""
         live = row.live
         if row.body is not None and row.command is not None:
@@ -587,7 +592,7 @@ class Shard(DescribedActor[Any]):
         elif live is self.own and row.data is not None and row.kind is not OWNED:
             self.reminders.placed(row)
 
-    def done(self, turn: Turn) -> None:
+    def done(self, turn: CommandTurn) -> None:
         """Answer: everything up to the command's last row is on the disk."""
         if turn.tells:
             self._under_way.tell_all(self.ref.path, turn.entity, turn.tells)
@@ -602,7 +607,7 @@ class Shard(DescribedActor[Any]):
         self._under_way.tell_all(self.ref.path, entity, tells)
         self._reminding.arm()
 
-    def failed(self, turn: Turn, error: BaseException) -> None:
+    def failed(self, turn: CommandTurn, error: BaseException) -> None:
         """Drop an entity that ended on a command. Those behind it are for its next life."""
         if turn not in self._under_way.turns:
             return  # the shard has given it up
@@ -650,7 +655,7 @@ class Shard(DescribedActor[Any]):
         """End an entity, and wait until its rows are on the disk."""
         await self._entities.end(entity)
 
-    def write(self, rows: list[Row], written: trio.Event) -> None:
+    def write(self, rows: list[LogRow], written: trio.Event) -> None:
         """Queue rows; the event is set when they are on the disk."""
         size = sum(row.size for row in rows)
         if any(row.live is self.own and row.kind is SNAPSHOT for row in rows):

@@ -1,4 +1,4 @@
-"""`Live`, the shard's record of an entity in memory, and `Turn`, one of its commands."""
+"""`Live`, the shard's record of an entity in memory, and `CommandTurn`, one of its commands."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
     from .entity import Durable
     from .reminders import Reminder, Reminders
-    from .rows import Log, Row
+    from .rows import LogRow, ShardLog
 
-__all__ = ["Command", "Erase", "Live", "Turn", "Writer"]
+__all__ = ["CommandTurn", "EntityCommand", "Erase", "Live", "ShardWriter"]
 
 
 @message("levada.durable.command")
-class Command(Asks[Any], AddressedMessage):
+class EntityCommand(Asks[Any], AddressedMessage):
     """A message to an entity, sent to its shard. The entity's handler answers."""
 
     entity: str
@@ -50,10 +50,10 @@ class Erase(Asks[int], AddressedMessage):
         return f"Erase of entity {self.entity!r:.100}"
 
 
-class Writer(Protocol):
+class ShardWriter(Protocol):
     """The part of a shard that its entities use."""
 
-    log: Log
+    log: ShardLog
     number: int
     own: Live
     """The record of the shard's own rows."""
@@ -67,15 +67,15 @@ class Writer(Protocol):
         """Queue the recorded rows; return an event that is set when they are on disk, None if they are already."""
         ...
 
-    def placed(self, row: Row, offset: int) -> None:
+    def placed(self, row: LogRow, offset: int) -> None:
         """Called with the offset of each row, in the order of the log."""
         ...
 
-    def finished(self, turn: Turn, value: Any) -> None:
+    def finished(self, turn: CommandTurn, value: Any) -> None:
         """Queue the answer of a handler. If it raises, because the answer cannot be encoded, nothing was queued."""
         ...
 
-    def done(self, turn: Turn) -> None:
+    def done(self, turn: CommandTurn) -> None:
         """Answer a command whose rows are on disk."""
         ...
 
@@ -83,7 +83,7 @@ class Writer(Protocol):
         """Send the messages of an entity that waited for the rows of a commit within a handler."""
         ...
 
-    def failed(self, turn: Turn, error: BaseException) -> None:
+    def failed(self, turn: CommandTurn, error: BaseException) -> None:
         """Called when an entity ended on a command, or before it."""
         ...
 
@@ -100,7 +100,7 @@ class Live:
     appliers: Mapping[type, Callable[[Any, Any], None]]
     cell: LocalRef
 
-    def __init__(self, entity: str, writer: Writer) -> None:
+    def __init__(self, entity: str, writer: ShardWriter) -> None:
         self.entity = entity
         self.writer = writer
         self.sequence = 0
@@ -117,15 +117,15 @@ class Live:
         """The time of its last command, on trio's clock."""
         self.commands: dict[str, tuple[int, bytes]] | None = None
         """The offset of the last row and the hash of each remembered command, by id, oldest first."""
-        self.underway: dict[str, Turn] | None = None
+        self.underway: dict[str, CommandTurn] | None = None
         """The commands with ids that are not on disk yet."""
-        self.turn: Turn | None = None
+        self.turn: CommandTurn | None = None
         """The command that is being handled."""
-        self.waiting: deque[Turn] | None = None
+        self.waiting: deque[CommandTurn] | None = None
         """The commands that wait for it."""
-        self.recorded: list[Row] = []
+        self.recorded: list[LogRow] = []
         """The rows of this command that are not in the shard's queue yet."""
-        self.own: list[Row] | None = None
+        self.own: list[LogRow] | None = None
         """The shard's own rows that are written with them."""
         self.size = 0
         """The approximate size of this command's rows since the last commit, in bytes."""
@@ -141,7 +141,7 @@ class Live:
         )
 
 
-class Turn(Ask):
+class CommandTurn(Ask):
     """A command on its way through an entity. First it is an entry of the entity's mailbox, and fails if the entity ends.
 
     When its handler has returned, it is an entry of the queue of `Commits`, with the answer as its `value`.
@@ -152,7 +152,7 @@ class Turn(Ask):
         "size", "tells", "waiter",
     )  # fmt: skip
 
-    rows: Sequence[Row]
+    rows: Sequence[LogRow]
     size: int
     """About the size of the rows."""
     tells: Sequence[tuple[Ref[Any], Any]] | None
@@ -161,8 +161,8 @@ class Turn(Ask):
     def __init__(
         self,
         target: LocalRef,
-        shard: Writer,
-        command: Command,
+        shard: ShardWriter,
+        command: EntityCommand,
         handler: Callable[[Any, Any], Any],
         question: Ask | None,
         reminder: Reminder | None = None,
@@ -179,7 +179,7 @@ class Turn(Ask):
         """The approximate size of the message in bytes, which its shard counts until the command is answered."""
         self.question = question
         """The question to answer; None if the command was told, not asked."""
-        self.also: list[Turn] | None = None
+        self.also: list[CommandTurn] | None = None
         """Repetitions of this command that arrived meanwhile."""
         self.live: Live | None = None
         self.running = False

@@ -16,7 +16,7 @@ from levada.framework.embedding import RateLimitedLog
 from .commits import Commits
 from .errors import OutcomeUnknown
 from .reminders import Reminder
-from .turns import Turn
+from .turns import CommandTurn
 
 __all__ = ["UnderWay"]
 
@@ -32,7 +32,7 @@ class UnderWay:
     """The commands that a shard has taken and not answered."""
 
     def __init__(self, commits: Commits, remind_again: Callable[[Reminder, BaseException], None]) -> None:
-        self.turns: set[Turn] = set()
+        self.turns: set[CommandTurn] = set()
         self._octets = 0
         self._commits = commits
         self._remind_again = remind_again
@@ -58,12 +58,12 @@ class UnderWay:
         self._held = True
         await self._room.wait()
 
-    def add(self, turn: Turn) -> None:
+    def add(self, turn: CommandTurn) -> None:
         """Take a command."""
         self.turns.add(turn)
         self._octets += turn.message_bytes
 
-    def send(self, turn: Turn, value: Any) -> None:
+    def send(self, turn: CommandTurn, value: Any) -> None:
         """Answer a command, and its repetitions."""
         self._settle(turn)
         if turn.question is not None:
@@ -88,7 +88,7 @@ class UnderWay:
                     event="tell_lost",
                 )
 
-    def refuse(self, turn: Turn, error: BaseException) -> None:
+    def refuse(self, turn: CommandTurn, error: BaseException) -> None:
         """Fail a command, and its repetitions."""
         self._settle(turn)
         if turn.reminder is not None:
@@ -107,13 +107,13 @@ class UnderWay:
         for each in turn.also or ():
             self.refuse(each, error)
 
-    def withdraw(self, turn: Turn) -> None:
+    def withdraw(self, turn: CommandTurn) -> None:
         """Forget a command that was not begun and whose askers do not wait, and its repetitions."""
         self._settle(turn)
         for each in turn.also or ():
             self.withdraw(each)
 
-    def _settle(self, turn: Turn) -> None:
+    def _settle(self, turn: CommandTurn) -> None:
         try:
             self.turns.remove(turn)
         except KeyError:  # it was not taken, or given up
@@ -150,7 +150,7 @@ class UnderWay:
         self._octets = 0
         self._wake_waiting()
 
-    def _begun(self) -> set[Turn]:
+    def _begun(self) -> set[CommandTurn]:
         """Return the commands that are partly on the disk, and their repetitions."""
         written = self._commits.written
         begun = (turn for turn in self.turns if turn.part is not None and turn.part <= written)

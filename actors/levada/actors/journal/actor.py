@@ -29,7 +29,7 @@ from levada.framework.files import folder_path
 from levada.framework.platform import Platform
 from levada.transports.text import printable
 
-from .appends import Appends, Job, Told
+from .appends import Appends, Told, WriteJob
 from .columns import Columns, columns_of
 from .config import JournalConfig
 from .delivering import deliver, stage_rows
@@ -63,7 +63,7 @@ from .questions import (
 )
 from .reading import command_of, entity_of, rows_of
 from .store import Store
-from .writing import GROUP_BYTES, Queue, Writer
+from .writing import GROUP_BYTES, JournalWriter, Queue
 
 __all__ = ["Journal"]
 
@@ -252,7 +252,7 @@ class Journal(
         opening = functools.partial(Store.open, self.directory, schema, self.config, clock=self.clock)
         self._store = await self.enter(_opened(self.system.platform, opening, self._writing))
         self._appends = Appends(self._store, columns)
-        self._writer = Writer(
+        self._writer = JournalWriter(
             self.system.platform,
             self._queue,
             self._store,
@@ -276,19 +276,19 @@ class Journal(
         # Not a coroutine function: an ask of an idle journal calls this at once, without a turn of the mailbox.
         if self._queue.waiting_bytes >= self.max_pending_bytes and not self._queue.full:
             return self._append_later(m)
-        self._queue.put(Job(None, self._reply() or self._told, m, _bytes_of(m.rows)))
+        self._queue.put(WriteJob(None, self._reply() or self._told, m, _bytes_of(m.rows)))
         return None
 
     async def _append_later(self, m: Append) -> None:
         # Not while it is full: the questions that make room come by the same mailbox.
         while self._queue.waiting_bytes >= self.max_pending_bytes and not self._queue.full:
             await self._queue.progress()
-        self._queue.put(Job(None, self._reply() or self._told, m, _bytes_of(m.rows)))
+        self._queue.put(WriteJob(None, self._reply() or self._told, m, _bytes_of(m.rows)))
 
     @handles
     def deliver(self, m: Deliver) -> None:
         """Queue a batch behind the appends that wait."""
-        self._queue.put(Job(functools.partial(deliver, self._store, m), self._reply() or self._told))
+        self._queue.put(WriteJob(functools.partial(deliver, self._store, m), self._reply() or self._told))
 
     def _reply(self) -> Reply[Any] | None:
         try:
@@ -359,7 +359,7 @@ class Journal(
         return stage_rows(self._store, m, self._appends.batch_of(m.rows))
 
     def _do_soon(self, function: Callable[..., Any], *args: Any, size: int = 0) -> None:
-        self._queue.put_first(Job(functools.partial(function, *args), self._reply(), None, size))
+        self._queue.put_first(WriteJob(functools.partial(function, *args), self._reply(), None, size))
 
     @handles
     def read(self, m: Read) -> None:

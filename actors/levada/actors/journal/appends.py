@@ -28,7 +28,7 @@ from .questions import Append
 from .schema import joined
 from .store import Store
 
-__all__ = ["Appends", "Job", "Told"]
+__all__ = ["Appends", "Told", "WriteJob"]
 
 logger = logging.getLogger("levada.actors.journal")
 
@@ -55,7 +55,7 @@ class Told:
 
 
 @attrs.define(eq=False)  # not frozen: that costs 0.5 µs for each append
-class Job:
+class WriteJob:
     """Work for the thread that writes."""
 
     run: Callable[[], Any] | None
@@ -86,7 +86,7 @@ class _Part:
 
     number: int
     """The partition."""
-    jobs: list[Job]
+    jobs: list[WriteJob]
     batch: pa.RecordBatch | None = None
     """The rows of all jobs that are to be written; None if there are none."""
     counts: list[int] = attrs.field(factory=list)
@@ -121,7 +121,7 @@ class Appends:
         except (TypeError, ConfigurationError) as error:
             raise SchemaMismatch(f"rows are a record batch or messages: {error}") from error
 
-    def write(self, jobs: Sequence[Job]) -> tuple[list[tuple[Job, Answer]], Exception | None]:
+    def write(self, jobs: Sequence[WriteJob]) -> tuple[list[tuple[WriteJob, Answer]], Exception | None]:
         """Write a group; return the answers of finished jobs, and the error that stopped the rest."""
         choose = self._store.choose_partition
         placed = [
@@ -133,7 +133,7 @@ class Appends:
             return [(job, error) for job in jobs], error
         except JournalError:
             pass  # the wrong append is found by trying each
-        answers: list[tuple[Job, Answer]] = []
+        answers: list[tuple[WriteJob, Answer]] = []
         parts: list[_Part] = []
         for each in placed:
             try:
@@ -161,11 +161,11 @@ class Appends:
         part.counts = [batch.num_rows] if len(each) == 1 else list(map(len, each))
         return part
 
-    def _write(self, parts: Sequence[_Part]) -> list[tuple[Job, Answer]]:
+    def _write(self, parts: Sequence[_Part]) -> list[tuple[WriteJob, Answer]]:
         keyed = self._store.config.keyed
         if (keyed is not None and keyed.command is not None) or any(part.conditional for part in parts):
             self._judge(parts, keyed)
-        answers: list[tuple[Job, Answer]] = []
+        answers: list[tuple[WriteJob, Answer]] = []
         written = iter(
             self._store.append_group([(part.number, part.batch) for part in parts if part.batch is not None])
         )
@@ -293,7 +293,7 @@ def _runs(keys: Sequence[str | bytes | None]) -> Iterator[tuple[str | bytes | No
         yield key, sum(1 for _ in same)
 
 
-def _together(placed: Sequence[tuple[Job, Append, int]]) -> list[_Part]:
+def _together(placed: Sequence[tuple[WriteJob, Append, int]]) -> list[_Part]:
     """Join successive messages for one partition: making a column costs 3 µs, for one row or for a hundred."""
     parts: list[_Part] = []
     joinable: dict[int, _Part] = {}

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from .blocks import Message
 from .errors import BatchReused, JournalBehind, JournalError, OffsetGone
-from .ledger import Delivered, Line
+from .ledger import Delivered, LedgerLine
 from .questions import Deliver, StageRows
 from .staging import Stage
 from .store import Store
@@ -109,7 +109,9 @@ def _require_batch_before(store: Store, m: Deliver) -> None:
     )
 
 
-def _require_same(store: Store, m: Deliver, stages: Mapping[tuple[int, int], Stage], line: Line, attempts: str) -> None:
+def _require_same(
+    store: Store, m: Deliver, stages: Mapping[tuple[int, int], Stage], line: LedgerLine, attempts: str
+) -> None:
     if line.attempts == attempts and not any(winner in stages for winner in m.winners.items()):
         return  # the same question once more: its stages were deleted before the answer
     _require_staged(store, m, stages)
@@ -137,7 +139,7 @@ def _reused(store: Store, m: Deliver, what: str) -> BatchReused:
     return BatchReused(f"batch {m.batch} of {m.query} {what}", path=str(store.directory), query=m.query, batch=m.batch)
 
 
-def _delivered_rows(store: Store, line: Line) -> int | None:
+def _delivered_rows(store: Store, line: LedgerLine) -> int | None:
     """Return the `_sum_of` the rows of a batch; None if retention or an erasure has deleted some."""
     total = rows = 0
     try:

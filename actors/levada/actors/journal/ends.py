@@ -30,7 +30,7 @@ from levada.framework.platform import Platform
 from .blocks import Uncertain, write_all
 from .errors import JournalDamaged, JournalError
 
-__all__ = ["SYNC_EVERY", "Ends", "Promise"]
+__all__ = ["SYNC_EVERY", "Ends", "PromisedEnds"]
 
 logger = logging.getLogger("levada.actors.journal")
 
@@ -46,7 +46,7 @@ _SHUT = b"shut"
 
 
 @attrs.frozen
-class Promise:
+class PromisedEnds:
     """The rows and commits that must be there."""
 
     journal: bytes
@@ -64,7 +64,7 @@ class Promise:
 class Ends:
     """The record of ends, open for writing. Made by `Ends.create`; methods belong to one thread at a time."""
 
-    def __init__(self, platform: Platform, path: Path, descriptor: int, promise: Promise) -> None:
+    def __init__(self, platform: Platform, path: Path, descriptor: int, promise: PromisedEnds) -> None:
         self._files = platform.files
         self._monotonic = platform.monotonic
         self._path = path
@@ -81,7 +81,7 @@ class Ends:
         """Whether something was written and not synced."""
 
     @classmethod
-    def read(cls, files: Files, path: Path) -> Promise:
+    def read(cls, files: Files, path: Path) -> PromisedEnds:
         """Read the promise.
 
         Raises:
@@ -109,7 +109,7 @@ class Ends:
         return max(found, key=lambda each: each[0])[1]
 
     @classmethod
-    def create(cls, platform: Platform, path: Path, promise: Promise) -> Ends:
+    def create(cls, platform: Platform, path: Path, promise: PromisedEnds) -> Ends:
         """Replace the file; the new one is on the disk when this returns."""
         files, size = platform.files, _copy_size(len(promise.end))
         beside = path.with_name(path.name + ".new")
@@ -185,13 +185,13 @@ def _copy_size(partitions: int) -> int:
     return -(-(_HEAD.size + partitions * _PARTITION.size + 2 * _CRC.size + len(_SHUT)) // 4096) * 4096
 
 
-def _pack(promise: Promise, number: int) -> bytes:
+def _pack(promise: PromisedEnds, number: int) -> bytes:
     octets = _HEAD.pack(_MAGIC, _VERSION, len(promise.end), promise.journal, number, promise.commits)
     octets += b"".join(_PARTITION.pack(*each) for each in zip(promise.first, promise.end, strict=True))
     return octets + _CRC.pack(zlib.crc32(octets))
 
 
-def _parse(data: bytes) -> tuple[int, Promise] | None:
+def _parse(data: bytes) -> tuple[int, PromisedEnds] | None:
     """Read the number of a copy and its promise; None if the copy is not whole, or of another version."""
     if len(data) < _HEAD.size:
         return None
@@ -202,4 +202,4 @@ def _parse(data: bytes) -> tuple[int, Promise] | None:
         return None
     closed = data[behind : behind + len(_SHUT) + _CRC.size] == _SHUT + crc
     offsets = list(_PARTITION.iter_unpack(data[_HEAD.size : size]))
-    return number, Promise(journal, [first for first, _ in offsets], [end for _, end in offsets], commits, closed)
+    return number, PromisedEnds(journal, [first for first, _ in offsets], [end for _, end in offsets], commits, closed)

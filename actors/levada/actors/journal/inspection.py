@@ -20,7 +20,7 @@ from levada.framework.files import Files
 from levada.framework.platform import PLATFORM, Platform
 
 from .columns import Envelope, columns_of
-from .ends import Promise
+from .ends import PromisedEnds
 from .errors import JournalDamaged, JournalError, JournalLocked, SchemaMismatch
 from .keys import check_index
 from .ledger import Ledger
@@ -60,7 +60,7 @@ class Inspection:
     """By number; only for reading. One without segments has no rows."""
     schema: pa.Schema
     groups: Mapping[str, Mapping[int, int]]
-    promise: Promise | None
+    promise: PromisedEnds | None
     """The record of ends; None if it is damaged, or the journal is of version 0.1."""
     findings: list[Finding]
     staged: int
@@ -167,7 +167,7 @@ def inspect(directory: Path, *, blocks: bool = False) -> Iterator[Inspection]:
         if not files.exists(path):
             raise JournalDamaged("there is no ledger of a journal", path=str(path))
         promised = read_promise(files, directory)
-        ledger = _ledger(platform, path, promised.commits if isinstance(promised, Promise) else 0, resources)
+        ledger = _ledger(platform, path, promised.commits if isinstance(promised, PromisedEnds) else 0, resources)
         partitions = [
             Partition(
                 files,
@@ -203,7 +203,7 @@ def inspect(directory: Path, *, blocks: bool = False) -> Iterator[Inspection]:
             partitions=partitions,
             schema=max(schemas, key=len, default=columns_of(Envelope).schema),
             groups=ledger.groups(),
-            promise=promised if isinstance(promised, Promise) else None,
+            promise=promised if isinstance(promised, PromisedEnds) else None,
             findings=findings,
             staged=len(files.glob(directory / "staging", "*.segment")),
             transaction=ledger.transaction,

@@ -28,7 +28,7 @@ from levada.framework.platform import Platform
 
 from .errors import JournalDamaged, JournalError, JournalUnwritable
 
-__all__ = ["Delivered", "Erasure", "Ledger", "Line", "Reach", "drop_unfinished", "ledger_errors"]
+__all__ = ["Delivered", "Erasure", "Ledger", "LedgerLine", "Reach", "drop_unfinished", "ledger_errors"]
 
 KEPT = 1000
 """Batches of each query whose lines are kept, newest first. Of an older batch the ledger knows only that it was delivered."""
@@ -37,7 +37,7 @@ KEPT_OPENINGS = 4096
 """Openings that are kept, newest first."""
 
 _FORMAT = 3
-"""2 has the tables `_TABLES_2`; since 3 the ranges of a batch may be followed by what identifies its rows, see `Line`."""
+"""2 has the tables `_TABLES_2`; since 3 the ranges of a batch may be followed by what identifies its rows, see `LedgerLine`."""
 _COLUMNS = {
     "facts": ("name", "value"),
     "partitions": ("number", "end"),
@@ -95,7 +95,7 @@ class Delivered:
 
 
 @attrs.frozen
-class Line:
+class LedgerLine:
     """What the ledger knows of a batch that was delivered."""
 
     ranges: Mapping[int, tuple[int, int]]
@@ -116,7 +116,7 @@ class Line:
         return {**ranges, "digest": self.digest, "attempts": self.attempts}
 
     @classmethod
-    def of_json(cls, found: dict[str, Any]) -> Line:
+    def of_json(cls, found: dict[str, Any]) -> LedgerLine:
         """Undo `to_json`. A line of an older format has only ranges."""
         digest, attempts = found.pop("digest", None), found.pop("attempts", None)
         return cls({int(number): (first, end) for number, (first, end) in found.items()}, digest, attempts)
@@ -336,12 +336,12 @@ class Ledger:
         since = [each.ends for each in self._openings if each.number >= number] or [self._openings[-1].ends]
         return Reach(False, {partition: min(ends[partition] for ends in since) for partition in now})
 
-    def line(self, query: str, batch: int) -> Line | None:
+    def line(self, query: str, batch: int) -> LedgerLine | None:
         """Return what is known of a batch; None if it has not been delivered, or is forgotten (`KEPT`)."""
         found = self._connection.execute(
             "SELECT ranges FROM batches WHERE query = ? AND batch = ?", (query, batch)
         ).fetchone()
-        return None if found is None else Line.of_json(json.loads(found[0]))
+        return None if found is None else LedgerLine.of_json(json.loads(found[0]))
 
     def newest(self, query: str) -> int | None:
         """Return the highest number of a batch of this query; None if there is none."""
@@ -359,7 +359,7 @@ class Ledger:
         # The numbers of a query grow: a batch below all that are kept was delivered and forgotten.
         return Delivered(already=True, ranges={}) if count >= KEPT and batch < oldest else None
 
-    def deliver(self, query: str, batch: int, line: Line) -> None:
+    def deliver(self, query: str, batch: int, line: LedgerLine) -> None:
         """Commit the transaction `transaction` + 1: the rows in the ranges of this line, which are synced, are this batch.
 
         Raises:
@@ -376,7 +376,7 @@ class Ledger:
         self.transaction += 1
 
     def set_attempts(self, query: str, batch: int, attempts: str) -> None:
-        """Record the attempts under which a delivered batch came last; see `Line.attempts`."""
+        """Record the attempts under which a delivered batch came last; see `LedgerLine.attempts`."""
         line = self.line(query, batch)
         if line is None or line.attempts == attempts:
             return

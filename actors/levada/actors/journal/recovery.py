@@ -17,7 +17,7 @@ from levada.framework.platform import Platform
 from .blocks import BLOCK_MAGIC
 from .columns import Envelope, columns_of
 from .config import JournalConfig
-from .ends import Ends, Promise
+from .ends import Ends, PromisedEnds
 from .errors import JournalDamaged
 from .headers import MAX_SCHEMA, VERSION
 from .keys import check_keyed
@@ -56,7 +56,7 @@ def recover(
     """Open the files of a journal, or make them. Closing `resources` closes them. Raises as `Store.open`."""
     files, path = platform.files, directory / "ledger.sqlite"
     promise = read_promise(files, directory)
-    commits = promise.commits if isinstance(promise, Promise) and not config.accept_loss else 0
+    commits = promise.commits if isinstance(promise, PromisedEnds) and not config.accept_loss else 0
     if not files.exists(directory / "ends") and not _has_rows(files, directory):
         _clear(files, directory, path)
     elif not files.exists(path):
@@ -106,7 +106,7 @@ def recover(
     if any(losses.values()):
         with ledger_errors(directory):
             ledger.add_losses(losses)
-    closed = isinstance(promise, Promise) and promise.closed and not problems
+    closed = isinstance(promise, PromisedEnds) and promise.closed and not problems
     cut = sum(partition.settle(ledger.losses(partition.number), closed=closed) for partition in partitions)
     _harden(platform, [partition for partition in partitions if partition.shaky])
     mark = fingerprint(columns)
@@ -118,7 +118,7 @@ def recover(
             partition.publish()
     # This file is not read before the history has its first line.
     first, end = [partition.first for partition in partitions], [partition.end for partition in partitions]
-    ends = Ends.create(platform, directory / "ends", Promise(ledger.journal, first, end, ledger.commits))
+    ends = Ends.create(platform, directory / "ends", PromisedEnds(ledger.journal, first, end, ledger.commits))
     resources.callback(ends.close)
     for partition in partitions:
         partition.delete_stale()
@@ -154,7 +154,7 @@ def _harden(platform: Platform, partitions: list[Partition]) -> None:
             done.result()
 
 
-def read_promise(files: Files, directory: Path) -> Promise | JournalDamaged:
+def read_promise(files: Files, directory: Path) -> PromisedEnds | JournalDamaged:
     """Read the record of ends, or return the error that it ends with."""
     try:
         return Ends.read(files, directory / "ends")
@@ -163,13 +163,13 @@ def read_promise(files: Files, directory: Path) -> Promise | JournalDamaged:
 
 
 def find_problems(
-    directory: Path, promised: Promise | JournalDamaged, ledger: Ledger, partitions: list[Partition]
+    directory: Path, promised: PromisedEnds | JournalDamaged, ledger: Ledger, partitions: list[Partition]
 ) -> tuple[list[JournalDamaged], dict[int, list[tuple[int, int]]]]:
     """Check all promises, and change nothing; return the problems, and the ranges of lost rows by partition."""
-    if isinstance(promised, Promise) and promised.journal != ledger.journal:
+    if isinstance(promised, PromisedEnds) and promised.journal != ledger.journal:
         text = "this record of how far the partitions reach is of another journal: restore the right one"
         promised = JournalDamaged(text, path=str(directory / "ends"))
-    promise = promised if ledger.begun and isinstance(promised, Promise) else None
+    promise = promised if ledger.begun and isinstance(promised, PromisedEnds) else None
     problems = [promised] if ledger.begun and isinstance(promised, JournalDamaged) else []
     if promise is not None and ledger.commits < promise.commits:
         text = f"the newest {promise.commits - ledger.commits} commits of the ledger are gone"

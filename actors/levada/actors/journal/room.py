@@ -14,10 +14,10 @@ from .ledger import Ledger
 from .packing import pack
 from .partitions import Partition
 
-__all__ = ["Room"]
+__all__ = ["DiskRoom"]
 
 
-class Room:
+class DiskRoom:
     """Compares the size of all segments with the size of new rows."""
 
     def __init__(self, directory: Path, config: JournalConfig, partitions: Sequence[Partition], ledger: Ledger) -> None:

@@ -42,12 +42,12 @@ from .errors import JournalError, JournalLocked, JournalUnwritable
 from .extent import Appended, Extent, StoreStatistics, partition_of
 from .guard import Guard, Undone
 from .keys import Keys, Taken
-from .ledger import Delivered, Erasure, Line, Reach, ledger_errors
+from .ledger import Delivered, Erasure, LedgerLine, Reach, ledger_errors
 from .packing import bytes_of, pack
 from .partitions import Partition
 from .recovery import SYNC_THREADS, Recovered, recover
 from .retention import Clock, Retention
-from .room import Room
+from .room import DiskRoom
 from .schema import check_schema, conform, fit
 from .staging import Stage, Staging
 
@@ -79,7 +79,7 @@ class Store:
         self._ledger, self._ends, self._partitions = found.ledger, found.ends, found.partitions
         self._staging = staging
         self._guard = Guard(platform, directory, found.partitions)
-        self._room = Room(directory, config, found.partitions, found.ledger)
+        self._room = DiskRoom(directory, config, found.partitions, found.ledger)
         self._retention = Retention(config, found.partitions, found.ledger, clock)
         self._resources = ExitStack()
         keyed = config.keyed
@@ -356,7 +356,7 @@ class Store:
             batch: its number; the numbers of a query grow.
             parts: partitions and messages (of `pack`, or of a `Stage`); not looked at if the batch has been delivered (`line` tells which
                 rows it had).
-            attempts: identifies these messages; the last ones are kept in the `Line`.
+            attempts: identifies these messages; the last ones are kept in the `LedgerLine`.
 
         Raises:
             JournalFull: no room. Nothing was written; try again.
@@ -386,7 +386,7 @@ class Store:
         ranges = self._transact(
             f"the delivery of batch {batch} of {query}",
             checked(),
-            lambda ranges: self._ledger.deliver(query, batch, Line(ranges, digest, attempts)),
+            lambda ranges: self._ledger.deliver(query, batch, LedgerLine(ranges, digest, attempts)),
         )
         self._delivered += 1
         return Delivered(already=False, ranges=ranges)
@@ -435,7 +435,7 @@ class Store:
         self._guard.require_usable()
         return self._ledger.delivered(query, batch)
 
-    def line(self, query: str, batch: int) -> Line | None:
+    def line(self, query: str, batch: int) -> LedgerLine | None:
         """Return what the ledger knows of a batch; None if it has not been delivered, or was forgotten."""
         self._guard.require_usable()
         return self._ledger.line(query, batch)

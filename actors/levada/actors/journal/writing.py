@@ -18,14 +18,14 @@ import trio
 from levada.framework import Reply
 from levada.framework.platform import Platform
 
-from .appends import Answer, Appends, Job
+from .appends import Answer, Appends, WriteJob
 from .ends import SYNC_EVERY
 from .errors import JournalError, JournalFull, bare, fresh
 from .extent import Appended, Extent
 from .questions import AwaitRows
 from .store import Store
 
-__all__ = ["GROUP_BYTES", "Queue", "Writer"]
+__all__ = ["GROUP_BYTES", "JournalWriter", "Queue"]
 
 T = TypeVar("T")
 
@@ -46,9 +46,9 @@ class Queue:
 
     def __init__(self, directory: str, max_waiting: int) -> None:
         self.directory = directory
-        self.waiting: deque[Job] = deque()
+        self.waiting: deque[WriteJob] = deque()
         """Appends and deliveries, in order."""
-        self.urgent: deque[Job] = deque()
+        self.urgent: deque[WriteJob] = deque()
         """Questions that go before them."""
         self.waiting_bytes = 0
         """Bytes of the appends that wait."""
@@ -60,7 +60,7 @@ class Queue:
         self._wake = trio.Event()
         self._progress = trio.Event()
 
-    def put(self, job: Job) -> None:
+    def put(self, job: WriteJob) -> None:
         """Add an append or a delivery, or have it fail."""
         if self.full is not None and job.append is not None and not job.append.waits:
             job.fail(fresh(self.full))
@@ -74,18 +74,18 @@ class Queue:
         self.waiting_bytes += job.size
         self._wake.set()
 
-    def put_first(self, job: Job) -> None:
+    def put_first(self, job: WriteJob) -> None:
         """Add a question that goes before appends and deliveries."""
         self.urgent.append(job)
         self._wake.set()
 
-    def take(self, jobs: Sequence[Job]) -> None:
+    def take(self, jobs: Sequence[WriteJob]) -> None:
         """Remove the first appends and deliveries, which are these."""
         for job in jobs:
             self.waiting.popleft()
             self.waiting_bytes -= job.size
 
-    def put_back(self, jobs: Sequence[Job]) -> None:
+    def put_back(self, jobs: Sequence[WriteJob]) -> None:
         """Put appends before all others."""
         self.waiting.extendleft(reversed(jobs))
         self.waiting_bytes += sum(job.size for job in jobs)
@@ -117,7 +117,7 @@ class Queue:
             await self._progress.wait()
 
 
-class Writer:
+class JournalWriter:
     """Hands the writes of a queue to the thread that writes. Its `run` is a task of the journal. It calls `full` when an append has no room."""
 
     def __init__(
@@ -168,7 +168,7 @@ class Writer:
                 self._tell_watchers()
                 queue.note_progress()
             elif not queue.urgent and not await queue.work(SYNC_EVERY if self._store.unsynced else math.inf):
-                await self._run(Job(self._store.sync_ends, None))
+                await self._run(WriteJob(self._store.sync_ends, None))
 
     def _require_whole(self) -> None:
         """Raise if the store broke behind something that was answered: the next question need not fail for it."""
@@ -184,7 +184,7 @@ class Writer:
         if self._store.broken:
             raise error
 
-    async def _run(self, job: Job) -> None:
+    async def _run(self, job: WriteJob) -> None:
         try:
             assert job.run is not None
             job.answer(await self.in_thread(job.run))
@@ -207,7 +207,7 @@ class Writer:
             self._refuse(job, error)
         self._queue.take([job])
 
-    def _refuse(self, job: Job, error: Exception) -> None:
+    def _refuse(self, job: WriteJob, error: Exception) -> None:
         """Fail a question. Raises as `require_store`."""
         if self._store.broken:
             job.fail(fresh(error))
@@ -217,7 +217,7 @@ class Writer:
     async def _run_group(self) -> None:
         queue = self._queue
         await self._let_askers_come()
-        jobs: list[Job] = []
+        jobs: list[WriteJob] = []
         octets = 0
         for job in islice(queue.waiting, GROUP_APPENDS):
             octets += job.size
@@ -252,7 +252,7 @@ class Writer:
         elif error is not None:
             self.require_store(error)
 
-    async def _write(self, jobs: Sequence[Job]) -> tuple[list[tuple[Job, Answer]], Exception | None]:
+    async def _write(self, jobs: Sequence[WriteJob]) -> tuple[list[tuple[WriteJob, Answer]], Exception | None]:
         """Write a group in the thread that writes; an append that comes alone in this one, if that may be and costs less."""
         alone = self._dedicated and len(jobs) == 1 and self._expected <= 1 and not self._limiter.borrowed_tokens
         if alone and jobs[0].size <= QUICK_BYTES and self._took <= QUICK:
@@ -261,7 +261,7 @@ class Writer:
             )  # a third of the time that a command to a durable actor took went to the change of threads
         return await self.in_thread(functools.partial(self._write_timed, jobs))
 
-    def _write_timed(self, jobs: Sequence[Job]) -> tuple[list[tuple[Job, Answer]], Exception | None]:
+    def _write_timed(self, jobs: Sequence[WriteJob]) -> tuple[list[tuple[WriteJob, Answer]], Exception | None]:
         start = self._perf_counter()
         try:
             return self._appends.write(jobs)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from levada.framework.timers import Timer, Timers
 
     from .cell import Cell
-    from .host import Host
+    from .host import ActorHost
     from .lifecycle import ActorEnding, Group
 
 __all__ = ["Extras"]
@@ -40,7 +40,7 @@ class Extras:
         self.ending: ActorEnding | None = None
         self.failure: BaseException | None = None
         """The error that the actor object failed with, with its traceback, until it is decided whether the parent fails with it."""
-        self.host: Host | None = None
+        self.host: ActorHost | None = None
         self.inbox: Any = None
         self.links: dict[Cell, None] | None = None
         self.names: dict[str, Cell] | None = None

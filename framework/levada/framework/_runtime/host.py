@@ -30,7 +30,7 @@ from trio.lowlevel import (
 if TYPE_CHECKING:
     from .cell import Cell
 
-__all__ = ["Host", "split_cancelled"]
+__all__ = ["ActorHost", "split_cancelled"]
 
 
 def split_cancelled(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
@@ -42,7 +42,7 @@ def split_cancelled(error: BaseException) -> tuple[BaseException | None, BaseExc
     return None, error
 
 
-class Host:
+class ActorHost:
     """The nursery and the contexts of one actor object."""
 
     __slots__ = ("_cell", "_closing", "_contexts", "_gone", "_nursery", "_pending")

@@ -57,7 +57,7 @@ from levada.framework.timers import Tick
 
 from .ask import Ask, content_of, stopped_error
 from .cell import Cell
-from .host import Host, split_cancelled
+from .host import ActorHost, split_cancelled
 from .phase import PAUSED, RUNNING, STOPPED
 from .remains import drop_frames, end_handles, open_handles
 from .scheduler import InlineCoroutine
@@ -186,7 +186,7 @@ class Lifecycle:
         """Fail an actor whose mailbox is full, with the policy ``stop``."""
         self._signal(self._fail_from_outside, cell, error)
 
-    def task_failed(self, cell: Cell, host: Host | None, error: BaseException) -> None:
+    def task_failed(self, cell: Cell, host: ActorHost | None, error: BaseException) -> None:
         """Fail an actor since one of its tasks or contexts failed."""
         self._signal(self._task_failed, cell, host, error)
 
@@ -226,7 +226,7 @@ class Lifecycle:
         elif not isinstance(reason, Normal):
             self.request_now(cell, reason, True, False)
 
-    def _task_failed(self, cell: Cell, host: Host | None, error: BaseException) -> None:
+    def _task_failed(self, cell: Cell, host: ActorHost | None, error: BaseException) -> None:
         if cell._extras is None or cell._extras.host is not host:
             return
         ending = cell.ending
