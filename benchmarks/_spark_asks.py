@@ -17,7 +17,7 @@ import trio
 from levada.actors.spark import AskRows, Bridge, RemoteActor, ask, ask_batches, ask_many, serve_bridge
 
 # A message class of the package: those of a benchmark are not importable in Spark's workers.
-from levada.actors.spark.protocol import Measure as Question
+from levada.actors.spark.protocol import MeasureRows as Question
 from levada.actors.spark.worker import connection
 from levada.framework import Actor, ActorSystem, handles
 

@@ -40,5 +40,5 @@ def test_the_table_has_every_setting_that_is_refused() -> None:
 
 def test_the_error_is_the_one_of_a_node_without_a_slot() -> None:
     late = "n0 did not say hello within 60 s (NodeSettings.start_timeout): "
-    no_slot = spark_settings.Room(slots=2, cores=8, running=2, nodes=0).describe("local[2]")
+    no_slot = spark_settings.SparkSlots(slots=2, cores=8, running=2, nodes=0).describe("local[2]")
     assert " ".join(ERROR.split()) == late + no_slot

@@ -25,11 +25,11 @@ __all__ = [
     "PLATFORM",
     "REAL",
     "Datagrams",
-    "Exit",
     "Launch",
     "Launched",
     "Network",
     "Platform",
+    "ProcessExit",
     "RunInThread",
     "Shares",
     "Wire",
@@ -169,7 +169,7 @@ class Network(Protocol):
         ...
 
 
-class Exit(Protocol):
+class ProcessExit(Protocol):
     """A process of `Launch`, as it sees itself."""
 
     terminated: trio.Event
@@ -206,7 +206,9 @@ class Launched(Protocol):
 class Launch(Protocol):
     """Starts a process that is not a real one."""
 
-    def __call__(self, name: str, main: Callable[[Exit], Awaitable[int]], *, shares: Shares | None = None) -> Launched:
+    def __call__(
+        self, name: str, main: Callable[[ProcessExit], Awaitable[int]], *, shares: Shares | None = None
+    ) -> Launched:
         """Start it; `main` runs in its surroundings and returns its exit code.
 
         Args:

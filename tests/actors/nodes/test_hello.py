@@ -12,7 +12,7 @@ from trio.testing import MockClock
 
 from levada.actors.aqueduct import Peer, PeerConfig, connect_over
 from levada.actors.nodes import NodeLost, NodeSettings
-from levada.actors.nodes.messages import AppFailed, Hello, Ready, Refused, Welcome
+from levada.actors.nodes.messages import AppFailed, Hello, NodeRefused, Ready, Welcome
 from levada.actors.nodes.node import control_schema
 from levada.actors.nodes.node_side import run_node
 from levada.framework import Actor, ActorSystem, OneshotReceiver, OneshotSender, Ref, oneshot, restart
@@ -28,9 +28,9 @@ class Idle(Actor[Any]):
 
 async def say_hello(peer: Peer[Hello], control: Ref[Any], **changes: Any) -> Any:
     """Send a hello; return the answer."""
-    answer: OneshotSender[Welcome | Refused]
-    answered: OneshotReceiver[Welcome | Refused]
-    answer, answered = oneshot(Welcome | Refused)
+    answer: OneshotSender[Welcome | NodeRefused]
+    answered: OneshotReceiver[Welcome | NodeRefused]
+    answer, answered = oneshot(Welcome | NodeRefused)
     hello = Hello(
         node_id=b"x" * 16, pid=1, host="here", python="3", version="0", schema=control_schema(), control=control, answer=answer
     )  # fmt: skip

@@ -18,7 +18,7 @@ from levada.actors.aqueduct import Peer, PeerConfig, connect
 from levada.actors.authentication import Credentials, Refused
 from levada.actors.nodes import spark_gate
 from levada.actors.nodes.certificates import Authority, Carrier, MemberKey, carrier_settings, member_name
-from levada.actors.nodes.spark_gate import Certified, Certify, Gate, Refusal, listening_in, open_gate
+from levada.actors.nodes.spark_gate import CertificateRefused, Certified, Certify, Gate, listening_in, open_gate
 from levada.framework import ActorSystem, Identity, oneshot
 from levada.framework.errors import ConfigurationError, ConnectionLost
 from levada.transports.carriers import CarrierInfo
@@ -52,7 +52,7 @@ def shows(node_id: bytes | None) -> Credentials:
 
 
 async def certify(peer: Peer[Any], node_id: bytes = NODE, public: bytes | None = None, attempt: int = 0) -> Any:
-    answer, found = oneshot(Certified | Refusal)
+    answer, found = oneshot(Certified | CertificateRefused)
     with found:
         await peer.send(Certify(node_id, MemberKey().public if public is None else public, attempt, answer))
         return await found
@@ -110,7 +110,9 @@ async def test_a_second_process_of_a_start_is_refused_and_the_first_counts_as_lo
                 assert not ticket.superseded.is_set()
                 async with connect(system, gate.url, object, token=ticket.token, config=config) as second:
                     refusal = await certify(second, b"M" * 16, attempt=1)
-            assert refusal == Refusal("n0#0 was admitted before: the driver restarts nodes, not Spark (attempt 1)")
+            assert refusal == CertificateRefused(
+                "n0#0 was admitted before: the driver restarts nodes, not Spark (attempt 1)"
+            )
             assert ticket.superseded.is_set()
             assert ticket.node_id == NODE
 
@@ -119,7 +121,7 @@ async def test_what_cannot_be_certified_is_refused_with_a_text() -> None:
     async with gates() as (system, gate, config):
         with gate.expect("n0#0") as ticket:
             async with connect(system, gate.url, object, token=ticket.token, config=config) as peer:
-                assert await certify(peer, b"short") == Refusal("the node id has 5 bytes, wanted 16")
+                assert await certify(peer, b"short") == CertificateRefused("the node id has 5 bytes, wanted 16")
                 refusal = await certify(peer, NODE, b"no key")
                 assert refusal.text.startswith("the public key of a node cannot be read")
                 assert isinstance(await certify(peer), Certified)

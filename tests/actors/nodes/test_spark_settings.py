@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from levada.actors.nodes.spark_settings import Room, check_settings, cores_of_a_node, executor_cores
+from levada.actors.nodes.spark_settings import SparkSlots, check_settings, cores_of_a_node, executor_cores
 from levada.framework.errors import ConfigurationError
 
 ENCRYPTED = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
@@ -109,8 +109,8 @@ def test_a_program_says_how_many_cores_a_node_takes() -> None:
 
 
 def test_a_node_without_a_slot_is_told_in_numbers() -> None:
-    assert Room(slots=2, cores=8, running=2, nodes=1).describe("local[2]") == (
+    assert SparkSlots(slots=2, cores=8, running=2, nodes=1).describe("local[2]") == (
         "no free slot: local[2] has 2 slots and 8 cores, and 2 tasks are running, 1 of them nodes; "
         "a node holds its slot until it ends: set the master to local[nodes + cores]"
     )
-    assert "fewer `cores` of an executor" in Room(slots=2, cores=8, running=2, nodes=1).describe("yarn")
+    assert "fewer `cores` of an executor" in SparkSlots(slots=2, cores=8, running=2, nodes=1).describe("yarn")

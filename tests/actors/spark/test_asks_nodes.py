@@ -24,7 +24,7 @@ from levada.actors.interop.certificates import make_certificates
 from levada.actors.nodes import NodeDown, NodeSettings, NodeUp, local_nodes
 from levada.actors.spark.asks import AskRows, RemoteActor, ask, ask_batches
 from levada.actors.spark.desk import BridgeConfig, serve_asks
-from levada.actors.spark.protocol import BridgeRefused, Measure, Token, UnknownName
+from levada.actors.spark.protocol import BridgeRefused, MeasureRows, Token, UnknownName
 from levada.actors.spark.shipping import make_zip
 from levada.actors.spark.worker import addresses
 from levada.framework import Actor, ActorSystem, handles
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class Here(Actor[AskRows | Measure]):
+class Here(Actor[AskRows | MeasureRows]):
     """Answers with the name of its system."""
 
     @handles
@@ -46,7 +46,7 @@ class Here(Actor[AskRows | Measure]):
         return pa.record_batch({"name": [self.system.name] * m.rows.num_rows})
 
     @handles
-    def one(self, m: Measure) -> int:
+    def one(self, m: MeasureRows) -> int:
         return int(self.system.name.removeprefix("n"))
 
 
@@ -77,13 +77,16 @@ async def test_questions_are_spread_and_go_to_the_node_that_is_left(tmp_path: Pa
         assert {desk.token_file.read_text() for desk in desks} == {(folder / "asks" / "bridge.token").read_text()}
         found = await in_thread(lambda: names(ask_batches(scores, batches(20), window=4)))
         assert found == {"n0": 10, "n1": 10}
-        assert Counter([await in_thread(partial(ask, scores, Measure(0, 0, 0, 0))) for _ in range(10)]) == {0: 5, 1: 5}
+        assert Counter([await in_thread(partial(ask, scores, MeasureRows(0, 0, 0, 0))) for _ in range(10)]) == {
+            0: 5,
+            1: 5,
+        }
         with pytest.raises(UnknownName):
-            await in_thread(partial(ask, RemoteActor("nobody", address), Measure(0, 0, 0, 0)))
+            await in_thread(partial(ask, RemoteActor("nobody", address), MeasureRows(0, 0, 0, 0)))
         one = RemoteActor("scores", f"{desks[1].address}; unix://{quote(os.fsencode(folder))}/asks/gone.socket")
         assert await in_thread(lambda: names(ask_batches(one, batches(6)))) == {"n1": 6}
     with pytest.raises(ConnectionLost, match="no node serves at"):
-        await in_thread(partial(ask, scores, Measure(0, 0, 0, 0), timeout=0.01))
+        await in_thread(partial(ask, scores, MeasureRows(0, 0, 0, 0), timeout=0.01))
 
 
 async def test_who_does_not_know_the_token_is_refused(tmp_path: Path) -> None:
@@ -93,7 +96,7 @@ async def test_who_does_not_know_the_token_is_refused(tmp_path: Path) -> None:
         other.write_text("0" * 64 + text[64:])
         other.chmod(0o600)
         with pytest.raises(BridgeRefused):
-            await in_thread(partial(ask, RemoteActor("scores", desk.address, str(other)), Measure(0, 0, 0, 0)))
+            await in_thread(partial(ask, RemoteActor("scores", desk.address, str(other)), MeasureRows(0, 0, 0, 0)))
 
 
 def tls_of(address: str) -> str:
@@ -133,12 +136,12 @@ async def test_executors_of_other_machines_ask_over_tls(tmp_path: Path) -> None:
         assert (answers.total(), set(answers)) == (20, {"n0", "n1"})
         with pytest.raises(ConnectionLost, match="certificate verify failed"):
             await in_thread(
-                partial(ask, RemoteActor("scores", found[2], str(token)), Measure(0, 0, 0, 0), timeout=0.01)
+                partial(ask, RemoteActor("scores", found[2], str(token)), MeasureRows(0, 0, 0, 0), timeout=0.01)
             )
         wrong = tmp_path / "wrong.token"
         Token.make(trust=shared.certificate.read_text()).write(wrong)
         with pytest.raises(BridgeRefused):
-            await in_thread(partial(ask, attrs.evolve(both, token_file=str(wrong)), Measure(0, 0, 0, 0)))
+            await in_thread(partial(ask, attrs.evolve(both, token_file=str(wrong)), MeasureRows(0, 0, 0, 0)))
 
 
 async def test_what_cannot_be_served_is_refused(tmp_path: Path) -> None:

@@ -18,14 +18,14 @@ from pyspark.sql.functions import pandas_udf
 from levada.actors.spark.asks import AskRows, RemoteActor, ask_batches, ask_many
 
 # Message classes must be importable in the workers, which this module is not: these two come with the package.
-from levada.actors.spark.protocol import Measure
+from levada.actors.spark.protocol import MeasureRows
 from levada.framework import Actor, Ref, handles
 
 pandas = pytest.importorskip("pandas")
 pytestmark = [pytest.mark.ci, pytest.mark.timeout(180)]
 
 
-class Doubler(Actor[AskRows | Measure]):
+class Doubler(Actor[AskRows | MeasureRows]):
     most: list[int]
     refused: int = -1
     gate: trio.Event | None = None
@@ -51,7 +51,7 @@ class Doubler(Actor[AskRows | Measure]):
         self.start_soon(answer)
 
     @handles
-    def one(self, m: Measure) -> int:
+    def one(self, m: MeasureRows) -> int:
         return m.partition * 2
 
 
@@ -95,7 +95,7 @@ def test_single_questions_from_a_data_frame(actors: Any, numbers: Any) -> None:
 
     def doubled(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            questions = (Measure(number, 0, 0, 0) for number in batch.column("id").to_pylist())
+            questions = (MeasureRows(number, 0, 0, 0) for number in batch.column("id").to_pylist())
             yield pa.record_batch({"doubled": pa.array(ask_many(there, questions, window=64), pa.int64())})
 
     answers = numbers.mapInArrow(doubled, "doubled long").collect()

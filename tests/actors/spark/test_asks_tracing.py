@@ -25,7 +25,7 @@ from levada.actors.spark import serve_bridge
 from levada.actors.spark.asks import AskRows, RemoteActor, ask, ask_batches
 from levada.actors.spark.desk import Desk as Desk_
 from levada.actors.spark.desk import serve_asks
-from levada.actors.spark.protocol import DeliverBatch, Measure, StageHead
+from levada.actors.spark.protocol import DeliverBatch, MeasureRows, StageHead
 from levada.actors.spark.source import Options
 from levada.actors.spark.worker import RemoteMailbox
 from levada.framework import Actor, ActorSystem, handles, message
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class Desk(Actor[AskRows | Measure]):
+class Desk(Actor[AskRows | MeasureRows]):
     @handles
     def rows(self, m: AskRows) -> pa.RecordBatch:
         return pa.record_batch({"doubled": pa.array([2 * n for n in m.rows.column("id").to_pylist()], pa.int64())})
 
     @handles
-    def one(self, m: Measure) -> int:
+    def one(self, m: MeasureRows) -> int:
         return m.partition
 
 
@@ -70,12 +70,12 @@ async def test_questions_of_a_thread_are_served_below_the_context_of_their_remot
     async with spans.system() as system, serve_asks(system, tmp_path / "asks", {"desk": system.spawn(Desk)}) as desk:
         with spans.tracer.start_as_current_span("job"):
             actor = RemoteActor("desk", desk.address)
-        assert await in_thread(partial(ask, actor, Measure(0, 7, 0, 0))) == 0
+        assert await in_thread(partial(ask, actor, MeasureRows(0, 7, 0, 0))) == 0
         batches = [pa.record_batch({"id": [1, 2]})]
         (answer,) = await in_thread(lambda: list(ask_batches(actor, batches)))
         assert answer.column("doubled").to_pylist() == [2, 4]
     job = spans.one("job")
-    for route, question in (("ask/desk", "Desk/Measure"), ("ask/desk/batch", "Desk/AskRows")):
+    for route, question in (("ask/desk", "Desk/MeasureRows"), ("ask/desk/batch", "Desk/AskRows")):
         served = spans.one(route, SpanKind.SERVER)
         assert is_below(served, job)
         asked = spans.one(question, SpanKind.CLIENT)
@@ -104,7 +104,7 @@ async def test_a_span_in_a_task_is_the_parent_of_the_handler_of_its_question(spa
     async with spans.system() as system, serve_asks(system, tmp_path / "asks", {"desk": system.spawn(Desk)}) as desk:
         with spans.tracer.start_as_current_span("job"):
             actor = RemoteActor("desk", desk.address)
-        assert await executor.run("single", partial(ask, actor, Measure(0, 7, 0, 0), idempotent=True)) == 0
+        assert await executor.run("single", partial(ask, actor, MeasureRows(0, 7, 0, 0), idempotent=True)) == 0
         batches = [pa.record_batch({"id": [1, 2]})]
         await executor.run("batch", lambda: list(ask_batches(actor, batches)))
     for name, route in (("single", "ask/desk"), ("batch", "ask/desk/batch")):
@@ -159,7 +159,7 @@ async def test_a_bridge_that_does_not_trace_is_sent_no_context(
     async with ActorSystem() as system, serve_asks(system, tmp_path / "asks", {"desk": system.spawn(Desk)}) as desk:
         assert RemoteActor("desk", desk.address).trace is None
         actor = RemoteActor("desk", desk.address, trace=TraceHeaders(PARENT))
-        assert await executor.run("task", partial(ask, actor, Measure(0, 0, 0, 0))) == 0
+        assert await executor.run("task", partial(ask, actor, MeasureRows(0, 0, 0, 0))) == 0
     assert [request.route for request in requests] == ["hello", "ask/desk"]
     assert [request.tracing for request in requests] == [None, None]
 
@@ -168,7 +168,7 @@ async def test_a_process_that_gives_no_context_is_served_by_a_traced_bridge(span
     async with spans.system() as system, serve_asks(system, tmp_path / "asks", {"desk": system.spawn(Desk)}) as desk:
         actor = RemoteActor("desk", desk.address)
         assert actor.trace is None
-        assert await in_thread(partial(ask, actor, Measure(0, 7, 0, 0))) == 0
+        assert await in_thread(partial(ask, actor, MeasureRows(0, 7, 0, 0))) == 0
     assert spans.one("ask/desk", SpanKind.SERVER).parent is None
 
 

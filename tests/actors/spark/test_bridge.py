@@ -56,12 +56,12 @@ from levada.actors.spark.protocol import (  # noqa: E402
     BlockHead,
     BridgeError,
     BridgeUnreachable,
-    Commit,
+    CommitOffsets,
     Declare,
     DeliverBatch,
     DeliveredBatch,
     DiscardBatch,
-    ReadRows,
+    ReadBlocks,
     StageHead,
     Token,
     failed,
@@ -153,7 +153,7 @@ def test_a_stream_of_blocks_is_never_further_ahead_than_its_credit(actors: Actor
     """The reader takes no block: the bridge sends as many as were granted, and reads no more than one chunk of the journal."""
     made = actors.mailbox("lines", Line, config=JournalConfig(block_rows=1, block_bytes=256, segment_bytes=1 << 20))
     actors.do(lambda: made.append([Line(n) for n in range(100)]))
-    question = Codec().encode(ReadRows(0, 0, 100, remote(actors).describe().epoch))
+    question = Codec().encode(ReadBlocks(0, 0, 100, remote(actors).describe().epoch))
     stream = connection(actors.bridge.address).request_stream(question, route="mailbox/lines/read", window=WINDOW)
     sizes, taken = [], []
     for left in (0, WINDOW // 2):
@@ -286,11 +286,11 @@ def test_groups_commit_over_the_wire(actors: Actors) -> None:
     lines = remote(actors)
     epoch = lines.describe().epoch
     assert lines.ask(Declare("job")) == {0: 0}
-    lines.ask(Commit("job", epoch, {0: 2}))
+    lines.ask(CommitOffsets("job", epoch, {0: 2}))
     assert actors.ask(made, GetGroups()) == {"job": {0: 2}}
     assert lines.ask(Declare("late", at_end=True)) == {0: 2}
     with pytest.raises(JournalError, match="no group 'other'"):
-        lines.ask(Commit("other", epoch, {0: 1}))
+        lines.ask(CommitOffsets("other", epoch, {0: 1}))
 
 
 # ---------------------------------------------------------------- what goes wrong

@@ -23,7 +23,7 @@ from levada.actors.spark.asks import RemoteActor, ask_many  # noqa: E402
 from levada.actors.spark.bridge import OPENING  # noqa: E402
 from levada.actors.spark.protocol import (  # noqa: E402
     BridgeUnreachable,
-    Commit,
+    CommitOffsets,
     Declare,
     DeliverBatch,
     Describe,
@@ -92,7 +92,7 @@ USES: dict[str, Callable[[Desk], object]] = {
     "describe": lambda desk: desk.lines.describe(),
     "wait": lambda desk: desk.lines.wait_for_rows({0: 0}, 1, 1.0),
     "measure": lambda desk: desk.lines.measure(0, 0, 3, 1000),
-    "commit": lambda desk: desk.lines.ask(Commit("group", desk.epoch, {0: 1})),
+    "commit": lambda desk: desk.lines.ask(CommitOffsets("group", desk.epoch, {0: 1})),
     "deliver": lambda desk: desk.lines.ask(DeliverBatch("q", 0, {0: 1}, {0: 2})),
     "read": lambda desk: list(desk.lines.read(0, 0, 3, epoch=desk.epoch, schema=COLUMNS.schema)),
     "stage": lambda desk: desk.lines.stage(StageHead("q", 0, 1, 2), [rows(6)]),

@@ -40,13 +40,13 @@ from levada.actors.spark.desk import MAX_SETUP  # noqa: E402
 from levada.actors.spark.protocol import (  # noqa: E402
     HEAD,
     AppendHead,
-    Commit,
+    CommitOffsets,
     Declare,
     DeliverBatch,
     Describe,
     DiscardBatch,
-    Measure,
-    ReadRows,
+    MeasureRows,
+    ReadBlocks,
     StageHead,
     Token,
     WaitForRows,
@@ -473,9 +473,9 @@ def test_questions_that_no_journal_takes_are_refused_and_do_not_end_it(desk: Act
         DeliverBatch("q" * 1001, 0, {}),
         DiscardBatch("q", large),
         Declare("g" * 1001),
-        Commit("unknown", "", {large: large}),
-        Measure(large, 0, 1, 1),
-        Measure(0, -large, large, -1),
+        CommitOffsets("unknown", "", {large: large}),
+        MeasureRows(large, 0, 1, 1),
+        MeasureRows(0, -large, large, -1),
         Answer(1),
     ]
     peer = connection(desk.bridge.address)
@@ -500,8 +500,8 @@ def test_octets_of_any_kind_on_any_route_are_answered(desk: Actors) -> None:
     codec, peer = Codec(), connection(desk.bridge.address)
     seeds = [
         codec.encode(Describe()),
-        codec.encode(ReadRows(0, 0, 5, "e")),
-        codec.encode(Commit("g", "e", {0: 1})),
+        codec.encode(ReadBlocks(0, 0, 5, "e")),
+        codec.encode(CommitOffsets("g", "e", {0: 1})),
         codec.encode(Question("x")),
         stream_of(COLUMNS.encode([Line("x")])),
         b"",
@@ -587,7 +587,7 @@ def test_streams_of_rows_that_nobody_takes_have_a_bound(desk: Actors) -> None:
     for _ in range(4):
         desk.do(lambda: made.append([Line(block)]))
     epoch = RemoteMailbox(desk.bridge.address, "lines").describe().epoch
-    question = Codec().encode(ReadRows(0, 0, 4, epoch))
+    question = Codec().encode(ReadBlocks(0, 0, 4, epoch))
     config = BridgeConfig()
     frames = b"".join(
         frame(STREAM, 2 * n + 3, routed("mailbox/lines/read"), question, fixed=struct.pack(">I", 100))
@@ -625,7 +625,7 @@ def test_a_closed_connection_leaves_nothing_without_the_collector(desk: Actors) 
     desk.do(lambda: made.append([Line("x" * MIB)]))
     epoch = RemoteMailbox(desk.bridge.address + ",", "lines").describe().epoch
     read = frame(
-        STREAM, 3, routed("mailbox/lines/read"), Codec().encode(ReadRows(0, 0, 1, epoch)), fixed=struct.pack(">I", 9)
+        STREAM, 3, routed("mailbox/lines/read"), Codec().encode(ReadBlocks(0, 0, 1, epoch)), fixed=struct.pack(">I", 9)
     )
     wait = Codec().encode(WaitForRows({}, 1000, 3000.0))
     half = (16 * MIB - 1).to_bytes(3, "big") + struct.pack(">IH", 7, REQUEST << 10) + bytes(8 * MIB)

@@ -18,7 +18,7 @@ from levada.transports.carriers.simnet import SimNet, SimPacket
 from levada.transports.quic import QuicStream
 from levada.transports.quic.congestion import Cubic, Reno, make_controller
 from levada.transports.quic.packets import SentPacket
-from levada.transports.quic.ranges import MAX_RANGES, Ranges, Received
+from levada.transports.quic.ranges import MAX_RANGES, Ranges, ReceivedPackets
 from levada.transports.quic.recovery import LeanRecovery, narrowed
 
 SIZE = 4 << 20
@@ -440,7 +440,7 @@ def test_ranges_hold_what_a_set_holds(steps: list[tuple[bool, int, int]]) -> Non
 
 @given(st.lists(numbers, max_size=60))
 def test_received_numbers_are_new_once(arrivals: list[int]) -> None:
-    received, model = Received(), set[int]()
+    received, model = ReceivedPackets(), set[int]()
     for number in arrivals:
         assert (number in received) is (number in model)
         assert received.add(number) is (number not in model)
@@ -450,7 +450,7 @@ def test_received_numbers_are_new_once(arrivals: list[int]) -> None:
 
 def test_only_so_many_gaps_are_remembered() -> None:
     """Every other packet is missing: of the oldest ones nobody can say any more that they have not come."""
-    received = Received()
+    received = ReceivedPackets()
     for number in range(1, 10_000, 2):
         assert received.add(number)
     assert not received.add(0)

@@ -51,16 +51,16 @@ from .messages import (
     Member,
     MemberState,
     NodeLost,
-    Refused,
+    NodeRefused,
     Register,
     Renames,
     Restart,
-    Shared,
+    SharedChanges,
     Spawn,
     SpawnOn,
     Unregister,
 )
-from .node import DrainNode, Greet, Launcher, Node, Place, Run
+from .node import DrainNode, FleetNode, Greet, Launcher, Node, Run
 from .nodes import Nodes, fleet_of
 from .orders import policy_of, spawn_order
 from .placing import Placed, Placing
@@ -85,7 +85,7 @@ class Fleet(Nodes):
 
     def __init__(self, system: ActorSystem) -> None:
         super().__init__(system, system.platform.token_bytes(16))
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, FleetNode] = {}
         self._count = 0
         self._turn = 0
         self._restarting = trio.Lock()
@@ -169,7 +169,7 @@ class Fleet(Nodes):
 
     def _reserve(
         self, n: int, app: str, launcher: Launcher, names: Sequence[str] | None, settings: NodeSettings
-    ) -> list[Place]:
+    ) -> list[FleetNode]:
         if not isinstance(n, int) or n < 1:
             raise ConfigurationError(f"n is {n!r}, wanted 1 node or more")
         if isinstance(names, str) or not isinstance(names, Sequence | None):
@@ -184,12 +184,12 @@ class Fleet(Nodes):
                 raise ConfigurationError(
                     f"the name of a node is {name!r}, wanted up to 64 letters, digits, '.', '_' and '-'"
                 )
-        places = [Place(name, self._count + i, app, launcher, settings) for i, name in enumerate(wanted)]
+        places = [FleetNode(name, self._count + i, app, launcher, settings) for i, name in enumerate(wanted)]
         self._count += n
         self._places.update((place.name, place) for place in places)
         return places
 
-    async def _begin(self, place: Place) -> None:
+    async def _begin(self, place: FleetNode) -> None:
         """Start a node for the first time, or restart it."""
         place.begun, place.error = False, None
         # A node that has drained stays down, whatever the policy.
@@ -197,7 +197,7 @@ class Fleet(Nodes):
         spec = child(Node, self, place, name=place.name, supervise=policy)
         place.ref = await self.supervisor.ask(StartChild(spec), timeout=None)
 
-    async def _begun(self, places: Sequence[Place], *, may_leave: bool = False) -> None:
+    async def _begun(self, places: Sequence[FleetNode], *, may_leave: bool = False) -> None:
         """Wait until nodes are up; with `may_leave`, a node whose block ends does not count.
 
         Raises:
@@ -205,7 +205,7 @@ class Fleet(Nodes):
             ActorError: its block has ended.
         """
 
-        def wanted() -> list[Place]:
+        def wanted() -> list[FleetNode]:
             return [place for place in places if not (may_leave and place.closed)]
 
         def known() -> bool:
@@ -218,7 +218,7 @@ class Fleet(Nodes):
             if place.closed:
                 raise _closed(place)
 
-    async def _drain(self, place: Place) -> None:
+    async def _drain(self, place: FleetNode) -> None:
         ref = place.ref
         if ref is None or not ref.is_alive:
             return
@@ -231,7 +231,7 @@ class Fleet(Nodes):
         ref.tell(DrainNode())
         await ref.terminated()
 
-    async def _end(self, place: Place) -> None:
+    async def _end(self, place: FleetNode) -> None:
         """Make sure that a node's process has ended, and forget the node."""
         place.closed = True
         try:
@@ -255,11 +255,11 @@ class Fleet(Nodes):
         answer: Any
         try:
             if place is None or place.ref is None:
-                answer = Refused(f"{run} is not expected")
+                answer = NodeRefused(f"{run} is not expected")
             else:
                 answer = await place.ref.ask(Greet(run, m), timeout=None)
         except ActorError as error:
-            answer = Refused(str(error))
+            answer = NodeRefused(str(error))
         with m.answer:
             try:
                 m.answer.send(answer)
@@ -309,7 +309,7 @@ class Fleet(Nodes):
 
     # For programs.
 
-    def choose(self, on: str | int) -> Place:
+    def choose(self, on: str | int) -> FleetNode:
         """Return a node that is up.
 
         Raises:
@@ -337,7 +337,7 @@ class Fleet(Nodes):
         place = self._places.get(name)
         return place is not None and place.settings.on_any
 
-    def _is_up(self, place: Place) -> bool:
+    def _is_up(self, place: FleetNode) -> bool:
         return (
             place.control is not None
             and place.control.is_alive
@@ -393,7 +393,7 @@ class Fleet(Nodes):
         async with place.lock:
             await self._drain(place)
 
-    def _place(self, name: str) -> Place:
+    def _place(self, name: str) -> FleetNode:
         if name not in self._places:
             raise ConfigurationError(f"there is no node {name!r}; there are: {', '.join(self._places) or 'none'}")
         return self._places[name]
@@ -411,14 +411,14 @@ class Fleet(Nodes):
                         nursery.start_soon(self._renew, place)
                 await self._begun(group, may_leave=name is None)
 
-    async def _renew(self, place: Place) -> None:
+    async def _renew(self, place: FleetNode) -> None:
         async with place.lock:
             await self._drain(place)
             if not place.closed:
                 await self._begin(place)
 
 
-def _closed(place: Place) -> ActorError:
+def _closed(place: FleetNode) -> ActorError:
     return ActorError(f"the block of {place.name} has ended")
 
 
@@ -426,7 +426,9 @@ async def _by_address(credentials: Credentials) -> Identity:
     return Identity(credentials.info.peer)
 
 
-class Coordinator(UntracedActor[SpawnOn | LookupOn | DrainOf | Restart | Shared | Register | Unregister | Renames]):
+class Coordinator(
+    UntracedActor[SpawnOn | LookupOn | DrainOf | Restart | SharedChanges | Register | Unregister | Renames]
+):
     """Carries out the requests of nodes, each in a task of its own."""
 
     fleet: Fleet
@@ -453,7 +455,7 @@ class Coordinator(UntracedActor[SpawnOn | LookupOn | DrainOf | Restart | Shared 
         return None
 
     @handles
-    def shared(self, m: Shared) -> None:
+    def shared(self, m: SharedChanges) -> None:
         """Apply a node's changes of groups."""
         self.fleet.sharing.take(m)
 

@@ -15,7 +15,7 @@ from typing import Final
 import trio
 
 from levada.framework.errors import ConnectionLost
-from levada.framework.platform import Exit, Launch, Launched, Shares, Wire
+from levada.framework.platform import Launch, Launched, ProcessExit, Shares, Wire
 from levada.transports.carriers import simulated, unix
 from levada.transports.carriers.contracts import ByteStream
 from levada.transports.qmux import dial_over
@@ -166,7 +166,7 @@ class _Node:
         self._welcome: Welcome | None = None
         self._lost = ""
 
-    async def main(self, exit: Exit) -> int:
+    async def main(self, exit: ProcessExit) -> int:
         """Run the node to its end; return the exit code: 0 drained, 1 failed, 70 lost its driver."""
         code = 0
         try:
@@ -195,7 +195,7 @@ class _Node:
     def _settle(self, welcome: Welcome) -> None:
         self._welcome = welcome
 
-    async def _beat(self, exit: Exit) -> None:
+    async def _beat(self, exit: ProcessExit) -> None:
         """Send heartbeats. End without draining when the driver is silent for too long."""
         while True:
             self._beats.send(_TO_DRIVER)
@@ -206,7 +206,7 @@ class _Node:
                 self._life.cancel()
             await trio.sleep(_FIRST_BEAT if welcome is None else welcome.beat)
 
-    async def _obey(self, exit: Exit) -> None:
+    async def _obey(self, exit: ProcessExit) -> None:
         """Drain at SIGTERM."""
         await exit.terminated.wait()
         self._end.set()

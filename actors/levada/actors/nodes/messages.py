@@ -1,6 +1,6 @@
 """The messages between a driver and its nodes, and `Member`, `NodeUp`, `NodeDown`, `NodeLost`.
 
-A node connects, and sends a `Hello` to the entrypoint. The answer is a `Welcome`, or `Refused` with a text. The connection's identity
+A node connects, and sends a `Hello` to the entrypoint. The answer is a `Welcome`, or `NodeRefused` with a text. The connection's identity
 (`levada.framework.Identity.name`) names the node and its start, so `Hello` does not. Then both sides use the refs in these two
 messages: the driver sends `Spawn`, `Changed` and `Drain` to the node's control actor, the node sends `Ready`, `Leaving` and `AppFailed`
 to the driver's `Node` actor and everything else to the fleet's coordinator.
@@ -20,9 +20,10 @@ from levada.framework.errors import ConfigurationError, LevadaError
 from levada.framework.message import BY_TAG
 
 __all__ = [
-    "CONTROL", "AppFailed", "Changed", "Drain", "DrainOf", "Hello", "Leaving", "Look", "LookupOn", "Measure", "Member", "MemberState", "Membership",
-    "Named", "NodeDown", "NodeLost", "NodeUp", "Policy", "Ready", "Refused", "Register", "Reload", "Restart", "Room", "Shared", "Show", "Spawn",
-    "SpawnOn", "Unregister", "Watch", "Welcome", "Wish", "fingerprints",
+    "CONTROL", "AppFailed", "Changed", "Drain", "DrainOf", "Hello", "Leaving", "Look", "LookupOn", "MailboxRoom",
+    "Measure", "Member", "MemberState", "Membership", "Named", "NodeDown", "NodeLost", "NodeRefused", "NodeUp",
+    "Policy", "Ready", "Register", "Reload", "Restart", "SharedChanges", "Show", "Spawn", "SpawnOn", "Unregister",
+    "Watch", "Welcome", "Wish", "fingerprints",
 ]  # fmt: skip
 
 
@@ -87,7 +88,7 @@ class NodeLost(LevadaError):
 
 
 @message("levada.node.Refused", frozen=True)
-class Refused:
+class NodeRefused:
     """The driver refuses this node."""
 
     text: str
@@ -121,7 +122,7 @@ class Welcome:
     node: Ref[Any]
     """Takes `Ready`, `Leaving` and `AppFailed`."""
     coordinator: Ref[Any]
-    """Takes `SpawnOn`, `LookupOn`, `DrainOf`, `Restart`, `Shared`, `Register` and `Unregister`."""
+    """Takes `SpawnOn`, `LookupOn`, `DrainOf`, `Restart`, `SharedChanges`, `Register` and `Unregister`."""
 
 
 @message("levada.node.Hello")
@@ -137,7 +138,7 @@ class Hello(UntracedMessage):
     schema: str
     """The fingerprint of the messages in `CONTROL`."""
     control: Ref[Any]
-    answer: OneshotSender[Welcome | Refused]
+    answer: OneshotSender[Welcome | NodeRefused]
 
 
 @message("levada.node.Ready")
@@ -197,7 +198,7 @@ class Policy:
 
 
 @message("levada.node.Room", frozen=True)
-class Room:
+class MailboxRoom:
     """A `MailboxPolicy`."""
 
     capacity: int | None
@@ -212,7 +213,7 @@ class Spawn(Asks[Ref[Any]], UntracedMessage):
     """``module:qualname`` of a class that the node's app has imported."""
     args: list[Any]
     policy: Policy | None
-    mailbox: Room | None
+    mailbox: MailboxRoom | None
 
 
 @message("levada.node.End")
@@ -312,7 +313,7 @@ class Named:
 
 
 @message("levada.node.Shared")
-class Shared(UntracedMessage):
+class SharedChanges(UntracedMessage):
     """Changes of groups and names. The first messages to a process have the complete state."""
 
     news: list[Membership | Named | Wish]
@@ -352,7 +353,7 @@ class Restart(Asks[None], UntracedMessage):
 
 CONTROL: Final = (
     Member,
-    Refused,
+    NodeRefused,
     Welcome,
     Hello,
     Ready,
@@ -360,7 +361,7 @@ CONTROL: Final = (
     Drain,
     Changed,
     Policy,
-    Room,
+    MailboxRoom,
     Look,
     Measure,
     Watch,
@@ -374,7 +375,7 @@ CONTROL: Final = (
     Membership,
     Wish,
     Named,
-    Shared,
+    SharedChanges,
     Register,
     Unregister,
     Renames,

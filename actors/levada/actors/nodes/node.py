@@ -36,8 +36,8 @@ from .messages import (
     Member,
     MemberState,
     NodeLost,
+    NodeRefused,
     Ready,
-    Refused,
     Welcome,
     fingerprints,
 )
@@ -46,7 +46,7 @@ from .settings import NodeSettings
 if TYPE_CHECKING:
     from .fleet import Fleet
 
-__all__ = ["DrainNode", "Greet", "Launcher", "Node", "Place", "Process", "Run", "control_schema", "how_it_ended"]
+__all__ = ["DrainNode", "FleetNode", "Greet", "Launcher", "Node", "Process", "Run", "control_schema", "how_it_ended"]
 
 logger = logging.getLogger("levada.actors.nodes")
 
@@ -151,7 +151,7 @@ class Launcher(Protocol):
 
 
 @attrs.define(eq=False)
-class Place:
+class FleetNode:
     """A node of a fleet, through all its starts."""
 
     name: str
@@ -189,7 +189,7 @@ def _refused(name: str, error: OSError | ValueError) -> str:
 
 
 @attrs.frozen
-class Greet(Asks[Welcome | Refused]):
+class Greet(Asks[Welcome | NodeRefused]):
     """A hello has arrived over the connection of one start."""
 
     run: str
@@ -230,7 +230,7 @@ class Node(UntracedActor[Any]):
     """One node: starts its process, admits it, watches it and ends it."""
 
     fleet: Fleet
-    place: Place
+    place: FleetNode
 
     def __attrs_post_init__(self) -> None:
         self.state = MemberState.STARTING
@@ -313,20 +313,20 @@ class Node(UntracedActor[Any]):
         return error if how is None else attrs.evolve(error, exit_code=how.exit_code, signal=how.signal)
 
     @handles
-    def greet(self, m: Greet) -> Welcome | Refused:
+    def greet(self, m: Greet) -> Welcome | NodeRefused:
         """Answer the node's hello."""
         hello, place, settings = m.hello, self.place, self.settings
         if m.run != self.run_of.id or self.state is not MemberState.STARTING:
-            return Refused(f"{m.run} is not expected: {place.name} is {self.state.value}")
+            return NodeRefused(f"{m.run} is not expected: {place.name} is {self.state.value}")
         if self.greeted:
-            return Refused(f"{m.run} has said hello before")
+            return NodeRefused(f"{m.run} has said hello before")
         if hello.schema != control_schema():
             error = self._lost(
                 f"runs levada {printable(hello.version)} on Python {printable(hello.python)}, whose control messages are not those "
                 "of this process: install the same version on both sides"
             )
             self._fail(error)
-            return Refused(str(error))
+            return NodeRefused(str(error))
         self.greeted = True
         place.control = hello.control
         self.watch(hello.control)

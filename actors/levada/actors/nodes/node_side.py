@@ -67,13 +67,13 @@ from .messages import (
     Measure,
     MemberState,
     NodeLost,
+    NodeRefused,
     Ready,
-    Refused,
     Register,
     Reload,
     Renames,
     Restart,
-    Shared,
+    SharedChanges,
     Spawn,
     SpawnOn,
     Unregister,
@@ -184,9 +184,9 @@ class _Body:
         """Run the app until it is to end; return the failure, if any."""
         system, side, failure = self._system, self._side, None
         control = system.spawn(Control, side, self._end)
-        answer: OneshotSender[Welcome | Refused]
-        answered: OneshotReceiver[Welcome | Refused]
-        answer, answered = oneshot(Welcome | Refused, name="welcome")
+        answer: OneshotSender[Welcome | NodeRefused]
+        answered: OneshotReceiver[Welcome | NodeRefused]
+        answer, answered = oneshot(Welcome | NodeRefused, name="welcome")
         hello = Hello(
             node_id=side.node_id,
             pid=system.platform.pid(),
@@ -203,7 +203,7 @@ class _Body:
                 welcome = await answered
         except ChannelError as error:
             raise ConnectionLost("the driver has not answered") from error
-        if isinstance(welcome, Refused):
+        if isinstance(welcome, NodeRefused):
             return NodeLost(f"refused by the driver: {welcome.text}")
         ready = False
         system.name, system.shutdown_timeout = welcome.name, welcome.drain_timeout
@@ -245,7 +245,7 @@ class _Body:
         return failure
 
 
-class Control(UntracedActor[Spawn | End | Changed | Drain | Look | Measure | Reload | Shared | Watch]):
+class Control(UntracedActor[Spawn | End | Changed | Drain | Look | Measure | Reload | SharedChanges | Watch]):
     """Carries out the driver's orders, and is the parent of the actors that the driver starts here."""
 
     side: NodeSide
@@ -267,7 +267,7 @@ class Control(UntracedActor[Spawn | End | Changed | Drain | Look | Measure | Rel
         self.side.changed(m)
 
     @handles
-    def shared(self, m: Shared) -> None:
+    def shared(self, m: SharedChanges) -> None:
         """Take news of groups and names."""
         self.side.sharing.take(m)
 

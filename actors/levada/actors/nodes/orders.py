@@ -10,7 +10,7 @@ from levada.framework import Actor, MailboxPolicy, RestartPolicy, Supervision, r
 from levada.framework.errors import ConfigurationError
 from levada.transports.text import printable
 
-from .messages import Policy, Room, Spawn
+from .messages import MailboxRoom, Policy, Spawn
 
 __all__ = ["actor_class", "mailbox_of", "policy_of", "spawn_order"]
 
@@ -37,7 +37,7 @@ def spawn_order(cls: Any, args: tuple[Any, ...], supervise: Supervision, mailbox
     if mailbox is not None:
         if not isinstance(mailbox.overflow, str):
             raise ConfigurationError("conflate(key) is a function, which cannot travel: set the mailbox on the node")
-        room = Room(mailbox.capacity, mailbox.overflow)
+        room = MailboxRoom(mailbox.capacity, mailbox.overflow)
     return Spawn(importable(cls), list(args), policy, room)
 
 
@@ -89,6 +89,6 @@ def policy_of(policy: Policy, *, resume: bool = True) -> RestartPolicy:
     )
 
 
-def mailbox_of(room: Room | None) -> MailboxPolicy | None:
+def mailbox_of(room: MailboxRoom | None) -> MailboxPolicy | None:
     """Return the policy of a mailbox that a message describes."""
     return None if room is None else MailboxPolicy(room.capacity, room.overflow)

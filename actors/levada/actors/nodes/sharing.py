@@ -25,7 +25,7 @@ from levada.framework.errors import ActorError, ConfigurationError, LevadaError
 from levada.transports.text import printable
 
 from .directory import Directory
-from .messages import Membership, MemberState, Named, Shared, Wish
+from .messages import Membership, MemberState, Named, SharedChanges, Wish
 
 __all__ = ["Relay", "Sharing"]
 
@@ -42,7 +42,7 @@ class Relay(UntracedActor[Any]):
     """Sends changes to one process.
 
     Args:
-        to: the actor there that takes `Shared`.
+        to: the actor there that takes `SharedChanges`.
         renames: returns the number of changes of names so far.
     """
 
@@ -68,7 +68,7 @@ class Relay(UntracedActor[Any]):
             while True:
                 self._news = trio.Event()
                 batch = [pending.pop(key) for key in [*pending][:BATCH]]
-                await self.to.send(Shared(batch, not pending, self._renames()))
+                await self.to.send(SharedChanges(batch, not pending, self._renames()))
                 if not pending:
                     await self._news.wait()
         except ActorError:
@@ -193,7 +193,7 @@ class Sharing:
 
         Args:
             node_id: the node id of the process.
-            to: the actor there that takes `Shared`.
+            to: the actor there that takes `SharedChanges`.
         """
         if not self._driver:
             self._driver_id = node_id
@@ -220,7 +220,7 @@ class Sharing:
         for key in [key for key in self._others if key[1][0] == node_id]:
             self._take_membership(*key, None)
 
-    def take(self, shared: Shared) -> None:
+    def take(self, shared: SharedChanges) -> None:
         """Apply the changes of another process."""
         for news in shared.news:
             if isinstance(news, Named):

@@ -35,7 +35,17 @@ from levada.transports.text import printable
 
 from .certificates import Authority, Carrier, node_id_of
 
-__all__ = ["Certified", "Certify", "Gate", "Refusal", "Ticket", "listening_in", "member_url", "open_gate", "port_of"]
+__all__ = [
+    "CertificateRefused",
+    "Certified",
+    "Certify",
+    "Gate",
+    "Ticket",
+    "listening_in",
+    "member_url",
+    "open_gate",
+    "port_of",
+]
 
 TOKEN: Final = 32  # octets
 HEART_TIMEOUT: Final = 5.0  # seconds for a new connection to show its token
@@ -55,7 +65,7 @@ class Certified:
 
 
 @message("levada.node.Refusal", frozen=True)
-class Refusal:
+class CertificateRefused:
     """The driver issues no certificate to a node."""
 
     text: str
@@ -70,7 +80,7 @@ class Certify(UntracedMessage):
     """`MemberKey.public`."""
     attempt: int
     """Spark's number of this attempt at the task, from 0."""
-    answer: OneshotSender[Certified | Refusal]
+    answer: OneshotSender[Certified | CertificateRefused]
 
 
 class Ticket:
@@ -148,21 +158,23 @@ class Gate:
             except ChannelError:
                 pass  # the node has ended
 
-    def _decide(self, m: Certify) -> Certified | Refusal:
+    def _decide(self, m: Certify) -> Certified | CertificateRefused:
         peer = current_peer()
         name = "" if peer is None or peer.identity is None else peer.identity.name
         ticket = next((ticket for ticket in self._tickets.values() if ticket.name == name), None)
         if ticket is None:
-            return Refusal("this node is no longer expected")
+            return CertificateRefused("this node is no longer expected")
         if ticket.node_id:
             ticket.superseded.set()
-            return Refusal(f"{name} was admitted before: the driver restarts nodes, not Spark (attempt {m.attempt})")
+            return CertificateRefused(
+                f"{name} was admitted before: the driver restarts nodes, not Spark (attempt {m.attempt})"
+            )
         if len(m.node_id) != 16:
-            return Refusal(f"the node id has {len(m.node_id)} bytes, wanted 16")
+            return CertificateRefused(f"the node id has {len(m.node_id)} bytes, wanted 16")
         try:
             certificate = self._authority.sign(m.public, m.node_id)
         except ConfigurationError as error:
-            return Refusal(printable(str(error)))
+            return CertificateRefused(printable(str(error)))
         ticket.node_id = m.node_id
         self._hearts[_digest(ticket.heart_token)] = ticket
         return Certified(certificate, ticket.heart_token)

@@ -19,7 +19,7 @@ from levada.actors.spark.root_cause import root_cause
 from levada.framework.errors import ConfigurationError
 from levada.transports.text import printable
 
-from .spark_settings import Room
+from .spark_settings import SparkSlots
 
 __all__ = ["SparkJob", "room"]
 
@@ -148,7 +148,7 @@ class SparkJob:
         return await trio.to_thread.run_sync(self._tasks, abandon_on_cancel=True) > 0
 
 
-async def room(context: SparkContext, cores: int | None, nodes: int) -> Room:
+async def room(context: SparkContext, cores: int | None, nodes: int) -> SparkSlots:
     """Return the slots of an application, and their use.
 
     Args:
@@ -160,15 +160,15 @@ async def room(context: SparkContext, cores: int | None, nodes: int) -> Room:
         has no effect.
     """
 
-    def read() -> Room:
+    def read() -> SparkSlots:
         executors = context.statusTracker().getExecutorInfos()
         local = len(executors) == 1  # the driver
         all_cores = context.defaultParallelism
         running = sum(executor.numRunningTasks for executor in executors)
         if local:
-            return Room(slots=all_cores, cores=os.cpu_count() or 1, running=running, nodes=nodes)
+            return SparkSlots(slots=all_cores, cores=os.cpu_count() or 1, running=running, nodes=nodes)
         number = len(executors) - 1
         slots = all_cores if cores is None else number * (all_cores // number // cores)
-        return Room(slots=slots, cores=all_cores, running=running, nodes=nodes)
+        return SparkSlots(slots=slots, cores=all_cores, running=running, nodes=nodes)
 
     return await trio.to_thread.run_sync(read, abandon_on_cancel=True)

@@ -10,7 +10,7 @@ import attrs
 
 from levada.framework.errors import ConfigurationError
 
-__all__ = ["Room", "check_settings", "cores_of_a_node", "executor_cores", "is_local"]
+__all__ = ["SparkSlots", "check_settings", "cores_of_a_node", "executor_cores", "is_local"]
 
 _LOCAL: Final = re.compile(r"local(\[(?P<slots>\d+|\*)\s*(,\s*\d+)?\])?")
 _CLUSTER: Final = re.compile(r"local-cluster\[\s*(?P<executors>\d+)\s*,\s*(?P<cores>\d+)\s*,\s*\d+\s*\]")
@@ -148,7 +148,7 @@ def _too_few(master: str, settings: Mapping[str, str], count: int) -> list[str]:
 
 
 @attrs.frozen
-class Room:
+class SparkSlots:
     """The slots of an application, as Spark reports them when a node does not start."""
 
     slots: int

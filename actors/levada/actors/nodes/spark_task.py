@@ -27,7 +27,7 @@ from .certificates import Carrier, MemberKey, carrier_settings
 from .heartbeat import LAST, Heart, exit_within
 from .messages import NodeLost, Welcome
 from .node_side import run_node
-from .spark_gate import Certified, Certify, Refusal
+from .spark_gate import CertificateRefused, Certified, Certify
 from .spark_links import SparkLinks
 from .spark_output import named_output
 from .tracing import made_by, resource
@@ -176,10 +176,10 @@ class _Process:
         """Get a certificate. Return it, and this machine's address on the path to the driver."""
         task = self._task
         config = PeerConfig(carrier=carrier_settings(task.carrier, task.authority, dials=task.driver))
-        answer: OneshotSender[Certified | Refusal]
-        answered: OneshotReceiver[Certified | Refusal]
-        answer, answered = oneshot(Certified | Refusal)
-        found: Certified | Refusal | None = None
+        answer: OneshotSender[Certified | CertificateRefused]
+        answered: OneshotReceiver[Certified | CertificateRefused]
+        answer, answered = oneshot(Certified | CertificateRefused)
+        found: Certified | CertificateRefused | None = None
         address = ""
         with trio.move_on_after(ANSWERED), answered:
             async with (
@@ -194,7 +194,7 @@ class _Process:
                     raise ConnectionLost(f"the driver at {task.gate} has not answered: {error}") from error
         if found is None:
             raise ConnectionLost(f"the driver at {task.gate} has not answered within {ANSWERED:g} s")
-        if isinstance(found, Refusal):
+        if isinstance(found, CertificateRefused):
             raise NodeLost(f"{task.run} is refused by its driver: {found.text}")
         return found, address
 

@@ -71,12 +71,12 @@ from levada.transports.rsocket import Payload
 
 from .bridge_reading import JournalAway, blocks_of, require_epoch
 from .bridge_subscription import Delivery, RowKey, Subscription
-from .desk import BridgeConfig, Desk, Share, check_url, listening, message_of, shared_token, take_folder
+from .desk import BridgeConfig, Desk, SharedLimit, check_url, listening, message_of, shared_token, take_folder
 from .logs import shown
 from .protocol import (
     AppendedRows,
     BridgeError,
-    Commit,
+    CommitOffsets,
     Compare,
     Compared,
     Declare,
@@ -85,8 +85,8 @@ from .protocol import (
     Describe,
     Description,
     DiscardBatch,
-    Measure,
-    ReadRows,
+    MeasureRows,
+    ReadBlocks,
     StageHead,
     Token,
     UnknownName,
@@ -157,8 +157,8 @@ class _Home(Actor[_Clean]):
 
     def __attrs_post_init__(self) -> None:
         self.journals: list[Ref[Any]] = []
-        self.pending: Share
-        self.reads: Share
+        self.pending: SharedLimit
+        self.reads: SharedLimit
 
     def metrics(self) -> Iterable[Sample]:
         """Return the counts of the bridge."""
@@ -202,7 +202,7 @@ class Bridge(Desk):
         """Set and replaced for each new mailbox or actor."""
         self._opened_by = trio.current_time() + OPENING
         self._codec = Codec()
-        self._reads = Share("streams of rows", config.max_reads, config.max_total_reads)
+        self._reads = SharedLimit("streams of rows", config.max_reads, config.max_total_reads)
         home.pending, home.reads = self.pending, self._reads
 
     @overload
@@ -415,7 +415,7 @@ class Bridge(Desk):
         return Description(extent.epoch, dict(extent.first), dict(extent.end), columns, extent.opening)
 
     async def _read(self, name: str, request: Request) -> AsyncIterator[Payload]:
-        m: ReadRows = request.message(ReadRows)
+        m: ReadBlocks = request.message(ReadBlocks)
         with self._reads.counted(request.connection, 1):
             try:
                 mailbox = await self._opened(name)
@@ -464,7 +464,7 @@ async def _wait(journal: Any, m: WaitForRows) -> Extent:
     return await _describe(journal, Describe())
 
 
-async def _measure(journal: Any, m: Measure) -> int:
+async def _measure(journal: Any, m: MeasureRows) -> int:
     return cast("int", await journal.ask(_made(OffsetWithin, m.partition, m.start, m.end, m.max_bytes), timeout=None))
 
 
@@ -472,7 +472,7 @@ async def _declare(journal: Any, m: Declare) -> dict[int, int]:
     return dict(await journal.ask(_made(DeclareGroup, m.group, "end" if m.at_end else "first"), timeout=None))
 
 
-async def _commit(journal: Any, m: Commit) -> None:
+async def _commit(journal: Any, m: CommitOffsets) -> None:
     await require_epoch(journal, m.epoch)
     await journal.ask(_made(CommitGroup, m.group, m.offsets), timeout=None)
 
@@ -491,9 +491,9 @@ _ANSWERS: dict[type, Callable[[Any, Any], Awaitable[Any]]] = {
     Compare: _compare,
     Describe: _describe,
     WaitForRows: _wait,
-    Measure: _measure,
+    MeasureRows: _measure,
     Declare: _declare,
-    Commit: _commit,
+    CommitOffsets: _commit,
     DeliverBatch: _deliver,
     DiscardBatch: _discard,
 }

@@ -19,7 +19,7 @@ from levada.framework.errors import ActorError, ActorStopped
 from levada.transports.rsocket import Payload
 
 from .protocol import BlockHead, EpochChanged
-from .protocol import ReadRows as Wanted
+from .protocol import ReadBlocks as Wanted
 
 __all__ = ["JournalAway", "blocks_of", "require_epoch"]
 

@@ -54,7 +54,7 @@ from .tracing import greeting
 __all__ = [
     "BridgeConfig",
     "Desk",
-    "Share",
+    "SharedLimit",
     "check_url",
     "listening",
     "message_of",
@@ -126,7 +126,7 @@ class Desk:
         self._secret = token.secret
         self._authentication = authentication
         self._exposed: dict[str, Ref[Any]] = {}
-        self.pending = Share("bytes", config.max_pending_bytes, config.max_total_pending_bytes)
+        self.pending = SharedLimit("bytes", config.max_pending_bytes, config.max_total_pending_bytes)
 
     def expose(self, name: str, ref: Ref[Any]) -> None:
         """Offer an actor to executors by a name; see `levada.actors.spark.asks`. The actor handles its own messages, or `AskRows`.
@@ -209,7 +209,7 @@ class Desk:
 
 
 @attrs.define
-class Share:
+class SharedLimit:
     """A limited resource that the connections of a bridge or a node share.
 
     A connection holds at most a quarter of the free rest. So a single connection gets a fifth of all, and each further connection leaves four

@@ -6,7 +6,7 @@ The wire is RSocket with composite metadata; the routing extension says where a 
 route                   interaction          carries
 ======================  ===================  ==================================================================================
 ``mailbox/NAME``        request-response     one of the questions below, answered by a message
-``mailbox/NAME/read``   request-stream       a `ReadRows`; each item is a block: an Arrow record batch message, and as metadata a `BlockHead`
+``mailbox/NAME/read``   request-stream       a `ReadBlocks`; each item is a block: an Arrow record batch message, and as metadata a `BlockHead`
 ``mailbox/NAME/stage``  request-response     an Arrow IPC stream of one batch, with a `StageHead` in the metadata; answered by the rows so far
 ``mailbox/NAME/append`` request-response     an Arrow IPC stream of one batch, with an `AppendHead`; answered by an `AppendedRows`
 ``ask/NAME``            request-response     a message for an actor, answered by its reply
@@ -51,8 +51,8 @@ from levada.transports.rsocket.extensions import CompositeMetadata, Entry, Routi
 
 __all__ = [
     "PROBLEM", "REQUEST_ID", "WINDOW", "ActorFailed", "AppendHead", "AppendedRows", "BlockHead", "BridgeError",
-    "BridgeRefused", "BridgeUnreachable", "Commit", "Compare", "Compared", "Declare", "DeliverBatch", "DeliveredBatch", "Describe",
-    "Description", "DiscardBatch", "EpochChanged", "Measure", "ReadRows", "StageHead", "Token", "UnknownName",
+    "BridgeRefused", "BridgeUnreachable", "CommitOffsets", "Compare", "Compared", "Declare", "DeliverBatch", "DeliveredBatch", "Describe",
+    "Description", "DiscardBatch", "EpochChanged", "MeasureRows", "ReadBlocks", "StageHead", "Token", "UnknownName",
     "WaitForRows", "failed", "head_of", "host_id", "names", "raised", "rows_payload",
 ]  # fmt: skip
 
@@ -201,7 +201,7 @@ class WaitForRows(Asks[Description]):
 
 
 @message("levada.spark.Measure", frozen=True)
-class Measure(Asks[int]):
+class MeasureRows(Asks[int]):
     """Ask for the offset that `max_bytes` of rows reach."""
 
     partition: int
@@ -219,7 +219,7 @@ class Declare(Asks[dict[int, int]]):
 
 
 @message("levada.spark.Commit", frozen=True)
-class Commit(Asks[None]):
+class CommitOffsets(Asks[None]):
     """Set the offsets of a group."""
 
     group: str
@@ -261,7 +261,7 @@ class DiscardBatch(Asks[int]):
 
 
 @message("levada.spark.ReadRows", frozen=True)
-class ReadRows:
+class ReadBlocks:
     """Read the rows of one partition from `start` up to `end`, a block at a time."""
 
     partition: int

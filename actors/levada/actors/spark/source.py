@@ -37,7 +37,7 @@ from levada.actors.journal.schema import types_in
 from levada.framework.errors import ConfigurationError
 from levada.framework.tracing import TraceHeaders
 
-from .protocol import Commit, Compare, Compared, Declare, Description, EpochChanged
+from .protocol import CommitOffsets, Compare, Compared, Declare, Description, EpochChanged
 from .worker import RemoteMailbox
 
 __all__ = ["MAX_ROWS", "BatchSource", "Options", "StreamSource", "columns_for"]
@@ -380,7 +380,7 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._options.group is not None:
             found = self._describe()
             self._committed = self._offsets(end, found)
-            self._options.remote.ask(Commit(self._options.group, found.epoch, self._committed))
+            self._options.remote.ask(CommitOffsets(self._options.group, found.epoch, self._committed))
 
     def _offsets(self, offset: Mapping[str, Any], found: Description) -> dict[int, int]:
         """Read an offset. If rows before it are lost, and ``failOnDataLoss`` is false, return the end of the remaining rows."""

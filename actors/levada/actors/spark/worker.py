@@ -45,8 +45,8 @@ from .protocol import (
     BridgeUnreachable,
     Describe,
     Description,
-    Measure,
-    ReadRows,
+    MeasureRows,
+    ReadBlocks,
     StageHead,
     Token,
     WaitForRows,
@@ -331,7 +331,7 @@ class RemoteMailbox:
 
     def measure(self, partition: int, start: int, end: int, max_bytes: int) -> int:
         """Ask for the offset that `max_bytes` of rows reach."""
-        return self.ask(Measure(partition, start, end, max_bytes))
+        return self.ask(MeasureRows(partition, start, end, max_bytes))
 
     def _call(self, use: Callable[[BlockingPeer], R], *, again: bool = True, patience: float | None = None) -> R:
         return call(self.address, self.token_file, use, again=again, patience=patience)
@@ -358,7 +358,7 @@ class RemoteMailbox:
         while start < end:
             peer = _connected(self.address, self.token_file, waiting)
             try:
-                for head, batch in self._blocks(peer, ReadRows(partition, start, end, epoch, opening)):
+                for head, batch in self._blocks(peer, ReadBlocks(partition, start, end, epoch, opening)):
                     if head.first != start:
                         raise BridgeError(f"rows from {head.first} on came, where those from {start} on were due")
                     start += head.rows
@@ -372,7 +372,7 @@ class RemoteMailbox:
             except (RequestFailed, *_AWAY) as error:
                 waiting.wait(error)
 
-    def _blocks(self, peer: BlockingPeer, question: ReadRows) -> Iterator[tuple[BlockHead, pa.RecordBatch]]:
+    def _blocks(self, peer: BlockingPeer, question: ReadBlocks) -> Iterator[tuple[BlockHead, pa.RecordBatch]]:
         route = f"mailbox/{self.name}/read"
         data, metadata = _codec.encode(question), self.traced() or None
         with peer.request_stream(data, route=route, metadata=metadata, window=WINDOW, timeout=TIMEOUT) as stream:

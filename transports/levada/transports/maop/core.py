@@ -41,7 +41,7 @@ from .events import (
     StreamData,
 )
 from .frames import CONTROL_OPS, MESSAGE, REQUEST, UNDEFINED, trace_field
-from .gate import Gate
+from .gate import OperationGate
 from .initiator import Outgoing
 from .receiver import Incoming
 from .shared import DedupStore, Quota, ReplayWindow
@@ -104,7 +104,7 @@ class MaopCore(Side):
             dedup=DedupStore() if dedup is None else dedup,  # an empty one is false
             replay=replay or ReplayWindow(),
         )
-        self.gate = Gate(self, now)
+        self.gate = OperationGate(self, now)
         self.pool = ControlPool(self)
         self.signals = Signals(self, now)
         self._seen = {kind: Numbers() for kind in range(4)}

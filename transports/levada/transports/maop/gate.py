@@ -16,12 +16,12 @@ from .shared import StoredResponse
 from .side import Side
 from .state import RECEIVER, ConnectionState, ReceiverInput, ReceiverState
 
-__all__ = ["Gate"]
+__all__ = ["OperationGate"]
 
 _OPEN, _CHECKED, _PENDING = ConnectionState.OPEN, ReceiverInput.CHECKED, ReceiverState.PENDING
 
 
-class Gate:
+class OperationGate:
     """Decides on the operations of one connection."""
 
     __slots__ = ("_armed", "_coalesce", "_core", "_next", "_queue", "_rate", "_told", "due", "pending", "timed")

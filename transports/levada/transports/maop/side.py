@@ -24,7 +24,7 @@ from .timers import MaopTimers
 
 if TYPE_CHECKING:
     from .control import ControlIn, ControlPool, Signals
-    from .gate import Gate
+    from .gate import OperationGate
 
 __all__ = ["STOPPED", "EndedOperation", "Side", "nothing"]
 
@@ -50,7 +50,7 @@ class EndedOperation(Protocol):
 class Side(Session):
     """What operations of either side, and control streams, use of their connection, and the steps to its end. Source: section 11."""
 
-    gate: Gate
+    gate: OperationGate
     """Decides whether and when an operation of the peer may begin."""
     pool: ControlPool
     """Our control streams."""

@@ -17,7 +17,7 @@ from aioquic.quic.packet import QuicErrorCode
 from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.stream import QuicStream
 
-__all__ = ["MAX_GAPS", "MAX_RANGES", "Gaps", "Ranges", "Received"]
+__all__ = ["MAX_GAPS", "MAX_RANGES", "Gaps", "Ranges", "ReceivedPackets"]
 
 MAX_GAPS: Final = 4_096
 """Most gaps in the received data of all streams of a connection: half as many as packets that fill a window of 8 MiB."""
@@ -96,7 +96,7 @@ class Ranges(RangeSet):
         return f"Ranges({self._sorted!r})"
 
 
-class Received:
+class ReceivedPackets:
     """The packet numbers received so far; replaces aioquic's `QuicPacketNumberWindow`.
 
     aioquic's class takes every packet more than 127 numbers late for a duplicate; at 15 MB/s, that is 10 ms. Here the number of gaps is limited:

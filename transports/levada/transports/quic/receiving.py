@@ -23,7 +23,7 @@ from aioquic.quic.packet import QuicFrameType, decode_packet_number, pull_ack_fr
 from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStream
 
-from .ranges import MAX_RANGES, Ranges, Received
+from .ranges import MAX_RANGES, Ranges, ReceivedPackets
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -44,12 +44,12 @@ class ShortReceiver:
     def __init__(self, engine: Engine):
         self._engine = engine
         self._context: QuicReceiveContext | None = None
-        self._received = Received()
+        self._received = ReceivedPackets()
 
     def begin(self, space: QuicPacketSpace) -> None:
         """Take the packets of a new 1-RTT space, as after a Retry."""
         space.ack_queue = Ranges()
-        space.received_packets = self._received = Received()  # type: ignore[assignment]  # has everything used of the class
+        space.received_packets = self._received = ReceivedPackets()  # type: ignore[assignment]  # has everything used of the class
 
     def receive(self, data: bytes, path: QuicNetworkPath, now: float) -> bool:
         """Handle a 1-RTT packet; false, with no state changed, if it is unusual."""

@@ -18,7 +18,7 @@ import attrs
 import trio
 
 from levada.framework._runtime.host import split_cancelled
-from levada.framework.platform import PLATFORM, Exit, Platform, Shares
+from levada.framework.platform import PLATFORM, Platform, ProcessExit, Shares
 from levada.framework.testing.clock import CountingClock
 from levada.framework.testing.explore import shuffle
 
@@ -270,7 +270,9 @@ class Process:
         if error is not None and (not self.returns or not isinstance(error, Exception) or _asserts(error)):
             raise error
 
-    def _launch(self, name: str, main: Callable[[Exit], Awaitable[int]], *, shares: Shares | None = None) -> _Launched:
+    def _launch(
+        self, name: str, main: Callable[[ProcessExit], Awaitable[int]], *, shares: Shares | None = None
+    ) -> _Launched:
         assert shares is None or isinstance(shares, SharedAddresses)
         child = Process(self.world, name, self.machine, self, returns=True, shares=shares)
         wires = self.world.network.wire(self, child), self.world.network.wire(self, child)
