@@ -106,3 +106,53 @@ def test_a_setting_is_the_core_s_or_the_driver_s() -> None:
             both |= fields.keys() & attrs.asdict(fields["core"], recurse=False).keys()
     assert both == {"lease"}
     assert compared > 3
+
+
+SHARED = {
+    "ActorFailed": "the framework's event, and Spark's error: each package has it public",
+    "Authentication": "MAOP's and RSocket's own word, and the hook of every `serve`",
+    "Block": "MAOP's frame; the rows of a journal",
+    "Call": "the package is part of the name: what a handler of MAOP gets, a command of a protocol, a call of a simulated disk",
+    "Delivery": "the package is part of the name: Aqueduct's message, Spark's row",
+    "Disapproved": "MAOP's own word: the core's event, and the error that follows",
+    "Envelope": "what stands in a queue for protocols (`embedding`); the row of a journal, on disk by this name",
+    "Failed": "why an actor ended; MAOP's event",
+    "Histogram": "the package is part of the name: MAOP's has quantiles of its own",
+    "Incoming": "a peer that asks a carrier for a connection; MAOP's operation",
+    "Message": "a frame of Aqueduct and of MAOP; a message of a journal",
+    "Metrics": "the package is part of the name",
+    "Mode": "how a channel travels: the framework's word, and Aqueduct's on the wire",
+    "Process": "the package is part of the name: a simulated one, a node's",
+    "Refuse": "MAOP's own word: its frame, and the error that sends it",
+    "Refused": "Lumberjack's and MAOP's event, and the answer of an `authenticate` hook",
+    "Reply": "the framework's right to answer; MAOP's answer",
+    "Request": "MAOP's frame; RSocket's request",
+    "Routing": "a router's policy; RSocket's routing metadata",
+    "Statistics": "the package is part of the name",
+}
+"""Public class names of several modules, and why each may keep them."""
+OF_PROTOCOLS = re.compile(
+    r"levada\.transports\.(aqueduct|lumberjack|maop|qmux|reactivesocket|rsocket)\.(codes|events|frames|state|versions)"
+    r"|levada\.actors\.(aqueduct|maop|rsocket)\.(client|config|peers?|server)|levada\.transports\.carriers\.contracts"
+)
+"""Specifications name their frames, events, states and codes alike; and every protocol has peers, listeners and connections."""
+
+
+def test_a_class_name_is_one_thing() -> None:
+    modules: dict[str, list[str]] = {}
+    for module, file in source_modules().items():
+        body = ast.parse(file.read_text(encoding="utf-8")).body
+        names = {
+            entry
+            for node in body
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+            for entry in ast.literal_eval(node.value)
+        }
+        for node in body:
+            if isinstance(node, ast.ClassDef) and node.name in names:
+                modules.setdefault(node.name, []).append(module)
+    several = {name: found for name, found in modules.items() if len(found) > 1}
+    free = {name: found for name, found in several.items() if not all(map(OF_PROTOCOLS.fullmatch, found))}
+    assert {name: found for name, found in free.items() if name not in SHARED} == {}
+    assert SHARED.keys() - free.keys() == set(), "no longer shared"
+    assert len(modules) > 1000
