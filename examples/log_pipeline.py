@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from levada.actors import rsocket
 from levada.actors.demo import engine, ingest, known, live, queries, readers, scoring
-from levada.actors.demo.rows import Count, LogLine, Rate
+from levada.actors.demo.rows import Count, LogLine, RateRow
 from levada.actors.interop.certificates import make_certificates
 from levada.actors.spark import RemoteActor
 from levada.actors.spark.bridge import Bridge, Mailbox, serve_bridge
@@ -50,7 +50,7 @@ async def main(folder: Path) -> live.Results:
     async with ActorSystem() as system, serve_bridge(system, folder / "bridge") as bridge:
         # Three mailboxes, kept in journals on the disk. An actor subscribes to each of those that Spark fills.
         logs: Mailbox[LogLine] = await bridge.mailbox("logs", LogLine)
-        for name, row in (("counts", Count), ("rates", Rate)):
+        for name, row in (("counts", Count), ("rates", RateRow)):
             await bridge.mailbox(name, row)
             bridge.subscribe(name, system.spawn(live.FeedSubscriber, desk.feeds[name]), group="example")
 

@@ -28,7 +28,7 @@ from levada.actors.journal import (
     StageRows,
     Store,
 )
-from levada.actors.journal.appends import Appends, Job
+from levada.actors.journal.appends import Appends, WriteJob
 from levada.actors.journal.delivering import deliver, stage_rows
 from levada.framework.platform import PLATFORM, Platform
 from levada.framework.testing.simulation import (
@@ -357,11 +357,11 @@ class _Run:
             raise Wrong(f"{command(first)} with another body was answered with {found}")
 
     @staticmethod
-    def job(rows: Any, partition: int, at: int | None) -> Job:
-        return Job(None, None, Append(rows, partition=partition, at=at, waits=False))
+    def job(rows: Any, partition: int, at: int | None) -> WriteJob:
+        return WriteJob(None, None, Append(rows, partition=partition, at=at, waits=False))
 
     @staticmethod
-    def judged(store: Store, jobs: Sequence[Job]) -> list[Appended | Fenced]:
+    def judged(store: Store, jobs: Sequence[WriteJob]) -> list[Appended | Fenced]:
         answers, error = Appends(store, None).write(jobs)
         if error is not None and not answers:
             raise error

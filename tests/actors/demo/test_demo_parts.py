@@ -21,7 +21,7 @@ from levada.actors.demo.live import Feed, FeedDesk, FeedSubscriber, Results  # n
 from levada.actors.demo.parsing import source_of  # noqa: E402
 from levada.actors.demo.pipeline import Pipeline  # noqa: E402
 from levada.actors.demo.report import Facts, report  # noqa: E402
-from levada.actors.demo.rows import Anomaly, Attack, Count, Follow, Rate  # noqa: E402
+from levada.actors.demo.rows import Anomaly, Attack, Count, Follow, RateRow  # noqa: E402
 from levada.actors.spark.bridge import Delivery, RowKey  # noqa: E402
 from levada.actors.spark.query import AwaitAvailable, GetProgress, QueryFailed, QueryProgress  # noqa: E402
 from levada.framework import Actor, ActorSystem, Sender, channel, handles  # noqa: E402
@@ -108,7 +108,7 @@ async def test_the_same_comes_over_rsocket_and_over_aqueduct() -> None:
     east = MORNING.astimezone(dt.timezone(dt.timedelta(hours=2)))
     desk.feeds["counts"].put(Count("access", "lines", "", 1))
     desk.feeds["counts"].put(Count("access", "lines", "", 2))
-    desk.feeds["rates"].put(Rate(east, 4, 1, 0, 9))
+    desk.feeds["rates"].put(RateRow(east, 4, 1, 0, 9))
     desk.feeds["attacks"].put(Attack("192.0.2.1", MORNING, MORNING, 3, 2))
     desk.feeds["anomalies"].put(Anomaly("GET <n>", MORNING, 9, 1.5, 5.0))
     wanted = {"counts": 2, "rates": 1, "attacks": 1, "anomalies": 1}
@@ -142,14 +142,14 @@ async def test_a_channel_for_no_mailbox_is_cancelled_and_one_that_is_closed_is_l
         aqueduct.connect(system, publisher.url, Follow, config=config) as peer,
     ):
         sender: Sender[Any]
-        sender, rows = channel(Rate)
+        sender, rows = channel(RateRow)
         await peer.send(Follow("prices", sender))
         with pytest.raises(ChannelCancelled):
             await rows.receive()
-        sender, rows = channel(Rate)
+        sender, rows = channel(RateRow)
         await peer.send(Follow("rates", sender))
-        desk.feeds["rates"].put(Rate(MORNING, 4, 1, 0, 9))
-        assert await rows.receive() == Rate(MORNING, 4, 1, 0, 9)
+        desk.feeds["rates"].put(RateRow(MORNING, 4, 1, 0, 9))
+        assert await rows.receive() == RateRow(MORNING, 4, 1, 0, 9)
         rows.close()
     # Nothing more comes that could not be sent, and nobody waits for that.
     assert trio.current_time() < 100
@@ -174,7 +174,7 @@ async def test_later_counts_replace_earlier_ones_and_a_difference_is_named() -> 
 
 async def test_reaching_waits_for_every_route(autojump_clock: trio.testing.MockClock) -> None:
     results = Results()
-    row = Rate(MORNING, 1, 0, 0, 0)
+    row = RateRow(MORNING, 1, 0, 0, 0)
     async with trio.open_nursery() as nursery:
 
         async def later() -> None:

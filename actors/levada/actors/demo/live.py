@@ -21,11 +21,11 @@ from levada.actors.spark.bridge import Delivery
 from levada.framework import Actor, channel, handles
 from levada.framework.errors import ChannelError
 
-from .rows import Anomaly, Attack, Count, Follow, Rate, Result
+from .rows import Anomaly, Attack, Count, Follow, RateRow, Result
 
 __all__ = ["MAILBOXES", "Feed", "FeedDesk", "FeedSubscriber", "Results"]
 
-MAILBOXES: Mapping[str, type[Result]] = {"counts": Count, "rates": Rate, "attacks": Attack, "anomalies": Anomaly}
+MAILBOXES: Mapping[str, type[Result]] = {"counts": Count, "rates": RateRow, "attacks": Attack, "anomalies": Anomaly}
 """The mailboxes that the queries write to, and the class of their rows. They are the routes of RSocket too."""
 KEPT = 50_000
 """Results of one mailbox that are kept for later clients."""

@@ -6,7 +6,7 @@ import datetime as dt
 
 from levada.framework import Asks, Sender, message
 
-__all__ = ["Anomaly", "Attack", "Count", "Follow", "Lines", "LogLine", "Rate", "Result", "Scored"]
+__all__ = ["Anomaly", "Attack", "Count", "Follow", "Lines", "LogLine", "RateRow", "Result", "Scored"]
 
 
 @message("levada.demo.LogLine", frozen=True)
@@ -61,7 +61,7 @@ class Count:
 
 
 @message("levada.demo.Rate", frozen=True)
-class Rate:
+class RateRow:
     """Requests of one hour, when the hour is over."""
 
     start: dt.datetime
@@ -99,7 +99,7 @@ class Anomaly:
     """Standard deviations between the two."""
 
 
-Result = Count | Rate | Attack | Anomaly
+Result = Count | RateRow | Attack | Anomaly
 
 
 @message("levada.demo.Follow", frozen=True)

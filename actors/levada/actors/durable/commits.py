@@ -21,7 +21,7 @@ from .errors import ShardLost
 from .rows import LogRow, ShardLog
 from .turns import ShardWriter
 
-__all__ = ["Commit", "Commits", "Part"]
+__all__ = ["Commit", "CommitPart", "Commits"]
 
 MOST_ROWS = 4096
 """The most rows of one append, unless a single command has more."""
@@ -30,7 +30,7 @@ MOST_BYTES = 4 << 20
 
 
 class Commit(Protocol):
-    """Rows that are written together, and a function to call when they are on disk: a `CommandTurn`, or a `Part`."""
+    """Rows that are written together, and a function to call when they are on disk: a `CommandTurn`, or a `CommitPart`."""
 
     rows: Sequence[LogRow]
     size: int
@@ -42,7 +42,7 @@ class Commit(Protocol):
 
 
 @attrs.define(eq=False)
-class Part:
+class CommitPart:
     """The rows that a running handler commits, or rows of the shard itself."""
 
     writer: ShardWriter

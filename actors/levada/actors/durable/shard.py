@@ -43,7 +43,7 @@ from levada.framework.message import Asks, reply_type
 
 from .access import Access
 from .answers import IMMUTABLE, copy_of
-from .commits import Commits, Part
+from .commits import CommitPart, Commits
 from .entity import handler_of
 from .erasing import Erasing
 from .errors import CommandFailed, DurableError, ReplayFailed, ShardLost
@@ -538,7 +538,7 @@ class Shard(DescribedActor[Any]):
             raise live.failed
         event = trio.Event()
         rows, octets = self._take_rows(live)
-        live.ticket = self._commits.put(Part(self, rows, octets, event, live.entity, live.tells or ()))
+        live.ticket = self._commits.put(CommitPart(self, rows, octets, event, live.entity, live.tells or ()))
         live.tells = None
         if live.turn is not None and live.turn.part is None:
             live.turn.part = live.ticket
@@ -573,7 +573,7 @@ class Shard(DescribedActor[Any]):
             logger.error("%s: no snapshot, its state cannot be kept: %s", where, error, extra={"event": "snapshot"})
             return
         size = row.size + sum(map(len, row.state.values()))
-        live.ticket = self._commits.put(Part(self, [row], size, trio.Event()))
+        live.ticket = self._commits.put(CommitPart(self, [row], size, trio.Event()))
 
     def placed(self, row: LogRow, offset: int) -> None:
         """Record the offset of a row that is no event, or has the answer of a command; they come in the order of the log."""
@@ -660,7 +660,7 @@ class Shard(DescribedActor[Any]):
         size = sum(row.size for row in rows)
         if any(row.live is self.own and row.kind is SNAPSHOT for row in rows):
             size += self.reminders.size
-        self._commits.put(Part(self, rows, size, written))
+        self._commits.put(CommitPart(self, rows, size, written))
 
     def forget_entity(self, entity: str) -> None:
         """Forget that an entity could not be read."""

@@ -60,7 +60,7 @@ from .state import (
     SenderState,
     StreamPosition,
 )
-from .streams import AqueductStream, AqueductStreams
+from .streams import AqueductStream, StreamTable
 from .timers import AqueductTimers
 
 __all__ = ["AqueductCore"]
@@ -105,7 +105,7 @@ class AqueductCore:
         """Senders and receivers that have not ended, by channel id. Read only."""
         self.unclaimed: dict[int, ReceiverHalf] = {}
         """Receivers that ended before the message that attaches them arrived. Source: AQ-30."""
-        self.streams = AqueductStreams(client=client, early=early)
+        self.streams = StreamTable(client=client, early=early)
         self.background: set[SenderHalf | ReceiverHalf] = set()
         """Halves for which a drain only waits until everything sent on them is settled."""
         self.links: ConnectionLinks[SenderHalf | ReceiverHalf] = ConnectionLinks(
@@ -799,7 +799,7 @@ class AqueductCore:
         self.links.close()
         self._timers.close()
         self.streams.close()
-        self.streams = AqueductStreams(client=self.client, early=False)
+        self.streams = StreamTable(client=self.client, early=False)
         self._waiting.clear()
         self._datagrams.clear()
         self.ack_now.clear()

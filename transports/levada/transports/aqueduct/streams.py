@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .receiver import ReceiverHalf
     from .sender import SenderHalf
 
-__all__ = ["AqueductStream", "AqueductStreams"]
+__all__ = ["AqueductStream", "StreamTable"]
 
 URGENT, USUAL = 64, 128
 """Priorities of control streams and of message streams."""
@@ -31,7 +31,7 @@ class AqueductStream:
     )  # fmt: skip
 
     def __init__(
-        self, streams: AqueductStreams, stream_id: int | None, *, place: StreamPosition | None, sends: bool
+        self, streams: StreamTable, stream_id: int | None, *, place: StreamPosition | None, sends: bool
     ) -> None:
         self.all = streams
         self.id = stream_id
@@ -132,7 +132,7 @@ class AqueductStream:
         self.chunks.clear()
 
 
-class AqueductStreams:
+class StreamTable:
     """All streams of a connection, and the outputs for them."""
 
     __slots__ = ("client", "commands", "dirty", "done", "early", "next_ids", "prefix", "table")
