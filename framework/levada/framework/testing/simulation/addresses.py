@@ -12,15 +12,14 @@ from __future__ import annotations
 import errno
 import os
 from collections import Counter
+from collections.abc import Mapping
+from contextvars import Context
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import trio
 
-if TYPE_CHECKING:
-    from .process import Process
-
-__all__ = ["HERE", "Address", "Addresses", "SharedAddresses"]
+__all__ = ["HERE", "Address", "Addresses", "Endpoint", "SharedAddresses"]
 
 HERE: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 """Names of the machine of the process that uses them."""
@@ -38,10 +37,40 @@ class Address(NamedTuple):
     port: int
 
 
+class Endpoint:
+    """A process, as the network sees it.
+
+    Args:
+        name: its name.
+        host: the name of its machine.
+        hosts: the names of all machines, and whether they have power.
+        shares: the addresses that it shares with other processes.
+    """
+
+    def __init__(self, name: str, host: str, hosts: Mapping[str, bool], shares: SharedAddresses | None) -> None:
+        self.name = name
+        self.host = host
+        self.hosts = hosts
+        self.shares = shares
+        self.names = (name, host)
+        self.context = Context()
+        """What arrives is taken in it."""
+        self.wires: dict[Any, None] = {}
+        self.dead = False
+        """Whether nothing of it has an effect any more."""
+        self.paused = 0
+        """How many pauses are under way."""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether peers do not learn of its end."""
+        return not self.hosts[self.host]
+
+
 class SharedAddresses:
     """Addresses that processes share; a `levada.framework.platform.Shares`, made by `Addresses.share`."""
 
-    def __init__(self, addresses: Addresses, owner: Process) -> None:
+    def __init__(self, addresses: Addresses, owner: Endpoint) -> None:
         self.owner = owner
         self.closed = False
         self.ports: dict[tuple[str, str, int], int] = {}
@@ -66,37 +95,37 @@ class Addresses:
 
     def __init__(self, changed: trio.lowlevel.ParkingLot) -> None:
         self.changed = changed
-        self._listeners: dict[Address, list[tuple[Any, Process]]] = {}
+        self._listeners: dict[Address, list[tuple[Any, Endpoint]]] = {}
         self._shared: list[SharedAddresses] = []
-        self._asked: Counter[tuple[Process, str, str]] = Counter()
+        self._asked: Counter[tuple[Endpoint, str, str]] = Counter()
 
-    def find(self, process: Process, kind: str, host: str, port: int) -> Address:
+    def find(self, process: Endpoint, kind: str, host: str, port: int) -> Address:
         """Return the address that a process means.
 
         Raises:
             OSError: there is no such host.
         """
         if kind == "unix":
-            return Address(process.machine.name, kind, host, 0)
-        if host not in HERE and host not in process.machine.world.machines:
+            return Address(process.host, kind, host, 0)
+        if host not in HERE and host not in process.hosts:
             raise _no_machine(host)
-        return Address(process.machine.name if host in HERE else host, kind, "", port)
+        return Address(process.host if host in HERE else host, kind, "", port)
 
-    def resolve(self, process: Process, host: str) -> str:
+    def resolve(self, process: Endpoint, host: str) -> str:
         """Return the name by which datagrams find a host, see `Network.resolve`."""
         if host in HERE:
             return "127.0.0.1" if host == "localhost" else host
-        if host not in process.machine.world.machines:
+        if host not in process.hosts:
             raise _no_machine(host)
         return host
 
-    def share(self, owner: Process) -> SharedAddresses:
+    def share(self, owner: Endpoint) -> SharedAddresses:
         """Share addresses among processes, for as long as their owner lives."""
         shared = SharedAddresses(self, owner)
         self._shared.append(shared)
         return shared
 
-    def listeners(self, address: Address) -> list[tuple[Any, Process]]:
+    def listeners(self, address: Address) -> list[tuple[Any, Endpoint]]:
         """Return the listeners at an address with their processes, the oldest first."""
         return [(listener, process) for listener, process in self._listeners.get(address, ()) if not process.dead]
 
@@ -104,9 +133,9 @@ class Addresses:
         """Return whether an address is taken though none listens there."""
         return any(address in shared.held for shared in self._shared)
 
-    def bind(self, process: Process, kind: str, host: str, port: int, listener: Any) -> int:
+    def bind(self, process: Endpoint, kind: str, host: str, port: int, listener: Any) -> int:
         """Take an address, see `Network.bind`."""
-        machine, shares = process.machine.name, process.shares
+        machine, shares = process.host, process.shares
         if shares is not None and shares.closed:
             raise OSError(errno.ECANCELED, "the server is ending")
         if kind == "unix":
@@ -126,24 +155,24 @@ class Addresses:
         self.changed.unpark_all()
         return address.port
 
-    def _port(self, process: Process, kind: str, host: str) -> int:
+    def _port(self, process: Endpoint, kind: str, host: str) -> int:
         """Choose a port."""
         key = kind, host, self._asked[process, kind, host]
         self._asked[process, kind, host] += 1
         ports = {} if process.shares is None else process.shares.ports
         if key in ports:
             return ports[key]
-        here = (Address(process.machine.name, kind, "", free) for free in count(_FIRST_PORT))
+        here = (Address(process.host, kind, "", free) for free in count(_FIRST_PORT))
         port = next(each.port for each in here if not self.listeners(each) and not self.is_held(each))
         ports[key] = port
         return port
 
-    def release(self, process: Process, kind: str, host: str, port: int) -> None:
+    def release(self, process: Endpoint, kind: str, host: str, port: int) -> None:
         """Free an address."""
-        address = Address(process.machine.name, kind, host if kind == "unix" else "", port)
+        address = Address(process.host, kind, host if kind == "unix" else "", port)
         self._keep(address, [each for each in self._listeners.get(address, ()) if each[1] is not process])
 
-    def forget(self, process: Process) -> None:
+    def forget(self, process: Endpoint) -> None:
         """Free the addresses of a process that ends."""
         for address, listeners in list(self._listeners.items()):
             self._keep(address, [each for each in listeners if each[1] is not process])
@@ -153,7 +182,7 @@ class Addresses:
             self._shared.remove(shared)
             shared.close()
 
-    def _keep(self, address: Address, listeners: list[tuple[Any, Process]]) -> None:
+    def _keep(self, address: Address, listeners: list[tuple[Any, Endpoint]]) -> None:
         if listeners:
             self._listeners[address] = listeners
         else:

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from .addresses import HERE, Address
+from .addresses import HERE, Address, Endpoint
 
 if TYPE_CHECKING:
     from .network import SimulatedNetwork
-    from .process import Process
 
 __all__ = ["Post", "SimulatedDatagrams"]
 
@@ -36,7 +35,7 @@ _BUFFER: Final = 4_096
 class SimulatedDatagrams:
     """A socket of a process for datagrams; a `levada.framework.platform.Datagrams`."""
 
-    def __init__(self, post: Post, process: Process) -> None:
+    def __init__(self, post: Post, process: Endpoint) -> None:
         self.process = process
         self.address: tuple[str, int] = "", 0
         """The host and the port, once it is bound."""
@@ -95,7 +94,7 @@ class Post:
         self.loss = loss
         self._held: deque[partial[None]] = deque(maxlen=_BUFFER)
 
-    def open(self, process: Process, host: str, port: int) -> SimulatedDatagrams:
+    def open(self, process: Endpoint, host: str, port: int) -> SimulatedDatagrams:
         """Open a socket, see `Network.datagrams`."""
         host = host or "0.0.0.0"
         socket = SimulatedDatagrams(self, process)
@@ -111,7 +110,7 @@ class Post:
         sender, network = socket.process, self._network
         if sender.dead:
             return
-        own = sender.machine.name
+        own = sender.host
         source = (host if host in HERE else own), socket.address[1]
         target = Address(own if host in HERE else host, "udp", "", port)
         network.record_datagram(source, (host, port), len(data))
@@ -120,7 +119,7 @@ class Post:
         if not lost and len(data) <= (_LARGEST if target.machine == own else _MTU):
             network.later(seconds, partial(self._arrive, sender, source, target, data))
 
-    def _arrive(self, sender: Process, source: tuple[str, int], target: Address, data: bytes) -> None:
+    def _arrive(self, sender: Endpoint, source: tuple[str, int], target: Address, data: bytes) -> None:
         listeners = self._network.addresses.listeners(target)
         if not listeners:
             return

@@ -14,21 +14,18 @@ import errno
 import os
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import attrs
 import trio
 
-from .addresses import Addresses, SharedAddresses
+from .addresses import Addresses, Endpoint, SharedAddresses
 from .datagrams import Post, SimulatedDatagrams
-
-if TYPE_CHECKING:
-    from .process import Process
 
 __all__ = ["NetworkOfProcess", "SimulatedNetwork", "SimulatedWire"]
 
@@ -43,8 +40,8 @@ def _no_one(side: int, why: str) -> None:
 class _Way:
     """One way of a wire, with everything under way on it, the next to arrive first."""
 
-    sender: Process
-    receiver: Process
+    sender: Endpoint
+    receiver: Endpoint
     under_way: deque[tuple[float, Callable[..., None], tuple[object, ...]]] = attrs.field(factory=deque)
     ended: bool = False
     """Whether nothing more is sent."""
@@ -55,7 +52,7 @@ class _Way:
 class SimulatedWire:
     """A connection of two processes; a `levada.framework.platform.Wire`."""
 
-    def __init__(self, network: SimulatedNetwork, number: int, sides: tuple[Process, Process]) -> None:
+    def __init__(self, network: SimulatedNetwork, number: int, sides: tuple[Endpoint, Endpoint]) -> None:
         self.on_lost: Callable[[int, str], None] = _no_one
         self.number = number
         self.ways = _Way(sides[0], sides[1]), _Way(sides[1], sides[0])
@@ -84,7 +81,7 @@ class SimulatedWire:
         self.ways[side].ended = True
         self.on_lost(side, why)
 
-    def drop(self, process: Process, why: str) -> None:
+    def drop(self, process: Endpoint, why: str) -> None:
         """End the side of a process that ends, with a word to the peer unless the process is silent."""
         for side, lane in enumerate(self.ways):
             if lane.sender is process:
@@ -100,13 +97,23 @@ class SimulatedNetwork:
     """The wires and addresses of a world.
 
     Args:
+        hosts: the names of the machines.
         rng: decides the latency.
         latency: least and most seconds that something is under way.
         chance: decides the fate of datagrams.
         loss: the share of datagrams that are lost, 0 to 1.
     """
 
-    def __init__(self, rng: random.Random, latency: tuple[float, float], chance: random.Random, loss: float) -> None:
+    def __init__(
+        self,
+        hosts: Iterable[str],
+        rng: random.Random,
+        latency: tuple[float, float],
+        chance: random.Random,
+        loss: float,
+    ) -> None:
+        self.hosts = dict.fromkeys(hosts, True)
+        """The machines, and whether they have power."""
         self._random = rng
         self.latency = latency
         self.post = Post(self, chance, loss)
@@ -165,14 +172,14 @@ class SimulatedNetwork:
 
     # Wires.
 
-    def wire(self, one: Process, other: Process) -> SimulatedWire:
+    def wire(self, one: Endpoint, other: Endpoint) -> SimulatedWire:
         """Join two processes."""
         wire = SimulatedWire(self, next(self._numbers), (one, other))
         self._wires[wire] = None
         one.wires[wire] = other.wires[wire] = None
         return wire
 
-    def forget(self, process: Process, why: str) -> None:
+    def forget(self, process: Endpoint, why: str) -> None:
         """Drop the wires and addresses of a process that ends."""
         for wire in list(process.wires):
             wire.drop(process, why)
@@ -207,11 +214,11 @@ class SimulatedNetwork:
 
     # Faults.
 
-    def is_blocked(self, sender: Process, receiver: Process) -> bool:
+    def is_blocked(self, sender: Endpoint, receiver: Endpoint) -> bool:
         """Return whether nothing arrives this way now."""
         return bool(sender.paused or receiver.paused) or self.is_cut(sender, receiver)
 
-    def is_cut(self, sender: Process, receiver: Process) -> bool:
+    def is_cut(self, sender: Endpoint, receiver: Endpoint) -> bool:
         """Return whether this way is cut."""
         cuts = self._cuts
         return bool(cuts) and any((a, b) in cuts for a in sender.names for b in receiver.names)
@@ -233,18 +240,14 @@ class SimulatedNetwork:
         self.post.look()
         self.changed.unpark_all()
 
-    async def connect(self, process: Process, kind: str, host: str, port: int) -> tuple[SimulatedWire, Any]:
+    async def connect(self, process: Endpoint, kind: str, host: str, port: int) -> tuple[SimulatedWire, Any]:
         """Connect to an address, see `Network.connect`."""
         addresses = self.addresses
         address = addresses.find(process, kind, host, port)
         await trio.sleep(_HANDSHAKE * self._random.uniform(*self.latency))
         while True:
             listeners = addresses.listeners(address)
-            if (
-                not listeners
-                and not addresses.is_held(address)
-                and process.machine.world.machines[address.machine].is_up
-            ):
+            if not listeners and not addresses.is_held(address) and self.hosts[address.machine]:
                 raise OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
             near = [
                 (listener, owner)
@@ -262,7 +265,7 @@ class NetworkOfProcess:
     """The network as a process sees it; a `levada.framework.platform.Network`."""
 
     _network: SimulatedNetwork
-    _process: Process
+    _process: Endpoint
 
     def bind(self, kind: str, host: str, port: int, listener: Any) -> int:
         """Take an address, see `Network.bind`."""

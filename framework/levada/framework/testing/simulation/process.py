@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future
-from contextvars import Context, ContextVar
+from contextvars import ContextVar
 from functools import partial
 from signal import SIGKILL
 from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
@@ -22,7 +22,7 @@ from levada.framework.platform import PLATFORM, Platform, ProcessExit, Shares
 from levada.framework.testing.clock import CountingClock
 from levada.framework.testing.explore import shuffle
 
-from .addresses import SharedAddresses
+from .addresses import Endpoint, SharedAddresses
 from .disk import SimulatedDisk
 from .faults import CHANGES, Call, Crashed, Fault
 from .files import SimulatedFiles
@@ -54,9 +54,13 @@ class Machine:
         self.world = world
         self.name = name
         self.disk = disk
-        self.is_up = True
         self.came_up = trio.Event()
         self.came_up.set()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it has power."""
+        return self.world.network.hosts[self.name]
 
     @property
     def processes(self) -> list[Process]:
@@ -78,7 +82,8 @@ class Machine:
         if not self.is_up:
             return
         self.world.note(f"{self.name}: power failure for {seconds:g} s")
-        self.is_up, self.came_up = False, trio.Event()
+        self.world.network.hosts[self.name] = False
+        self.came_up = trio.Event()
         for process in self.processes:
             process.end(-SIGKILL)
         self.disk.power_failure(self.world.random.getrandbits(32))
@@ -86,12 +91,12 @@ class Machine:
 
     def _come_up(self) -> None:
         self.world.note(f"{self.name}: power is back")
-        self.is_up = True
+        self.world.network.hosts[self.name] = True
         self.came_up.set()
         self.world.network.look()
 
 
-class Process:
+class Process(Endpoint):
     """A process of a simulated world; made by `World.start`, and by programs that start nodes or keepers."""
 
     def __init__(
@@ -104,21 +109,13 @@ class Process:
         returns: bool,
         shares: SharedAddresses | None = None,
     ) -> None:
+        super().__init__(name, machine.name, world.network.hosts, shares)
         self.world = world
-        self.name = name
         self.machine = machine
         self.parent = parent
         self.returns = returns
         """Whether another one takes its place when it ends."""
-        self.shares = shares
-        """The addresses that it shares with other processes."""
         self.pid = world.next_pid()
-        self.wires: dict[SimulatedWire, None] = {}
-        self.names = (name, machine.name)
-        self.dead = False
-        """Whether nothing of it has an effect any more."""
-        self.paused = 0
-        """How many pauses are under way."""
         self.code: int | None = None
         """The exit code, negative for a signal; None while it runs, as far as others know."""
         self.error: BaseException | None = None
@@ -127,7 +124,6 @@ class Process:
         """Set by SIGTERM."""
         self.ended = trio.Event()
         """Set when it has ended, as far as others know."""
-        self.context = Context()
         self.offset = machine.world.skew()
         """Seconds that its clock is ahead."""
         self.gone = trio.Event()
@@ -213,11 +209,6 @@ class Process:
         return self.code
 
     # What the world and the platform call.
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether peers do not learn of its end."""
-        return not self.machine.is_up
 
     def fault(self, call: Call) -> Fault | None:
         """Say what happens at a call of the disk."""

@@ -74,7 +74,7 @@ class World:
             latency = latency[0] * _SLOW, latency[1] * _SLOW
         chance = random.Random(f"datagrams {seed}")
         loss = self.faults.loss * max(0.0, chance.uniform(-1, 1))
-        self.network = SimulatedNetwork(random.Random(f"network {seed}"), latency, chance, loss)
+        self.network = SimulatedNetwork(machines, random.Random(f"network {seed}"), latency, chance, loss)
         model: Model = self.random.choice(("ordered", "lax")) if self.faults.disk is None else self.faults.disk
         self.machines = {name: Machine(self, name, SimulatedDisk(model, time=trio.current_time)) for name in machines}
         self.processes: list[Process] = []
