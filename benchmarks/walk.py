@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 import trio
+import trio.testing
 
 from levada.actors import aqueduct, lumberjack, maop, rsocket
 from levada.actors.authenticators import BearerTokens
@@ -27,7 +28,7 @@ __all__ = ["LIMITS", "OPERATIONS", "WALKS", "Counter", "Step", "Walk", "measure"
 LIMITS = {
     "rsocket": (76, 13),
     "aqueduct": (81, 15),
-    "aqueduct-sender": (598, 38),
+    "aqueduct-sender": (725, 37),
     "maop": (262, 24),
     "durable": (133, 24),
     "spark": (305, 35),
@@ -178,6 +179,7 @@ async def aqueduct_sender(system: ActorSystem) -> AsyncIterator[Operation]:
             await peer.send(Take(sender))
             async for _ in receiver:
                 pass
+            await trio.testing.wait_all_tasks_blocked()  # else its end falls into the next operation, or not
 
         yield operation
 
