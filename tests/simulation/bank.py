@@ -10,7 +10,7 @@ from typing import Any, Final
 import attrs
 import trio
 
-from levada.actors.durable import Durable, applies, shards
+from levada.actors.durable import Durable, ReplayFailed, applies, shards
 from levada.actors.nodes import NodeSettings, local_nodes
 from levada.framework import ActorSystem, Asks, Ref, handles, message, restart
 from levada.framework.errors import LevadaError
@@ -33,9 +33,6 @@ FAULTS: Final = Faults(
     aims={"Add", "Append", "Close", "Command", "Due", "Open", "fdatasync", "rename"},
 )
 """Strikes at random times; in half of the worlds, also at commands, appends, their syncs, and moves of shards."""
-_CLIENTS: Final = 3
-_COMMANDS: Final = 12
-_ENTITIES: Final = 4
 _REMINDED: Final = (0.05, 1.0, 3.0)
 """Seconds after which a reminder is due."""
 
@@ -117,6 +114,15 @@ async def app(system: ActorSystem) -> AsyncIterator[None]:
 class Bank:
     """The driver of the bank in one world, with its clients. The seed decides how it is set up, and the work."""
 
+    clients = 3
+    commands = 12
+    entities = 4
+    settings = SETTINGS
+    timeouts: tuple[float, ...] = 0.5, 5.0
+    """Seconds for which a client waits for an answer before it asks again."""
+    rests: tuple[float, ...] = 0.0, 0.05, 0.8
+    """Seconds between an answer and the next command, so that there is work for as long as there are strikes."""
+
     def __init__(self, world: World) -> None:
         self._world = world
         rng = random.Random(f"bank {world.seed}")
@@ -125,10 +131,10 @@ class Bank:
         self._idle, self._snapshot_every = rng.choice((0.5, 5.0, 60.0)), rng.choice((3, 1000))
         self._todo = [
             deque(
-                (f"e{rng.randrange(_ENTITIES)}", Add(f"{client}.{n}", rng.choice((0, 0, *_REMINDED))))
-                for n in range(_COMMANDS)
+                (f"e{rng.randrange(self.entities)}", Add(f"{client}.{n}", rng.choice((0, 0, *_REMINDED))))
+                for n in range(self.commands)
             )
-            for client in range(_CLIENTS)
+            for client in range(self.clients)
         ]
         self._reminders = {add.id for todo in self._todo for _, add in todo if add.after}
         self._done = trio.Event()
@@ -143,7 +149,7 @@ class Bank:
         self._lives += 1
         async with (
             ActorSystem("driver", ask_timeout=10.0) as system,
-            local_nodes(system, self._nodes, app, settings=SETTINGS) as nodes,
+            local_nodes(system, self._nodes, app, settings=self.settings) as nodes,
         ):
             accounts = await shards(
                 system,
@@ -173,13 +179,15 @@ class Bank:
                 await self._world.history.call(
                     entity,
                     add.id,
-                    lambda _: account.ask(add, command=add.id, timeout=rng.choice((0.5, 5.0))),  # noqa: B023 - awaited here
+                    lambda _: account.ask(add, command=add.id, timeout=rng.choice(self.timeouts)),  # noqa: B023 - awaited here
                 )
+            except ReplayFailed as error:
+                raise AssertionError(f"a log is broken: {error}") from error
             except LevadaError:
                 await trio.sleep(rng.choice((0.01, 0.2, 1.0)))
             else:
                 todo.popleft()
-                await trio.sleep(rng.choice((0.0, 0.05, 0.8)))  # so that there is work for as long as there are strikes
+                await trio.sleep(rng.choice(self.rests))
 
     async def _check(self, accounts: Any) -> None:
         """Each command is done once, each answer is its number, in the order of real time; each reminder has come once."""
@@ -206,6 +214,8 @@ class Bank:
         while True:
             try:
                 found: list[list[str]] = await account.ask(Look(), timeout=5.0)
+            except ReplayFailed as error:
+                raise AssertionError(f"a log is broken: {error}") from error
             except LevadaError:
                 await trio.sleep(0.5)
             else:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from tests.simulation.bank import FAULTS, Bank
 from tests.simulation.mutants import MUTANTS
 
-from levada.framework.testing.simulation import SimulationFailure, World, simulate
+from levada.framework.testing.simulation import Faults, SimulationFailure, World, simulate
+
+__all__ = ["main"]
 
 LIMIT: Final = 300.0
 """Virtual seconds of a world at most; a good one has about ten."""
@@ -20,19 +23,27 @@ async def scenario(world: World) -> None:
     await Bank(world).run()
 
 
-def main(first: str, count: str, mutant: str = "") -> None:
-    """Run worlds; end with the text of the first failure and the exit code 1."""
-    logging.disable(logging.CRITICAL)
+def main(
+    first: str,
+    count: str,
+    mutant: str = "",
+    *,
+    scenario: Callable[[World], Awaitable[None]] = scenario,
+    faults: Faults = FAULTS,
+    more: Callable[[], object] = str,
+) -> None:
+    """Run worlds, and print the seed of each, its digest, its strikes, and more. End with the text of the first failure and the exit code 1."""
     if mutant:
         MUTANTS[mutant]()
     for seed in range(int(first), int(first) + int(count)):
         try:
-            result = simulate(scenario, seeds=[seed], faults=FAULTS, limit=LIMIT)
+            result = simulate(scenario, seeds=[seed], faults=faults, limit=LIMIT)
         except SimulationFailure as failure:
             print(failure)
             sys.exit(1)
-        print(seed, result.digests[seed], result.strikes, flush=True)
+        print(seed, result.digests[seed], result.strikes, more(), flush=True)
 
 
 if __name__ == "__main__":
+    logging.disable(logging.CRITICAL)
     main(*sys.argv[1:])

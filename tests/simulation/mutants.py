@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+import attrs
+
+from levada.actors.durable.hosting import Host
 from levada.actors.durable.reminders import Reminders
 from levada.actors.durable.rows import FIRED
 from levada.actors.durable.shard import Shard
@@ -12,7 +15,7 @@ from levada.actors.durable.underway import UnderWay
 from levada.actors.journal import appends
 from levada.framework.testing.simulation import SimulatedFiles
 
-__all__ = ["MUTANTS"]
+__all__ = ["MUTANTS", "OWNERS"]
 
 
 def no_command_memory() -> None:
@@ -62,6 +65,30 @@ def reminders_fire_twice() -> None:
     commands.fresh = lambda self, number, batch, at, count, end: ([(at, count)], None)
 
 
+def no_fence() -> None:
+    """The journal ignores `Append.at`."""
+    writer: Any = appends.Appends
+    judge = writer._judge
+
+    def generous(self: Any, parts: Any, keyed: Any) -> None:
+        for job in (job for part in parts for job in part.jobs if job.append is not None):
+            job.append = attrs.evolve(job.append, at=None)
+        judge(self, parts, keyed)
+
+    writer._judge = generous
+
+
+def two_owners() -> None:
+    """A shard stays open on its old node when it moves, and the journal takes the rows of both nodes."""
+    no_fence()
+    host: Any = Host
+
+    async def stay(self: Any, shard: int, ref: Any, reply: Any) -> None:
+        reply.send(None)
+
+    host._close = stay
+
+
 def no_sync() -> None:
     """No file is brought to the disk."""
     files: Any = SimulatedFiles
@@ -76,5 +103,9 @@ MUTANTS: Final[dict[str, Callable[[], None]]] = {
         answers_after_the_loss,
         reminders_fire_twice,
         no_sync,
+        no_fence,
+        two_owners,
     )
 }
+OWNERS: Final = frozenset({"no_fence", "two_owners"})
+"""The mutants for which a shard has to move from an owner that does not know it: see `tests.simulation.handover`."""

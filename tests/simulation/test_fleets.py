@@ -11,15 +11,17 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-from tests.simulation.mutants import MUTANTS
+from tests.simulation.mutants import MUTANTS, OWNERS
 
 ROOT = Path(__file__).parents[2]
 
 
-def worlds(first: int, count: int, *, mutant: str = "", hash_seed: int = 0) -> subprocess.CompletedProcess[str]:
+def worlds(
+    first: int, count: int, *, mutant: str = "", hash_seed: int = 0, program: str = "fleets"
+) -> subprocess.CompletedProcess[str]:
     """Run worlds in a process of their own: the message classes of other tests would travel in them."""
     return subprocess.run(
-        [sys.executable, "-m", "tests.simulation.fleets", str(first), str(count), *([mutant] if mutant else [])],
+        [sys.executable, "-m", f"tests.simulation.{program}", str(first), str(count), *([mutant] if mutant else [])],
         cwd=ROOT,
         env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
         capture_output=True,
@@ -58,9 +60,33 @@ def test_a_thousand_worlds_have_no_bad_one(part: int) -> None:
     assert len(lines(worlds(1000 + 50 * part, 50))) == 50
 
 
+@pytest.mark.ci
+@pytest.mark.timeout(300)
+def test_what_a_former_owner_sends_late_is_fenced_off() -> None:
+    fences = [int(line.split()[3]) for line in lines(worlds(0, 6, program="handover"))]
+    assert len(fences) == 6
+    assert sum(1 for count in fences if count) >= 3
+
+
 @pytest.mark.release
-@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize("part", range(4))
+def test_a_bank_does_each_command_once_when_shards_move_behind_the_back_of_their_owner(part: int) -> None:
+    assert len(lines(worlds(100 + 50 * part, 50, program="handover"))) == 50
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("mutant", sorted(MUTANTS.keys() - OWNERS))
 def test_a_mutant_is_found_within_a_hundred_worlds(mutant: str) -> None:
-    ended = worlds(0, 100, mutant=mutant)
+    require_found(worlds(0, 100, mutant=mutant))
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mutant", sorted(OWNERS))
+def test_a_second_owner_is_found_within_a_hundred_moves(mutant: str) -> None:
+    require_found(worlds(0, 100, mutant=mutant, program="handover"))
+
+
+def require_found(ended: subprocess.CompletedProcess[str]) -> None:
     assert ended.returncode == 1, f"{len(ended.stdout.splitlines())} worlds found nothing"
     assert "failed in the world of seed" in ended.stdout, ended.stderr[-2000:]
