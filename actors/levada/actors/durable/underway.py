@@ -32,7 +32,7 @@ class UnderWay:
     """The commands that a shard has taken and not answered."""
 
     def __init__(self, commits: Commits, remind_again: Callable[[Reminder, BaseException], None]) -> None:
-        self.turns: set[CommandTurn] = set()
+        self.turns: dict[CommandTurn, None] = {}  # not a set: `give_up` fails them in this order
         self._octets = 0
         self._commits = commits
         self._remind_again = remind_again
@@ -60,7 +60,7 @@ class UnderWay:
 
     def add(self, turn: CommandTurn) -> None:
         """Take a command."""
-        self.turns.add(turn)
+        self.turns[turn] = None
         self._octets += turn.message_bytes
 
     def send(self, turn: CommandTurn, value: Any) -> None:
@@ -115,7 +115,7 @@ class UnderWay:
 
     def _settle(self, turn: CommandTurn) -> None:
         try:
-            self.turns.remove(turn)
+            del self.turns[turn]
         except KeyError:  # it was not taken, or given up
             pass
         else:
@@ -131,7 +131,7 @@ class UnderWay:
     def give_up(self, refusal: BaseException | None = None) -> None:
         """Fail all commands; if the journal refused rows, with its error."""
         refused = refusal if isinstance(refusal, JournalError) else None  # of what this refuses nothing is on the disk
-        begun = self.turns if refused is None else self._begun()
+        begun = set[CommandTurn]() if refused is None else self._begun()
         told = [turn for turn in self.turns if turn.question is None and turn.reminder is None]
         if told:
             what = "%s ends: %d told commands are not done, or not known to be"
