@@ -2,9 +2,9 @@
 
 ::
 
-    file ──tail──> writer ══Lumberjack, TLS══> Ingest ──> Intake ──> mailbox logs ──Spark──> mailboxes counts, rates
-                                                                          Scorer <══asks══┘              │
-                                                          this program <══RSocket══ Subscribers <────────┘
+    file ──tail──> writer ══Lumberjack, TLS══> Ingest ──> LineIntake ──> mailbox logs ──Spark──> mailboxes counts, rates
+                                                                              Scorer <══asks══┘              │
+                                                              this program <══RSocket══ Subscribers <────────┘
 
 ``levada demo`` is the same with three logs, six queries, supervised, and a report; its parts are used here.
 """
