@@ -81,7 +81,7 @@ def environment(folder: Path, requirement: str) -> Path:
 def sources() -> Iterator[tuple[str, Path]]:
     """Find each file that belongs into the wheel, with its name there."""
     for layer in LAYERS:
-        for file in (ROOT / layer).rglob("*"):
+        for file in [*(ROOT / layer / "levada").rglob("*"), *(ROOT / layer).glob("*.py")]:
             if file.is_file() and "__pycache__" not in file.parts:
                 yield file.relative_to(ROOT / layer).as_posix(), file
 

@@ -180,8 +180,8 @@ class MultiplexedDriver(Driver[C], Generic[C]):
         """Stays after the end, with its counters."""
         self.live: carriers.Connection | None = None
         """The carrier, until the connection is over."""
-        self.tasks: trio.Nursery
-        """Where the connection's own tasks run, while it has a carrier."""
+        self.tasks: trio.Nursery | None = None
+        """Where the connection's own tasks run, once it has a carrier."""
         self.early = False
         """Whether work may begin before the peer has greeted."""
         self.turns = 0
@@ -223,14 +223,15 @@ class MultiplexedDriver(Driver[C], Generic[C]):
         """Read and write until the carrier ends; give the core what had arrived before that."""
         self.carrier = self.live = carrier
         self.connected(carrier.info, early=self.early)
-        async with trio.open_nursery() as self.tasks:
+        async with trio.open_nursery() as tasks:
+            self.tasks = tasks
             carrier.on_stream(self._accept)
             carrier.on_batch(self._arrived)
-            self.tasks.start_soon(self._take_turns)
+            tasks.start_soon(self._take_turns)
             await self.begin(carrier)
             reason = await carrier.wait_closed()
             self._read_rest()
-            self.tasks.cancel_scope.cancel()
+            tasks.cancel_scope.cancel()
         self.lost(reason.code, str(reason))
 
     @abstractmethod
@@ -238,8 +239,8 @@ class MultiplexedDriver(Driver[C], Generic[C]):
         """Tell the core of the handshake; what comes is read already."""
 
     def start_task(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
-        """Start a task that ends with the carrier; after that, start none."""
-        if not self._carrier_over:
+        """Start a task that ends with the carrier; before and after it, start none."""
+        if self.tasks is not None and not self._carrier_over:
             self.tasks.start_soon(function, *args)
 
     def carrier_statistics(self) -> carriers.CarrierStatistics | None:
@@ -449,7 +450,7 @@ class MultiplexedDriver(Driver[C], Generic[C]):
                     rate = None
                 elif rate.until > now and not self._carrier_over:
                     held.add(stream_id)
-                    self.tasks.start_soon(self._resume_at, stream_id, rate.until)
+                    self.start_task(self._resume_at, stream_id, rate.until)
                     return
             try:
                 data = stream.receive_nowait()
@@ -557,7 +558,7 @@ class MultiplexedDriver(Driver[C], Generic[C]):
         self._backlog[stream_id] = []
         waiting.append(output)
         if len(waiting) == 1:
-            self.tasks.start_soon(self._open_waiting, self.live, unidirectional)
+            self.start_task(self._open_waiting, self.live, unidirectional)
 
     async def _open_waiting(self, carrier: carriers.Connection, unidirectional: bool) -> None:
         waiting = self._waiting[unidirectional]

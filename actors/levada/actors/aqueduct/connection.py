@@ -307,7 +307,7 @@ class AqueductDriver(AqueductStreams):
         """Wait for the handshake; only an early client really waits."""
         if isinstance(self.core.entrypoint, SenderHalf):
             self.halves.start(EntryOutbound(self.halves, self.entry, half=self.core.entrypoint))
-        self.tasks.start_soon(self._receive_datagrams, carrier)
+        self.start_task(self._receive_datagrams, carrier)
         self.flush_soon()
         try:
             info, largest = await carrier.handshake(), carrier.max_datagram_size()

@@ -16,7 +16,7 @@ class NumberSet:
     """A set of numbers.
 
     Example:
-        >>> known = Numbers()
+        >>> known = NumberSet()
         >>> known.add([(0, 3), (5, 7)])
         >>> known.new([(2, 6)])
         [False, True, True, False]
