@@ -550,6 +550,20 @@ def test_a_server_that_asks_and_does_not_read_is_not_read_either(tmp_path: Path)
             server.shutdown(socket.SHUT_RD)
 
 
+def test_an_end_that_has_arrived_is_known_whether_or_not_the_thread_has_read_it() -> None:
+    """Else the next request is sent into a connection that is over, and may count as carried out."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"rsocket+tcp://127.0.0.1:{listening.getsockname()[1]}"
+        for _ in range(20):
+            with connect(url) as peer:
+                server = listening.accept()[0]
+                while b"\x00" not in server.recv(65_536):  # SETUP; a socket that closes with unread bytes sends a reset
+                    pass
+                assert not peer.closed
+                server.close()
+                assert peer.closed
+
+
 def test_a_connection_that_cannot_be_used_is_closed() -> None:
     core = CoreConfig(setup_payload=Payload(bytes(2**24)))
     with socket.create_server(("127.0.0.1", 0)) as listening:

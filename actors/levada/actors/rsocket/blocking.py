@@ -416,7 +416,11 @@ class BlockingPeer:
 
     @property
     def closed(self) -> bool:
-        """Whether the connection is over."""
+        """Whether the connection is over, also if its end has arrived and the thread has not read it yet."""
+        if self._end is None and self._pid == os.getpid():
+            with self._lock:
+                if self._end is None:
+                    self._turn(woken=False)
         return self._end is not None
 
     def __enter__(self) -> Self:
@@ -597,7 +601,7 @@ class BlockingPeer:
                 selector.modify(self._socket, events)
             ready = selector.select(wait)
             with self._lock:
-                self._turn(any(key.fileobj is self._awake for key, _ in ready))
+                self._turn(woken=any(key.fileobj is self._awake for key, _ in ready))
 
     def _linger(self, selector: selectors.BaseSelector) -> None:
         """Send the rest, and discard what arrives until the peer ends too.
@@ -632,7 +636,7 @@ class BlockingPeer:
     def _reading(self) -> bool:
         return self._end is None and self._answers <= self._config.high_watermark
 
-    def _turn(self, woken: bool) -> None:
+    def _turn(self, *, woken: bool) -> None:
         if woken:
             self._awake.recv(4096)
         if self._unsent:
