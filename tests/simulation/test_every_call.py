@@ -152,7 +152,7 @@ def test_whatever_a_crash_leaves_is_what_was_answered(name: str) -> None:
 
 @pytest.mark.parametrize("name", STORIES)
 def test_whatever_a_crash_leaves_that_cuts_a_recovery_short_is_what_was_answered(name: str) -> None:
-    story, step = STORIES[name], every(16)
+    story, step = STORIES[name], every(32)
     for at in positions(step):
         crash = Life(operations=story.watched, aims=[("", at, Fault(crash=True))], end="power", seed=at, share=0.5)
         for again in positions():

@@ -158,6 +158,21 @@ class SameAnswers(RuleBasedStateMachine):
 TestSameAnswers = SameAnswers.TestCase
 
 
+@pytest.mark.parametrize("simulated", [False, True])
+def test_a_lock_whose_change_is_refused_is_given_up(tmp_path: Path, simulated: bool) -> None:
+    """As flock(2) says: the change of a lock is not one step."""
+    files = SimulatedFiles(SimulatedDisk()) if simulated else Files()
+    path = "/file" if simulated else tmp_path / "file"
+    one, other = files.open(path, os.O_RDWR | os.O_CREAT), files.open(path, os.O_RDWR)
+    files.lock(one, shared=True)
+    files.lock(other, shared=True)
+    with pytest.raises(BlockingIOError):
+        files.lock(one)
+    files.lock(other)
+    files.close(one)
+    files.close(other)
+
+
 def test_a_database_holds_what_was_committed() -> None:
     disk = SimulatedDisk()
     for files in (SimulatedFiles(disk), SimulatedFiles(disk)):

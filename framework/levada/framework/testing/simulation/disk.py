@@ -264,8 +264,12 @@ class SimulatedDisk:
 
     @staticmethod
     def lock_file(node: Inode, owner: object, *, shared: bool) -> None:
-        """Lock a file; `BlockingIOError` if another owner has it locked, unless both are `shared`."""
-        if any(not (shared and other_shared) for other, other_shared in node.locks.items() if other != owner):
+        """Lock a file; `BlockingIOError` if another owner has it locked, unless both are `shared`.
+
+        As on Linux, a lock that is changed is first given up: if the change is refused, the owner has none.
+        """
+        node.locks.pop(owner, None)
+        if any(not (shared and other_shared) for other_shared in node.locks.values()):
             raise failure(errno.EAGAIN)
         node.locks[owner] = shared
 
