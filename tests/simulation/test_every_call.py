@@ -152,7 +152,7 @@ def test_whatever_a_crash_leaves_is_what_was_answered(name: str) -> None:
 
 @pytest.mark.parametrize("name", STORIES)
 def test_whatever_a_crash_leaves_that_cuts_a_recovery_short_is_what_was_answered(name: str) -> None:
-    story, step = STORIES[name], every(32)
+    story, step, at, again = STORIES[name], every(32), 0, 0
     for at in positions(step):
         crash = Life(operations=story.watched, aims=[("", at, Fault(crash=True))], end="power", seed=at, share=0.5)
         for again in positions():
@@ -174,7 +174,7 @@ def test_whatever_a_crash_leaves_that_cuts_a_recovery_short_is_what_was_answered
 @pytest.mark.parametrize("name", STORIES)
 def test_whatever_calls_fail_each_answer_stays_true(name: str, times: int) -> None:
     """Some of them are those that take a write back."""
-    story, codes = STORIES[name], (errno.EIO, errno.ENOSPC)
+    story, codes, at = STORIES[name], (errno.EIO, errno.ENOSPC), 0
     for at in positions(every(5)):
         fault = Fault(codes[at % 2])
         aims = [("", at, fault), *(("", 1, fault) for _ in range(times - 1))]
