@@ -137,6 +137,7 @@ def bound_at_import(node: ast.AST, names: Mapping[str, str]) -> Iterator[int]:
         yield from bound_at_import(child, names)
 
 
+@pytest.mark.ci
 def test_what_a_program_takes_from_its_surroundings_it_takes_from_the_platform() -> None:
     found, used = [], set()
     for path in sources(*(f"{layer}/levada" for layer in LAYERS)):

@@ -65,6 +65,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.ci
 @pytest.mark.loopback
 @pytest.mark.parametrize("case", CASES)
 def test_a_world_agrees_with_sockets(case: str, authority: Authority, stranger: Authority) -> None:
