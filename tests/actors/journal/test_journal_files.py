@@ -667,6 +667,17 @@ def test_a_ledger_whose_log_cannot_be_opened_is_not_damaged(tmp_path: Path) -> N
         assert numbers(store) == [1]
 
 
+def test_a_ledger_whose_texts_are_not_utf_8_is_damaged(tmp_path: Path) -> None:
+    """Python names them itself, without a code of SQLite."""
+    Store.open(tmp_path, SCHEMA).close()
+    ledger = tmp_path / "ledger.sqlite"
+    content = ledger.read_bytes()
+    assert content.count(b"row_sum(NEW.") > 0
+    ledger.write_bytes(content.replace(b"row_sum(NEW.", b"row_sum(\xb7EW."))
+    with pytest.raises(JournalDamaged, match="Could not decode to UTF-8"):
+        Store.open(tmp_path, SCHEMA)
+
+
 def test_a_folder_without_a_name_is_not_the_current_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a variable that is not set."""
     monkeypatch.chdir(tmp_path)

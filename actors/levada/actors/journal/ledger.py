@@ -525,7 +525,8 @@ def _number(opening: str) -> int:
 
 
 def _refuses(error: Exception) -> bool:
-    return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode & 0xFF in _REFUSALS
+    code = getattr(error, "sqlite_errorcode", 0)  # Python's own errors, as of texts that are not UTF-8, have none
+    return isinstance(error, sqlite3.OperationalError) and code & 0xFF in _REFUSALS
 
 
 def _unwritable(error: Exception, path: Path) -> JournalUnwritable:
