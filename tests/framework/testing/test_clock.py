@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import pytest
 import trio
@@ -14,6 +15,7 @@ from levada.framework import Actor, ActorSystem, Asks, handles, message
 from levada.framework.handlers import blocking
 from levada.framework.testing import autojump
 
+T = TypeVar("T")
 WEEK = 7 * 86_400.0
 
 
@@ -49,6 +51,11 @@ async def after_a_week(clock: trio.abc.Clock, happened: list[str]) -> None:
     happened.append("a week")
 
 
+def run(main: Callable[[], Awaitable[T]], threshold: float) -> T:
+    """Run with a clock made in this thread: the oldest trio takes its threshold for that of the run it is made in."""
+    return trio.run(main, clock=trio.testing.MockClock(autojump_threshold=threshold))
+
+
 @pytest.mark.parametrize("way", ["to_thread", "blocking"])
 @pytest.mark.parametrize("threshold", [0.0, 30.0])
 async def test_time_stands_still_while_a_thread_works(way: str, threshold: float) -> None:
@@ -66,8 +73,7 @@ async def test_time_stands_still_while_a_thread_works(way: str, threshold: float
             answered = trio.current_time()
         return answered, trio.current_time()
 
-    clock = trio.testing.MockClock(autojump_threshold=threshold)
-    assert await trio.to_thread.run_sync(lambda: trio.run(main, clock=clock)) == (0.0, WEEK)
+    assert await trio.to_thread.run_sync(run, main, threshold) == (0.0, WEEK)
     assert happened == [f"the thread: {7 if way == 'blocking' else True}", "a week"]
 
 
@@ -101,8 +107,7 @@ async def test_a_threshold_is_kept_while_a_task_waits_for_a_socket() -> None:
             came = trio.current_time()
         return came, trio.current_time(), waits.timeouts
 
-    clock = trio.testing.MockClock(autojump_threshold=0.2)
-    came, ended, timeouts = await trio.to_thread.run_sync(lambda: trio.run(main, clock=clock))
+    came, ended, timeouts = await trio.to_thread.run_sync(run, main, 0.2)
     theirs.close()
     assert (came, ended, timeouts[-1]) == (0.0, WEEK, 0.2)
 
