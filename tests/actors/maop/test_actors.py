@@ -25,6 +25,7 @@ from levada.actors.maop import (
     OperationStopped,
     Peer,
     PeerConfig,
+    TimesConfig,
     connect,
     serve,
 )
@@ -434,7 +435,7 @@ async def test_a_control_pool_that_fails_too_often_ends_its_connection(start: St
 async def test_ma92_the_end_goes_on_when_the_control_pool_is_killed(start: Start, autojump_clock: MockClock) -> None:
     """Flushed, then Disconnect and close by 0: within the time that signals need, not the time limit."""
     carrier = MemoryConfig(shape="connection", latency=0.1)
-    async with start({101: echo}, carrier=carrier, core=MaopConfig(flush_timeout=5.0)) as ends:
+    async with start({101: echo}, carrier=carrier, core=MaopConfig(times=TimesConfig(flush_timeout=5.0))) as ends:
         await ends.peer.request(101, b"x")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ends.peer.aclose)

@@ -11,6 +11,7 @@ from trio.testing import MockClock
 
 from levada.actors.authentication import Credentials, PeerRefused, Refused
 from levada.actors.maop import (
+    AuthenticationConfig,
     Disapproved,
     Handler,
     HandlerSpec,
@@ -120,7 +121,7 @@ async def test_ma20_the_decision_has_a_deadline(autojump_clock: MockClock, schem
             said.append("cancelled")
         raise AssertionError
 
-    config = PeerConfig(core=MaopConfig(auth_timeout=2.0))
+    config = PeerConfig(core=MaopConfig(authentication=AuthenticationConfig(auth_timeout=2.0)))
     async with (
         ActorSystem() as system,
         serve(system, f"maop+{scheme}://desk", {}, authenticate=never, config=config) as listener,

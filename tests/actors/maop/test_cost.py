@@ -17,7 +17,7 @@ from levada.actors.maop import Handler, HandlerSpec, PeerConfig, TestPlan, conne
 from levada.actors.maop.connection import MaopDriver
 from levada.transports import carriers
 from levada.transports.carriers import MemoryConfig
-from levada.transports.maop import Capability, Incoming, MaopConfig, ReceiverState, Version
+from levada.transports.maop import AuthenticationConfig, Capability, Incoming, MaopConfig, ReceiverState, Version
 from levada.transports.maop.authentication import Authentication
 from levada.transports.maop.frames import UNDEFINED, Block, BlockEnd, Message, Request
 
@@ -205,7 +205,9 @@ async def test_what_a_flood_of_authentications_costs(start: Start) -> None:
             for stream in streams:
                 assert (await stream.receive_some())[0] == 0  # not approved
 
-    patient = MaopConfig(auth_timeout=60.0)  # the limit is of real time, and tracing slows all of this down
+    patient = MaopConfig(
+        authentication=AuthenticationConfig(auth_timeout=60.0)
+    )  # the limit is of real time, and tracing slows all of this down
     async with start(HANDLERS, core=patient) as ends:
         url = ends.listener.url.removeprefix("maop+")
         began = process_time()

@@ -12,7 +12,7 @@ from levada.actors.interop.certificates import make_certificates
 from levada.actors.maop import Call, OperationFailed, PeerConfig, connect, serve
 from levada.framework import ActorSystem, Identity
 from levada.framework.errors import ConnectionClosed, ConnectionLost
-from levada.transports.maop import MaopConfig
+from levada.transports.maop import MaopConfig, TimesConfig
 from levada.transports.quic import QuicConfig
 
 pytestmark = pytest.mark.loopback
@@ -37,7 +37,8 @@ async def test_ma92_what_runs_when_a_listener_ends_may_finish(tmp_path: Path) ->
         return b""
 
     server = PeerConfig(
-        carrier=QuicConfig(certificate=made.certificate, key=made.key), core=MaopConfig(drain_timeout=2.0)
+        carrier=QuicConfig(certificate=made.certificate, key=made.key),
+        core=MaopConfig(times=TimesConfig(drain_timeout=2.0)),
     )
     client = PeerConfig(carrier=QuicConfig(ca=made.ca))
 

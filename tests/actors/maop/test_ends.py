@@ -20,6 +20,7 @@ from levada.actors.maop import (
     OperationLost,
     OperationRefused,
     PeerConfig,
+    TimesConfig,
     connect,
     serve,
 )
@@ -88,7 +89,7 @@ async def test_ma92_what_is_left_when_the_time_is_up_is_cancelled(
 ) -> None:
     """It is cancelled by onCancel and gets Fail CANCELLED (11) with reason SHUTDOWN."""
     work = Work(100.0)
-    async with start({101: work.handler()}, core=MaopConfig(drain_timeout=2.0)) as ends:
+    async with start({101: work.handler()}, core=MaopConfig(times=TimesConfig(drain_timeout=2.0))) as ends:
         async with trio.open_nursery() as nursery:
             await trio.lowlevel.checkpoint()
 
@@ -203,7 +204,8 @@ async def test_a_connection_that_is_lost_at_any_call_leaves_nothing(autojump_clo
     outcomes = set()
     for call in range(1, 60, 2):
         config = PeerConfig(
-            carrier=MemoryConfig(shape="connection", cut_at_call=call), core=MaopConfig(drain_timeout=1.0)
+            carrier=MemoryConfig(shape="connection", cut_at_call=call),
+            core=MaopConfig(times=TimesConfig(drain_timeout=1.0)),
         )
         try:
             async with (

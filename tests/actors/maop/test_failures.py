@@ -29,6 +29,7 @@ from levada.actors.maop import (
     PeerConfig,
     Refuse,
     Reply,
+    TimesConfig,
 )
 from levada.actors.rsocket import ApplicationError
 from levada.framework.errors import ChannelConnectionLost, ConnectionClosed, ConnectionLost, StreamWasReset
@@ -327,7 +328,7 @@ async def test_ma53_a_decision_that_never_comes_is_a_capacity_limit(start: Start
         said.append("undone")
 
     handler = Handler(nothing, before_execute=decide, on_cancel=undo)
-    impatient = PeerConfig(core=MaopConfig(approval_timeout=3.0))
+    impatient = PeerConfig(core=MaopConfig(times=TimesConfig(approval_timeout=3.0)))
     async with start({100: handler}, server={"config": impatient}) as ends:
         refused = await fail_with(ends.peer.message(100, b"x"), 14)
         assert isinstance(refused, OperationRefused)
@@ -350,7 +351,7 @@ async def test_ma53_an_initiator_waits_for_a_decision_as_long(start: Start, auto
         said.append("undone")
 
     handler = Handler(nothing, before_execute=decide, on_cancel=undo)
-    impatient = PeerConfig(core=MaopConfig(approval_timeout=3.0))
+    impatient = PeerConfig(core=MaopConfig(times=TimesConfig(approval_timeout=3.0)))
     async with start({100: handler}, client={"config": impatient}) as ends:
         error = await fail_with(ends.peer.message(100, b"x"), 5)
         assert isinstance(error, OperationTimeout)

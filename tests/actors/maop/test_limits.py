@@ -16,6 +16,8 @@ from trio.testing import MockClock
 from levada.actors.authenticators import BearerTokens
 from levada.actors.maop import (
     Call,
+    ControlConfig,
+    GateConfig,
     Handler,
     HandlerSpec,
     MaopConfig,
@@ -28,6 +30,7 @@ from levada.actors.maop import (
     PeerConfig,
     Refuse,
     RetryPolicy,
+    TimesConfig,
     connect,
 )
 from levada.actors.maop.limiter import Limiter
@@ -88,7 +91,7 @@ async def test_ma118_connections_of_one_identity_share_a_quota(start: Start, aut
 async def test_ma54_a_wait_for_room_that_is_too_long_is_refused(start: Start, autojump_clock: MockClock) -> None:
     """Refuse CAPACITY_LIMIT (14) with retry_after_ms."""
     tokens = {b"secret": Identity("c", limits=Limits(max_operations=1))}
-    server = PeerConfig(core=MaopConfig(approval_timeout=2.0))
+    server = PeerConfig(core=MaopConfig(times=TimesConfig(approval_timeout=2.0)))
     work = await count_running(5.0, [0, 0])
     async with start({101: work}, server={"authenticate": BearerTokens.of(tokens), "config": server}) as ends:
         async with trio.open_nursery() as nursery:
@@ -124,7 +127,7 @@ def test_the_limits_of_a_tenant_are_those_of_its_newest_client() -> None:
             share.rate.bytes_per_second if share.rate is not None else None,
         )
 
-    registry = TenantShares(PeerConfig(core=MaopConfig(max_inflight_ops=7, max_buffer_bytes=77)))
+    registry = TenantShares(PeerConfig(core=MaopConfig(gate=GateConfig(max_inflight_ops=7, max_buffer_bytes=77))))
     cores = [MaopCore(client=False, random_bytes=bytes) for _ in range(4)]
     share = registry.enter(Identity("ada", tenant="acme"), cores[0])
     assert now() == (7, 77, None)
@@ -182,7 +185,7 @@ async def test_ma117_places_at_work_follow_the_weights(start: Start, autojump_cl
     settings = {
         "carrier": carrier,
         "max_running": 1,
-        "core": MaopConfig(max_inflight_ops=2000, max_pending_approvals=2000),
+        "core": MaopConfig(gate=GateConfig(max_inflight_ops=2000, max_pending_approvals=2000)),
     }
     async with start({101: work}, **settings) as ends:
         async with (
@@ -258,7 +261,7 @@ async def test_ma116_who_waits_for_a_stream_goes_by_priority(start: Start, autoj
 async def test_ma130_ma136_three_streams_are_enough(start: Start, kind: Any, autojump_clock: MockClock) -> None:
     """A peer's credit may be 3 streams of each kind, and it may take at most 4 entries in a signal."""
     carrier = MemoryConfig(shape="connection", max_streams=3, max_streams_unidirectional=3)
-    core = MaopConfig(control_batch_max=4, control_stream_kind=kind)
+    core = MaopConfig(control=ControlConfig(control_batch_max=4, control_stream_kind=kind))
     keeper: list[bytes] = []
 
     async def keep(call: Call) -> None:
@@ -551,7 +554,7 @@ async def test_a_bad_peer_harms_itself_only(start: Start, autojump_clock: MockCl
 @pytest.mark.rule("MA-88")
 async def test_ma88_a_flood_of_signals_ends_the_flooder_only(start: Start, autojump_clock: MockClock) -> None:
     """Above the rate control streams are not read; after 5 s of that the connection ends by CAPACITY_LIMIT (14)."""
-    core = MaopConfig(signal_rate=1000.0, signal_burst=2000, max_strikes=1000)
+    core = MaopConfig(control=ControlConfig(signal_rate=1000.0, signal_burst=2000, max_strikes=1000))
     async with start({101: echo}, core=core) as ends, raw(ends) as bad:
         control = await bad.control()
         flood = Done(((2, 0, 0),) * 1000).encode()
@@ -605,7 +608,7 @@ async def test_ma93_a_disconnect_is_an_orderly_end(start: Start, autojump_clock:
 async def test_ma53_a_flood_of_operations_is_bounded(start: Start, autojump_clock: MockClock) -> None:
     """At most max_pending_approvals operations wait; above, Refuse CAPACITY_LIMIT at once."""
     server = PeerConfig(
-        core=MaopConfig(max_pending_approvals=50, max_inflight_ops=10),
+        core=MaopConfig(gate=GateConfig(max_pending_approvals=50, max_inflight_ops=10)),
         carrier=MemoryConfig(shape="connection", max_streams=5000, max_streams_unidirectional=5000),
     )
 

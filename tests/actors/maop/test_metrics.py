@@ -13,6 +13,7 @@ from trio.testing import MockClock
 from levada.actors.maop import (
     Call,
     Disapproved,
+    GateConfig,
     Handler,
     HandlerSpec,
     Histogram,
@@ -218,7 +219,7 @@ async def test_ma131b_ma132_what_happens_is_logged_and_no_more(
     async def hang(call: Call) -> None:
         await trio.sleep_forever()
 
-    async with start({101: echo, 102: hang}, core=MaopConfig(max_inflight_ops=77)) as ends:
+    async with start({101: echo, 102: hang}, core=MaopConfig(gate=GateConfig(max_inflight_ops=77))) as ends:
         session, client, server = ends.peer.session_id.hex(), ends.client.ref.path, ends.server.ref.path
         await ends.peer.message(101, b"the payload")
         with pytest.raises(OperationRefused):

@@ -22,6 +22,7 @@ from levada.actors.authenticators import BearerTokens
 from levada.actors.maop import (
     Call,
     Disapproved,
+    GateConfig,
     Handler,
     Handlers,
     HandlerSpec,
@@ -304,7 +305,9 @@ async def many(count: int) -> float:
 
     config = PeerConfig(
         core=MaopConfig(
-            max_inflight_ops=min(count, 65_535), max_pending_approvals=65_535, max_open_streams=count + 100
+            gate=GateConfig(
+                max_inflight_ops=min(count, 65_535), max_pending_approvals=65_535, max_open_streams=count + 100
+            )
         ),
         carrier=MemoryConfig(shape="connection", max_streams=count + 100),
         max_running=count,

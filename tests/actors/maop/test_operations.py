@@ -16,6 +16,7 @@ from levada.actors.maop import (
     MESSAGE_TYPE,
     Call,
     Done,
+    GateConfig,
     Handler,
     HandlerSpec,
     MaopConfig,
@@ -203,7 +204,9 @@ async def test_ma118_a_slow_streaming_handler_holds_the_sender_back(start: Start
             most[0] = max(most[0], sent[0] - taken)
             await trio.sleep(0.1)
 
-    async with start({100: Handler(slow, spec=STREAMING)}, core=MaopConfig(stream_window=262_144)) as ends:
+    async with start(
+        {100: Handler(slow, spec=STREAMING)}, core=MaopConfig(gate=GateConfig(stream_window=262_144))
+    ) as ends:
         await ends.peer.message(100, source())
         assert sent[0] == 64 * 65_536
         assert most[0] < 262_144 + 8 * 65_536  # the window, and what the carrier and one read hold
@@ -225,7 +228,7 @@ async def test_a_streamed_answer_is_taken_piece_by_piece(start: Start, autojump_
 
         return give()
 
-    async with start({103: produce}, core=MaopConfig(stream_window=131_072)) as ends:
+    async with start({103: produce}, core=MaopConfig(gate=GateConfig(stream_window=131_072))) as ends:
         async with ends.peer.open_request(103) as reply:
             assert (reply.content_type, reply.length) == ("application/octet-stream", None)
             assert reply.took == 0.0

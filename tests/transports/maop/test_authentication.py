@@ -10,6 +10,7 @@ from levada.framework.errors import LocalProtocolError
 from levada.transports.maop import (
     Approved,
     Audited,
+    AuthenticationConfig,
     AuthenticationReceived,
     Capability,
     ConnectionEnded,
@@ -104,9 +105,9 @@ def test_ma17_too_much_too_little_and_twice() -> None:
 @pytest.mark.parametrize(
     ("changes", "config"),
     [
-        ({"token": bytes(11)}, MaopConfig(max_token=10)),
-        ({"pairs": {"a": "1", "b": "2"}}, MaopConfig(max_pairs=1)),
-        ({"pairs": {"a": "x" * 100}}, MaopConfig(max_pair_bytes=64)),
+        ({"token": bytes(11)}, MaopConfig(authentication=AuthenticationConfig(max_token=10))),
+        ({"pairs": {"a": "1", "b": "2"}}, MaopConfig(authentication=AuthenticationConfig(max_pairs=1))),
+        ({"pairs": {"a": "x" * 100}}, MaopConfig(authentication=AuthenticationConfig(max_pair_bytes=64))),
     ],
 )
 def test_ma18_limits_are_checked_by_the_lengths(changes: dict[str, Any], config: MaopConfig) -> None:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from levada.transports.maop import Completed, ConnectionEnded, HandlerSpec, MaopConfig, StreamUnblocked
+from levada.transports.maop import (
+    Completed,
+    ConnectionEnded,
+    ControlConfig,
+    GateConfig,
+    HandlerSpec,
+    MaopConfig,
+    StreamUnblocked,
+)
 from levada.transports.maop.frames import (
     Block,
     BlockEnd,
@@ -52,7 +60,7 @@ def test_ma81_ma83_ma84_streams_are_opened_by_their_first_signals() -> None:
 @pytest.mark.rule("MA-82")
 def test_ma82_both_kinds_and_the_reverse_side() -> None:
     """We send on bidirectional streams unless told otherwise; we read all three."""
-    uni = Wire(config=MaopConfig(control_stream_kind="uni"))
+    uni = Wire(config=MaopConfig(control=ControlConfig(control_stream_kind="uni")))
     uni.give(uni.uni(), Message(100, 1))
     assert [(o.stream_id, o.unidirectional) for o in uni.opened] == [(3, True)]
     wire = Wire()
@@ -71,7 +79,12 @@ def test_ma82_both_kinds_and_the_reverse_side() -> None:
 @pytest.mark.rule("MA-38")
 def test_ma38_ma85_order_and_batches_of_a_backlog() -> None:
     """Refuse, Fail, Done, Proceed, Disconnect Request; at most 256 entries in each."""
-    wire = Wire(config=MaopConfig(global_control_pool_size=1, control_batch_max=2, max_inflight_ops=100))
+    wire = Wire(
+        config=MaopConfig(
+            control=ControlConfig(global_control_pool_size=1, control_batch_max=2),
+            gate=GateConfig(max_inflight_ops=100),
+        )
+    )
     first = wire.uni()
     wire.give(first, Message(100, 1))
     [control] = wire.core.pool.streams
@@ -102,7 +115,7 @@ def test_ma38_ma85_order_and_batches_of_a_backlog() -> None:
 @pytest.mark.rule("MA-85")
 def test_ma85_a_backlog_pauses_approvals_and_is_bounded() -> None:
     """Above the ring nobody is let in; far above it the connection ends."""
-    wire = Wire(config=MaopConfig(global_control_pool_size=1, control_ring=10))
+    wire = Wire(config=MaopConfig(control=ControlConfig(global_control_pool_size=1, control_ring=10)))
     wire.give(wire.uni(), Message(100, 1))
     wire.core.set_control_writable(1, False)
     for _ in range(11):
@@ -192,7 +205,7 @@ def test_ma87_more_than_16_control_streams() -> None:
 @pytest.mark.rule("MA-87")
 def test_ma87_the_settings_say_how_many_control_streams() -> None:
     """Two are taken, and a third ends the connection."""
-    wire = Wire(config=MaopConfig(max_control_streams=2))
+    wire = Wire(config=MaopConfig(control=ControlConfig(max_control_streams=2)))
     wire.give(wire.uni(), Proceed(()))
     wire.give(wire.bidi(), Proceed(()))
     assert wire.closed is None
@@ -204,7 +217,7 @@ def test_ma87_the_settings_say_how_many_control_streams() -> None:
 @pytest.mark.rule("MA-88")
 def test_ma88_a_flood_of_signals() -> None:
     """Reading pauses until the bucket has refilled; after 5 s of that the connection ends."""
-    wire = Wire(config=MaopConfig(signal_rate=100.0, signal_burst=10, unknown_signal_rate=10**6))
+    wire = Wire(config=MaopConfig(control=ControlConfig(signal_rate=100.0, signal_burst=10, unknown_signal_rate=10**6)))
     mine = [wire.core.send_message(100, now=0.0) for _ in range(30)]
     wire.flush()
     done = Done(tuple((stream, 1, 1) for stream in mine))
@@ -226,7 +239,12 @@ def test_ma88_a_flood_of_signals() -> None:
 @pytest.mark.parametrize("flood", [Proceed(()).encode() * 4000, Fail(1, 1, bytes(60_000)).encode() * 40])
 def test_ma88_floods_are_held_within_a_bound(flood: bytes) -> None:
     """An owner that goes on reading makes the connection end, not memory grow."""
-    wire = Wire(config=MaopConfig(signal_rate=10.0, signal_burst=10, stream_window=100_000, unknown_signal_rate=10**6))
+    wire = Wire(
+        config=MaopConfig(
+            control=ControlConfig(signal_rate=10.0, signal_burst=10, unknown_signal_rate=10**6),
+            gate=GateConfig(stream_window=100_000),
+        )
+    )
     for at in range(0, len(flood), 10_000):
         wire.give(wire.control, flood[at : at + 10_000])
         assert sum(len(s._buffer) for s in wire.core.signals.blocked) <= 100_000

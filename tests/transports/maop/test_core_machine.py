@@ -22,8 +22,10 @@ from levada.transports.maop import (
     Capability,
     Completed,
     ConnectionEnded,
+    ControlConfig,
     Execute,
     Failed,
+    GateConfig,
     HandlerSpec,
     MaopConfig,
     OperationCancelled,
@@ -52,11 +54,12 @@ class Simulation:
         self.rng = rng
         config = MaopConfig(
             capabilities=KEYS,
-            max_inflight_ops=rng.choice((2, 5, 1024)),
             max_block_chunk_size=rng.choice((1, 7, 131_072)),
-            global_control_pool_size=rng.choice((1, 3)),
-            proceed_coalesce=rng.choice((0.0, 0.01)),
             max_blocks_per_message=100_000,
+            gate=GateConfig(max_inflight_ops=rng.choice((2, 5, 1024))),
+            control=ControlConfig(
+                global_control_pool_size=rng.choice((1, 3)), proceed_coalesce=rng.choice((0.0, 0.01))
+            ),
         )
         self.pair = Pair(client=config, server=config, handlers=HANDLERS)
         self.bodies: dict[tuple[int, int], bytes] = {}

@@ -6,7 +6,17 @@ from collections.abc import Callable
 
 import pytest
 
-from levada.transports.maop import BodyWanted, ErrorCode, Failed, HandlerSpec, MaopConfig, OperationCancelled
+from levada.transports.maop import (
+    AuthenticationConfig,
+    BodyWanted,
+    ControlConfig,
+    ErrorCode,
+    Failed,
+    HandlerSpec,
+    MaopConfig,
+    OperationCancelled,
+    TimesConfig,
+)
 from levada.transports.maop.frames import Block, DisconnectRequest, Done, Fail, Message, Proceed, Request, Response
 
 from .conftest import Wire, authentication
@@ -91,7 +101,10 @@ def test_deadlines_of_the_requester_are_exact() -> None:
 def test_deadlines_of_transfers_are_exact() -> None:
     """Between two pieces, of the peer's body and of our own; for a Proceed; for all of a body; and for Dones that wait for company."""
     handlers = {5: HandlerSpec(allow_undefined_length=True, max_payload=1000)}
-    for config in (MaopConfig(), MaopConfig(transfer_idle_timeout=100.0, transfer_total_timeout=30.0)):
+    for config in (
+        MaopConfig(),
+        MaopConfig(times=TimesConfig(transfer_idle_timeout=100.0, transfer_total_timeout=30.0)),
+    ):
         wire = Wire(handlers=handlers, config=config)
         stream = wire.uni()
         wire.give(stream, Message(5, 100))
@@ -106,7 +119,7 @@ def test_deadlines_of_transfers_are_exact() -> None:
     due(own, 10.0, told(own, Failed, waits))
     own.core.send_body(mine, b"abc", now=own.now)
     due(own, 30.0, told(own, Failed, mine))
-    wire = Wire(config=MaopConfig(done_flush=0.05))
+    wire = Wire(config=MaopConfig(control=ControlConfig(done_flush=0.05)))
     stream = wire.uni()
     wire.give(stream, Message(100, 0), fin=True)
     wire.core.finish(stream, now=0.0)
@@ -118,7 +131,9 @@ def test_deadlines_of_transfers_are_exact() -> None:
 @pytest.mark.rule("MA-27")
 def test_deadlines_of_authentication_follow_the_settings() -> None:
     """For the result, for a refused client to leave, and for stream 0 to end."""
-    config = MaopConfig(answer_timeout=3.0, disapproved_linger=0.4, auth_close_timeout=7.0)
+    config = MaopConfig(
+        authentication=AuthenticationConfig(answer_timeout=3.0, disapproved_linger=0.4, auth_close_timeout=7.0)
+    )
     silent = Wire(approve=False, client=True, config=config)
     due(silent, 3.0, lambda: silent.closed is not None)
     refused = Wire(approve=False, config=config)
@@ -140,7 +155,12 @@ def test_deadlines_of_authentication_follow_the_settings() -> None:
 def test_deadlines_of_responses_follow_the_settings() -> None:
     """For the header, for the Fail behind a reset, for the next piece of the body, and for the Done."""
     config = MaopConfig(
-        default_request_timeout_ms=2500, response_grace=0.25, response_transfer_timeout=4.0, response_ack_timeout=6.0
+        times=TimesConfig(
+            default_request_timeout_ms=2500,
+            response_grace=0.25,
+            response_transfer_timeout=4.0,
+            response_ack_timeout=6.0,
+        )
     )
 
     def asking() -> tuple[Wire, int]:
@@ -172,10 +192,14 @@ def test_deadlines_of_responses_follow_the_settings() -> None:
 @pytest.mark.rule("MA-92")
 def test_deadlines_of_a_connection_follow_the_settings() -> None:
     """For a flood of signals to end, and for the time to drain that a peer asks for."""
-    wire = Wire(config=MaopConfig(signal_rate=100.0, signal_burst=10, unknown_signal_rate=10**6, flood_timeout=3.0))
+    wire = Wire(
+        config=MaopConfig(
+            control=ControlConfig(signal_rate=100.0, signal_burst=10, unknown_signal_rate=10**6, flood_timeout=3.0)
+        )
+    )
     wire.signal(Proceed((1,) * 5000))
     due(wire, 3.0, lambda: wire.closed is not None)
-    wire = Wire(config=MaopConfig(max_drain_time=8.0))
+    wire = Wire(config=MaopConfig(times=TimesConfig(max_drain_time=8.0)))
     stream = wire.uni()
     wire.give(stream, Message(100, 0))
     wire.signal(DisconnectRequest(60_000))

@@ -16,6 +16,7 @@ from levada.transports.maop import (
     HandlerSpec,
     MaopConfig,
     OperationCancelled,
+    TimesConfig,
 )
 from levada.transports.maop.frames import Disconnect, DisconnectRequest, Done, Fail, Message, Proceed, Refuse, Request
 
@@ -248,7 +249,7 @@ def test_ma2_a_datagram_ends_the_connection(approve: bool) -> None:
 
 
 def test_drain_takes_its_time_from_the_settings_and_a_second_call_changes_nothing() -> None:
-    wire = Wire(config=MaopConfig(drain_timeout=3.0))
+    wire = Wire(config=MaopConfig(times=TimesConfig(drain_timeout=3.0)))
     wire.give(wire.bidi(), Request(101, 0), fin=True)
     [draining] = wire.core.drain(1.0)
     assert draining == Draining(3.0, "", False)
@@ -259,7 +260,7 @@ def test_drain_takes_its_time_from_the_settings_and_a_second_call_changes_nothin
 
 
 def test_drain_answers_the_peer_that_asked_first() -> None:
-    wire = Wire(config=MaopConfig(drain_timeout=3.0))
+    wire = Wire(config=MaopConfig(times=TimesConfig(drain_timeout=3.0)))
     wire.give(wire.bidi(), Request(101, 0), fin=True)
     wire.signal(DisconnectRequest(1000, b""))
     assert wire.core.drain(0.5) == [Draining(0.5, "", False)]

@@ -19,11 +19,13 @@ from levada.transports.maop import (
     BodyWanted,
     Capability,
     Completed,
+    ControlConfig,
     DedupStore,
     ErrorCode,
     Execute,
     Failed,
     FairQueue,
+    GateConfig,
     HandlerSpec,
     MaopConfig,
     OperationCancelled,
@@ -31,6 +33,7 @@ from levada.transports.maop import (
     Quota,
     Refused,
     ReplayWindow,
+    TimesConfig,
 )
 from levada.transports.maop.frames import (
     UNDEFINED,
@@ -208,7 +211,7 @@ def test_ma44_ma54_the_first_failed_check_decides() -> None:
         (8 * 2**20 + 1, 0, HandlerSpec(), 2),
         (2**20, 0, HandlerSpec(max_payload=2**40), 2),
     ):
-        wire = Wire(handlers={5: spec_}, config=MaopConfig(max_buffer_bytes=2**20 - 1))
+        wire = Wire(handlers={5: spec_}, config=MaopConfig(gate=GateConfig(max_buffer_bytes=2**20 - 1)))
         wire.give(wire.bidi(), Request(5, length, response_msg_id=response))
         assert [entry[2] for entry in refusals(wire)] == [code]
     admin = Wire(handlers={5: spec}, roles=frozenset({"admin"}))
@@ -229,7 +232,7 @@ def test_ma54a_undefined_length(default: bool, own: bool | None, taken: bool) ->
     """The default refuses; a handler's own setting wins."""
     wire = Wire(
         handlers={5: HandlerSpec(allow_undefined_length=own)},
-        config=MaopConfig(refuse_undefined_length_by_default=default),
+        config=MaopConfig(gate=GateConfig(refuse_undefined_length_by_default=default)),
     )
     stream = wire.uni()
     wire.give(stream, Message(5, UNDEFINED))
@@ -315,7 +318,7 @@ def test_ma50_a_block_that_came_with_its_header() -> None:
     ]
     [event] = wire.give(two, Block(b"x"), BlockEnd(1))
     assert isinstance(event, Execute)
-    wider = Wire(config=MaopConfig(proceed_coalesce=0.01))
+    wider = Wire(config=MaopConfig(control=ControlConfig(proceed_coalesce=0.01)))
     stream = wider.uni()
     wider.give(stream, Message(100, 1))
     assert wider.signals() == []
@@ -368,7 +371,7 @@ def test_ma113_before_execute_decides() -> None:
 @pytest.mark.rule("MA-53")
 def test_ma53_pending_operations_are_bounded_in_number_and_time() -> None:
     """Above the number: 14 at once. After 10 s: 14 with a hint. The initiator's own wait is as long."""
-    wire = Wire(handlers=GATED, config=MaopConfig(max_pending_approvals=2))
+    wire = Wire(handlers=GATED, config=MaopConfig(gate=GateConfig(max_pending_approvals=2)))
     one, two, three = wire.uni(), wire.uni(), wire.uni()
     for stream in (one, two, three):
         wire.give(stream, Message(5, 4))
@@ -388,7 +391,12 @@ def test_ma53_pending_operations_are_bounded_in_number_and_time() -> None:
 @pytest.mark.rule("MA-54")
 def test_ma54_the_settings_say_when_to_try_again() -> None:
     """The hint of a refusal is the setting, in milliseconds."""
-    wire = Wire(handlers=GATED, config=MaopConfig(max_pending_approvals=1, approval_timeout=3.0, capacity_retry=2.5))
+    wire = Wire(
+        handlers=GATED,
+        config=MaopConfig(
+            gate=GateConfig(max_pending_approvals=1, capacity_retry=2.5), times=TimesConfig(approval_timeout=3.0)
+        ),
+    )
     one, two = wire.uni(), wire.uni()
     wire.give(one, Message(5, 4))
     wire.give(two, Message(5, 4))
@@ -401,7 +409,7 @@ def test_ma54_the_settings_say_when_to_try_again() -> None:
 @pytest.mark.rule("MA-118")
 def test_ma54_ma118_an_exhausted_quota_withholds_proceed() -> None:
     """Who waits goes when another ends, in the order of priorities; who waits too long is refused."""
-    wire = Wire(config=MaopConfig(max_inflight_ops=1))
+    wire = Wire(config=MaopConfig(gate=GateConfig(max_inflight_ops=1)))
     first, low, high = wire.uni(), wire.uni(), wire.uni()
     wire.give(first, Message(100, 0))
     wire.give(low, Message(100, 1, priority=250))
@@ -422,7 +430,7 @@ def test_ma54_ma118_an_exhausted_quota_withholds_proceed() -> None:
 @pytest.mark.rule("MA-118")
 def test_ma118_octets_are_reserved_and_given_back() -> None:
     """A body that does not fit waits until others are complete; the quota is empty when all is over."""
-    wire = Wire(config=MaopConfig(max_buffer_bytes=100))
+    wire = Wire(config=MaopConfig(gate=GateConfig(max_buffer_bytes=100)))
     one, two = wire.uni(), wire.uni()
     wire.give(one, Message(100, 60))
     wire.give(two, Message(100, 60))
@@ -473,7 +481,7 @@ def test_ma118_connections_of_one_identity_share_a_quota() -> None:
 @pytest.mark.rule("MA-128")
 def test_ma128_new_operations_a_second() -> None:
     """Above the rate they wait."""
-    wire = Wire(config=MaopConfig(max_op_rate=2.0))
+    wire = Wire(config=MaopConfig(gate=GateConfig(max_op_rate=2.0)))
     streams = [wire.uni() for _ in range(4)]
     for stream in streams:
         wire.give(stream, Message(100, 0))
@@ -573,7 +581,7 @@ def test_who_has_left_holds_no_memory() -> None:
 @pytest.mark.rule("MA-50")
 def test_ma50_the_window_of_a_proceed_ends_with_its_operation() -> None:
     """An operation that has failed meanwhile neither holds the window open nor begins it for others."""
-    wire = Wire(config=MaopConfig(proceed_coalesce=1.0))
+    wire = Wire(config=MaopConfig(control=ControlConfig(proceed_coalesce=1.0)))
     first, second = wire.bidi(), wire.bidi()
     wire.give(first, Request(101, 5))
     wire.wait(0.5)

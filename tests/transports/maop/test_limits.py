@@ -17,6 +17,7 @@ from levada.transports.maop import (
     ConnectionEnded,
     ErrorCode,
     Execute,
+    GateConfig,
     HandlerSpec,
     MaopConfig,
     StreamData,
@@ -148,7 +149,7 @@ def test_ma115_a_long_connection_keeps_nothing() -> None:
 @pytest.mark.rule("MA-131a")
 def test_ma131a_many_operations_at_once() -> None:
     """20,000 in flight on one connection, each within 2 kB, and all of them complete."""
-    config = MaopConfig(max_inflight_ops=65_535, max_pending_approvals=65_535)
+    config = MaopConfig(gate=GateConfig(max_inflight_ops=65_535, max_pending_approvals=65_535))
     wire = Wire(config=config)
     core, count = wire.core, 20_000
     header = Request(101, 0).encode()
@@ -165,11 +166,11 @@ def test_ma131a_many_operations_at_once() -> None:
         core.respond(8 + 4 * n, now=1.0)
     assert core.quota.operations == 0
     with pytest.raises(ValueError, match="max_inflight_ops"):
-        MaopConfig(max_inflight_ops=65_536)
+        MaopConfig(gate=GateConfig(max_inflight_ops=65_536))
 
 
 def test_streams_that_never_finish_are_counted_and_given_up() -> None:
-    wire = Wire(config=MaopConfig(max_open_streams=10))
+    wire = Wire(config=MaopConfig(gate=GateConfig(max_open_streams=10)))
     streams = [wire.uni() for _ in range(12)]
     for stream in streams:
         wire.give(stream, b"\0")

@@ -10,11 +10,13 @@ import pytest
 from levada.transports.maop import (
     Completed,
     Failed,
+    GateConfig,
     MaopConfig,
     ResetStream,
     RoomWanted,
     StreamData,
     TestPlan,
+    TimesConfig,
     check_test,
     success_header,
 )
@@ -139,7 +141,7 @@ def test_ma103_an_answer_is_written_at_the_pace_of_its_stream() -> None:
 @pytest.mark.rule("MA-103")
 def test_ma54c_answers_to_tests_count_in_the_quota() -> None:
     """When the quota of buffers is used up a Test fails by CAPACITY_LIMIT (14), like any body."""
-    wire = Wire(config=MaopConfig(max_buffer_bytes=200_000))
+    wire = Wire(config=MaopConfig(gate=GateConfig(max_buffer_bytes=200_000)))
     streams = ask(wire, *[TestPlan(mode=1, exp=15)] * 4)
     outs = [out for out in wire.core.data_to_send(0.0) if isinstance(out, StreamData)]
     assert sum(len(out.data) for out in outs) < 200_000 + 1000
@@ -150,7 +152,7 @@ def test_ma54c_answers_to_tests_count_in_the_quota() -> None:
 @pytest.mark.rule("MA-61")
 def test_ma61_an_answer_that_is_not_wanted_any_more_stops() -> None:
     """The requester stops the stream, or reads nothing for too long: what is left is not written."""
-    wire = Wire(config=MaopConfig(transfer_idle_timeout=3.0))
+    wire = Wire(config=MaopConfig(times=TimesConfig(transfer_idle_timeout=3.0)))
     one, two = ask(wire, TestPlan(mode=1, exp=15), TestPlan(mode=2, exp=15))
     wire.core.data_to_send(0.0)
     wire.core.stream_stopped(one, 0, now=0.0)

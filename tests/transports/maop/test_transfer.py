@@ -13,9 +13,11 @@ from levada.transports.maop import (
     BodyReceived,
     BodyWanted,
     Completed,
+    ControlConfig,
     ErrorCode,
     Execute,
     Failed,
+    GateConfig,
     HandlerSpec,
     Incoming,
     MaopConfig,
@@ -23,6 +25,7 @@ from levada.transports.maop import (
     ReceiverState,
     StreamData,
     StreamUnblocked,
+    TimesConfig,
 )
 from levada.transports.maop.frames import UNDEFINED, Block, BlockEnd, Done, Fail, Message, Operation, Proceed, Request
 
@@ -236,7 +239,7 @@ def test_ma113_a_streaming_handler_gets_pieces_and_the_end() -> None:
 @pytest.mark.rule("MA-131")
 def test_ma118_ma131_a_slow_handler_stops_its_stream() -> None:
     """Above the window the stream is not read; consuming opens it again."""
-    wire, stream = armed(10_000, handlers=STREAMING, config=MaopConfig(stream_window=1000))
+    wire, stream = armed(10_000, handlers=STREAMING, config=MaopConfig(gate=GateConfig(stream_window=1000)))
     wire.give(stream, Block(bytes(999)))
     assert not wire.core.is_blocked(stream)
     wire.give(stream, Block(bytes(10)))
@@ -250,7 +253,7 @@ def test_ma118_ma131_a_slow_handler_stops_its_stream() -> None:
 def test_ma54c_an_undefined_body_that_exhausts_the_quota() -> None:
     """Fail 14, and the quota is free again."""
     handlers = {5: HandlerSpec(allow_undefined_length=True)}
-    wire, stream = armed(UNDEFINED, handlers=handlers, config=MaopConfig(max_buffer_bytes=1000))
+    wire, stream = armed(UNDEFINED, handlers=handlers, config=MaopConfig(gate=GateConfig(max_buffer_bytes=1000)))
     wire.give(stream, Block(bytes(600)))
     assert wire.core.quota.buffered == 600
     wire.give(stream, Block(bytes(600)))
@@ -268,12 +271,12 @@ def test_ma126_a_body_that_stalls() -> None:
     assert wire.signals() == []
     wire.wait(30.1)
     assert failed(wire) == 5
-    total, stream = armed(100, config=MaopConfig(transfer_total_timeout=40.0))
+    total, stream = armed(100, config=MaopConfig(times=TimesConfig(transfer_total_timeout=40.0)))
     total.wait(29)
     total.give(stream, Block(b"x"))
     total.wait(12)
     assert failed(total) == 5
-    silent, stream = armed(100, config=MaopConfig(transfer_total_timeout=3.0))
+    silent, stream = armed(100, config=MaopConfig(times=TimesConfig(transfer_total_timeout=3.0)))
     silent.wait(3.1)  # shorter than the longest pause, and not an octet has come
     assert failed(silent) == 5
     own = Wire()
@@ -297,7 +300,7 @@ def test_ma126_a_body_that_stalls() -> None:
 @pytest.mark.rule("MA-126")
 def test_ma74_ma76_done_and_only_one_terminal() -> None:
     """Done with the times of the handler; Dones may wait for company; what comes twice is the caller's mistake."""
-    wire = Wire(config=MaopConfig(done_flush=0.05), wall_offset=1_700_000_000.0)
+    wire = Wire(config=MaopConfig(control=ControlConfig(done_flush=0.05)), wall_offset=1_700_000_000.0)
     streams = [wire.uni() for _ in range(3)]
     for stream in streams:
         wire.give(stream, Message(100, 0), fin=True)

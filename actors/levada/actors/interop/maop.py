@@ -38,6 +38,7 @@ from levada.actors.maop import (
     OperationError,
     PeerConfig,
     Reply,
+    TimesConfig,
 )
 from levada.actors.maop import serve as serve_maop
 from levada.actors.protocols import carrier_settings
@@ -164,11 +165,10 @@ def serve(
     """Serve the contract; arguments as for `levada.actors.interop.rsocket.serve`."""
     authenticate = authenticator(args)
     # Testers connect from one address as often as they like, and do not wait for a long drain.
-    core = attrs.evolve(
-        PeerConfig().core,
-        proceed_coalesce=args.proceed_coalesce / 1000,
-        control_batch_max=args.control_batch_max,
-        drain_timeout=1.0,
+    core = PeerConfig().core
+    control = attrs.evolve(
+        core.control, proceed_coalesce=args.proceed_coalesce / 1000, control_batch_max=args.control_batch_max
     )
+    core = attrs.evolve(core, control=control, times=TimesConfig(drain_timeout=1.0))
     config = PeerConfig(core=core, carrier=carrier_settings(carrier_of(carrier), tls), max_attempts=None)
     return serve_maop(system, f"maop+{carrier}://{where}", HANDLERS, authenticate=authenticate, config=config)

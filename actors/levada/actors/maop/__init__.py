@@ -19,7 +19,16 @@ Example:
 
 from __future__ import annotations
 
-from levada.transports.maop import ErrorCode, HandlerSpec, MaopConfig, TestPlan
+from levada.transports.maop import (
+    AuthenticationConfig,
+    ControlConfig,
+    ErrorCode,
+    GateConfig,
+    HandlerSpec,
+    MaopConfig,
+    TestPlan,
+    TimesConfig,
+)
 
 from .bodies import MESSAGE_TYPE, Body
 from .config import PeerConfig, RetryPolicy
@@ -41,9 +50,8 @@ from .peer import ConnectionStatistics, Done, Peer, ReplyStream
 from .server import Listener
 
 __all__ = [
-    "MESSAGE_TYPE", "Body", "Call", "ConnectionStatistics", "Disapproved", "Done", "ErrorCode",
-    "Handler", "HandlerSpec", "Handlers", "Histogram", "Listener", "MaopConfig", "MaopError", "Metrics",
-    "OperationActor", "OperationError", "OperationFailed", "OperationLost", "OperationRefused", "OperationStopped", "OperationTimeout", "Peer",
-    "PeerConfig",
-    "Refuse", "Reply", "ReplyStream", "RetryPolicy", "TestPlan", "connect", "connect_over", "serve", "serve_over",
+    "MESSAGE_TYPE", "AuthenticationConfig", "Body", "Call", "ConnectionStatistics", "ControlConfig", "Disapproved", "Done", "ErrorCode",
+    "GateConfig", "Handler", "HandlerSpec", "Handlers", "Histogram", "Listener", "MaopConfig", "MaopError", "Metrics", "OperationActor",
+    "OperationError", "OperationFailed", "OperationLost", "OperationRefused", "OperationStopped", "OperationTimeout", "Peer", "PeerConfig",
+    "Refuse", "Reply", "ReplyStream", "RetryPolicy", "TestPlan", "TimesConfig", "connect", "connect_over", "serve", "serve_over",
 ]  # fmt: skip

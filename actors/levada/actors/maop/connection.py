@@ -116,7 +116,7 @@ class MaopDriver(MaopStreams):
     def outputs(self) -> list[Any]:
         """Refresh the core's stream credit, return its output, and tell the control pool what to wait for."""
         core = self.core
-        if len(core.pool.streams) < self.config.core.global_control_pool_size:
+        if len(core.pool.streams) < self.config.core.control.global_control_pool_size:
             self.refresh_credit()
         outputs: list[Any] = core.data_to_send(trio.current_time())
         if core.pool.starved and not self.starved:
@@ -185,7 +185,7 @@ class MaopDriver(MaopStreams):
                 operation.chunks = deque()
             operation.chunks.append(event.data)
             operation.held += len(event.data)
-            if operation.held >= self.config.core.stream_window:
+            if operation.held >= self.config.core.gate.stream_window:
                 self.held.add(event.stream_id)
             operation.wake()
 
@@ -369,13 +369,13 @@ class MaopDriver(MaopStreams):
     @property
     def drain_limit(self) -> float:
         """Seconds that open operations, and then the last signals, have to finish."""
-        core = self.config.core
-        return core.drain_timeout + 3 * core.flush_timeout
+        times = self.config.core.times
+        return times.drain_timeout + 3 * times.flush_timeout
 
     def begin_drain(self, now: float) -> list[Event]:
         """Ask the peer for the end, with a reason, if the session is open."""
         if self.core.state in (ConnectionState.OPEN, ConnectionState.DRAINING):
-            return self.core.request_disconnect(self.config.core.drain_timeout, self.farewell, now)
+            return self.core.request_disconnect(self.config.core.times.drain_timeout, self.farewell, now)
         return self.core.drain(now)
 
     async def aclose(self, reason: str = "") -> None:

@@ -94,7 +94,7 @@ class ControlKeeper(Actor[Crowded | Starved | Last]):
     async def _wait_for_stream(self) -> None:
         connection = self.connection
         try:
-            await connection.open_spare(unidirectional=connection.core.config.control_stream_kind == "uni")
+            await connection.open_spare(unidirectional=connection.core.config.control.control_stream_kind == "uni")
         except CarrierError:
             return  # the connection has ended
         finally:

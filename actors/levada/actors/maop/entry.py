@@ -49,7 +49,7 @@ def connect(
 ) -> AbstractAsyncContextManager[Peer]:
     """Connect to a server; entering the block means that the server has admitted this client.
 
-    Leaving it stops new operations, lets running ones of both sides end for `MaopConfig.drain_timeout` seconds, then disconnects; after an
+    Leaving it stops new operations, lets running ones of both sides end for `TimesConfig.drain_timeout` seconds, then disconnects; after an
     exception or a cancellation it closes at once. Within an actor: ``await self.enter(connect(self.system, …))``.
 
     Args:
@@ -126,7 +126,7 @@ def serve(
 ) -> AbstractAsyncContextManager[Listener]:
     """Serve clients; entering the block means bound and listening, and `Listener.url` holds the real port.
 
-    Leaving it accepts no more clients, asks all clients to end, lets running operations end for `MaopConfig.drain_timeout` seconds, then
+    Leaving it accepts no more clients, asks all clients to end, lets running operations end for `TimesConfig.drain_timeout` seconds, then
     disconnects; after an exception or a cancellation it closes at once. Within an actor: ``await self.enter(serve(self.system, …))``.
 
     Args:
@@ -134,7 +134,7 @@ def serve(
         url: as for `connect`; port 0 takes a free one.
         handlers: answer operations that clients start, by msg_id: see `Handler`.
         authenticate: decides which clients are admitted, see `levada.actors.authentication`; it also ends after
-            `levada.transports.maop.MaopConfig.auth_timeout` seconds.
+            `levada.transports.maop.AuthenticationConfig.auth_timeout` seconds.
         config: see `PeerConfig`; over QUIC its ``carrier`` needs a certificate.
         trust_traces: whether a traced system goes on with the traces of clients, see ``docs/how-to/trace.md``.
 

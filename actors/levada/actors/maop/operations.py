@@ -65,7 +65,7 @@ class OwnOperation(Pooled):
         """Count bytes of a streamed Response that the reader has taken."""
         self.held -= size
         connection, stream_id = self.connection, self.stream_id
-        if stream_id in connection.held and self.held < connection.core.config.stream_window // 2:
+        if stream_id in connection.held and self.held < connection.core.config.gate.stream_window // 2:
             connection.resume(stream_id)
 
     def leave(self) -> None:

@@ -335,8 +335,8 @@ class Peer:
     ) -> AsyncIterator[ReplyStream]:
         """Send a Request and take the Response piece by piece: entering means that it has begun, leaving early cancels it.
 
-        The peer may send ``MaopConfig.stream_window`` bytes ahead. If that window is full and the caller takes nothing for
-        ``MaopConfig.response_transfer_timeout`` seconds, the operation fails with TIMEOUT. Arguments are as for `request`.
+        The peer may send ``GateConfig.stream_window`` bytes ahead. If that window is full and the caller takes nothing for
+        ``TimesConfig.response_transfer_timeout`` seconds, the operation fails with TIMEOUT. Arguments are as for `request`.
         """
         connection = self._connection
         source = await make_source(body, self.codec, length)
@@ -462,7 +462,7 @@ class Peer:
         )
 
     async def aclose(self, reason: str = "") -> None:
-        """Stop new operations of both sides, let running ones end within `MaopConfig.drain_timeout` seconds, then disconnect.
+        """Stop new operations of both sides, let running ones end within `TimesConfig.drain_timeout` seconds, then disconnect.
 
         Operations left after that fail with CANCELLED and the reason ``SHUTDOWN``. A second call does no harm. Source: MA-89 to MA-93.
 

@@ -61,7 +61,7 @@ class TenantShares:
 
     def enter(self, identity: Identity, core: MaopCore) -> TenantShare:
         """Give a connection the share of its tenant, with the limits of this identity from now on. `TenantShare.leave` ends the use."""
-        settings, limits = self._config.core, identity.limits
+        settings, limits = self._config.core.gate, identity.limits
         operations = limits.max_operations or settings.max_inflight_ops
         octets = limits.max_bytes or settings.max_buffer_bytes
         rate = limits.bytes_per_second or self._config.max_block_rate

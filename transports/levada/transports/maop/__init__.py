@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from .authentication import Authentication, Result
 from .codes import ErrorCode, close_code, code_name, sanitise
-from .config import HandlerSpec, MaopConfig
+from .config import AuthenticationConfig, ControlConfig, GateConfig, HandlerSpec, MaopConfig, TimesConfig
 from .core import MaopCore
 from .counters import Statistics
 from .events import (
@@ -82,13 +82,12 @@ from .state import ConnectionState, InitiatorState, ReceiverState
 from .versions import Capability, Version, parse_version
 
 __all__ = [
-    "ALPN", "OCTET_STREAM", "QMUX_ALPN", "UNDEFINED", "Approved", "AttemptLimiter", "Audited", "Authentication",
-    "AuthenticationReceived", "Begun", "BodyEnded", "BodyReceived", "BodyWanted", "Capability", "CloseConnection",
-    "Completed", "ConnectionEnded", "ConnectionState", "DedupStore", "Disapproved", "Draining", "ErrorCode", "Event",
-    "Execute", "Failed", "FairQueue", "HandlerSpec", "Incoming", "InitiatorState", "MaopConfig", "MaopCore", "Op",
-    "OpenStream", "Operation", "OperationCancelled", "OperationOffered", "Output", "PriorityClass", "Quota", "Received",
-    "ReceiverState", "Refused", "ReplayWindow", "ResetStream", "ResponseRejected", "ResponseStarted", "Result",
-    "RoomWanted", "SetPriority", "Statistics", "Stepped", "StopStream", "StreamData", "StreamUnblocked", "TestPlan",
-    "TokenBucket", "Version", "check_test", "class_of", "close_code", "code_name", "decode_operation",
-    "decode_operations", "parse_version", "sanitise", "success_header",
+    "ALPN", "OCTET_STREAM", "QMUX_ALPN", "UNDEFINED", "Approved", "AttemptLimiter", "Audited", "Authentication", "AuthenticationConfig",
+    "AuthenticationReceived", "Begun", "BodyEnded", "BodyReceived", "BodyWanted", "Capability", "CloseConnection", "Completed",
+    "ConnectionEnded", "ConnectionState", "ControlConfig", "DedupStore", "Disapproved", "Draining", "ErrorCode", "Event", "Execute",
+    "Failed", "FairQueue", "GateConfig", "HandlerSpec", "Incoming", "InitiatorState", "MaopConfig", "MaopCore", "Op", "OpenStream",
+    "Operation", "OperationCancelled", "OperationOffered", "Output", "PriorityClass", "Quota", "Received", "ReceiverState", "Refused",
+    "ReplayWindow", "ResetStream", "ResponseRejected", "ResponseStarted", "Result", "RoomWanted", "SetPriority", "Statistics", "Stepped",
+    "StopStream", "StreamData", "StreamUnblocked", "TestPlan", "TimesConfig", "TokenBucket", "Version", "check_test", "class_of",
+    "close_code", "code_name", "decode_operation", "decode_operations", "parse_version", "sanitise", "success_header",
 ]  # fmt: skip

@@ -151,15 +151,17 @@ def read_authentication(config: MaopConfig) -> Generator[int, bytes, Authenticat
             )
         name += octet
     size = _number((yield 2))
-    if size > config.max_token:
+    if size > config.authentication.max_token:
         raise OperationFault(
-            ErrorCode.CONTENT_TOO_LARGE, f"the token has {size} bytes, at most {config.max_token}.", "MA-18"
+            ErrorCode.CONTENT_TOO_LARGE,
+            f"the token has {size} bytes, at most {config.authentication.max_token}.",
+            "MA-18",
         )
     token = yield size
     count = _number((yield 1))
-    if count > config.max_pairs:
+    if count > config.authentication.max_pairs:
         raise OperationFault(
-            ErrorCode.CONTENT_TOO_LARGE, f"there are {count} pairs, at most {config.max_pairs}.", "MA-18"
+            ErrorCode.CONTENT_TOO_LARGE, f"there are {count} pairs, at most {config.authentication.max_pairs}.", "MA-18"
         )
     pairs: dict[str, str] = {}
     octets = 0
@@ -168,9 +170,11 @@ def read_authentication(config: MaopConfig) -> Generator[int, bytes, Authenticat
         for what in ("key of a pair", "value of a pair"):
             size = _number((yield 2))
             octets += 2 + size
-            if octets > config.max_pair_bytes:
+            if octets > config.authentication.max_pair_bytes:
                 raise OperationFault(
-                    ErrorCode.CONTENT_TOO_LARGE, f"the pairs have more than {config.max_pair_bytes} bytes.", "MA-18"
+                    ErrorCode.CONTENT_TOO_LARGE,
+                    f"the pairs have more than {config.authentication.max_pair_bytes} bytes.",
+                    "MA-18",
                 )
             texts.append(_text((yield size), what))
         pairs[texts[0]] = texts[1]  # MA-17: the last value counts.

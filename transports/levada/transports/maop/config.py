@@ -10,7 +10,7 @@ from attrs import validators as v
 
 from .versions import Capability, Version
 
-__all__ = ["HandlerSpec", "MaopConfig"]
+__all__ = ["AuthenticationConfig", "ControlConfig", "GateConfig", "HandlerSpec", "MaopConfig", "TimesConfig"]
 
 MIB: Final = 2**20
 
@@ -48,7 +48,7 @@ class HandlerSpec:
     max_payload: int = _number(8 * MIB, 0)
     """Largest body in bytes, announced or received. Source: MA-54b."""
     allow_undefined_length: bool | None = None
-    """Overrides `MaopConfig.refuse_undefined_length_by_default`. Source: MA-54a."""
+    """Overrides `GateConfig.refuse_undefined_length_by_default`. Source: MA-54a."""
     streaming: bool = False
     """Whether execution starts with the first Block instead of Block End. Source: MA-113."""
     gated: bool = False
@@ -70,17 +70,9 @@ class HandlerSpec:
 
 
 @attrs.frozen(kw_only=True)
-class MaopConfig:
-    """Limits, delays and policies of one side. Immutable; derive with `attrs.evolve`. Times are in seconds."""
+class AuthenticationConfig:
+    """Limits of the authentication on stream 0. Times are in seconds."""
 
-    vendor: str = attrs.field(default="levada", validator=[v.instance_of(str), v.max_len(63)])
-    """Program name, sent at authentication."""
-    version: Version = attrs.field(factory=lambda: Version(1, 0, 0))
-    """Protocol version of this side. Source: MA-31."""
-    capabilities: Capability = attrs.field(factory=lambda: Capability(0b1111))
-    """Announced capabilities; `Capability.IDEMPOTENCY` changes the wire format if both sides have it. Source: MA-35."""
-
-    # Authentication.
     max_token: int = _number(65_535, 0, 65_535)
     """Largest token in bytes. Source: MA-18."""
     max_pairs: int = _number(255, 0, 255)
@@ -98,7 +90,11 @@ class MaopConfig:
     max_held_early: int = _number(MIB)
     """Bytes that a client holds for streams that overtook the result."""
 
-    # Control pool.
+
+@attrs.frozen(kw_only=True)
+class ControlConfig:
+    """The control pool: its streams, and the rate of signals that the peer may send. Times are in seconds."""
+
     global_control_pool_size: int = _number(4, 1, 16)
     """Control streams that this side opens, within the peer's credit. Source: MA-81."""
     control_stream_kind: Literal["bidi", "uni"] = attrs.field(default="bidi", validator=v.in_(("bidi", "uni")))
@@ -124,7 +120,11 @@ class MaopConfig:
     proceed_coalesce: float = attrs.field(default=0.0, converter=float, validator=v.ge(0.0))
     """How long a Proceed may wait for more; 0 is the end of the turn. Source: MA-50."""
 
-    # Gate and quotas.
+
+@attrs.frozen(kw_only=True)
+class GateConfig:
+    """What the peer may have open at once, and what is held for it."""
+
     refuse_undefined_length_by_default: bool = True
     """Whether undefined length needs a handler that allows it. Source: MA-54a."""
     max_pending_approvals: int = _number(1024, 1, 65_535)
@@ -142,21 +142,11 @@ class MaopConfig:
     stream_window: int = _number(MIB)
     """Unconsumed bytes of a streamed body above which `MaopCore.is_blocked`."""
 
-    native_test: bool = True
-    """Whether the peer may use the native Test. Its two bytes request an answer of up to 32 MiB, sent as fast as the peer takes it.
-    Source: section 13.2, MA-112."""
 
-    # Transfer.
-    max_block_chunk_size: int = _number(131_072, 1, 2**32 - 1)
-    """Largest Block sent, in bytes. Source: section 7."""
-    max_blocks_per_message: int = _number(4096)
-    """Blocks below 1 KiB in a body of defined length. Source: section 7."""
-    tolerate_u64_block_length: bool = False
-    """Whether Block lengths of eight bytes are read too. Source: MA-137."""
-    strict_timestamps: bool = False
-    """Whether impossible times in a Response are an error. Source: MA-73."""
+@attrs.frozen(kw_only=True)
+class TimesConfig:
+    """How long each step of an operation, and the end of a connection, may take. Times are in seconds unless the name says ``_ms``."""
 
-    # Clocks.
     approval_timeout: float = _seconds(10.0)
     """Wait for Proceed or Refuse, on both sides. Source: MA-53."""
     transfer_idle_timeout: float = _seconds(30.0)
@@ -177,6 +167,36 @@ class MaopConfig:
     """Cap on the drain time that the peer requests. Source: MA-92."""
     flush_timeout: float = _seconds(0.5)
     """Wait for the acknowledgement of signals before the connection ends. Source: MA-92, MA-93."""
+
+
+@attrs.frozen(kw_only=True)
+class MaopConfig:
+    """Limits, delays and policies of one side. Immutable; derive with `attrs.evolve`."""
+
+    vendor: str = attrs.field(default="levada", validator=[v.instance_of(str), v.max_len(63)])
+    """Program name, sent at authentication."""
+    version: Version = attrs.field(factory=lambda: Version(1, 0, 0))
+    """Protocol version of this side. Source: MA-31."""
+    capabilities: Capability = attrs.field(factory=lambda: Capability(0b1111))
+    """Announced capabilities; `Capability.IDEMPOTENCY` changes the wire format if both sides have it. Source: MA-35."""
+    native_test: bool = True
+    """Whether the peer may use the native Test. Its two bytes request an answer of up to 32 MiB, sent as fast as the peer takes it.
+    Source: section 13.2, MA-112."""
+    max_block_chunk_size: int = _number(131_072, 1, 2**32 - 1)
+    """Largest Block sent, in bytes. Source: section 7."""
+    max_blocks_per_message: int = _number(4096)
+    """Blocks below 1 KiB in a body of defined length. Source: section 7."""
+    tolerate_u64_block_length: bool = False
+    """Whether Block lengths of eight bytes are read too. Source: MA-137."""
+    strict_timestamps: bool = False
+    """Whether impossible times in a Response are an error. Source: MA-73."""
+
+    authentication: AuthenticationConfig = attrs.field(
+        factory=AuthenticationConfig, validator=v.instance_of(AuthenticationConfig)
+    )
+    control: ControlConfig = attrs.field(factory=ControlConfig, validator=v.instance_of(ControlConfig))
+    gate: GateConfig = attrs.field(factory=GateConfig, validator=v.instance_of(GateConfig))
+    times: TimesConfig = attrs.field(factory=TimesConfig, validator=v.instance_of(TimesConfig))
 
 
 TEST_SPEC: Final = HandlerSpec(name="levada.native.test", max_payload=MIB, allow_undefined_length=False)

@@ -80,7 +80,7 @@ class ControlPool:
 
     def __init__(self, core: Side) -> None:
         self._core = core
-        self._size = core.config.global_control_pool_size
+        self._size = core.config.control.global_control_pool_size
         self._slots: list[ControlOut | None] = [None] * self._size
         self.streams: dict[int, ControlOut] = {}
         """Open streams by stream id."""
@@ -117,7 +117,7 @@ class ControlPool:
         return sum(1 for o in set(self._slots) if o is not None and o.stream_id is None)
 
     def _credit(self) -> int:
-        return self._core.credit_left(unidirectional=self._core.config.control_stream_kind == "uni")
+        return self._core.credit_left(unidirectional=self._core.config.control.control_stream_kind == "uni")
 
     def proceed(self, stream_id: int) -> None:
         """Queue a Proceed."""
@@ -169,9 +169,9 @@ class ControlPool:
             self.starved = False
             return
         dones = True
-        if config.done_flush:
+        if config.control.done_flush:
             if self.done_at is None and any(s.dones for s in self._dirty):
-                self.done_at = now + config.done_flush
+                self.done_at = now + config.control.done_flush
             dones = self.done_at is not None and now >= self.done_at
             if dones:
                 self.done_at = None
@@ -180,7 +180,7 @@ class ControlPool:
             if stream.stream_id is None:
                 self._open(stream, out)
             if stream.writable and stream.stream_id is not None:
-                data = stream.take(config.control_batch_max, dones=dones)
+                data = stream.take(config.control.control_batch_max, dones=dones)
                 if data:
                     out.append(StreamData(stream.stream_id, data, False))
                 if dones:
@@ -190,12 +190,12 @@ class ControlPool:
                 self.backlog = max(self.backlog, waits)
         self._dirty = left
         self.starved = bool(left) and any(stream.stream_id is None for stream in left)
-        if self.backlog > 4 * config.control_ring:
+        if self.backlog > 4 * config.control.control_ring:
             self._core.fail_connection(ErrorCode.CAPACITY_LIMIT, "signals are not read", "MA-85")
 
     def _open(self, stream: ControlOut, out: list[Output]) -> None:
         core = self._core
-        unidirectional = core.config.control_stream_kind == "uni"
+        unidirectional = core.config.control.control_stream_kind == "uni"
         if stream.stream_id is not None or not core.credit_left(unidirectional=unidirectional):
             return
         stream.stream_id = core.take_stream_id(unidirectional=unidirectional)
@@ -211,7 +211,7 @@ class ControlPool:
         stream.writable = True
         self.stops += 1
         # Otherwise the pool would reopen each stream forever.
-        if self.stops > self._core.config.max_control_streams:
+        if self.stops > self._core.config.control.max_control_streams:
             self._core.fail_connection(ErrorCode.PROTOCOL_VIOLATION, "all control streams were stopped", "MA-86")
 
 
@@ -226,7 +226,7 @@ class Signals:
     def __init__(self, core: Side, now: float) -> None:
         config = core.config
         self._core = core
-        self.bucket = TokenBucket(config.signal_rate, config.signal_burst, now)
+        self.bucket = TokenBucket(config.control.signal_rate, config.control.signal_burst, now)
         self.blocked: dict[ControlIn, None] = {}
         """Streams waiting for tokens."""
         self._since: float | None = None
@@ -248,7 +248,7 @@ class Signals:
     def strike(self, detail: str, rule: str) -> None:
         """Count a grave mistake; the third ends the connection. Source: MA-12."""
         self.strikes += 1
-        if self.strikes >= self._core.config.max_strikes:
+        if self.strikes >= self._core.config.control.max_strikes:
             self._core.fail_connection(ErrorCode.PROTOCOL_VIOLATION, detail, rule)
 
     def unknown(self, now: float) -> None:
@@ -257,7 +257,7 @@ class Signals:
         if now - self._unknown_at >= 1:
             self._unknown, self._unknown_at = 0, now
         self._unknown += 1
-        if self._unknown == self._core.config.unknown_signal_rate:
+        if self._unknown == self._core.config.control.unknown_signal_rate:
             self.strike("signals for unknown streams", "MA-49")
 
     def block(self, stream: ControlIn, now: float) -> None:
@@ -274,13 +274,13 @@ class Signals:
         """When blocked streams may be read again."""
         if not self.blocked or self._since is None:
             return None
-        return min(self._resume_at, self._since + self._core.config.flood_timeout)
+        return min(self._resume_at, self._since + self._core.config.control.flood_timeout)
 
     def resume(self, now: float) -> None:
         """Read blocked streams, as far as the tokens last."""
         if not self.blocked or self._since is None:
             return
-        if now >= self._since + self._core.config.flood_timeout:
+        if now >= self._since + self._core.config.control.flood_timeout:
             self._core.fail_connection(ErrorCode.CAPACITY_LIMIT, "too many signals", "MA-88")
             return
         if now < self._resume_at:
@@ -314,7 +314,7 @@ class ControlIn:
         self._fin = fin
         if self in self._core.signals.blocked:
             self._buffer += data
-            if len(self._buffer) > self._core.config.stream_window:
+            if len(self._buffer) > self._core.config.gate.stream_window:
                 self._buffer.clear()
                 self._core.fail_connection(ErrorCode.CAPACITY_LIMIT, "too many signals", "MA-88")
             return

@@ -100,7 +100,7 @@ class MaopCore(Side):
             specs={**({1: TEST_SPEC} if config.native_test else {}), **specs},
             wall_offset=wall_offset,
             now=now,
-            quota=quota or Quota(config.max_inflight_ops, config.max_buffer_bytes),
+            quota=quota or Quota(config.gate.max_inflight_ops, config.gate.max_buffer_bytes),
             dedup=DedupStore() if dedup is None else dedup,  # an empty one is false
             replay=replay or ReplayWindow(),
         )
@@ -196,7 +196,7 @@ class MaopCore(Side):
             if bool(op) == bool(stream_id & 2):
                 kind = "Message on a bidirectional stream" if op == 0 else "Request on a unidirectional stream"
                 self._reject(stream_id, ErrorCode.PROTOCOL_VIOLATION, kind, fin)
-            elif len(self.streams) >= self.config.max_open_streams:
+            elif len(self.streams) >= self.config.gate.max_open_streams:
                 self._reject(stream_id, ErrorCode.CAPACITY_LIMIT, "too many streams", fin)
             else:
                 operation = Incoming(self, stream_id, now)
@@ -207,7 +207,7 @@ class MaopCore(Side):
                     del self.streams[stream_id]
         elif op in CONTROL_OPS:
             self._control_streams += 1
-            if self._control_streams > self.config.max_control_streams:
+            if self._control_streams > self.config.control.max_control_streams:
                 self.fail_connection(ErrorCode.PROTOCOL_VIOLATION, "too many control streams", "MA-87")
                 return
             control = ControlIn(self, stream_id, own=False)
@@ -332,7 +332,7 @@ class MaopCore(Side):
         return self.state is _OPEN and (left > 1 or (left == 1 and not self._kept_for_control(request)))
 
     def _kept_for_control(self, request: bool) -> bool:
-        return not self.pool.streams and (self.config.control_stream_kind == "bidi") == request
+        return not self.pool.streams and (self.config.control.control_stream_kind == "bidi") == request
 
     def send_message(
         self,
@@ -408,12 +408,12 @@ class MaopCore(Side):
         """
         size = self._check_start(msg_id, body, length, priority, key, while_draining, unidirectional=False)
         if timeout_ms is None:
-            timeout_ms = self.config.default_request_timeout_ms
+            timeout_ms = self.config.times.default_request_timeout_ms
         if not 0 <= timeout_ms < 2**32 or not 0 <= response_msg_id < 65_536:
             raise LocalProtocolError(f"timeout {timeout_ms} ms or response {response_msg_id} out of range", rule="MA-4")
         operation = Outgoing(self, self._next_id[False], size, body, now)
         if timeout_ms:
-            operation.timeout = timeout_ms / 1000 + self.config.response_grace
+            operation.timeout = timeout_ms / 1000 + self.config.times.response_grace
         operation.success = response_msg_id == 0 if success_layout is None else success_layout
         operation.streamed = stream_response
         operation.acknowledge = acknowledge
@@ -561,7 +561,7 @@ class MaopCore(Side):
         entry = self.streams.get(stream_id)
         if isinstance(entry, ControlIn):
             return entry in self.signals.blocked
-        return isinstance(entry, Incoming) and entry.spec.streaming and entry.reserved >= self.config.stream_window
+        return isinstance(entry, Incoming) and entry.spec.streaming and entry.reserved >= self.config.gate.stream_window
 
     def proceed(self, stream_id: int, now: float) -> list[Event]:
         """Accept an operation that was offered.
@@ -699,9 +699,9 @@ class MaopCore(Side):
         if self.gate.due and (self.state is _OPEN or self.state is _DRAINING):
             self.gate.flush(now)
         if self.state is not _CLOSED and self.state is not ConnectionState.CLOSING:
-            paused = self.pool.backlog > self.config.control_ring
+            paused = self.pool.backlog > self.config.control.control_ring
             self.pool.flush(self.out, now)
-            if paused and self.pool.backlog <= self.config.control_ring:
+            if paused and self.pool.backlog <= self.config.control.control_ring:
                 # MA-85: approvals go on.
                 self.gate.pump(now)
                 self.gate.flush(now)

@@ -31,8 +31,8 @@ class OperationGate:
         self._queue: FairQueue[Incoming] = FairQueue()
         self._next: Incoming | None = None
         self._armed: list[Incoming] = []
-        rate = core.config.max_op_rate
-        self._coalesce = core.config.proceed_coalesce
+        rate = core.config.gate.max_op_rate
+        self._coalesce = core.config.control.proceed_coalesce
         self._told = False
         """Whether another connection has freed room since the last turn."""
         self.due = False
@@ -69,7 +69,7 @@ class OperationGate:
         if length is None:
             allowed = spec.allow_undefined_length
             if allowed is None:
-                allowed = not core.config.refuse_undefined_length_by_default
+                allowed = not core.config.gate.refuse_undefined_length_by_default
             if not allowed:
                 op.refuse(ErrorCode.POLICY_UNDEFINED_LENGTH, 0, now)
                 return
@@ -92,7 +92,7 @@ class OperationGate:
             and self._rate is None
             and not spec.gated
             and quota.operations < quota.max_operations
-            and core.pool.backlog <= core.config.control_ring
+            and core.pool.backlog <= core.config.control.control_ring
         ):
             op.granted = True
             quota.operations += 1
@@ -110,7 +110,7 @@ class OperationGate:
             op.dedup_key = key
             return True
         if found is False:
-            op.refuse(ErrorCode.DUPLICATE_OPERATION, core.config.capacity_retry, now)
+            op.refuse(ErrorCode.DUPLICATE_OPERATION, core.config.gate.capacity_retry, now)
         elif isinstance(found, StoredResponse) != op.is_request or getattr(found, "payload", b"") is None:
             op.refuse(ErrorCode.DUPLICATE_OPERATION, 0, now)
         elif op.length == 0 and op.repeats(found):
@@ -127,8 +127,8 @@ class OperationGate:
             self._grant(op, now)
             return
         core = self._core
-        if self.pending >= core.config.max_pending_approvals:
-            op.refuse(ErrorCode.CAPACITY_LIMIT, core.config.capacity_retry, now)
+        if self.pending >= core.config.gate.max_pending_approvals:
+            op.refuse(ErrorCode.CAPACITY_LIMIT, core.config.gate.capacity_retry, now)
             return
         self._wait(op, now)
         self._queue.push(op, op.priority, op.length or 0, now)
@@ -136,7 +136,7 @@ class OperationGate:
     def _wait(self, op: Incoming, now: float) -> None:
         op.pending = True
         self.pending += 1
-        at = op.since + self._core.config.approval_timeout
+        at = op.since + self._core.config.times.approval_timeout
         if op.length == 0 and op.response_timeout is not None:
             at = min(at, op.since + op.response_timeout)
         self._core.timers.set(op, at)
@@ -153,7 +153,7 @@ class OperationGate:
     def _room(self, op: Incoming, now: float) -> bool:
         core = self._core
         # MA-85: while signals pile up, no operation is approved.
-        if core.pool.backlog > core.config.control_ring:
+        if core.pool.backlog > core.config.control.control_ring:
             return False
         quota = core.quota
         if quota.operations >= quota.max_operations or quota.buffered + self._octets(op) > quota.max_bytes:
@@ -172,8 +172,8 @@ class OperationGate:
             op.approved(now)
             return
         if not op.pending:
-            if self.pending >= core.config.max_pending_approvals:
-                op.refuse(ErrorCode.CAPACITY_LIMIT, core.config.capacity_retry, now)
+            if self.pending >= core.config.gate.max_pending_approvals:
+                op.refuse(ErrorCode.CAPACITY_LIMIT, core.config.gate.capacity_retry, now)
                 return
             self._wait(op, now)
         op.told = True

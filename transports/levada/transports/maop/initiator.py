@@ -86,7 +86,7 @@ class Outgoing:
     def wait(self, now: float) -> None:
         """Set the deadline after the header was sent. Source: MA-53, MA-69."""
         if self.state is _HEADER_SENT:
-            at: float | None = now + self._core.config.approval_timeout
+            at: float | None = now + self._core.config.times.approval_timeout
         elif self.timeout is None:
             at = None
         else:
@@ -104,7 +104,7 @@ class Outgoing:
             core = self._core
             self._sent += len(data)
             write_blocks(core.out, self.stream_id, data, core.config.max_block_chunk_size)
-            core.timers.set(self, now + core.config.transfer_idle_timeout)
+            core.timers.set(self, now + core.config.times.transfer_idle_timeout)
 
     def end_body(self, now: float) -> None:
         """End the body."""
@@ -129,7 +129,7 @@ class Outgoing:
             return
         self._go(_PROCEED)
         if self.body is None:
-            self._core.timers.set(self, now + self._core.config.transfer_idle_timeout)
+            self._core.timers.set(self, now + self._core.config.times.transfer_idle_timeout)
             self._core.emit(BodyWanted(self.stream_id))
             return
         body, self.body = self.body, None
@@ -191,7 +191,7 @@ class Outgoing:
     def _explain(self, now: float) -> None:
         """Wait for the signal that explains why the stream was cut off. Source: MA-67."""
         self.cut_off = True
-        self._core.timers.set(self, now + self._core.config.response_grace)
+        self._core.timers.set(self, now + self._core.config.times.response_grace)
 
     def _header(self, data: bytes, now: float) -> int:
         core = self._core
@@ -238,7 +238,7 @@ class Outgoing:
                 self._success = SuccessReader()
             elif self.streamed:
                 core.emit(ResponseStarted(self.stream_id, self._announced, None, start, took))
-            core.timers.set(self, now + core.config.response_transfer_timeout)
+            core.timers.set(self, now + core.config.times.response_transfer_timeout)
         return 21 - skip
 
     def _octets(self, data: bytes, at: int, now: float) -> None:
@@ -254,7 +254,7 @@ class Outgoing:
             for piece in reader.pieces:
                 self._core.emit(BodyReceived(self.stream_id, piece))
             reader.pieces.clear()
-        self._core.timers.set(self, now + self._core.config.response_transfer_timeout)
+        self._core.timers.set(self, now + self._core.config.times.response_transfer_timeout)
         if reader.ended:
             if self._success is not None:
                 if reader.total:

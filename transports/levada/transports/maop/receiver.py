@@ -140,7 +140,7 @@ class Incoming(Received):
                 return at - skip
         self._head = data
         if not skip:
-            core.timers.set(self, now + core.config.transfer_idle_timeout)
+            core.timers.set(self, now + core.config.times.transfer_idle_timeout)
         return -1
 
     def _trace(self, data: bytes, at: int) -> tuple[bool, int]:
@@ -191,9 +191,9 @@ class Incoming(Received):
 
     def _watch_transfer(self, now: float) -> None:
         config = self._core.config
-        at = now + config.transfer_idle_timeout
-        if config.transfer_total_timeout is not None:
-            at = min(at, self.approved_at + config.transfer_total_timeout)
+        at = now + config.times.transfer_idle_timeout
+        if config.times.transfer_total_timeout is not None:
+            at = min(at, self.approved_at + config.times.transfer_total_timeout)
         self._core.timers.set(self, at)
 
     def _take_pieces(self, body: BodyReader, now: float) -> None:
@@ -342,7 +342,7 @@ class Incoming(Received):
             core.out.append(StreamData(self.stream_id, piece, False))
             octets += len(piece)
             if octets >= TEST_WINDOW:
-                core.timers.set(self, now + core.config.transfer_idle_timeout)
+                core.timers.set(self, now + core.config.times.transfer_idle_timeout)
                 core.emit(RoomWanted(self.stream_id))
                 return
         write_end(core.out, self.stream_id, self._written)
@@ -439,7 +439,7 @@ class Incoming(Received):
             core.emit(Stepped(self.stream_id, "response", None if length == UNDEFINED else length))
         self._prioritise()
         core.out.append(StreamData(self.stream_id, RESPONSE.pack(2, length, start, took), False))
-        core.timers.set(self, now + core.config.transfer_idle_timeout)
+        core.timers.set(self, now + core.config.times.transfer_idle_timeout)
         if self.dedup_key is not None:
             self._stored = [header] if header else []
         if header:
@@ -468,7 +468,7 @@ class Incoming(Received):
         if self._stored is not None:
             # MA-123: a Response that is too large is not kept, and takes no memory before that.
             self._stored = [*self._stored, data] if self._written <= 65_536 else None
-        self._core.timers.set(self, now + self._core.config.transfer_idle_timeout)
+        self._core.timers.set(self, now + self._core.config.times.transfer_idle_timeout)
 
     def end_body(self, now: float) -> None:
         """End the Response's body."""
@@ -486,7 +486,7 @@ class Incoming(Received):
             self._keep(stored, *self._times(now), now)
         self.state = RECEIVER[self.state, _DONE]
         core.statistic.done += 1
-        core.unacked[self.stream_id] = now + core.config.response_ack_timeout
+        core.unacked[self.stream_id] = now + core.config.times.response_ack_timeout
         self._retire(now)
 
     def take_digest(self) -> None:
@@ -593,7 +593,7 @@ class Incoming(Received):
             limit = self.response_timeout
             # MA-68: with an empty body the wait at the gate counts.
             if not (self.length == 0 and limit is not None and now >= self.since + limit):
-                self.refuse(ErrorCode.CAPACITY_LIMIT, config.capacity_retry, now)
+                self.refuse(ErrorCode.CAPACITY_LIMIT, config.gate.capacity_retry, now)
                 return
         self.abort(ErrorCode.TIMEOUT, "time is up", now)
 

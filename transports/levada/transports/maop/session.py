@@ -155,7 +155,9 @@ class Session(ABC):
             self.out += [OpenStream(0, False, 0), StreamData(0, data, True)]
             self.secrets = _secrets(token)
         self.go(ConnectionInput.HANDSHAKE_COMPLETED)
-        self.at = now + (self.config.answer_timeout if self.client else self.config.auth_timeout)
+        self.at = now + (
+            self.config.authentication.answer_timeout if self.client else self.config.authentication.auth_timeout
+        )
         return self.take_events()
 
     def receive_early(self, stream_id: int, data: bytes, fin: bool, now: float) -> None:
@@ -189,7 +191,7 @@ class Session(ABC):
     def _hold(self, stream_id: int, data: bytes | None, fin: bool, size: int) -> None:
         # Each piece costs more than its bytes.
         self._early_bytes += size + 64
-        if self._early_bytes > self.config.max_held_early:
+        if self._early_bytes > self.config.authentication.max_held_early:
             self.fail_connection(ErrorCode.CAPACITY_LIMIT, "too much before the result", "MA-29")
             return
         self._early.append((stream_id, data, fin))
@@ -357,12 +359,12 @@ class Session(ABC):
         self._answer(result.encode())
         self.emit(Disapproved(code, retry_ms / 1000 or None, result.reason))
         self.closing_code, self.closing_reason = close_code(code), result.reason
-        self.at = self.now + self.config.disapproved_linger
+        self.at = self.now + self.config.authentication.disapproved_linger
 
     def _answer(self, data: bytes) -> None:
         self.out.append(StreamData(0, data, True))
         if not self._auth_fin:
-            self.stream0_at = self.now + self.config.auth_close_timeout
+            self.stream0_at = self.now + self.config.authentication.auth_close_timeout
 
     def stream0_overdue(self) -> None:
         """Handle a client's direction of stream 0 that is still open. Source: MA-26."""

@@ -173,14 +173,14 @@ class Side(Session):
     # The end.
 
     def drain(self, now: float) -> list[Event]:
-        """Begin no new work, let open work finish within `MaopConfig.drain_timeout` seconds, then end. A second call changes nothing.
+        """Begin no new work, let open work finish within `TimesConfig.drain_timeout` seconds, then end. A second call changes nothing.
 
         A connection that is not open yet has no work and ends at once.
         """
         if self.state < ConnectionState.LINGERING:
             return self.close(0, "", now)
         if self.state is _OPEN or (self.state is _DRAINING and not self._asked):
-            return self.request_disconnect(self.config.drain_timeout, "", now)
+            return self.request_disconnect(self.config.times.drain_timeout, "", now)
         return self.take_events()
 
     def request_disconnect(self, drain_time: float, reason: str, now: float) -> list[Event]:
@@ -242,7 +242,7 @@ class Side(Session):
         self.go(ConnectionInput.DISCONNECT)
         self.closing_code = code
         self.pool.disconnect(self.out)
-        self.at = self.now + self.config.flush_timeout
+        self.at = self.now + self.config.times.flush_timeout
 
     def step(self, now: float) -> None:
         """Continue towards the end: flush the signals, then Disconnect. Source: MA-92."""
@@ -257,7 +257,7 @@ class Side(Session):
         """Continue when no operation is left, or the time is up. Source: MA-92."""
         self.cancel_all(signal=True)
         self.go(ConnectionInput.DRAINED)
-        self.at = now + self.config.flush_timeout
+        self.at = now + self.config.times.flush_timeout
         if not self.pool.streams and not self.pool.waiting():
             self.step(now)
 
@@ -267,7 +267,7 @@ class Side(Session):
 
     def on_disconnect_request(self, drain_time: float, reason: str, now: float) -> None:
         """Process a Disconnect Request. Source: MA-89, MA-90, MA-92."""
-        time = min(drain_time, self.config.max_drain_time)
+        time = min(drain_time, self.config.times.max_drain_time)
         if self.state is _DRAINING and self._asked and not self._answered:
             # MA-90 (b): an answer; the shorter time holds. Two simultaneous requests look the same to both sides.
             self._answered = True
