@@ -14,13 +14,18 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+import trio
 
 from levada.actors import cli
 from levada.actors.apps import find
+from levada.actors.cli.dashboard import serve_own_dashboard
 from levada.actors.interop.certificates import make_certificates
+from levada.framework import ActorSystem
+from levada.framework.errors import ConfigurationError
 
 pytestmark = pytest.mark.loopback
 
@@ -517,6 +522,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["apps_for_serve:app", "--tokens", "t"], "--tokens goes with --url"),
         (["apps_for_serve:handler", "--url", "rsocket+tcp://203.0.113.1:1"], "cannot listen at"),
         (["apps_for_serve:app", "--health", "203.0.113.1:1"], "cannot listen at 203.0.113.1:1"),
+        (["apps_for_serve:app", "--dashboard", "203.0.113.1:1"], "--dashboard listens at addresses of this machine"),
     ],
 )
 def test_a_mistake_is_one_line(
@@ -533,3 +539,48 @@ def test_what_a_module_does_wrong_is_its_own(folder: Path) -> None:
     """An import that fails inside it shows the traceback, as whoever wrote it needs that."""
     with pytest.raises(ModuleNotFoundError, match="no_such_module_at_all"):
         find("broken_for_serve:app")
+
+
+WATCHED = """
+import os
+import signal
+from levada.actors.console import connect_console
+from levada.actors.cli.servers import console_of
+
+async def app(system):
+    os.kill(os.getpid(), signal.SIGTERM)
+    async with connect_console(console_of(None)) as console:
+        snapshot = await console.snapshot()
+        print(snapshot.system, snapshot.pid == os.getpid())
+    yield
+"""
+
+
+def test_a_server_has_a_console_from_its_start(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "watched_for_serve.py").write_text(WATCHED)
+    with TemporaryDirectory(prefix="levada-") as runtime:  # a short path, as that of a socket
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        assert cli.main(["serve", "watched_for_serve:app"]) == 0
+        assert list(Path(runtime, "levada").iterdir()) == []
+    assert capsys.readouterr() == ("serve True\n", "")
+
+
+async def test_the_dashboard_of_a_server_is_for_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("wsproto")
+
+    def fetch(url: str) -> int:
+        with urllib.request.urlopen(url, timeout=50) as answer:
+            return int(answer.status)
+
+    async with ActorSystem() as system:
+        async with serve_own_dashboard(system, ("127.0.0.1", 0)):
+            said = re.fullmatch(r"DASHBOARD (http://127\.0\.0\.1:\d+/)#token=[0-9a-f]{64}\n", capsys.readouterr().out)
+            assert said is not None
+            assert await trio.to_thread.run_sync(fetch, said[1]) == 200
+        for host in ("0.0.0.0", "::", "desk.example"):
+            with pytest.raises(ConfigurationError, match="--dashboard listens at addresses of this machine alone"):
+                await serve_own_dashboard(system, (host, 0)).__aenter__()
+        async with serve_own_dashboard(system, None):
+            assert capsys.readouterr().out == ""

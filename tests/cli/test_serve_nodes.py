@@ -153,8 +153,10 @@ def test_a_killed_node_takes_its_own_clients_with_it_and_is_replaced(
     start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The clients of the other node notice nothing, new clients are served, and so it goes on with both nodes."""
-    server = start("handlers:answer", "--url", ANY, "--nodes", "2", "--health", "127.0.0.1:0")
-    probe, url = server.told("HEALTH "), server.told("SERVING ")
+    server = start("handlers:answer", "--url", ANY, "--nodes", "2", "--health", "127.0.0.1:0", "--dashboard")
+    probe, browsed, url = (server.told(beginning) for beginning in ("HEALTH ", "DASHBOARD ", "SERVING "))
+    with urllib.request.urlopen(browsed.partition("#")[0], timeout=250) as answer:
+        assert answer.status == 200
     status, facts = health(probe)
     assert (status, facts["state"], facts["urls"]) == (200, "serving", [url])
     nodes = {node["name"]: node for node in facts["nodes"]}
@@ -309,7 +311,7 @@ def test_nodes_restart_one_after_another_while_clients_come(start: Start, capsys
     assert server.ends()[0] == 0
 
 
-def test_the_end_comes_while_a_node_restarts(start: Start, folder: Path) -> None:
+def test_the_end_comes_while_a_node_restarts(start: Start, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The app gets no sockets any more, and that is no error: the node ends as it should."""
     (folder / "waiting.py").write_text(WAITING)
     server = start("waiting:held", "--nodes", "2", "--health", "127.0.0.1:0")
@@ -318,8 +320,12 @@ def test_the_end_comes_while_a_node_restarts(start: Start, folder: Path) -> None
     os.mkfifo(folder / "gate")
     os.kill(health(probe)[1]["nodes"][0]["pid"], signal.SIGKILL)
     assert server.line() == "n0: waits"
+    _, out, _ = levada(capsys, "nodes", "ls", "--json")
+    assert [json.loads(line)["state"] for line in out.splitlines()] == ["starting", "up"]
     server.signal(signal.SIGTERM)
     until(probe, "draining", 1)
+    _, out, _ = levada(capsys, "nodes", "ls", "--json")
+    assert json.loads(out.splitlines()[0])["state"] in ("draining", "down")
     with (folder / "gate").open("w"):
         pass
     code, said = server.ends()

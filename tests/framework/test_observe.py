@@ -28,12 +28,17 @@ from levada.framework import (
     Shutdown,
     SlowHandler,
     Stalls,
+    Supervisor,
     Unhandled,
     bounded,
+    child,
     handles,
     message,
+    one_for_all,
+    one_for_one,
     restart,
 )
+from levada.framework.embedding import LocalRef
 from levada.framework.errors import ActorError, AskTimeout
 
 Log = list[Any]
@@ -119,6 +124,33 @@ async def test_the_tree_shows_every_actor_with_its_state(system: ActorSystem, au
     assert [info.state for info in tree.children] == ["idle", "idle"]
     assert tree.children[1].handled == 4
     assert tree.children[0].children[1].restarts == 2
+
+
+@pytest.mark.parametrize("strategy", [one_for_one, one_for_all])
+async def test_an_actor_that_waits_for_its_restart_says_how_long(
+    strategy: Callable[[], Any], system: ActorSystem, autojump_clock: MockClock
+) -> None:
+    policy = restart(initial_backoff=10.0, max_backoff=10.0, jitter=0.0)
+    specs = [child(Worker, [], name=name, supervise=policy) for name in ("failing", "other")]
+    system.spawn(Supervisor, specs, strategy(), name="family")
+    await wait_all_tasks_blocked()
+    failing, other = (system.lookup(f"/family/{name}") for name in ("failing", "other"))
+    assert isinstance(failing, LocalRef)
+    assert isinstance(other, LocalRef)
+
+    def waits() -> tuple[float | None, float | None]:
+        return system.observe.detail(failing).restarts_in, system.observe.detail(other).restarts_in
+
+    assert waits() == (None, None)
+    for _ in range(2):  # the first restart is immediate
+        failing.tell(Do(raising(ValueError())))
+        await wait_all_tasks_blocked()
+    together = strategy is one_for_all
+    assert waits() == (10.0, 10.0 if together else None)
+    await trio.sleep(4)
+    assert waits() == (6.0, 6.0 if together else None)
+    await trio.sleep(7)
+    assert waits() == (None, None)
 
 
 async def test_what_an_actor_has_handled_is_exact(autojump_clock: MockClock) -> None:

@@ -191,3 +191,5 @@ class ActorDetail:
     """Actors and parts of the runtime that learn of its end."""
     channels: tuple[ChannelInfo, ...]
     """Open channels in its fields, at most a hundred ends."""
+    restarts_in: float | None = None
+    """Seconds until it restarts; None if it does not wait for a restart."""

@@ -402,6 +402,28 @@ async def test_a_node_whose_app_fails_while_it_ends_has_ended(
     assert [line.partition(":")[0] for line in lines] == ["n0 has failed", "n1 has failed", "n1 has failed"]
 
 
+async def test_a_node_that_fails_again_and_again_says_when_it_starts_next(autojump_clock: MockClock) -> None:
+    settings = attrs.evolve(SETTINGS, restart=restart("transient", initial_backoff=10.0, jitter=0.0))
+    async with (
+        ActorSystem() as system,
+        nodes_here(system, 2, settings=settings) as (nodes, tasks),
+        nodes.events() as events,
+    ):
+        assert isinstance(nodes, Fleet)
+        for _ in range(2):
+            tasks[-1].kill()
+            assert isinstance(await events.receive(), NodeDown)
+            if len(tasks) == 2:
+                assert isinstance(await events.receive(), NodeUp)
+        await trio.sleep(4)
+        assert nodes["n1"].state is MemberState.DOWN
+        assert [nodes.starts_in(name) for name in ("n0", "n1", "n2")] == [None, pytest.approx(6.0), None]
+        assert isinstance(await events.receive(), NodeUp)
+        assert nodes.starts_in("n1") is None
+        await nodes.drain("n1")
+        assert nodes.starts_in("n1") is None
+
+
 async def test_who_waits_for_a_restart_learns_that_the_node_was_drained(autojump_clock: MockClock) -> None:
     async with ActorSystem() as system, nodes_here(system, 1) as (nodes, _), nodes.events() as events:
 

@@ -1,18 +1,21 @@
-"""``levada top --web``: serve a program's console as a web page."""
+"""The dashboard of ``levada serve --dashboard``, and of ``levada top --web``, which serves a program's console as a web page."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import trio
 
+from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 
 from .arguments import port
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "check_installed", "run", "serve_own_dashboard"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,13 +58,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve the dashboard until Ctrl-C."""
-    missing = [name for name in ("h11", "wsproto") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigurationError(f"levada top --web needs {' and '.join(missing)}: pip install 'levada[dashboard]'")
+    check_installed("levada top --web")
     if args.key is not None and args.cert is None:
         raise ConfigurationError("--key needs --cert")
     trio.run(_serve, args)
     return 0
+
+
+def check_installed(what: str) -> None:
+    """Check that the packages of the dashboard are installed.
+
+    Args:
+        what: the command, for the error.
+
+    Raises:
+        ConfigurationError: a package is missing.
+    """
+    missing = [name for name in ("h11", "wsproto") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigurationError(f"{what} needs {' and '.join(missing)}: pip install 'levada[dashboard]'")
+
+
+@asynccontextmanager
+async def serve_own_dashboard(system: ActorSystem, address: tuple[str, int] | None) -> AsyncIterator[None]:
+    """Show this server to browsers while the block lasts, and print the address that logs a browser in.
+
+    Args:
+        system: has been entered.
+        address: host and port to listen at; None: no dashboard.
+
+    Raises:
+        ConfigurationError: a package is missing, the address cannot be used, or other machines could reach it.
+    """
+    if address is None:
+        yield
+        return
+    check_installed("--dashboard")
+    from levada.actors.dashboard import DashboardConfig, serve_dashboard
+
+    host, port = address
+    try:
+        config = DashboardConfig(host=host, port=port)
+    except (
+        ConfigurationError
+    ):  # other machines could reach it, and its text is about settings that this command has not
+        raise ConfigurationError(
+            f"--dashboard listens at addresses of this machine alone, such as 127.0.0.1, not at {host}: reach it through an SSH tunnel, "
+            "or serve it with 'levada top --web', which has TLS"
+        ) from None
+    async with serve_dashboard(system, config) as dashboard:
+        print(f"DASHBOARD {dashboard.login_url()}", flush=True)
+        yield
 
 
 async def _serve(args: argparse.Namespace) -> None:

@@ -18,7 +18,7 @@ from .servers import console_of
 
 __all__ = ["add_parser", "run"]
 
-_COLUMNS = ("name", "state", "pid", "restarts", "host")
+_COLUMNS = ("name", "state", "pid", "restarts", "host", "next start")
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -30,7 +30,15 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog="Exit codes: 0 success; 1 a node did not restart; 2 a mistake, or no such server.",
     )
     commands = parser.add_subparsers(title="commands", dest="do", metavar="COMMAND", required=True)
-    listing = commands.add_parser("ls", help="show the nodes", description="Show the nodes of a server.")
+    listing = commands.add_parser(
+        "ls",
+        help="show the nodes",
+        description="Show the nodes of a server, also while it starts or drains.",
+        epilog="Columns: name, as in system.name; state: starting (its app is not ready yet), up, draining (it accepts no more clients, and ends "
+        "when open work has ended) or down; pid and host of its process, or of its last one; restarts, how often it was started again; next "
+        "start, for a node that was lost and is down: when it starts again. A node that is down without a next start stays down until "
+        "'levada nodes restart'; the log says why.",
+    )
     listing.add_argument("--json", action="store_true", help="print a line of JSON for each node")
     restarting = commands.add_parser(
         "restart",
@@ -44,7 +52,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the chosen subcommand."""
-    path = str(console_of(args.pid))
+    path = str(console_of(args.pid, nodes=True))
     return trio.run(_list, path, args.json) if args.do == "ls" else trio.run(_restart, path)
 
 
@@ -60,11 +68,17 @@ async def _list(path: str, as_json: bool) -> int:
         for node in nodes:
             print(json.dumps(node))
         return 0
-    rows = [_COLUMNS, *(tuple(printable(str(node[column])) for column in _COLUMNS) for node in nodes)]
+    rows = [_COLUMNS, *(tuple(map(printable, _row(node))) for node in nodes)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     return 0
+
+
+def _row(node: dict[str, Any]) -> list[str]:
+    known = [node[column] for column in _COLUMNS[:-1]]
+    seconds = node["starts_in"]
+    return [*("" if value is None else str(value) for value in known), "" if seconds is None else f"in {seconds:.1f} s"]
 
 
 async def _restart(path: str) -> int:

@@ -31,7 +31,9 @@ from levada.transports.plugins import resolve
 
 from . import Subparsers
 from .arguments import seconds
+from .dashboard import serve_own_dashboard
 from .health import serve_health
+from .servers import serve_own_console
 from .signals import RELOAD, late_ones_dropped
 
 __all__ = ["add_parser", "handler", "node_app", "run", "tracing"]
@@ -95,6 +97,15 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="HOST:PORT",
         help="health checks over HTTP: 200 while the app serves (with --nodes, while a node does), 503 while it starts and drains; the URL "
         "is printed as 'HEALTH <url>'; metrics for Prometheus at /metrics, with --nodes those of all nodes",
+    )
+    parser.add_argument(
+        "--dashboard",
+        type=_address,
+        nargs="?",
+        const=("127.0.0.1", 0),
+        metavar="HOST:PORT",
+        help="serve a dashboard for browsers at an address of this machine (default: 127.0.0.1 and a free port), and print the address that "
+        "logs a browser in, once, as 'DASHBOARD <url>'; put this option after MODULE:NAME",
     )
     parser.add_argument(
         "--drain-timeout",
@@ -292,9 +303,12 @@ class _Run:
         return 130 if self._first == signal.SIGINT else 0
 
     async def _serve(self) -> None:
-        async with ActorSystem(
-            "serve", shutdown_timeout=self._args.drain_timeout, tracing=tracing(self._args)
-        ) as self._system:
+        args = self._args
+        async with (
+            ActorSystem("serve", shutdown_timeout=args.drain_timeout, tracing=tracing(args)) as self._system,
+            serve_own_console(self._system),
+            serve_own_dashboard(self._system, args.dashboard),
+        ):
             self._scrapes = Scrapes(Metrics(self._system))
             async with self._app(self._system) as listeners:
                 self._listeners = listed(listeners)

@@ -16,7 +16,6 @@ from typing import Any, Final, Literal
 
 import trio
 
-from levada.actors.console import serve_console
 from levada.actors.metrics.collecting import Metrics
 from levada.actors.metrics.serving import Scrapes
 from levada.actors.nodes import Member, MemberState, NodeLost, NodeSettings, local_nodes
@@ -28,9 +27,10 @@ from levada.framework.errors import ConfigurationError, LevadaError
 from levada.transports.carriers.shared_sockets import share_sockets
 from levada.transports.text import printable
 
+from .dashboard import serve_own_dashboard
 from .health import serve_health
 from .serve import node_app, tracing
-from .servers import own_console
+from .servers import serve_own_console
 from .signals import RELOAD
 
 __all__ = ["NodesRun", "logs_of_nodes"]
@@ -94,19 +94,23 @@ class NodesRun:
 
     async def _serve(self) -> None:
         args = self._args
-        async with ActorSystem("serve", tracing=tracing(args)) as system, share_sockets() as shared:
+        commands = {"nodes": self._list, "restart": self._restart}
+        async with (
+            ActorSystem("serve", tracing=tracing(args)) as system,
+            serve_own_console(system, commands),
+            serve_own_dashboard(system, args.dashboard),
+            share_sockets() as shared,
+        ):
             fleet = self._fleet = Fleet.of(system)
             self._scrapes = Scrapes(Metrics(system))
             fleet.directory.watchers.append(self._changed)
             async with local_nodes(system, args.nodes, self._app, settings=self._settings, sockets=shared):
                 self._urls = _common_urls(fleet)
-                commands = {"nodes": self._list, "restart": self._restart}
-                async with serve_console(system, own_console(), commands=commands):
-                    if not self._end.is_set():
-                        self._state = "serving"
-                        for url in self._urls:
-                            print(f"SERVING {url}", flush=True)
-                    await self._end.wait()
+                if not self._end.is_set():
+                    self._state = "serving"
+                    for url in self._urls:
+                        print(f"SERVING {url}", flush=True)
+                await self._end.wait()
                 self._state = "draining"
                 shared.close()  # otherwise clients would connect, and no node would accept them
 
@@ -149,7 +153,10 @@ class NodesRun:
 
     async def _list(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
         """Answer ``levada nodes ls``."""
-        return {"nodes": [_facts(member) for member in self._members()]}
+        fleet = self._fleet
+        if fleet is None:
+            return {"nodes": []}
+        return {"nodes": [_facts(member) | {"starts_in": fleet.starts_in(member.name)} for member in fleet.members]}
 
     async def _restart(self, members: Mapping[str, Any]) -> Mapping[str, Any]:
         """Answer ``levada nodes restart``, which asks for one node after another."""

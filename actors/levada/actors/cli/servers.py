@@ -1,23 +1,34 @@
-"""The consoles of ``levada serve --nodes``: where they are, and how other commands find them.
+"""The consoles of ``levada serve``: where they are, and how other commands find them.
 
 Each server has a socket, named after its process, in a folder that only this user can open: ``$XDG_RUNTIME_DIR/levada``, or
 ``$RUNTIME_DIRECTORY/levada`` (of a systemd unit with ``RuntimeDirectory=``), or ``/tmp/levada-UID`` if neither variable is set. Another user
-can take the last of these names first; then the server does not start.
+can take the last of these names first; then the server has no console, and its log says so.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import stat
 import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Final
 
+from levada.actors.console import serve_console
+from levada.actors.console.server import Command
+from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 
-__all__ = ["console_of", "own_console"]
+__all__ = ["console_of", "own_console", "serve_own_console"]
 
-_SUFFIX = ".console"
+logger = logging.getLogger("levada.serve")
+
+_SUFFIX: Final = ".console"
+_NODES: Final = ".nodes.console"
+"""The suffix of servers with nodes."""
 
 
 def _folder() -> Path:
@@ -38,8 +49,11 @@ def _folder() -> Path:
     return folder
 
 
-def own_console() -> Path:
+def own_console(*, nodes: bool = False) -> Path:
     """Return the path for the console of this process, and remove the sockets of dead servers.
+
+    Args:
+        nodes: whether ``levada nodes`` is to find it, too.
 
     Raises:
         ConfigurationError: the folder cannot be used.
@@ -48,30 +62,49 @@ def own_console() -> Path:
     for path in folder.glob(f"*{_SUFFIX}"):
         if not _answers(path):
             path.unlink(missing_ok=True)
-    return folder / f"{os.getpid()}{_SUFFIX}"
+    return folder / f"{os.getpid()}{_NODES if nodes else _SUFFIX}"
 
 
-def console_of(pid: int | None) -> Path:
+@asynccontextmanager
+async def serve_own_console(system: ActorSystem, commands: Mapping[str, Command] | None = None) -> AsyncIterator[None]:
+    """Show this server to ``levada top`` while the block lasts, and with commands also to ``levada nodes``.
+
+    If there can be no console, the log says why, and the server works without it.
+    """
+    async with AsyncExitStack() as console:
+        if hasattr(socket, "AF_UNIX") and hasattr(os, "getuid"):  # not on Windows
+            try:
+                path = own_console(nodes=commands is not None)
+                await console.enter_async_context(serve_console(system, path, commands=commands))
+            except ConfigurationError as error:
+                logger.warning("levada top does not find this server: %s", error)
+        yield
+
+
+def console_of(pid: int | None, *, nodes: bool = False) -> Path:
     """Return the console of a server of this user.
 
     Args:
         pid: the server's process; ``None`` if it is the only server.
+        nodes: whether only servers with nodes count.
 
     Raises:
         ConfigurationError: there is no such server, or `pid` is ``None`` and there are several.
     """
-    found = {path.name.removesuffix(_SUFFIX): path for path in sorted(_folder().glob(f"*{_SUFFIX}")) if _answers(path)}
+    kind = "levada serve --nodes" if nodes else "levada serve"
+    pattern = f"*{_NODES if nodes else _SUFFIX}"
+    found = {path.name.partition(".")[0]: path for path in sorted(_folder().glob(pattern)) if _answers(path)}
     if pid is not None:
         if str(pid) not in found:
-            raise ConfigurationError(f"process {pid} is not a 'levada serve --nodes' of yours; {_servers(list(found))}")
+            raise ConfigurationError(f"process {pid} is not a '{kind}' of yours; {_servers(list(found), kind)}")
         return found[str(pid)]
     if len(found) != 1:
-        raise ConfigurationError(_servers(list(found)))
+        raise ConfigurationError(_servers(list(found), kind))
     return next(iter(found.values()))
 
 
-def _servers(pids: list[str]) -> str:
-    return f"choose a server: --pid {' or '.join(pids)}" if pids else "no 'levada serve --nodes' of yours is running"
+def _servers(pids: list[str], kind: str) -> str:
+    return f"choose a server: --pid {' or '.join(pids)}" if pids else f"no '{kind}' of yours is running"
 
 
 def _answers(path: Path) -> bool:

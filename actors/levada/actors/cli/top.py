@@ -30,14 +30,14 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "top",
         help="watch the actors of a running program",
-        description="Show the actors of a program that serves a console (levada.actors.console.serve_console), repeatedly until Ctrl-C or "
-        "the key q. On a terminal the screen is redrawn; elsewhere snapshots follow one another. "
+        description="Show the actors of a 'levada serve', or of another program that serves a console (levada.actors.console.serve_console), "
+        "repeatedly until Ctrl-C or the key q. On a terminal the screen is redrawn; elsewhere snapshots follow one another. "
         "The actors of nodes are shown below their node.",
     )
     parser.add_argument(
-        "path", metavar="PATH", nargs="?", help="socket of the console (default: the one of 'levada serve --nodes')"
+        "path", metavar="PATH", nargs="?", help="socket of the console (default: the one of 'levada serve')"
     )
-    parser.add_argument("--pid", type=int, help="without PATH: process of 'levada serve --nodes', if you run several")
+    parser.add_argument("--pid", type=int, help="without PATH: process of 'levada serve', if you run several")
     parser.add_argument("--once", action="store_true", help="print one snapshot and end")
     parser.add_argument("--json", action="store_true", help="write each snapshot as one line of JSON")
     parser.add_argument(

@@ -32,7 +32,7 @@ from levada.framework import (
     handles,
     restart,
 )
-from levada.framework.embedding import UntracedActor
+from levada.framework.embedding import LocalRef, UntracedActor
 from levada.framework.errors import (
     ActorError,
     ActorStopped,
@@ -336,6 +336,13 @@ class Fleet(Nodes):
         """Return whether ``on="any"`` may choose a node of this name."""
         place = self._places.get(name)
         return place is not None and place.settings.on_any
+
+    def starts_in(self, name: str) -> float | None:
+        """Return the seconds until a node that was lost starts again; None if it does not wait for that."""
+        ref = self._places[name].ref if name in self._places else None
+        if not isinstance(ref, LocalRef) or not ref.is_alive:
+            return None
+        return self.system.observe.detail(ref).restarts_in
 
     def _is_up(self, place: FleetNode) -> bool:
         return (

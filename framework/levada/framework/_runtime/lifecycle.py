@@ -87,6 +87,8 @@ class ActorEnding:
     restart: bool = attrs.field(default=False, init=False)
     escalate: bool = attrs.field(default=False, init=False)
     delay: float = attrs.field(default=0.0, init=False)
+    due: float | None = attrs.field(default=None, init=False)
+    """When the actor restarts, once it only waits for that."""
     message: Any = attrs.field(default=None, init=False)
     together: int = attrs.field(default=0, init=False)
     """The number of children that are being stopped together and have not ended."""
@@ -596,6 +598,7 @@ class Lifecycle:
         if group is not None and cell in group.members:
             self._signal(self._regroup, parent, group)
         else:
+            ending.due = trio.current_time() + ending.delay
             self._after(ending.delay, self._revive_alone, cell)
 
     def _after(self, seconds: float, function: Callable[..., object], *arguments: Any) -> None:
@@ -625,6 +628,9 @@ class Lifecycle:
             if cell in group.members and ending is not None and not ending.concluded:
                 return
             group.running.pop()
+        for cell in group.members:
+            if cell.ending is not None:
+                cell.ending.due = trio.current_time() + group.delay
         self._after(group.delay, self._revive_group, parent, group)
 
     def _revive_group(self, parent: Cell, group: Group) -> None:

@@ -177,12 +177,14 @@ class Observer:
         """Return more about one living actor. The cost grows with its fields, so this is for one actor at a time."""
         extras, actor = cell._extras, cell._actor
         handles = open_handles(actor) if actor is not None else []
+        due = extras.ending.due if extras is not None and extras.ending is not None else None
         return ActorDetail(
             supervision=_supervision(cell),
             capacity=cell.capacity,
             links=tuple(other.path for other in islice(extras.links or (), _MOST)) if extras is not None else (),
             watchers=len(extras.watchers or ()) + len(extras.waiters or ()) if extras is not None else 0,
             channels=tuple(_channel(handle) for handle in islice(handles, _MOST)),
+            restarts_in=None if due is None else max(0.0, due - trio.current_time()),
         )
 
     def holds_channels(self, cell: Cell) -> bool:
