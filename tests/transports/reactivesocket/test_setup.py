@@ -11,7 +11,7 @@ import pytest
 from levada.framework.errors import ConfigurationError, LocalProtocolError
 from levada.transports.reactivesocket import ErrorCode, ReactiveSocketConfig, ReactiveSocketCore
 from levada.transports.reactivesocket.frames import Frame, FrameType
-from levada.transports.reactivesocket.state import CONNECTION, ConnectionState
+from levada.transports.reactivesocket.state import CONNECTION
 from levada.transports.rsocket.config import CoreConfig, LeaseGrant
 from levada.transports.rsocket.events import (
     ConnectionEnded,
@@ -31,6 +31,7 @@ from levada.transports.rsocket.events import (
     StreamFailed,
 )
 from levada.transports.rsocket.payload import Payload
+from levada.transports.rsocket.state import ConnectionState
 
 HI = Payload(b"hi")
 LEASES = CoreConfig(lease=LeaseGrant(ttl=10, n=2))
@@ -429,6 +430,8 @@ def test_rx39_what_comes_behind_setup_waits_in_order_and_in_bounds(by_hand: Any,
     full.gives(setup_frame())
     assert ended(full.gives(*fnf)) == (EndReason.PROTOCOL, 0x101, "RX-39")
     assert full.core.statistics().bytes_unread == 0
+    in_one_piece = by_hand("listening", CoreConfig(max_setup_backlog=95), framed=framed)
+    assert ended(in_one_piece.gives(setup_frame(), *fnf)) == (EndReason.PROTOCOL, 0x101, "RX-39")
 
 
 @pytest.mark.rule("RX-40")
@@ -805,10 +808,10 @@ def test_rx60_carrier_gone(by_hand: Any) -> None:
     client.gives_frame("REQUEST_RESPONSE", 1)
     client.gives("0000")
     assert client.core.receive_data(b"", 1.0) == [
-        StreamFailed(2, 0x101, b"the carrier ended", FailedBy.CONNECTION),
+        StreamFailed(2, 0x101, b"the peer ended the carrier", FailedBy.CONNECTION),
         StreamCancelled(1),
-        StreamFailed(4, 0x101, b"the carrier ended", FailedBy.CONNECTION),
-        ConnectionEnded(EndReason.LOST, 0, "the carrier ended"),
+        StreamFailed(4, 0x101, b"the peer ended the carrier", FailedBy.CONNECTION),
+        ConnectionEnded(EndReason.LOST, 0, "the peer ended the carrier"),
     ]
     held = client.core.statistics()
     assert (held.streams, held.requests_waiting, held.bytes_unread) == (0, 0, 0)

@@ -11,7 +11,7 @@ import pytest
 from levada.framework.errors import LocalProtocolError
 from levada.transports.reactivesocket import ReactiveSocketConfig
 from levada.transports.reactivesocket.frames import Frame, FrameType
-from levada.transports.reactivesocket.state import STREAM, StreamInput, StreamState
+from levada.transports.reactivesocket.state import STREAM
 from levada.transports.rsocket.config import CoreConfig
 from levada.transports.rsocket.events import (
     CreditGranted,
@@ -26,6 +26,7 @@ from levada.transports.rsocket.events import (
     StreamFailed,
 )
 from levada.transports.rsocket.payload import Payload
+from levada.transports.rsocket.state import StreamInput, StreamState
 
 F, C, N, M = 0x2000, 0x1000, 0x0800, 0x4000
 HI = Payload(b"hi")
@@ -348,7 +349,13 @@ def test_rx56_table_of_stream_states() -> None:
     """The responder's completion ends a stream from every live state; the requester's only its own direction."""
     live = set(StreamState) - {StreamState.ENDED}
     assert {state for state, by in STREAM if by is StreamInput.RESPONDER_COMPLETE} == live
-    ends = (StreamInput.RESPONDER_COMPLETE, StreamInput.ERROR, StreamInput.CANCEL)
+    ends = (
+        StreamInput.RESPONDER_COMPLETE,
+        StreamInput.SEND_ERROR,
+        StreamInput.RECEIVE_ERROR,
+        StreamInput.SEND_CANCEL,
+        StreamInput.RECEIVE_CANCEL,
+    )
     assert {to for (_, by), to in STREAM.items() if by in ends} == {StreamState.ENDED}
     assert STREAM[StreamState.BOTH, StreamInput.SEND_COMPLETE] is StreamState.RECEIVING
     assert STREAM[StreamState.BOTH, StreamInput.RECEIVE_COMPLETE] is StreamState.SENDING
@@ -842,7 +849,7 @@ def test_a_stream_too_many_is_rejected(by_hand: Any) -> None:
     server = by_hand("server", CoreConfig(max_streams=2))
     for stream_id in (2, 4, 6):
         server.gives_frame("REQUEST_RESPONSE", stream_id)
-    assert server.sent() == [error(6, 0x202, b"too many streams", b"too many streams")]
+    assert server.sent() == [error(6, 0x202, b"too many streams are open", b"too many streams are open")]
     assert len(server.gives_frame("REQUEST_FNF", 8)) == 0
     server.core.send_payload(2, HI)
     assert server.gives_frame("REQUEST_RESPONSE", 10)[0].stream_id == 10

@@ -240,21 +240,21 @@ def test_rs85_rs117_endless_fragments(server: Make, client: Make, feed: Feed, se
     """Above `max_payload_size` a request gets ERROR[INVALID], an answer CANCEL and local failure; the rest is dropped."""
     core = server(max_payload_size=1000)
     assert feed(core, first(1), *[part(1, bytes(100))] * 50) == []
-    assert sent(core) == [ErrorFrame(1, ErrorCode.INVALID, b"the payload is too large")]
+    assert sent(core) == [ErrorFrame(1, ErrorCode.INVALID, b"a payload above max_payload_size")]
     assert feed(core, first(3, FNF), *[part(3, bytes(100))] * 50) == []
     assert sent(core) == []
     assert core.statistics().bytes_gathered == core.statistics().streams == 0
     feed(core, RequestFrame(type=CHANNEL, stream_id=5, n=1, payload=Payload()))
     core.send_request_n(5, 9)
     core.data_to_send(0.0)
-    large = StreamFailed(5, ErrorCode.INVALID, b"the payload is too large", FailedBy.LOCAL)
+    large = StreamFailed(5, ErrorCode.INVALID, b"a payload above max_payload_size", FailedBy.LOCAL)
     assert feed(core, *[part(5, bytes(100))] * 50) == [large]
-    assert sent(core) == [ErrorFrame(5, ErrorCode.INVALID, b"the payload is too large")]
+    assert sent(core) == [ErrorFrame(5, ErrorCode.INVALID, b"a payload above max_payload_size")]
     peer = client(max_payload_size=1000)
     peer.send_request_stream(Payload(), 5, 0.0)
     peer.data_to_send(0.0)
     assert feed(peer, *[part(1, bytes(100))] * 50) == [
-        StreamFailed(1, ErrorCode.INVALID, b"the payload is too large", FailedBy.LOCAL)
+        StreamFailed(1, ErrorCode.INVALID, b"a payload above max_payload_size", FailedBy.LOCAL)
     ]
     assert sent(peer) == [CancelFrame(1)]
     assert peer.state is core.state is ConnectionState.OPEN

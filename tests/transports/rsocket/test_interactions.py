@@ -559,11 +559,11 @@ def test_rs134_requests_beyond_the_lease_are_rejected(server: Make, feed: Feed, 
     core = server(lease=LeaseGrant(10.0, 2), lease_grace=1.0)
     assert len(feed(core, request(1), request(3), now=10.9)) == 2
     assert feed(core, request(5), request(7, FrameType.REQUEST_FNF), now=10.9) == []
-    assert sent(core) == [ErrorFrame(5, ErrorCode.REJECTED, b"no lease")]
+    assert sent(core) == [ErrorFrame(5, ErrorCode.REJECTED, b"no lease for this request")]
     core.send_lease(1.0, 5, 20.0)
     core.data_to_send(0.0)
     assert feed(core, request(9), now=22.0) == []
-    assert sent(core) == [ErrorFrame(9, ErrorCode.REJECTED, b"no lease")]
+    assert sent(core) == [ErrorFrame(9, ErrorCode.REJECTED, b"no lease for this request")]
 
 
 @pytest.mark.rule("RS-134")
@@ -572,7 +572,7 @@ def test_rs134_before_the_first_lease(core: Make, feed: Feed, sent: Sent) -> Non
     made = core(client=True, lease=LeaseGrant(10.0, 2))
     made.data_to_send(0.0)
     feed(made, request(2))
-    assert sent(made) == [ErrorFrame(2, ErrorCode.REJECTED, b"no lease")]
+    assert sent(made) == [ErrorFrame(2, ErrorCode.REJECTED, b"no lease for this request")]
 
 
 @pytest.mark.rule("RS-135")

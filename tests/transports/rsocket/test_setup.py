@@ -277,7 +277,7 @@ def test_rs52_what_waits_is_bounded(core: Make, setup: Setup, framed: bool) -> N
     while not events:
         events = receive(message, 0.0)
         count += 1
-    assert count == 100 // len(message) + 1
+    assert count == 100 // (3 + len(item)) + 1
     [end] = events
     assert isinstance(end, ConnectionEnded)
     assert (end.reason, end.code) == (EndReason.REFUSED, ErrorCode.REJECTED_SETUP)

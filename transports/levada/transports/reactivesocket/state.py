@@ -7,30 +7,13 @@ of the responder's direction ends both directions (RX-56).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
 from levada.transports.rsocket.state import CONNECTION as RSOCKET_CONNECTION
-from levada.transports.rsocket.state import ConnectionInput, ConnectionState, StreamState
+from levada.transports.rsocket.state import ConnectionInput, ConnectionState, StreamInput, StreamState
 
-__all__ = ["CONNECTION", "STREAM", "ConnectionInput", "ConnectionState", "StreamInput", "StreamState"]
-
-
-class StreamInput(Enum):
-    """An input that ends a direction, or the stream."""
-
-    SEND_COMPLETE = "send complete"
-    """By the requester of a channel."""
-    RECEIVE_COMPLETE = "receive complete"
-    """From the requester of a channel."""
-    STOP_RECEIVING = "stop receiving"
-    """The responder of a channel accepts no more payloads."""
-    RESPONDER_COMPLETE = "responder complete"
-    ERROR = "error"
-    """Sent or received."""
-    CANCEL = "cancel"
-    """By the requester."""
+__all__ = ["CONNECTION", "STREAM"]
 
 
 def _stream_table() -> Mapping[tuple[StreamState, StreamInput], StreamState]:
@@ -39,11 +22,12 @@ def _stream_table() -> Mapping[tuple[StreamState, StreamInput], StreamState]:
         # RX-56: C of a channel's requester does not end the stream.
         (s.BOTH, i.SEND_COMPLETE): s.RECEIVING,
         (s.BOTH, i.RECEIVE_COMPLETE): s.SENDING,
-        (s.BOTH, i.STOP_RECEIVING): s.SENDING,
+        (s.BOTH, i.SEND_STOP): s.SENDING,
     }
     for live in (s.BOTH, s.SENDING, s.RECEIVING):
         # RX-50, RX-52, RX-56: C of the responder ends a channel too, whether or not its requester has completed.
-        for ending in (i.RESPONDER_COMPLETE, i.ERROR, i.CANCEL):
+        # RX-57, RX-59: ERROR from either side and CANCEL from the requester as well.
+        for ending in (i.RESPONDER_COMPLETE, i.SEND_ERROR, i.RECEIVE_ERROR, i.SEND_CANCEL, i.RECEIVE_CANCEL):
             table[live, ending] = s.ENDED
     return MappingProxyType(table)
 

@@ -1,45 +1,38 @@
 """The connection: set-up, leases, keepalive, drain, sessions and their carriers, and everything on stream 0.
 
-`core.py` adds the streams.  Rules of this file:
+`core.py` adds the streams, `reactive_streams.py` has what ReactiveSocket does alike.  Rules of this file:
 
-* `_state` changes only in `_move`, by the table in `state.py`.
 * Bytes leave through `_put` (streams; `_put_own` if the owner gave none of them) and `_put_control` (stream 0, which goes first).  With
   resumption, `_put` also keeps the frame, and without a carrier it does only that, so no other code needs to know whether there is a carrier.
-* Only `_end` ends a connection: it gives each stream its last event, then the connection its own.
 """
 
 from __future__ import annotations
 
-import math
-from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, Final, Self
+
+import attrs
 
 from levada.framework.errors import ConfigurationError, LocalProtocolError
 from levada.transports.rsocket.codes import SETUP_CODES, ErrorCode, InvalidFrame
 from levada.transports.rsocket.config import LARGEST_SENT, MAX_U31, CoreConfig, mime_type_fault
 from levada.transports.rsocket.events import (
     ConnectionDraining,
-    ConnectionEnded,
     EndReason,
     Event,
     ExtensionReceived,
-    FailedBy,
     KeepaliveReceived,
-    LeaseGranted,
     MetadataPushed,
-    PeerFellSilent,
     ResumeReceived,
     SessionResumed,
     SessionSuspended,
     SetupAccepted,
     SetupReceived,
-    StreamCancelled,
-    StreamFailed,
     error_text,
 )
 from levada.transports.rsocket.frames import (
     IGNORE,
+    CancelFrame,
     ErrorFrame,
     ExtensionFrame,
     Frame,
@@ -52,22 +45,22 @@ from levada.transports.rsocket.frames import (
     UnknownFrame,
     decode,
 )
-from levada.transports.rsocket.lease import Allowance
-from levada.transports.rsocket.reactive_streams import CoreStatistics, ReactiveStreamsCore
+from levada.transports.rsocket.reactive_streams import LIVE, CoreStatistics, ReactiveStreamsCore
 from levada.transports.rsocket.resumption import Replay, Sessions
 from levada.transports.rsocket.state import CONNECTION, ConnectionInput, ConnectionState
 
 __all__ = ["RSocketConnection"]
 
 _VERSIONS: Final = ((1, 0), (0, 2))  # RS-41
-_MAX_TEXT: Final = 65_536  # bytes of an explanation; it has to fit into a frame
 _REFUSALS: Final = SETUP_CODES - {ErrorCode.REJECTED_RESUME}
-_LIVE: Final = (ConnectionState.OPENING, ConnectionState.OPEN, ConnectionState.DRAINING)
 _WITHOUT_CARRIER: Final = (ConnectionState.SUSPENDED, ConnectionState.RESUMING)
 
 
 class RSocketConnection(ReactiveStreamsCore):
     """`RSocketCore` without its streams; that class describes the arguments."""
+
+    prefix, counted, smallest = 3, 0, 6  # RS-2, RS-5
+    length_rules = "RS-5", "RS-5"
 
     def __init__(
         self,
@@ -83,33 +76,10 @@ class RSocketConnection(ReactiveStreamsCore):
             raise ConfigurationError("a server that resumes needs sessions, shared by the cores of one listener")
         super().__init__(config, client=client, framed=framed, now=now)
         self._sessions = sessions
-        # Bytes in: the rest of the last call, and how many bytes a look at it needs; messages that wait.
-        self._tail: bytearray = bytearray()
-        self._need = 0
-        self._held_messages: list[bytes] = []
-        self._held_size = 0
-        self._offset = 0  # bytes received before those in hand
-        self._fault = 0  # where the frame in hand began
         self._received = 0  # RS-92: position in the peer's direction
-        # Bytes out.
         self._replay: Replay | None = None
         self._plain = not framed  # a byte carrier, and nothing is kept: no frame is needed in one piece
         self._asked_position = False
-        # Leases.
-        self._leasing = False
-        self._was_accepted = False  # client
-        self._allowed = Allowance()  # by the peer
-        self._granted = Allowance(config.lease_grace)  # to the peer
-        self._granted_on_carrier = False
-        # Time.
-        self._heard = now
-        self._silence_reported = -math.inf
-        self._interval = config.keepalive_interval
-        self._lifetime = config.max_lifetime
-        self._keepalive_at = now + config.keepalive_interval if client else math.inf
-        self._until = now + config.setup_timeout  # of the state: set-up, drain or session without carrier
-        self._ended_by = EndReason.CLOSED  # what the end of a drain will be
-        self._farewell: ErrorFrame | None = None  # of a drain that this side began, for its end
         self._token: bytes | None = None
         self._version = config.version
         self._resume_frame: ResumeFrame | None = None
@@ -118,18 +88,7 @@ class RSocketConnection(ReactiveStreamsCore):
 
     def statistics(self) -> CoreStatistics:
         """Return the present counts."""
-        return CoreStatistics(
-            streams=len(self._streams),
-            peer_streams=self._peer_streams,
-            requests_waiting=len(self._waiting),
-            bytes_gathered=self._gathered,
-            bytes_unread=len(self._tail) + self._held_size,
-            bytes_unsent=self._bytes_unsent(),
-            bytes_kept=0 if self._replay is None else self._replay.kept,
-        )
-
-    def _move(self, cause: ConnectionInput) -> None:
-        self._state = CONNECTION[self._state, cause]
+        return attrs.evolve(super().statistics(), bytes_kept=0 if self._replay is None else self._replay.kept)
 
     def _put(self, frame: bytes) -> None:
         """Queue a whole frame of a stream, without its length field."""
@@ -146,11 +105,6 @@ class RSocketConnection(ReactiveStreamsCore):
             self._out.append(len(frame).to_bytes(3))  # RS-2
         self._out.append(frame)
 
-    def _put_own(self, frame: bytes) -> None:
-        """Queue a frame of a stream that carries no payload of the owner."""
-        self.own_bytes += len(frame)
-        self._put(frame)
-
     def _put_control(self, frame: Frame, *, behind: bool = False) -> None:
         """Queue a frame of stream 0. ERROR goes `behind` the queued frames, since the peer ignores frames after it."""
         octets = frame.encode()
@@ -159,77 +113,42 @@ class RSocketConnection(ReactiveStreamsCore):
             queue.append(len(octets).to_bytes(3))
         queue.append(octets)
 
+    def _put_error(self, code: int, text: bytes) -> None:
+        self._put_control(ErrorFrame(0, code, text), behind=True)
+
+    def _cancel_frame(self, stream_id: int) -> bytes:
+        return CancelFrame(stream_id).encode()
+
+    def _error_frame(self, stream_id: int, code: int, data: bytes) -> bytes:
+        return ErrorFrame(stream_id, code, data).encode()
+
     def _forget_bytes(self) -> None:
         """Drop partly read and unsent data of a carrier that is gone."""
         self._control.clear()
         self._out.clear()
         self._forget_unread()
 
-    def _forget_unread(self) -> None:
-        self._tail.clear()
-        self._held_messages.clear()
-        self._held_size = self._need = 0
-
-    def _end(
-        self,
-        events: list[Event],
-        reason: EndReason,
-        code: int = 0,
-        text: str = "",
-        rule: str = "",
-        *,
-        tell: bool = False,
-    ) -> None:
-        """End the connection; `tell` the peer with an ERROR frame of this code."""
-        if tell and self._state is not ConnectionState.SUSPENDED:
-            self._put_control(ErrorFrame(0, code, text.encode()[:_MAX_TEXT]), behind=True)
-        self._move(ConnectionInput.END)
-        # RS-30, RS-71: requests fail, responders are cancelled. The application has not seen an incomplete request.
-        shown = code or ErrorCode.CONNECTION_ERROR
-        for stream_id, stream in self._streams.items():
-            if stream.requester:
-                events.append(StreamFailed(stream_id, shown, text.encode(), FailedBy.CONNECTION))
-            elif stream.heard_of:
-                events.append(StreamCancelled(stream_id))
-        events += [StreamFailed(stream_id, shown, text.encode(), FailedBy.CONNECTION) for stream_id in self._waiting]
-        self._streams.clear()
-        self._waiting.clear()
-        self._drop_turns()
-        self._peer_streams = self._gathered = 0
-        self._forget_unread()
+    def _forget_session(self) -> None:
         if self._replay is not None:
             self._replay.close()
             self._replay = None
         if self._sessions is not None and self._token is not None:
             self._sessions.remove(self._token)
-        offset = self._fault if rule else 0
-        events.append(ConnectionEnded(reason, code, text, rule, offset))
 
-    def _fail(self, events: list[Event], rule: str, text: str) -> None:
-        """End the connection because the peer broke a rule: ERROR[CONNECTION_ERROR] (RS-30)."""
-        self._end(events, EndReason.PROTOCOL, ErrorCode.CONNECTION_ERROR, text, rule, tell=True)
+    def _refuse_backlog(self, events: list[Event]) -> None:
+        self._refuse(events, ErrorCode.REJECTED_SETUP, "too much was sent behind SETUP")
 
-    def _refuse(self, events: list[Event], code: ErrorCode, text: str, rule: str = "") -> None:
-        """Server: refuse SETUP or RESUME; the ERROR frame is sent, then the carrier is closed (RS-47)."""
-        self._end(events, EndReason.REFUSED, code, text, rule, tell=True)
-
-    def _end_if_drained(self, events: list[Event]) -> None:
-        if self._state is ConnectionState.DRAINING and not (self._streams or self._in_turn):
-            self._end_drain(events, "every stream has ended")
+    def _end_undecided(self, events: list[Event]) -> None:
+        self._end(events, EndReason.CLOSED, ErrorCode.REJECTED_SETUP, tell=True)
 
     def _end_drain(self, events: list[Event], text: str) -> None:
-        # RS-31: not earlier. A peer may end its streams when it gets CONNECTION_CLOSE, as rsocket-java does.
-        if self._farewell is not None:
-            self._put_control(self._farewell, behind=True)
+        if self._ended_by is EndReason.CLOSED:  # this side began the drain
+            # RS-31: not earlier. A peer may end its streams when it gets CONNECTION_CLOSE, as rsocket-java does.
+            self._put_control(ErrorFrame(0, ErrorCode.CONNECTION_CLOSE, b""), behind=True)
         self._end(events, self._ended_by, ErrorCode.CONNECTION_CLOSE, text)
-
-    def _require(self, *states: ConnectionState) -> None:
-        if self._state not in states:
-            raise LocalProtocolError(f"not possible while the connection is {self._state.value}")
 
     def _send_setup(self, random_bytes: Callable[[int], bytes]) -> None:
         config = self._config
-        self._leasing = config.lease is not None
         if config.resume:
             # RS-104: unguessable, and chosen by the client.
             self._token = config.resume_token if config.resume_token is not None else random_bytes(16)
@@ -313,36 +232,16 @@ class RSocketConnection(ReactiveStreamsCore):
         self._keep_frames()
         return True
 
-    def accept_setup(self, now: float) -> None:
-        """Server: accept the client, after `SetupReceived`. `take_events` has the events of its later frames.
-
-        With leases, the LEASE of `CoreConfig.lease` is queued (RS-54).
-
-        Raises:
-            LocalProtocolError: there is no SETUP to decide about.
-        """
-        self._require(ConnectionState.DECIDING)
-        self._move(ConnectionInput.ACCEPT)
-        self._now = self._heard = now
-        self._grant_on_carrier()
-        self._read_tail(self._events)
-
     def reject_setup(self, text: str = "", code: int = ErrorCode.REJECTED_SETUP) -> None:
         """Server: refuse the client, after `SetupReceived` (RS-46).
 
         Raises:
             LocalProtocolError: there is no SETUP to decide about, or `code` is not one of a refused SETUP.
         """
-        self._require(ConnectionState.DECIDING)
+        self._require_setup()
         if code not in _REFUSALS:
             raise LocalProtocolError(f"{code:#x} is no code of a refused SETUP", rule="RS-47")
         self._refuse(self._events, ErrorCode(code), text)
-
-    def _setup_accepted(self, events: list[Event]) -> None:
-        """Client: note that the server has accepted SETUP (RS-53)."""
-        self._move(ConnectionInput.ACCEPT)
-        self._was_accepted = True
-        events.append(SetupAccepted())
 
     def send_metadata_push(self, metadata: bytes) -> None:
         """Send metadata of the connection as a whole; needs neither lease nor credit (RS-26).
@@ -350,7 +249,7 @@ class RSocketConnection(ReactiveStreamsCore):
         Raises:
             LocalProtocolError: the connection is not set up, has ended or has no carrier, or the metadata does not fit into a frame.
         """
-        self._require(*_LIVE)
+        self._require(*LIVE)
         if len(metadata) > LARGEST_SENT - 6:
             raise LocalProtocolError(f"metadata of {len(metadata)} bytes does not fit into a frame", rule="RS-3")
         self._put_control(MetadataPushFrame(metadata))
@@ -362,7 +261,7 @@ class RSocketConnection(ReactiveStreamsCore):
             LocalProtocolError: SETUP did not ask for leases, a value is out of range, or the connection is not set up, has ended or has
             no carrier.
         """
-        self._require(*_LIVE)
+        self._require(*LIVE)
         ttl_ms = round(ttl * 1000)
         if not (
             self._leasing and 0 <= n <= MAX_U31 and 0 <= ttl_ms <= MAX_U31 and len(metadata or b"") <= LARGEST_SENT - 14
@@ -378,7 +277,7 @@ class RSocketConnection(ReactiveStreamsCore):
         Raises:
             LocalProtocolError: the connection is not set up, has ended or has no carrier, or the data does not fit into a frame.
         """
-        self._require(*_LIVE)
+        self._require(*LIVE)
         if len(data) > LARGEST_SENT - 14:
             raise LocalProtocolError(f"{len(data)} bytes do not fit into a frame", rule="RS-3")
         self._put_control(KeepaliveFrame(respond=True, position=self._position(), data=data))
@@ -393,7 +292,7 @@ class RSocketConnection(ReactiveStreamsCore):
                 fit into a frame, or the frame names a stream of a session that can be resumed: peers do not agree on whether such a
                 frame has a position (RS-91).
         """
-        self._require(*_LIVE)
+        self._require(*LIVE)
         if not (0 <= stream_id <= MAX_U31 and 0 < extended_type <= MAX_U31 and len(data) <= LARGEST_SENT - 10):
             raise LocalProtocolError("no such stream or extended type, or too much data for a frame", rule="RS-11")
         if stream_id and self._replay is not None:
@@ -403,43 +302,6 @@ class RSocketConnection(ReactiveStreamsCore):
             self._put(frame.encode())
         else:
             self._put_control(frame)
-
-    def drain(self, now: float) -> list[Event]:
-        """Stop new requests in both directions. CONNECTION_CLOSE ends the connection after its last stream (RS-31).
-
-        Until then, requests of the peer are answered with REJECTED, and fire-and-forget requests are dropped.
-        A connection that is not set up, or has no carrier, ends at once.
-
-        Ask for `next_deadline` after each call that may have ended a stream: it is in the past once the last stream has ended.
-        """
-        events = self.take_events()
-        match self._state:
-            case ConnectionState.OPENING | ConnectionState.OPEN:
-                self._farewell = ErrorFrame(0, ErrorCode.CONNECTION_CLOSE, b"")
-                self._drain(events, EndReason.CLOSED, now)
-            case ConnectionState.AWAITING_SETUP | ConnectionState.DECIDING:
-                self._end(events, EndReason.CLOSED, ErrorCode.REJECTED_SETUP, tell=True)
-            case ConnectionState.SUSPENDED | ConnectionState.RESUMING:
-                self._end(events, EndReason.CLOSED, ErrorCode.CONNECTION_ERROR, tell=True)  # RS-99
-            case _:
-                pass
-        return events
-
-    def _drain(self, events: list[Event], ends_by: EndReason, now: float) -> None:
-        self._move(ConnectionInput.DRAIN)
-        self._ended_by = ends_by
-        self._until = now + self._config.drain_timeout
-        for stream_id in self._waiting:  # RS-31: they would be new requests
-            events.append(StreamFailed(stream_id, ErrorCode.REJECTED, b"the connection is draining", FailedBy.LOCAL))
-        self._waiting.clear()
-        self._end_if_drained(events)
-
-    def close(self, code: int, reason: str, now: float) -> list[Event]:
-        """End the connection now: an ERROR frame with `code` (0 for CONNECTION_CLOSE) is queued, and all streams fail."""
-        events = self.take_events()
-        if self._state is not ConnectionState.ENDED:
-            self._end(events, EndReason.CLOSED, code or ErrorCode.CONNECTION_CLOSE, reason, tell=True)
-        return events
 
     def _connection_frame(self, frame: Frame, events: list[Event]) -> None:
         """Apply a frame of a connection that is set up. Frames that make no sense here are ignored (RS-113)."""
@@ -482,24 +344,9 @@ class RSocketConnection(ReactiveStreamsCore):
             self._end(events, EndReason.FAILED_BY_PEER, frame.code, text)
 
     def _on_lease(self, frame: LeaseFrame, events: list[Event]) -> None:
-        if not self._leasing:
-            return  # RS-135
-        if self._state is ConnectionState.OPENING:
+        if self._leasing:  # RS-135
             self._setup_accepted(events)
-        self._allowed.replace(frame.ttl_ms / 1000, frame.n, self._now)
-        events.append(LeaseGranted(frame.ttl_ms / 1000, frame.n, frame.metadata))
-        if self._client:
-            self._grant_on_carrier()  # RS-55
-        self._release_waiting(self._now)
-
-    def _grant_on_carrier(self) -> None:
-        """Send the first LEASE on this carrier (RS-54, RS-55, RS-103)."""
-        grant = self._config.lease
-        if self._leasing and grant is not None and not self._granted_on_carrier:
-            self.send_lease(grant.ttl, grant.n, self._now, grant.metadata)
-
-    @abstractmethod
-    def _release_waiting(self, now: float) -> None: ...
+            self._lease_received(frame.ttl_ms, frame.n, frame.metadata, events)
 
     def _position(self) -> int:
         return 0 if self._replay is None else self._received
@@ -516,75 +363,6 @@ class RSocketConnection(ReactiveStreamsCore):
             self._put_control(KeepaliveFrame(respond=False, position=self._position(), data=frame.data))
         else:
             events.append(KeepaliveReceived(frame.data))
-
-    def touch(self, now: float) -> None:
-        """Count the peer's silence from now on: this side has not been reading."""
-        self._heard = max(self._heard, now)
-
-    def next_deadline(self) -> float | None:
-        """Return when `handle_timeout` is due. It is in the past if something is due at once, as for a drained connection."""
-        silent = max(self._heard, self._silence_reported) + self._lifetime
-        match self._state:
-            case ConnectionState.OPEN | ConnectionState.OPENING:
-                return min(silent, self._keepalive_at)
-            case ConnectionState.DRAINING:
-                left = self._streams or self._in_turn
-                return min(silent, self._keepalive_at, self._until) if left else -math.inf
-            case ConnectionState.AWAITING_SETUP | ConnectionState.SUSPENDED:
-                return self._until
-            case ConnectionState.RESUMING:
-                return min(silent, self._until)
-            case _:
-                return None
-
-    def handle_timeout(self, now: float) -> list[Event]:
-        """Do everything that is due: keepalive, silence of the peer, and the time-outs of set-up, drain and resumption."""
-        events = self.take_events()
-        self._now = now
-        deadline = self.next_deadline()
-        if deadline is None or now < deadline:
-            return events
-        match self._state:
-            case ConnectionState.AWAITING_SETUP:
-                self._end(events, EndReason.TIMED_OUT, text="no first frame in time")  # RS-49: without an ERROR frame
-            case ConnectionState.SUSPENDED | ConnectionState.RESUMING if now >= self._until:
-                self._end(events, EndReason.TIMED_OUT, text="the session was not resumed in time")  # RS-102
-            case ConnectionState.RESUMING:
-                self._suspend(events, "no answer to RESUME", now)
-            case _:
-                self._end_if_drained(events)
-                if self._state is ConnectionState.DRAINING and now >= self._until:
-                    self._end_drain(events, "streams were open after the drain timeout")
-                elif self._state is not ConnectionState.ENDED:
-                    self._live_timeout(events, now)
-        return events
-
-    def _live_timeout(self, events: list[Event], now: float) -> None:
-        if now >= self._keepalive_at:
-            self._keepalive_at = now + self._interval  # RS-105
-            self._put_control(KeepaliveFrame(respond=True, position=self._position()))
-        if now < max(self._heard, self._silence_reported) + self._lifetime:
-            return
-        # RS-107, RS-110.
-        if not self._config.close_when_silent:
-            self._silence_reported = now
-            events.append(PeerFellSilent(now - self._heard))
-        elif not self._lose_carrier(events, "the peer is silent", now):
-            self._end(
-                events, EndReason.TIMED_OUT, ErrorCode.CONNECTION_ERROR, "nothing heard for the lifetime", tell=True
-            )
-
-    def connection_lost(self, code: int, reason: str, now: float) -> list[Event]:
-        """Report that the carrier is gone. It ends the connection, or suspends the session (RS-71, RS-102)."""
-        events = self.take_events()
-        self._lost(events, reason, now)
-        return events
-
-    def _lost(self, events: list[Event], reason: str, now: float) -> None:
-        if self._state in (ConnectionState.ENDED, ConnectionState.SUSPENDED):
-            return
-        if not self._lose_carrier(events, reason, now):
-            self._end(events, EndReason.LOST, text=reason or "the carrier ended")
 
     def _lose_carrier(self, events: list[Event], text: str, now: float) -> bool:
         """Suspend the session, if there is one that can be resumed in this state (RS-101)."""
@@ -649,7 +427,7 @@ class RSocketConnection(ReactiveStreamsCore):
         """Server: a carrier that begins with RESUME (RS-96)."""
         session = self._sessions.find(frame.token) if self._sessions is not None else None
         resumable = (ConnectionState.OPEN, ConnectionState.SUSPENDED)
-        if session is None or session._version != frame.version or session._state not in resumable:
+        if session is None or session._version != frame.version or session.state not in resumable:
             # The same text for all three, since a token is a secret.
             self._refuse(events, ErrorCode.REJECTED_RESUME, "no such session", "RS-96")
             return
@@ -668,15 +446,12 @@ class RSocketConnection(ReactiveStreamsCore):
         """
         self._require(ConnectionState.OPEN, ConnectionState.SUSPENDED)
         frame, replay = carrier._resume_frame, self._replay
-        if frame is None or replay is None or carrier._state is not ConnectionState.HANDED_OVER:
+        if frame is None or replay is None or carrier.state is not ConnectionState.HANDED_OVER:
             raise LocalProtocolError("that core reported no ResumeReceived", rule="RS-96")
         self._forget_bytes()
         self._framed = carrier._framed
-        self._tail, carrier._tail = carrier._tail, self._tail
-        self._held_messages, carrier._held_messages = carrier._held_messages, self._held_messages
         self._offset = carrier._offset
-        carrier._forget_unread()
-        carrier._move(ConnectionInput.END)
+        self._tail += carrier._hand_over()
         self._move(ConnectionInput.RESUME)
         self._now = now
         events, position = self._events, frame.server_position
@@ -687,7 +462,14 @@ class RSocketConnection(ReactiveStreamsCore):
         self._put_control(ResumeOkFrame(self._received))
         self._go_on(events)
         self._grant_on_carrier()
-        self._read_tail(events)
+        self._read_held(events)
+
+    def _hand_over(self) -> bytes:
+        """End this core, whose carrier another one has now; return the unread input."""
+        unread = bytes(self._tail)
+        self._forget_unread()
+        self._move(ConnectionInput.END)
+        return unread
 
     def _go_on(self, events: list[Event]) -> None:
         """Continue on a new carrier: send the frames that the peer has not received, before all later ones (RS-96, RS-97)."""
@@ -703,7 +485,7 @@ class RSocketConnection(ReactiveStreamsCore):
         self._granted_on_carrier = False
         self._heard = self._now
         if self._client:
-            self._keepalive_at = self._now + self._interval
+            self._keepalive_at = self._now + self._config.keepalive_interval
         events.append(SessionResumed(self._replay.kept))
 
     def _on_late_resume(self, events: list[Event]) -> None:
@@ -713,6 +495,3 @@ class RSocketConnection(ReactiveStreamsCore):
             self._fail(events, "RS-100", text)
             return
         self._put_control(ErrorFrame(0, ErrorCode.CONNECTION_ERROR, text.encode()))
-
-    @abstractmethod
-    def _read_tail(self, events: list[Event]) -> None: ...

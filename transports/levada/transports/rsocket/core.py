@@ -40,7 +40,6 @@ from levada.transports.rsocket.frames import (
     NEXT,
     PREFIXED_HEADER,
     U32,
-    CancelFrame,
     ErrorFrame,
     FrameType,
     RequestNFrame,
@@ -49,8 +48,9 @@ from levada.transports.rsocket.frames import (
     payload_at,
 )
 from levada.transports.rsocket.payload import Payload, not_bytes
+from levada.transports.rsocket.reactive_streams import DEAF, HELD_BACK
 from levada.transports.rsocket.resumption import Sessions
-from levada.transports.rsocket.state import STREAM, ConnectionState, StreamInput, StreamState
+from levada.transports.rsocket.state import ConnectionState, StreamInput, StreamState
 from levada.transports.rsocket.streams import UNBOUNDED, LiveStream, PendingRequest, StreamIds, add_credit
 
 __all__ = ["RSocketCore"]
@@ -87,8 +87,6 @@ _ITEM_MASK: Final = 0x3F << 10 | FOLLOWS | COMPLETE | NEXT
 _PREFIX: Final = 3  # bytes of the frame length (RS-2)
 _SMALLEST: Final = HEADER.size  # RS-5
 
-_DEAF: Final = (ConnectionState.ENDED, ConnectionState.SUSPENDED)
-_HELD_BACK: Final = (ConnectionState.DECIDING, ConnectionState.HANDED_OVER)
 _REQUESTING: Final = (_OPEN, _OPENING, ConnectionState.SUSPENDED, _RESUMING)
 _NO_STREAMS: Final[dict[int, LiveStream]] = {}
 
@@ -129,95 +127,6 @@ class RSocketCore(RSocketConnection):
         # RS-86: `fragment_size` counts the length field on every carrier. RS-3.
         self._fragment = min((config.fragment_size or CUT_INTO) - _PREFIX, LARGEST_SENT)
         self._max_sent = LARGEST_SENT if config.fragment_size is None else self._fragment
-        # RS-5. Until a client is accepted, a frame has at most the bytes of the whole backlog.
-        self._max_taken = config.max_frame_size if client else min(config.max_frame_size, config.max_setup_backlog)
-
-    @property
-    def missing(self) -> int:
-        """Bytes still missing from a frame that has begun to arrive; 0 if there is none, or on a framed carrier."""
-        return max(0, self._need - len(self._tail)) if self._tail else 0
-
-    def receive_data(self, data: bytes, now: float) -> list[Event]:
-        """Take bytes from the carrier, cut anywhere, and return their events; ``b""`` means `connection_lost`.
-
-        Raises:
-            LocalProtocolError: the carrier keeps the boundaries of messages.
-        """
-        if self._framed:
-            raise self._other_input()
-        events, self._events = self._events, []
-        if self._state is _OPEN and data and not self._tail:  # the usual case first
-            self._now = self._heard = now
-            self._read(data, events)
-        elif self._state in _DEAF:
-            return events  # RS-7
-        elif not data:
-            self._lost(events, "the peer ended the carrier", now)
-        else:
-            self._now = self._heard = now  # RS-107: any input shows that the peer is alive
-            self._receive_bytes(data, events)
-        if self._state is _DRAINING:
-            self._end_if_drained(events)
-        return events
-
-    def receive_message(self, message: bytes, now: float) -> list[Event]:
-        """Take exactly one message from the carrier and return its events; an empty message is a malformed frame (RS-6).
-
-        Raises:
-            LocalProtocolError: the carrier is a byte stream.
-        """
-        if not self._framed:
-            raise self._other_input()
-        events, self._events = self._events, []
-        if self._state in _DEAF:
-            return events  # RS-7
-        self._now = self._heard = now  # RS-107
-        self._receive_message(message, events)
-        if self._state is _DRAINING:
-            self._end_if_drained(events)
-        return events
-
-    def _receive_message(self, message: bytes, events: list[Event]) -> None:
-        # RS-5, RS-6. A message that must wait is checked at once, so that a count of bytes bounds the backlog.
-        if not _SMALLEST <= len(message) <= self._max_taken:
-            self._fault = self._offset
-            text = f"a frame of {len(message)} bytes, {_SMALLEST} to {self._max_taken} wanted"
-            self._fail(events, "RS-5", text)
-        elif self._state in _HELD_BACK:
-            self._held_messages.append(message)
-            self._held_size += len(message)
-            self._bound_backlog(events)
-        else:
-            self._read_message(message, events)
-
-    def _receive_bytes(self, data: bytes, events: list[Event]) -> None:
-        if self._state in _HELD_BACK:
-            self._tail += data
-            self._bound_backlog(events)
-            return
-        if self._tail:
-            self._tail += data
-            if len(self._tail) < self._need:
-                return
-            data = bytes(self._tail)
-            self._tail.clear()
-        self._read(data, events)
-
-    def _bound_backlog(self, events: list[Event]) -> None:
-        """Bound the frames that wait while the application decides about SETUP (RS-52)."""
-        if len(self._tail) + self._held_size > self._config.max_setup_backlog:
-            self._refuse(events, ErrorCode.REJECTED_SETUP, "too much was sent behind SETUP")
-
-    def _read_tail(self, events: list[Event]) -> None:
-        """Read the input that was held back."""
-        octets, messages = bytes(self._tail), self._held_messages
-        self._tail.clear()
-        self._held_messages, self._held_size = [], 0
-        self._read(octets, events)
-        for message in messages:
-            if self._state in _DEAF:
-                return
-            self._read_message(message, events)
 
     def _read_message(self, message: bytes, events: list[Event]) -> None:
         size = len(message)
@@ -269,9 +178,9 @@ class RSocketCore(RSocketConnection):
                 self._take(stream_id, word, data, body, end, events)
             if self._state is not state:
                 state = self._state
-                if state in _DEAF:
+                if state in DEAF:
                     return
-                if state in _HELD_BACK:
+                if state in HELD_BACK:
                     break
                 max_taken = self._max_taken
                 streams = self._streams if state is _OPEN else _NO_STREAMS
@@ -279,21 +188,6 @@ class RSocketCore(RSocketConnection):
         self._offset += at
         if at < size:
             self._keep_rest(data, at, events)
-
-    def _keep_rest(self, data: bytes, at: int, events: list[Event]) -> None:
-        rest = len(data) - at
-        self._need = _PREFIX
-        if self._state not in _HELD_BACK and rest >= _PREFIX:
-            length = int.from_bytes(data[at : at + _PREFIX])
-            if not _SMALLEST <= length <= self._max_taken:
-                # RS-5: checked by the announced length, before anything of that size is kept.
-                self._fault = self._offset
-                self._fail(events, "RS-5", f"a frame of {length} bytes, {_SMALLEST} to {self._max_taken} wanted")
-                return
-            self._need = _PREFIX + length
-        self._tail += data[at:]
-        if self._state in _HELD_BACK:
-            self._bound_backlog(events)
 
     def _take(self, stream_id: int, word: int, data: bytes, at: int, end: int, events: list[Event]) -> None:
         """Apply one frame, whose bytes behind the header are `at` to `end` of `data`."""
@@ -339,7 +233,12 @@ class RSocketCore(RSocketConnection):
             return  # RS-22; RS-88, RS-121
         if self._state is _OPENING:
             self._setup_accepted(events)
-        if self._refused(stream_id, kind, n):
+        code, text = ErrorCode.REJECTED, self._refusal()
+        if text is None and n == 0 and kind >= _STREAM:
+            code, text = ErrorCode.INVALID, b"initial n is 0"  # RS-74
+        if text is not None:
+            if kind is not _FNF:  # RS-62: that one is dropped silently
+                self._put_own(self._error_frame(stream_id, code, text))
             return
         channel = kind is _CHANNEL
         complete = not channel or bool(word & COMPLETE)
@@ -352,23 +251,6 @@ class RSocketCore(RSocketConnection):
         if kind is not _FNF:  # RS-62: that one opens no stream
             self._add_responder(stream_id, kind, n, complete=complete)
         events.append(RequestReceived(kind, stream_id, payload, n, complete))
-
-    def _refused(self, stream_id: int, kind: Interaction, n: int) -> bool:
-        """Refuse a request if it cannot be served; a fire-and-forget request is dropped silently (RS-62)."""
-        code = ErrorCode.REJECTED
-        if self._leasing and not self._granted.take(self._now):
-            text = b"no lease"  # RS-134
-        elif self._state is _DRAINING:
-            text = b"the connection is draining"  # RS-31
-        elif self._peer_streams >= self._config.max_streams:
-            text = b"too many streams are open"
-        elif n == 0 and kind >= _STREAM:
-            code, text = ErrorCode.INVALID, b"initial n is 0"  # RS-74
-        else:
-            return False
-        if kind is not _FNF:
-            self._put_own(ErrorFrame(stream_id, code, text).encode())
-        return True
 
     def _add_responder(self, stream_id: int, kind: Interaction, n: int, *, complete: bool) -> LiveStream:
         # RS-61: the response of a request-response needs no credit; it is one payload.
@@ -407,7 +289,7 @@ class RSocketCore(RSocketConnection):
         if not response:
             if stream.demand <= 0:
                 # RS-77: more than requested.
-                self._give_up(stream_id, stream, "more payloads than were requested", events)
+                self._give_up(stream_id, stream, b"more payloads than were requested", events)
                 return
             stream.demand -= 1  # RS-73: one for all fragments
         if follows:
@@ -417,19 +299,6 @@ class RSocketCore(RSocketConnection):
         if complete:
             self._advance(stream_id, stream, _RECEIVE_COMPLETE)
         events.append(PayloadReceived(stream_id, payload, complete))
-
-    def _gather(self, stream_id: int, stream: LiveStream, part: Payload, events: list[Event]) -> bool:
-        """Add a fragment. Return false if the payload became too large and the stream has ended (RS-85)."""
-        gathering = stream.gathering
-        assert gathering is not None
-        size = len(part.data) + len(part.metadata or b"")
-        config = self._config
-        if len(gathering) + size > config.max_payload_size or self._gathered + size > config.max_reassembly:
-            self._give_up(stream_id, stream, "the payload is too large", events)
-            return False
-        self._gathered += size
-        gathering.add(part)
-        return True
 
     def _deliver(self, stream_id: int, stream: LiveStream, whole: Gathering, events: list[Event]) -> None:
         payload = whole.payload()
@@ -445,20 +314,6 @@ class RSocketCore(RSocketConnection):
         elif kind is _CHANNEL and whole.complete:
             self._advance(stream_id, stream, _RECEIVE_COMPLETE)
         events.append(RequestReceived(kind, stream_id, payload, min(n, MAX_U31), whole.complete))
-
-    def _give_up(self, stream_id: int, stream: LiveStream, text: str, events: list[Event]) -> None:
-        """End a stream because the peer passed a limit: a requester sends CANCEL, a responder ERROR[INVALID] (RS-77, RS-85)."""
-        heard_of = stream.heard_of
-        self._drop_turn(stream_id)
-        if stream.requester:
-            self._put_own(CancelFrame(stream_id).encode())
-            self._advance(stream_id, stream, StreamInput.SEND_CANCEL)
-        else:
-            if stream.kind is not _FNF:
-                self._put_own(ErrorFrame(stream_id, ErrorCode.INVALID, text.encode()).encode())
-            self._advance(stream_id, stream, StreamInput.SEND_ERROR)
-        if heard_of:
-            events.append(StreamFailed(stream_id, ErrorCode.INVALID, text.encode(), FailedBy.LOCAL))
 
     def _on_request_n(self, stream_id: int, word: int, data: bytes, at: int, end: int, events: list[Event]) -> None:
         if end - at < U32.size:
@@ -516,58 +371,6 @@ class RSocketCore(RSocketConnection):
             code = U32.unpack_from(data, at)[0]
             events.append(StreamFailed(stream_id, code, data[at + U32.size : end]))
 
-    def _advance(self, stream_id: int, stream: LiveStream, cause: StreamInput) -> None:
-        state = stream.state = STREAM[stream.state, cause]
-        if state is _ENDED:
-            del self._streams[stream_id]
-            stream.credit = stream.demand = 0
-            if not stream.requester:
-                self._peer_streams -= 1
-        elif state is _SENDING:
-            stream.demand = 0
-        else:
-            stream.credit = 0
-            return
-        if stream.gathering is not None:  # nothing further is taken from the peer
-            self._gathered -= len(stream.gathering)
-            stream.gathering = None
-
-    def send_request_response(self, payload: Payload, now: float) -> int:
-        """Request one response and return the stream's id.
-
-        With leases, the request waits in order until a lease allows it (RS-133). Cancelling it before that sends nothing.
-
-        Raises:
-            LocalProtocolError: the connection drains or has ended, a server has not accepted SETUP, or too many requests wait for a lease.
-            StreamIdsExhausted: every stream id has been used; open a new connection.
-            TypeError: data or metadata is not bytes.
-        """
-        return self._request(_RESPONSE, payload, 1, now)
-
-    def send_fire_and_forget(self, payload: Payload, now: float) -> int:
-        """Send a request without a response (RS-62). The id is of use only to cancel it while it waits for a lease.
-
-        Raises:
-            LocalProtocolError, StreamIdsExhausted, TypeError: as `send_request_response`.
-        """
-        return self._request(_FNF, payload, 1, now)
-
-    def send_request_stream(self, payload: Payload, n: int, now: float) -> int:
-        """Request a stream; `n` payloads (1 to 2**31-1) may come until `send_request_n`.
-
-        Raises:
-            LocalProtocolError, StreamIdsExhausted, TypeError: as `send_request_response`, or `n` is out of range (RS-74).
-        """
-        return self._request(_STREAM, payload, n, now)
-
-    def send_request_channel(self, payload: Payload, n: int, now: float, *, complete: bool = False) -> int:
-        """Open a channel with its first payload; `complete`: it is also the last.
-
-        Raises:
-            LocalProtocolError, StreamIdsExhausted, TypeError: as `send_request_stream`.
-        """
-        return self._request(_CHANNEL, payload, n, now, complete)
-
     def send_request_subscription(self, payload: Payload, n: int, now: float) -> int:
         """Raise an error: only ReactiveSocket has subscriptions.
 
@@ -584,12 +387,7 @@ class RSocketCore(RSocketConnection):
         if not isinstance(payload.data, bytes) or not (payload.metadata is None or isinstance(payload.metadata, bytes)):
             raise not_bytes(payload)
         if self._leasing and (self._waiting or not self._allowed.take(now)):
-            # RS-54, RS-133: first come, first served.
-            if len(self._waiting) >= self._config.max_pending:
-                raise LocalProtocolError(f"{len(self._waiting)} requests wait for a lease already", rule="RS-133")
-            stream_id = self._ids.take(self._streams, self._waiting, self._in_turn)
-            self._waiting[stream_id] = PendingRequest(kind, payload, n, complete)
-            return stream_id
+            return self._wait_for_lease(PendingRequest(kind, payload, n, complete), "RS-133")
         stream_id = self._ids.take(self._streams, self._waiting, self._in_turn)
         if kind is _RESPONSE:  # as `_start`, whose call costs 0.2 us
             self._streams[stream_id] = LiveStream(_RESPONSE, True, _RECEIVING, 0, 0)
@@ -620,11 +418,6 @@ class RSocketCore(RSocketConnection):
                     state = _BOTH
         self._streams[stream_id] = LiveStream(kind, True, state, 0, demand)
         self._put_payload(stream_id, word, fixed, payload)
-
-    def _release_waiting(self, now: float) -> None:
-        while self._waiting and self._allowed.take(now):
-            stream_id, waiting = self._waiting.popitem(last=False)
-            self._start(stream_id, waiting.kind, waiting.payload, waiting.n, waiting.complete)
 
     def send_request_n(self, stream_id: int, n: int) -> None:
         """Allow the peer `n` more payloads. Ignored if it has completed or the stream is over.
@@ -725,12 +518,12 @@ class RSocketCore(RSocketConnection):
             return
         if stream.requester:
             self._drop_turn(stream_id)
-            self._put_own(CancelFrame(stream_id).encode())
+            self._put_own(self._cancel_frame(stream_id))
             self._advance(stream_id, stream, StreamInput.SEND_CANCEL)
         elif stream.kind is not _CHANNEL:
             raise LocalProtocolError("a responder cancels channels only; use send_error", rule="RS-69")
         elif stream.state is not _SENDING:
-            self._put_own(CancelFrame(stream_id).encode())
+            self._put_own(self._cancel_frame(stream_id))
             self._advance(stream_id, stream, StreamInput.SEND_STOP)
 
     def _put_payload(self, stream_id: int, word: int, fixed: bytes, payload: Payload) -> None:
@@ -755,11 +548,6 @@ class RSocketCore(RSocketConnection):
             self._put(b"".join((HEADER.pack(stream_id, word), fixed, data)))
         else:
             self._put(b"".join((HEADER.pack(stream_id, word), fixed, metadata_length(metadata), metadata, data)))
-
-    def _put_last(self, stream_id: int, frame: bytes) -> None:
-        """Queue the frame that ends this direction, which carries no payload of the owner."""
-        self.own_bytes += len(frame)
-        self._put_behind(stream_id, frame)
 
     def _fragments(self, stream_id: int, word: int, fixed: bytes, payload: Payload) -> Iterator[bytes]:
         complete = word & COMPLETE

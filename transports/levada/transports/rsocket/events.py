@@ -27,7 +27,7 @@ from levada.transports.rsocket.payload import Payload
 from levada.transports.text import printable
 
 if TYPE_CHECKING:
-    from levada.transports.rsocket.core import RSocketCore
+    from levada.transports.rsocket.reactive_streams import ReactiveStreamsCore
 
 __all__ = [
     "ConnectionDraining", "ConnectionEnded", "CreditGranted", "EndReason", "Event", "ExtensionReceived", "FailedBy", "Interaction",
@@ -251,7 +251,7 @@ class ResumeReceived:
     Call `resume_on` of the session's core with the core that reported this, and use the carrier for that core from then on.
     """
 
-    session: RSocketCore
+    session: ReactiveStreamsCore
     """The core of the session."""
 
 

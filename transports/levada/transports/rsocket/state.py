@@ -41,6 +41,8 @@ class StreamInput(IntEnum):
     """CANCEL by the responder of a channel (RS-69)."""
     RECEIVE_STOP = 7
     """CANCEL from the responder of a channel (RS-69)."""
+    RESPONDER_COMPLETE = 8
+    """ReactiveSocket: the responder's completion, sent or received, which ends both directions (RX-56)."""
 
 
 def _stream_table() -> Mapping[tuple[StreamState, StreamInput], StreamState]:
