@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +23,7 @@ from levada.actors.durable.rows import ShardLog, log_config
 from levada.actors.journal import Journal, JournalLocked, Store
 from levada.framework import ActorSystem, Asks, Ref, handles, message
 from levada.framework.errors import ActorStopped, ConfigurationError
+from levada.framework.platform import REAL
 
 
 @asynccontextmanager
@@ -207,6 +210,36 @@ async def test_another_writer_ends_the_shard_and_its_rows_are_seen(
             await one["anna"].ask(Deposit(7), command="order-1")
         assert await one["anna"].ask(Deposit(7), command="order-1") == 18
     assert [row[0] for row in rows_of(tmp_path, "amount", shards=1)] == [5, 6, 7]
+
+
+async def test_a_shard_waits_for_a_journal_here_as_long_as_its_disk_takes(
+    tmp_path: Path, mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, syncing, goes_on = os.fdatasync, threading.Event(), threading.Event()
+
+    def sync(descriptor: int) -> None:
+        syncing.set()
+        assert goes_on.wait(20)
+        real(descriptor)
+
+    async with accounts_in(tmp_path) as accounts:
+        assert await accounts["anna"].ask(Deposit(1)) == 1
+        balances: list[int] = []
+
+        async def deposit() -> None:
+            balances.append(await accounts["anna"].ask(Deposit(2), timeout=None))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(REAL.files, "fdatasync", sync)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(deposit)
+                await trio.to_thread.run_sync(syncing.wait, 20)
+                mock_clock.jump(3600)
+                await trio.testing.wait_all_tasks_blocked()
+                assert balances == []
+                goes_on.set()
+        assert balances == [3]
+        assert await accounts["anna"].ask(Balance()) == 3
 
 
 async def test_entities_leave_memory_and_come_back(tmp_path: Path, mock_clock: trio.testing.MockClock) -> None:

@@ -31,7 +31,7 @@ from .rows import SNAPSHOT
 __all__ = ["Access"]
 
 JOURNAL_TIMEOUT = 60.0
-"""Seconds after which a journal that does not answer counts as out of reach."""
+"""Seconds after which a journal that may be in another process counts as out of reach; one in this process only waits for its disk."""
 
 
 @attrs.define
@@ -52,7 +52,7 @@ class Access:
     async def ask(self, question: Asks[Any]) -> Any:
         """Ask the journal."""
         try:
-            return await self.journal.ask(question, timeout=JOURNAL_TIMEOUT)
+            return await self.journal.ask(question, timeout=JOURNAL_TIMEOUT if self.streams else None)
         except JournalError:
             raise
         except (LevadaError, OSError) as error:
