@@ -30,7 +30,7 @@ LIMITS = {
     "aqueduct": (81, 15),
     "aqueduct-sender": (725, 37),
     "maop": (262, 24),
-    "durable": (133, 24),
+    "durable": (115, 22),
     "spark": (305, 35),
 }
 """Calls and files of a walk, at most."""

@@ -28,7 +28,7 @@ from levada.actors.journal import (
     StageRows,
     Store,
 )
-from levada.actors.journal.appends import Appends, WriteJob
+from levada.actors.journal.appends import Appends, ToldRows, WriteJob
 from levada.actors.journal.delivering import deliver, stage_rows
 from levada.framework.platform import PLATFORM, Platform
 from levada.framework.testing.simulation import (
@@ -358,7 +358,7 @@ class _Run:
 
     @staticmethod
     def job(rows: Any, partition: int, at: int | None) -> WriteJob:
-        return WriteJob(None, None, Append(rows, partition=partition, at=at, waits=False))
+        return WriteJob(None, ToldRows(), Append(rows, partition=partition, at=at, waits=False))
 
     @staticmethod
     def judged(store: Store, jobs: Sequence[WriteJob]) -> list[Appended | Fenced]:

@@ -6,14 +6,16 @@ Answers are sent in the order of the queue, once their rows are on disk. So an a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import Any, Protocol
 
 import attrs
 import trio
 
 from levada.actors.journal import Appended, JournalError
+from levada.actors.journal.writing import let_askers_come
 from levada.framework import Ref
 
 from .access import Access
@@ -27,6 +29,7 @@ MOST_ROWS = 4096
 """The most rows of one append, unless a single command has more."""
 MOST_BYTES = 4 << 20
 """The most bytes of one append, approximately, unless a single command has more."""
+_ROWS: Callable[[Commit], Sequence[LogRow]] = attrgetter("rows")
 
 
 class Commit(Protocol):
@@ -104,15 +107,26 @@ class Commits:
             ShardLost: another process has written to the partition, or the journal refused or is out of reach. The rows of the last group may
                 have been written.
         """
-        expected = 0
+        shard, expected = self._access.shard, 0
         while True:
             if not self._queue:
                 self._wake = trio.Event()
                 await self._wake.wait()
-            await self._let_askers_come(expected)
+            if len(self._queue) < expected:
+                await let_askers_come(self._queue, min(expected, MOST_ROWS))
             group, rows, octets = self._group()
             if rows:
-                await self._append(rows)
+                try:
+                    answer = await self._access.append(self._log.batch(rows, self.end), self.end)
+                except JournalError as error:
+                    raise ShardLost(f"shard {shard}: the journal refused rows: {error}", shard=shard) from error
+                if not isinstance(answer, Appended):
+                    raise ShardLost(
+                        f"shard {shard}: another process has written to it, up to row {answer.end} where this one knows {self.end}: it owns "
+                        "the shard now",
+                        shard=shard,
+                    )
+                self.end = answer.first + answer.count
             for _ in group:
                 self._queue.popleft()
             self.written += len(rows)
@@ -123,19 +137,11 @@ class Commits:
             self._progress.set()
             self._progress = trio.Event()
 
-    async def _let_askers_come(self, expected: int) -> None:
-        """Wait for askers that got answers to ask again before the next group is written: it halves the number of groups for the same rows."""
-        there = 0
-        while there < len(self._queue) < min(expected, MOST_ROWS):
-            there = len(self._queue)
-            for _ in range(3):  # one for the askers, one for the shard, one for the entities
-                await trio.lowlevel.checkpoint()
-
     def _group(self) -> tuple[list[Commit], list[LogRow], int]:
         """Return the first commits of the queue, their rows, and about the size of these."""
         if self.size <= MOST_BYTES and self.queued - self.written <= MOST_ROWS:  # nearly always
             group = list(self._queue)
-            return group, list(chain.from_iterable([commit.rows for commit in group])), self.size
+            return group, list(chain.from_iterable(map(_ROWS, group))), self.size
         group, rows, octets = [], list[LogRow](), 0
         for commit in self._queue:
             if group and (len(rows) + len(commit.rows) > MOST_ROWS or octets + commit.size > MOST_BYTES):
@@ -144,17 +150,3 @@ class Commits:
             rows += commit.rows
             octets += commit.size
         return group, rows, octets
-
-    async def _append(self, rows: list[LogRow]) -> None:
-        shard = self._access.shard
-        try:
-            answer = await self._access.append(self._log.batch(rows, self.end), self.end)
-        except JournalError as error:
-            raise ShardLost(f"shard {shard}: the journal refused rows: {error}", shard=shard) from error
-        if not isinstance(answer, Appended):
-            raise ShardLost(
-                f"shard {shard}: another process has written to it, up to row {answer.end} where this one knows {self.end}: it owns the "
-                "shard now",
-                shard=shard,
-            )
-        self.end = answer.first + answer.count

@@ -29,7 +29,7 @@ from levada.framework.files import folder_path
 from levada.framework.platform import Platform
 from levada.transports.text import printable
 
-from .appends import Appends, Told, WriteJob
+from .appends import Appends, Told, ToldRows, WriteJob
 from .columns import Columns, columns_of
 from .config import JournalConfig
 from .delivering import deliver, stage_rows
@@ -167,7 +167,7 @@ class Journal(
         self._writing = trio.CapacityLimiter(1)
         self._reading = trio.CapacityLimiter(READERS)
         self._erasing = trio.Lock()
-        self._told = Told()
+        self._told, self._told_rows = Told(self._queue.directory), ToldRows()
 
     @property
     def about(self) -> str:
@@ -244,7 +244,7 @@ class Journal(
     def refuse(self) -> None:
         """Fail the question that is being handled, because the journal is not open."""
         assert self._refusal is not None
-        (self._reply() or self._told).fail(fresh(self._refusal))
+        (self._reply() or self._told_rows).fail(fresh(self._refusal))
 
     async def _open(self) -> None:
         columns: Columns[Any] | None = columns_of(self.columns) if isinstance(self.columns, type) else None
@@ -276,19 +276,19 @@ class Journal(
         # Not a coroutine function: an ask of an idle journal calls this at once, without a turn of the mailbox.
         if self._queue.waiting_bytes >= self.max_pending_bytes and not self._queue.full:
             return self._append_later(m)
-        self._queue.put(WriteJob(None, self._reply() or self._told, m, _bytes_of(m.rows)))
+        self._queue.put(WriteJob(None, self._reply() or self._told_rows, m, _bytes_of(m.rows)))
         return None
 
     async def _append_later(self, m: Append) -> None:
         # Not while it is full: the questions that make room come by the same mailbox.
         while self._queue.waiting_bytes >= self.max_pending_bytes and not self._queue.full:
             await self._queue.progress()
-        self._queue.put(WriteJob(None, self._reply() or self._told, m, _bytes_of(m.rows)))
+        self._queue.put(WriteJob(None, self._reply() or self._told_rows, m, _bytes_of(m.rows)))
 
     @handles
     def deliver(self, m: Deliver) -> None:
         """Queue a batch behind the appends that wait."""
-        self._queue.put(WriteJob(functools.partial(deliver, self._store, m), self._reply() or self._told))
+        self._queue.put(WriteJob(functools.partial(deliver, self._store, m), self._reply() or self._told_rows))
 
     def _reply(self) -> Reply[Any] | None:
         try:
@@ -359,7 +359,7 @@ class Journal(
         return stage_rows(self._store, m, self._appends.batch_of(m.rows))
 
     def _do_soon(self, function: Callable[..., Any], *args: Any, size: int = 0) -> None:
-        self._queue.put_first(WriteJob(functools.partial(function, *args), self._reply(), None, size))
+        self._queue.put_first(WriteJob(functools.partial(function, *args), self._reply() or self._told, None, size))
 
     @handles
     def read(self, m: Read) -> None:

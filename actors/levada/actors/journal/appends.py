@@ -28,7 +28,7 @@ from .questions import Append
 from .schema import joined
 from .store import Store
 
-__all__ = ["Appends", "Told", "WriteJob"]
+__all__ = ["Appends", "Told", "ToldRows", "WriteJob"]
 
 logger = logging.getLogger("levada.actors.journal")
 
@@ -37,6 +37,22 @@ _COLUMNS = pa.RecordBatch, bytes  # a tuple: to make the union each time costs a
 
 
 class Told:
+    """Takes the answers to what was told, not asked."""
+
+    wanted = True
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+
+    def send(self, value: Any) -> None:
+        """Nothing waits for it."""
+
+    def fail(self, why: object) -> None:
+        """Log why it was not done."""
+        logger.warning("%s: %s", self._directory, why, extra={"event": "clean"})
+
+
+class ToldRows:
     """Takes the answers to rows that were told, not asked."""
 
     wanted = True
@@ -60,24 +76,9 @@ class WriteJob:
 
     run: Callable[[], Any] | None
     """None for an append; appends are written in groups."""
-    reply: Reply[Any] | Told | None
+    reply: Reply[Any] | Told | ToldRows
     append: Append | None = None
     size: int = 0
-
-    @property
-    def wanted(self) -> bool:
-        """Whether the asker still waits."""
-        return self.reply is None or self.reply.wanted
-
-    def answer(self, value: Any) -> None:
-        """Answer the asker."""
-        if self.reply is not None:
-            self.reply.send(value)
-
-    def fail(self, error: Exception) -> None:
-        """Fail the asker's question."""
-        if self.reply is not None:
-            self.reply.fail(error)
 
 
 @attrs.define(eq=False)

@@ -9,7 +9,7 @@ import functools
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from typing import TypeVar
 
@@ -18,14 +18,14 @@ import trio
 from levada.framework import Reply
 from levada.framework.platform import Platform
 
-from .appends import Answer, Appends, WriteJob
+from .appends import Answer, Appends, Told, WriteJob
 from .ends import SYNC_EVERY
 from .errors import JournalError, JournalFull, bare, fresh
 from .extent import Appended, Extent
 from .questions import AwaitRows
 from .store import Store
 
-__all__ = ["GROUP_BYTES", "JournalWriter", "Queue"]
+__all__ = ["GROUP_BYTES", "JournalWriter", "Queue", "let_askers_come"]
 
 T = TypeVar("T")
 
@@ -39,6 +39,15 @@ QUICK = 0.002
 """Seconds: a disk that took no longer for the last group may hold up a process that has journals only."""
 QUICK_BYTES = 64 << 10
 """Most bytes that may do so."""
+
+
+async def let_askers_come(queue: Collection[object], expected: int) -> None:
+    """Wait for askers that got answers to ask again before the next group is written: it halves the number of groups for the same rows."""
+    there = 0
+    while there < len(queue) < expected:
+        there = len(queue)
+        for _ in range(3):  # one for the askers, one for a busy actor that they ask, one for the actors below it
+            await trio.lowlevel.checkpoint()
 
 
 class Queue:
@@ -63,12 +72,12 @@ class Queue:
     def put(self, job: WriteJob) -> None:
         """Add an append or a delivery, or have it fail."""
         if self.full is not None and job.append is not None and not job.append.waits:
-            job.fail(fresh(self.full))
+            job.reply.fail(fresh(self.full))
             return
         if self.full is not None and len(self.waiting) >= self._max_waiting:
             self.refused += 1
             what = f"it is full, and {self._max_waiting} appends wait already (max_waiting)"
-            job.fail(JournalFull(what, path=self.directory))
+            job.reply.fail(JournalFull(what, path=self.directory))
             return
         self.waiting.append(job)
         self.waiting_bytes += job.size
@@ -140,6 +149,7 @@ class JournalWriter:
         self._appends = appends
         self._limiter = limiter
         self._watchers: list[tuple[AwaitRows, Reply[Extent]]] = []
+        self._told = Told(queue.directory)
         self._warned = False
         self._expected = 0
         """Appends that may be there soon: those that waited when the last group was answered, and as many as were answered."""
@@ -152,12 +162,14 @@ class JournalWriter:
         """Write. Raises if the store is broken: only a new start tells what was committed."""
         queue = self._queue
         while True:
-            self._require_whole()
+            idle = not queue.urgent and (queue.full or not queue.waiting)
+            if idle and not await queue.work(SYNC_EVERY if self._store.unsynced else math.inf):
+                await self._run(WriteJob(self._store.sync_ends, self._told))
             # Only the jobs that are there now: tasks that stage block after block would hold up appends forever.
             for _ in range(len(queue.urgent)):
                 self._require_whole()
                 job = queue.urgent[0]
-                if job.wanted:
+                if job.reply.wanted:
                     await self._run(job)
                 queue.urgent.popleft()
                 if not job.size:  # any job may have made room, except staging, which takes some
@@ -167,8 +179,7 @@ class JournalWriter:
                 await (self._run_group() if queue.waiting[0].append is not None else self._run_first())
                 self._tell_watchers()
                 queue.note_progress()
-            elif not queue.urgent and not await queue.work(SYNC_EVERY if self._store.unsynced else math.inf):
-                await self._run(WriteJob(self._store.sync_ends, None))
+            self._require_whole()
 
     def _require_whole(self) -> None:
         """Raise if the store broke behind something that was answered: the next question need not fail for it."""
@@ -187,19 +198,15 @@ class JournalWriter:
     async def _run(self, job: WriteJob) -> None:
         try:
             assert job.run is not None
-            job.answer(await self.in_thread(job.run))
+            job.reply.send(await self.in_thread(job.run))
         except (JournalError, OSError) as error:
-            if job.reply is not None:
-                self._refuse(job, error)
-            else:
-                logger.warning("%s: %s", self._queue.directory, error, extra={"event": "clean"})
-                self.require_store(error)
+            self._refuse(job, error)
 
     async def _run_first(self) -> None:
         job = self._queue.waiting[0]
         try:
-            if job.wanted and job.run is not None:
-                job.answer(await self.in_thread(job.run))
+            if job.reply.wanted and job.run is not None:
+                job.reply.send(await self.in_thread(job.run))
         except JournalFull as error:
             self._note_full(error)
             return
@@ -210,13 +217,14 @@ class JournalWriter:
     def _refuse(self, job: WriteJob, error: Exception) -> None:
         """Fail a question. Raises as `require_store`."""
         if self._store.broken:
-            job.fail(fresh(error))
+            job.reply.fail(fresh(error))
             raise error
-        job.fail(bare(error))
+        job.reply.fail(bare(error))
 
     async def _run_group(self) -> None:
         queue = self._queue
-        await self._let_askers_come()
+        if len(queue.waiting) < self._expected:
+            await let_askers_come(queue.waiting, min(self._expected, GROUP_APPENDS))
         jobs: list[WriteJob] = []
         octets = 0
         for job in islice(queue.waiting, GROUP_APPENDS):
@@ -224,8 +232,14 @@ class JournalWriter:
             if job.append is None or (jobs and octets > GROUP_BYTES):
                 break
             jobs.append(job)
-        wanted = [job for job in jobs if job.reply is None or job.reply.wanted]
-        answers, error = await self._write(wanted) if wanted else ([], None)
+        wanted = [job for job in jobs if job.reply.wanted]
+        answers: list[tuple[WriteJob, Answer]] = []
+        error: Exception | None = None
+        if wanted:
+            write = functools.partial(self._write, wanted)
+            answers, error = (
+                write() if self._may_write(wanted) else await self._run_in_thread(write, limiter=self._limiter)
+            )
         queue.take(jobs)
         if len(answers) < len(wanted):  # the others wait for room
             answered = {job for job, _ in answers}
@@ -233,15 +247,15 @@ class JournalWriter:
             if isinstance(error, JournalFull):
                 for job in left:
                     if job.append is not None and not job.append.waits:
-                        job.fail(fresh(error))
+                        job.reply.fail(fresh(error))
                 left = [job for job in left if job.append is None or job.append.waits]
             queue.put_back(left)
         done = 0
         for job, answer in answers:
             if isinstance(answer, Exception):
-                job.fail(answer if answer is error else bare(answer))  # the writer may raise its own
+                job.reply.fail(answer if answer is error else bare(answer))  # the writer may raise its own
             else:
-                job.answer(answer)
+                job.reply.send(answer)
                 done += isinstance(answer, Appended)
         self._expected = len(queue.waiting) + len(answers)
         if done:
@@ -252,29 +266,24 @@ class JournalWriter:
         elif error is not None:
             self.require_store(error)
 
-    async def _write(self, jobs: Sequence[WriteJob]) -> tuple[list[tuple[WriteJob, Answer]], Exception | None]:
-        """Write a group in the thread that writes; an append that comes alone in this one, if that may be and costs less."""
-        alone = self._dedicated and len(jobs) == 1 and self._expected <= 1 and not self._limiter.borrowed_tokens
-        if alone and jobs[0].size <= QUICK_BYTES and self._took <= QUICK:
-            return self._write_timed(
-                jobs
-            )  # a third of the time that a command to a durable actor took went to the change of threads
-        return await self.in_thread(functools.partial(self._write_timed, jobs))
+    def _may_write(self, jobs: Sequence[WriteJob]) -> bool:
+        """Return whether this thread may write a group itself: an append that comes alone, if that may hold it up and costs less."""
+        # A third of the time that a command to a durable actor took went to the change of threads.
+        return (
+            self._dedicated
+            and len(jobs) == 1
+            and self._expected <= 1
+            and not self._limiter.borrowed_tokens
+            and jobs[0].size <= QUICK_BYTES
+            and self._took <= QUICK
+        )
 
-    def _write_timed(self, jobs: Sequence[WriteJob]) -> tuple[list[tuple[WriteJob, Answer]], Exception | None]:
+    def _write(self, jobs: Sequence[WriteJob]) -> tuple[list[tuple[WriteJob, Answer]], Exception | None]:
         start = self._perf_counter()
         try:
             return self._appends.write(jobs)
         finally:
             self._took = self._perf_counter() - start
-
-    async def _let_askers_come(self) -> None:
-        """Wait for askers that got answers to ask again before the next group is written: half as many groups, for the same rows, cost less."""
-        waiting, there = self._queue.waiting, 0
-        while there < len(waiting) < min(self._expected, GROUP_APPENDS):
-            there = len(waiting)
-            for _ in range(2):  # the first wakes them, in the second a busy mailbox has its turn
-                await trio.lowlevel.checkpoint()
 
     def _note_full(self, error: JournalFull) -> None:
         self._queue.full = error
