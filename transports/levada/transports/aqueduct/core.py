@@ -109,7 +109,7 @@ class AqueductCore:
         self.background: set[SenderHalf | ReceiverHalf] = set()
         """Halves for which a drain only waits until everything sent on them is settled."""
         self.links: ConnectionLinks[SenderHalf | ReceiverHalf] = ConnectionLinks(
-            self.halves, lambda half: self.emit(Reached(half)), self.streams.announce
+            self.halves, lambda half: self.events.append(Reached(half)), self.streams.announce
         )
         self.held = 0
         """Bytes held for the peer; see `AqueductConfig.max_held`."""
@@ -125,8 +125,9 @@ class AqueductCore:
         """The channel that exists without a message: the client's sender, the server's receiver. Source: AQ-18."""
         self.ack_now: list[ReceiverHalf] = []
         """Receivers that ack in this turn."""
+        self.events: list[Event] = []
+        """What to tell the owner; halves add to it."""
         self._timers = AqueductTimers(self.config)
-        self._events: list[Event] = []
         self._close: CloseConnection | None = None
         self._control: AqueductStream | None = None
         self._waiting: dict[AqueductStream, None] = {}
@@ -137,6 +138,7 @@ class AqueductCore:
         self._mine = 0 if client else MINTER
         self._inward = FLOW if client else 0
         self._excess: RemoteProtocolError | None = None
+        self._most_held = self.config.max_held_early
         self._now = 0.0
         self.ack_later: Callable[[ReceiverHalf], None] = self._timers.ack
         self.declare_soon: Callable[[SenderHalf], None] = self._timers.declare
@@ -177,7 +179,7 @@ class AqueductCore:
             self.streams.replay()
         self.streams.settle_early()
         if now is not None and not self.client:
-            self._timers.greet_at = now + self.config.greeting
+            self._timers.greet_at, self._timers.changed = now + self.config.greeting, True
         self._release()
         return self._finish_turn()
 
@@ -224,7 +226,7 @@ class AqueductCore:
     def stream_acked(self, stream_id: int) -> list[Event]:
         """Record that the peer has the first bytes of a stream, if QUIC can tell. Source: AQ-45 (D-22b)."""
         stream = self.streams.table.get(stream_id)
-        if stream is not None:
+        if stream is not None and not stream.gate_open:
             self._open_gate(stream)
         return self._finish_turn()
 
@@ -280,7 +282,7 @@ class AqueductCore:
         """
         if self.state is not ConnectionState.CLOSED and self._timers.end_at is None:
             self._now = now
-            self._timers.end_at = now + self.config.drain_timeout
+            self._timers.end_at, self._timers.changed = now + self.config.drain_timeout, True
             self._enter_drain()
         return self._finish_turn()
 
@@ -291,7 +293,7 @@ class AqueductCore:
 
     def take_events(self) -> list[Event]:
         """Take the events since the last call."""
-        events, self._events = self._events, []
+        events, self.events = self.events, []
         return events
 
     def data_to_send(self, now: float, most: int = LARGEST) -> list[Output]:
@@ -321,7 +323,10 @@ class AqueductCore:
 
     def next_deadline(self) -> float | None:
         """Return when `handle_timeout` is due; None if never."""
-        return None if self.state is ConnectionState.CLOSED else self._timers.next(self._now, self.round_trip)
+        timers = self._timers
+        if timers.changed and self.state is not ConnectionState.CLOSED:
+            timers.date(self._now, self.round_trip)
+        return timers.next
 
     def handle_timeout(self, now: float) -> list[Event]:
         """Send the acks, declarations and nacks that are due. Source: AQ-35 to AQ-37, AQ-20a.
@@ -331,6 +336,7 @@ class AqueductCore:
         if self.state is ConnectionState.CLOSED:
             return self.take_events()
         self._timers.date(self._now, self.round_trip)
+        self._timers.changed = True
         self._now = now
         for receiver in self._timers.acks_due(now):
             receiver.ack(due=True)
@@ -347,17 +353,13 @@ class AqueductCore:
             self._end(CloseCode.ORDERLY, "", None, tell=True)
         return self._finish_turn()
 
-    def emit(self, event: Event) -> None:
-        """Tell the owner."""
-        self._events.append(event)
-
     def mint(self, attachments: Sequence[Attach]) -> tuple[SenderHalf | ReceiverHalf, ...]:
         """Create the opposite halves of the attachments of a message about to be written. Source: AQ-6, AQ-26.
 
         Raises:
             LocalProtocolError: too many channels, or the connection has ended; no half was created.
         """
-        if attachments and self._channels() + len(attachments) > self.config.max_channels:
+        if attachments and not self.has_room(len(attachments)):
             raise LocalProtocolError(
                 f"more than {self.config.max_channels} channels (raise max_channels)", rule="AQ-19"
             )
@@ -400,7 +402,7 @@ class AqueductCore:
         if not stream.blocked or stream.id is None:
             return
         stream.blocked = False
-        self.emit(StreamUnblocked(stream.id))
+        self.events.append(StreamUnblocked(stream.id))
         try:
             self._read(stream, b"", stream.fin_seen)
             if stream.reset_seen is not None and not stream.blocked:
@@ -410,20 +412,18 @@ class AqueductCore:
 
     def settle(self) -> None:
         """Carry out the consequences of inputs and calls, and check the limits of what is held for the peer."""
-        self.links.run()
+        if self.links.todo:
+            self.links.run()
         if self.crowded and self.unacked <= self.config.max_unacked * 3 // 4:
             crowded, self.crowded = self.crowded, {}
             for sender in crowded:
-                sender.wake()
-        if self.state is not ConnectionState.CLOSED:
-            early = not self._greeted()
-            limit = self.config.max_held_early if early else self.config.max_held
-            if self.held > limit:
-                self._excess = LimitExceeded(
-                    f"{self.held} bytes held, at most {limit}", rule="AQ-17" if early else "AQ-40"
-                )
-            if self._excess is not None:
-                self._fail(self._excess)
+                if sender.waits_for_room:
+                    sender.wake()
+        if self.held > self._most_held and self.state is not ConnectionState.CLOSED:
+            rule = "AQ-40" if self._greeted() else "AQ-17"
+            self._excess = LimitExceeded(f"{self.held} bytes held, at most {self._most_held}", rule=rule)
+        if self._excess is not None:
+            self._fail(self._excess)
 
     def _stream(self, stream_id: int) -> AqueductStream | None:
         """Find a stream. An unknown stream of the peer's is new; an unknown stream of ours has ended."""
@@ -477,11 +477,14 @@ class AqueductCore:
                 if kind != 3 or place is not _MESSAGES or self.state is not _OPEN:
                     if place is StreamPosition.DISCARD:
                         return size
-                    place = self._next_place(place, kind)
-                    if self._must_wait(kind):
-                        stream.blocked = True
-                        self._waiting[stream] = None
-                        return at
+                    following = PLACES.get((place, kind))
+                    if following is None or self.state is not _OPEN:
+                        following = self._next_place(place, kind)
+                        if self._must_wait(kind):
+                            stream.blocked = True
+                            self._waiting[stream] = None
+                            return at
+                    place = following
                     if kind != FrameType.MESSAGE:
                         frame, at = decode_frame(data, at, max_control=self.config.max_control)
                         stream.place = place
@@ -608,21 +611,21 @@ class AqueductCore:
                 half.receiver_closed(runs)
             case _:
                 pass  # Version was checked when it was decoded
-        self._open_gate(stream)
+        if not stream.gate_open:
+            self._open_gate(stream)
 
     def _open_gate(self, stream: AqueductStream) -> None:
-        if not stream.gate_open:
-            stream.gate_open = True
-            if stream.half is not None:
-                stream.half.gate_opened()
+        stream.gate_open = True
+        if stream.half is not None:
+            stream.half.gate_opened()
 
     def _greet(self, stream: AqueductStream, headers: Headers) -> None:
         """Process ConnectionControl. Source: AQ-15, AQ-16, AQ-17, E-12."""
         if self.peer_headers is not None:
             raise violation("E-12")
         self.peer_headers = headers
-        self._timers.greet_at = None
-        self.emit(HeadersReceived(headers))
+        self._timers.greet_at, self._timers.changed = None, True
+        self.events.append(HeadersReceived(headers))
         if self.client:
             self.streams.prefix = b""
             self._go(ConnectionInput.SERVER_GREETED)
@@ -699,11 +702,13 @@ class AqueductCore:
             stream.reset(ResetCode.LOST)
         stream.check()
 
-    def _channels(self) -> int:
-        return len(self.halves) + len(self.unclaimed) + len(self.links.tombstones)
+    def has_room(self, channels: int) -> bool:
+        """Whether this many more channels may be made. Source: AQ-19."""
+        live = len(self.halves) + len(self.unclaimed) + len(self.links.tombstones)
+        return live + channels <= self.config.max_channels
 
     def _check_channels(self) -> None:
-        if self._channels() >= self.config.max_channels:
+        if not self.has_room(1):
             raise LimitExceeded(f"more than {self.config.max_channels} channels", rule="AQ-19")
 
     def _create_receiver(self, channel: int) -> ReceiverHalf:
@@ -754,6 +759,8 @@ class AqueductCore:
 
     def _go(self, what: ConnectionInput) -> None:
         self.state = CONNECTION[self.state, what]
+        if self.state in _GREETED:
+            self._most_held = self.config.max_held
 
     def _enter_drain(self) -> None:
         """Finish or close the entrypoint if the connection is to drain and is open."""
@@ -776,7 +783,8 @@ class AqueductCore:
 
     def _finish_turn(self) -> list[Event]:
         self.settle()
-        return self.take_events()
+        events, self.events = self.events, []
+        return events
 
     def _fail(self, error: RemoteProtocolError) -> None:
         code = CloseCode.LIMIT if isinstance(error, LimitExceeded) else CloseCode.PROTOCOL_ERROR
@@ -807,4 +815,4 @@ class AqueductCore:
         self.background.clear()
         if tell:
             self._close = CloseConnection(code, reason, drain_timeout)
-        self.emit(ConnectionEnded(code, reason, error, closed_here=tell))
+        self.events.append(ConnectionEnded(code, reason, error, closed_here=tell))

@@ -246,7 +246,7 @@ class ReceiverHalf:
         self.untaken += size
         core.held += size
         if len(mailbox) == 1 and self.known:
-            core.emit(Readable(self))
+            core.events.append(Readable(self))
         if number == self._next:
             self._next = number + 1
             if ahead:
@@ -385,8 +385,7 @@ class ReceiverHalf:
         """Close if everything declared has been settled. Source: AQ-42."""
         if self._next != self._finish:
             return
-        arrived = self._arrived or ()
-        if self._frontier + len(arrived) == self.total:
+        if self._arrived and self._frontier + len(self._arrived) == self.total:
             self.settle_to(self.total)
         if self._frontier == self.total:
             self._go(ReceiverInput.COMPLETE)
@@ -453,7 +452,7 @@ class ReceiverHalf:
         self.untaken += len(payload)
         core.held += len(payload)
         if len(mailbox) == 1 and self.known:
-            core.emit(Readable(self))
+            core.events.append(Readable(self))
 
     def _check_oneshot(self, reliable: int, unreliable: int) -> None:
         """Refuse more than one message, received or declared. Source: AQ-7 (D-3)."""
@@ -494,8 +493,7 @@ class ReceiverHalf:
         if self._arrived:
             self.settle_to(max(self._arrived) + 1)
         self._ack_reliable()
-        control.write(b"\x08\x00")
-        control.finish()
+        control.write(b"\x08\x00", fin=True)
         self._gone()
         self.core.links.leave_tombstone(self)
 
@@ -510,4 +508,4 @@ class ReceiverHalf:
             self.core.links.later(self._resume)
         self.core.forget(self)
         if self.known:
-            self.core.emit(Ended(self))
+            self.core.events.append(Ended(self))

@@ -120,11 +120,11 @@ class SenderHalf:
         return False
 
     def wake(self) -> None:
-        """Emit `Writable` if the owner waits for room and there is some."""
-        if self._blocked and self.state in (_OPEN, _UNATTACHED):
+        """Emit `Writable`, since the owner waits for room, if there is some."""
+        if self.state in (_OPEN, _UNATTACHED):
             self._blocked = False
             if self.has_room(Mode.UNRELIABLE):
-                self.core.emit(Writable(self))
+                self.core.events.append(Writable(self))
 
     def send(
         self, payload: bytes, attachments: Sequence[Attach] = (), *, mode: Mode = Mode.ORDERED, token: object = None
@@ -263,7 +263,8 @@ class SenderHalf:
                 if not self._acked(range(at, at + run), tokens):
                     raise violation("E-24", f"reliable {at} to {at + run - 1}")
             at += run
-        self._report(tokens, delivered=True)
+        if tokens:
+            self._report(tokens, delivered=True)
 
     def settled_unreliable(self, runs: tuple[int, ...]) -> None:
         """Process AckNackUnreliable. Source: AQ-36, AQ-54, AQ-55."""
@@ -276,7 +277,8 @@ class SenderHalf:
             tokens = [records.pop(number) for number in range(at, at + run)]
             for number in range(at, at + run):
                 self._resolve(~number, delivered=not index & 1)
-            self._report(tokens, delivered=not index & 1)
+            if tokens:
+                self._report(tokens, delivered=not index & 1)
             at += run
         self._base_unreliable = at
 
@@ -293,11 +295,11 @@ class SenderHalf:
             if not index & 1:
                 self._acked([n for n in range(at, at + run) if n in self._inflight], tokens)
             at += run
-        self._report(tokens, delivered=True)
+        if tokens:
+            self._report(tokens, delivered=True)
         if not control.fin:
             self.declare()
-            control.write(b"\x07" + encode_int(self.sent))
-            control.finish()
+            control.write(b"\x07" + encode_int(self.sent), fin=True)
         complete = not self._inflight
         if self._stream is not None and complete:
             self._stream.finish()
@@ -368,9 +370,7 @@ class SenderHalf:
         self._octets += len(payload)
         core.unacked += len(payload)
         self._link(self.sent, attached)
-        stream.write(self._head + encode_int(self.sent) + tail)
-        if own is not None:
-            own.finish()
+        stream.write(self._head + encode_int(self.sent) + tail, fin=own is not None)
         self.sent += 1
 
     def _count_unreliable(self, token: object) -> None:
@@ -389,8 +389,7 @@ class SenderHalf:
         """Send FinishSender. Source: AQ-41."""
         assert self.control is not None
         self.declare()
-        self.control.write(b"\x07" + encode_int(self.sent))
-        self.control.finish()
+        self.control.write(b"\x07" + encode_int(self.sent), fin=True)
         if self._stream is not None:
             self._stream.finish()
 
@@ -461,22 +460,22 @@ class SenderHalf:
     def _report(self, tokens: list[object], *, delivered: bool | None) -> None:
         told = [token for token in tokens if token is not None]
         if told:
-            self.core.emit(Settled(self, told, delivered))
-        if tokens:
+            self.core.events.append(Settled(self, told, delivered))
+        if self._blocked:
             self.wake()
 
     def _gone(self, code: ResetCode) -> None:
         """Nack the unsettled messages, end the message streams, remove the half. The state has been set."""
         inflight = [*self._inflight.values()]
+        streams, tokens = [self._stream], [*(self._unreliable or {}).values()]
         if inflight:
             self._reset_streams(code)
-        streams = [stream for _, _, stream in inflight if stream is not None]
-        for stream in [*streams, self._stream]:
+            streams += [stream for _, _, stream in inflight]
+            tokens = [token for _, token, _ in inflight] + tokens
+        for stream in streams:
             if stream is not None:
                 stream.sender = None
                 stream.release()
-        tokens: list[object] = [token for _, token, _ in inflight]
-        tokens += (self._unreliable or {}).values()
         self._inflight.clear()
         self._unreliable = None
         self._stream = None
@@ -495,4 +494,4 @@ class SenderHalf:
                 self.control.place = StreamPosition.DISCARD
         self.core.forget(self)
         if self.known:
-            self.core.emit(Ended(self))
+            self.core.events.append(Ended(self))

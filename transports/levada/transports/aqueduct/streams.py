@@ -72,24 +72,26 @@ class AqueductStream:
         self.early: bytearray | None = None
         """Everything written, as long as it may have to be written again. Source: AQ-21."""
 
-    def write(self, data: bytes) -> None:
-        """Queue bytes. After the end this does nothing, so callers need not check whether the peer has stopped a control stream."""
+    def write(self, data: bytes, *, fin: bool = False) -> None:
+        """Queue bytes, the last ones if `fin`. After the end this does nothing: callers need not check whether the peer stopped the stream."""
         if self.fin or self.given_up:
             return
         self.chunks.append(data)
-        self.mark()
+        self.fin = fin
+        if not self.dirty:
+            self.mark()
 
     def finish(self) -> None:
         """End this side's direction after the queued bytes. A second call does nothing."""
         if not self.fin and not self.given_up:
             self.fin = True
-            self.mark()
+            if not self.dirty:
+                self.mark()
 
     def mark(self) -> None:
-        """Mark this stream for the next flush."""
-        if not self.dirty:
-            self.dirty = True
-            self.all.dirty.append(self)
+        """Mark this stream, which is not marked, for the next flush."""
+        self.dirty = True
+        self.all.dirty.append(self)
 
     def reset(self, code: int) -> None:
         """Give up this side's direction, even after its end, which the peer may not have received."""
@@ -176,9 +178,7 @@ class StreamTable:
 
     def announce(self, data: bytes) -> None:
         """Send bytes on their own unidirectional stream."""
-        stream = self.open()
-        stream.write(data)
-        stream.finish()
+        self.open().write(data, fin=True)
 
     def flush(self, most: int) -> list[Output]:
         """Take the outputs, in the order in which to carry them out. Fewer than `most` means that nothing is left."""
@@ -230,7 +230,8 @@ class StreamTable:
             if not stream.given_up:
                 stream.chunks.insert(0, bytes(stream.early))
                 stream.sends = True
-                stream.mark()
+                if not stream.dirty:
+                    stream.mark()
 
     def settle_early(self) -> None:
         """Stop keeping data for a replay: QUIC knows whether early data arrived."""

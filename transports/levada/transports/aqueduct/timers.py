@@ -1,7 +1,7 @@
 """The deadlines of all channels of a connection.
 
-A core reads no clock. A half requests a deadline at once, and the deadline gets its time when the owner next calls `next_deadline`. All acks
-share one deadline, and so do all declarations, for one wake-up and one flush.
+A core reads no clock. A half requests a deadline at once, and the deadline gets its time when the owner next calls `next_deadline`: only
+then, and after a timeout, is the earliest of all looked for. All acks share one deadline, and so do all declarations, for one wake-up and one flush.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class AqueductTimers:
 
     __slots__ = (
         "_ack_at", "_acking", "_acking_next", "_config", "_declare_at", "_declaring", "_nacks", "_order", "_stops",
-        "_undated", "_unstopped", "end_at", "greet_at",
+        "_undated", "_unstopped", "changed", "end_at", "greet_at", "next",
     )  # fmt: skip
 
     def __init__(self, config: AqueductConfig) -> None:
@@ -91,6 +91,10 @@ class AqueductTimers:
         self.greet_at: float | None = None
         """When a connection ends whose client has not greeted."""
         self._stops: list[tuple[float, DueSender]] = []
+        self.next: float | None = None
+        """The earliest deadline, unless they have `changed`."""
+        self.changed = False
+        """Whether there are new deadlines, or some are over, so that `date` has to be called."""
 
     def close(self) -> None:
         """Forget all deadlines."""
@@ -104,27 +108,30 @@ class AqueductTimers:
             self._stops,
         ):
             waiting.clear()
+        self.next = None
 
     def ack(self, receiver: DueReceiver) -> None:
         """Set the time of a receiver's ack: within the ack delay, and not before half of it."""
-        receiver.acking = True
+        receiver.acking = self.changed = True
         self._acking_next.append(receiver)
 
     def declare(self, sender: DueSender) -> None:
         """Set the time at which a sender declares its datagrams: within the declare delay."""
-        sender.declaring = True
+        sender.declaring = self.changed = True
         self._declaring.append(sender)
 
     def nack(self, receiver: DueReceiver) -> None:
         """Set the time at which a receiver settles its declared datagrams."""
         self._undated.append(receiver)
+        self.changed = True
 
     def stopped(self, sender: DueSender) -> None:
         """Limit the time until a sender whose message stream was stopped must end."""
         self._unstopped.append(sender)
+        self.changed = True
 
     def date(self, now: float, round_trip: float) -> None:
-        """Set the times of new deadlines."""
+        """Set the times of new deadlines, and find the earliest of all."""
         config = self._config
         if self._acking_next and self._ack_at is None:
             self._ack_at = now + config.ack_delay / 2
@@ -144,16 +151,12 @@ class AqueductTimers:
         if self._unstopped:
             self._stops += [(now + config.stop_timeout, sender) for sender in self._unstopped]
             self._unstopped.clear()
-
-    def next(self, now: float, round_trip: float) -> float | None:
-        """Set the times of new deadlines, and return the earliest of all."""
-        self.date(now, round_trip)
         times = [at for at in (self._ack_at, self._declare_at, self.end_at, self.greet_at) if at is not None]
         if self._nacks:
             times.append(self._nacks[0].at)
         if self._stops:
             times.append(self._stops[0][0])
-        return min(times, default=None)
+        self.next, self.changed = min(times, default=None), False
 
     def acks_due(self, now: float) -> list[DueReceiver]:
         """Take the receivers that must ack now."""
