@@ -27,8 +27,8 @@ __all__ = ["LIMITS", "OPERATIONS", "WALKS", "Counter", "Step", "Walk", "measure"
 
 LIMITS = {
     "rsocket": (76, 13),
-    "aqueduct": (81, 15),
-    "aqueduct-sender": (725, 37),
+    "aqueduct": (67, 13),
+    "aqueduct-sender": (628, 37),
     "maop": (262, 24),
     "durable": (115, 22),
     "spark": (305, 35),

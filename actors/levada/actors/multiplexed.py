@@ -313,7 +313,7 @@ class MultiplexedDriver(Driver[C], Generic[C]):
         core = self.core
         events = core.take_events()
         if events:
-            self.apply(events)
+            self.feed(events)
         deadline = core.next_deadline()
         if deadline is not None and deadline < self._armed and self.end is None:  # as `retime`, by a call less
             self._armed = deadline

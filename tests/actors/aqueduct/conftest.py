@@ -92,7 +92,7 @@ class Ends:
                 len(end.core.halves) - 1,  # the entrypoint
                 len(end.core.unclaimed),
                 len(end.core.links.tombstones),
-                len(end.halves.outbound) + len(end.halves.inbound) - 1,
+                len(end.halves.records) - 1,
                 end.core.held,
             )
         )
@@ -322,7 +322,7 @@ class Two:
             for count in (
                 len(end.core.halves) - 1,
                 len(end.core.unclaimed) + len(end.core.links.tombstones) + end.core.held,
-                len(end.halves.outbound) + len(end.halves.inbound) - 1,
+                len(end.halves.records) - 1,
                 len(end.core.background),
             )
         )

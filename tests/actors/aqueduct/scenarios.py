@@ -387,7 +387,7 @@ class World:
             assert not any((core.unclaimed, core.links.tombstones)), "I-9"
             # What had arrived at a lost connection stays until it is taken, if ever.
             assert over or not core.held, f"I-5: {core.held} octets"
-            assert len(halves.outbound) + len(halves.inbound) == entry, "I-5"
+            assert len(halves.records) == entry, "I-5"
             assert not any((core.unacked, core.crowded, core.background)), "I-5"
             assert not end.refs._remote, "a ref that nobody holds"
         if not over:

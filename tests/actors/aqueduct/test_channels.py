@@ -24,7 +24,7 @@ from levada.framework.errors import (
     Undelivered,
 )
 from levada.framework.testing import FakeRef
-from levada.transports.aqueduct import AqueductConfig
+from levada.transports.aqueduct import AqueductConfig, SenderHalf
 
 from .conftest import Parcel, Start, settled
 
@@ -410,7 +410,7 @@ async def test_what_cannot_be_decoded_is_told_to_whoever_takes_it(
         await ends.peer.send(Parcel(named={"numbers": sender}))
         numbers = (await ends.got.receive()).named["numbers"]
         mine, theirs = channel(int)
-        outbound: Any = next(iter(ends.server.halves.outbound.values()))
+        outbound: Any = next(each for half, each in ends.server.halves.records.items() if isinstance(half, SenderHalf))
         outbound.channel.item_type = Any  # a peer that keeps to no types
         numbers.send_nowait(Parcel(sender=mine, many=[1]))
         numbers.send_nowait(Narrow(5))

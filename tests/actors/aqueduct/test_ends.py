@@ -188,7 +188,7 @@ async def test_a_lost_connection_ends_all_channels_on_both_sides(start: Start, a
             arrived.many[0].send_nowait(1)
         await ends.peer.terminated()
         assert ends.listener.peers == []
-        assert not [*ends.client.core.halves, *ends.client.halves.outbound, *ends.client.halves.inbound]
+        assert not [*ends.client.core.halves, *ends.client.halves.records]
 
 
 async def test_leaving_the_block_lets_everything_arrive(start: Start, autojump_clock: MockClock) -> None:

@@ -411,8 +411,7 @@ async def test_a_loss_at_every_stage(two: Any, autojump_clock: MockClock, stage:
             assert outcomes in ([lost], [0])  # the answer may have been faster than the cut
             if stage not in ("before the question leaves", "question under way"):
                 assert outcomes == [lost]
-        assert not both.client.halves.outbound
-        assert not both.client.halves.inbound
+        assert not both.client.halves.records
         assert not both.client.core.background
         both.clerk.gate.set()
 

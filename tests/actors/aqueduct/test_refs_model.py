@@ -237,8 +237,7 @@ class Refs(ActorStateMachine):
         cut(self.peer._connection.carrier)
         await self.rest()
         client = self.peer._connection
-        assert not client.halves.outbound
-        assert not client.halves.inbound
+        assert not client.halves.records
         assert not client.core.background
         for far in self.remotes:
             if far.reason is None:

@@ -480,8 +480,7 @@ async def test_finished_work_leaves_nothing_behind(offices: Offices, autojump_cl
 
     def left() -> list[int]:
         return [
-            len(end.core.halves) + len(end.core.unclaimed) + len(end.halves.outbound) + len(end.halves.inbound)
-            for end in (connection, server)
+            len(end.core.halves) + len(end.core.unclaimed) + len(end.halves.records) for end in (connection, server)
         ]
 
     before = (left(), len(cell._extras.watchers))

@@ -15,15 +15,19 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
-from levada.framework.embedding import Outcome, RemoteAsk, TerminalState
+from levada.framework.embedding import Outcome, RemoteAsk
 from levada.framework.errors import DecodeError
-from levada.transports.aqueduct import Attach, Delivery, ReceiverHalf, ReceiverState, SenderHalf
+from levada.transports.aqueduct import Attach, ReceiverHalf, ReceiverState, SenderHalf
 
 from . import envelopes
 from .halves import Halves, Letter, Packing
-from .oneshots import ENDS, SENDING, OwnHalf, dispatch
+from .links import OwnHalf
+from .oneshots import SENDING, dispatch
+
+if TYPE_CHECKING:
+    from .signals import Asking
 
 __all__ = ["FEW", "Answers", "Replies"]
 
@@ -35,18 +39,6 @@ _TOGETHER = 16
 logger = logging.getLogger("levada.actors.aqueduct")
 
 
-class Answered(Protocol):
-    """A question that waits for its answer: `levada.actors.aqueduct.signals.Asking`."""
-
-    def answered(self, delivery: Delivery, start: int, /) -> None:
-        """Take the answer, which begins at byte `start`."""
-        ...
-
-    def over(self, state: TerminalState, /) -> None:
-        """Record that there will be no answer."""
-        ...
-
-
 class Line(OwnHalf):
     """Sends payloads over one half, in order. What does not fit into the window waits here."""
 
@@ -54,45 +46,29 @@ class Line(OwnHalf):
         self.waiting: deque[Letter] = deque()
         self.halves = halves
         self.half = None
+        self.idle = True
         self._finishing = False
-        self._expected = False
         self._ended = ended
         self._room = room
 
     def send(self, payload: bytes) -> None:
         """Send a payload, with the handles in the connection's packing."""
         halves, half = self.halves, self.half
-        taken = halves.packing.taken
-        if half is not None and not self.waiting and not taken and half.push(payload, halves.plain):
+        packing = halves.packing
+        if half is not None and not self.waiting and not packing.taken and half.push(payload, halves.plain):
             halves.sent += 1
             halves.flush_soon()
             return
-        attached = [(passenger, kind) for _, passenger, kind in taken]
-        taken.clear()
         halves.answers += len(payload)
-        self.waiting.append(Letter(halves, payload, None, attached))
+        self.waiting.append(Letter(halves, payload, None, packing.leave()))
         if half is not None:
             self.pump()
-
-    def expect(self, expected: bool) -> None:
-        """Say whether there will be more to send, for which a connection that closes in order waits."""
-        self._expected = expected
-        self.set_idle()
 
     def finish(self) -> None:
         """Send no more."""
         self._finishing = True
         if self.half is not None:
             self.pump()
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether a connection that closes in order need not wait for this."""
-        return not self._expected
-
-    def forget(self) -> None:
-        """Give up: the message will never leave."""
-        self.over()
 
     def pump(self) -> None:
         """Send what waits, as far as there is room."""
@@ -108,11 +84,6 @@ class Line(OwnHalf):
         self.halves.flush_soon()
         if begun and not waiting:
             self._room()
-
-    def settled(self, letters: list[Any], outcome: Outcome) -> None:
-        """Report the outcome of payloads."""
-        for letter in letters:
-            letter.settle(outcome)
 
     def over(self) -> None:
         """Give up what waits."""
@@ -138,8 +109,9 @@ class Answers(OwnHalf):
         self._lost = lost
         self._given_back = given_back
         self._asked = 0
-        self._open: dict[int, Answered] = {}
+        self._open: dict[int, Asking] = {}
         self.half = None
+        self.idle = True
         self._withdrawals = Line(halves, _nothing, _nothing)
 
     def pack(self, packing: Packing) -> None:
@@ -147,13 +119,13 @@ class Answers(OwnHalf):
         packing.take(self, Attach.SENDER)
         packing.take(self._withdrawals, Attach.RECEIVER)
 
-    def add(self, asking: Answered) -> int:
+    def add(self, asking: Asking) -> int:
         """Wait for the answer to a question; return its number."""
         number = self._asked & envelopes.MAX_NUMBER
         self._asked += 1
         self._open[number] = asking
         if len(self._open) == 1:
-            self.set_idle()
+            self.set_idle(False)
         return number
 
     def withdraw(self, number: int) -> None:
@@ -161,16 +133,7 @@ class Answers(OwnHalf):
         if self._open.pop(number, None) is not None:
             self._withdrawals.send(envelopes.encode_withdrawal(number))
             if not self._open:
-                self.set_idle()
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether a connection that closes in order need not wait for this."""
-        return not self._open
-
-    def forget(self) -> None:
-        """Give up: the message will never leave."""
-        self._end(TerminalState.CONNECTION_LOST if self.halves.detail else TerminalState.LOST)
+                self.set_idle(True)
 
     def give_back(self) -> None:
         """Record that the message with the channels could not be encoded."""
@@ -205,17 +168,15 @@ class Answers(OwnHalf):
             else:
                 asking.answered(delivery, len(envelopes.REPLY) + envelopes.NUMBER_SIZE)
         if not self._open:
-            self.set_idle()
+            self.set_idle(True)
         halves.flush_soon()
 
     def over(self) -> None:
         """Take the answers that have come; the other questions get none."""
         half = self.half
-        while half.mailbox:
+        while half is not None and half.mailbox:
             self._take(len(half.mailbox))
-        self._end(ENDS.get(half.state, TerminalState.LOST))
-
-    def _end(self, state: TerminalState) -> None:
+        state = self.how_ended
         self._withdrawals.finish()
         while self._open:
             self._open.popitem()[1].over(state)
@@ -235,6 +196,7 @@ class Replies(OwnHalf):
         self._line = Line(halves, self._unwanted, room)
         self._open: dict[int, RemoteAsk] = {}
         self.half = None
+        self.idle = True
         self._over = False
         """Whether no more questions come."""
 
@@ -243,11 +205,10 @@ class Replies(OwnHalf):
         """Whether answers wait for room, so that no further questions should be taken."""
         return bool(self._line.waiting)
 
-    def use(self, answers: SenderHalf, withdrawals: ReceiverHalf) -> None:
+    def open(self, answers: SenderHalf, withdrawals: ReceiverHalf) -> None:
         """Use the channels that came with the first question."""
-        self.bound(withdrawals)
-        self.halves.start(self._line.bound(answers))
-        self.halves.start(self)
+        self._line.use(answers)
+        self.use(withdrawals)
 
     def add(self, number: int, question: RemoteAsk) -> bool:
         """Record an open question; false if it is open already, or if too many are open on the connection."""
@@ -255,7 +216,7 @@ class Replies(OwnHalf):
         if number in self._open or halves.questions >= halves.core.config.max_channels:
             return False
         if not self._open:
-            self._line.expect(True)
+            self._line.set_idle(False)
         self._open[number] = question
         halves.questions += 1
         return True
@@ -277,7 +238,7 @@ class Replies(OwnHalf):
     def _rest(self) -> None:
         """Allow the connection to close, or finish the channel, if no question is open."""
         if not self._open:
-            self._line.expect(False)
+            self._line.set_idle(True)
             if self._over:
                 self._line.finish()
 
@@ -286,9 +247,6 @@ class Replies(OwnHalf):
         while self._open:
             self.halves.questions -= 1
             self._open.popitem()[1].withdraw()
-
-    def forget(self) -> None:
-        """Do nothing: these channels have come from the peer."""
 
     def pump(self) -> None:
         """Take the withdrawals that have come."""

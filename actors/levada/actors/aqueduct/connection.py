@@ -165,26 +165,25 @@ class AqueductDriver(AqueductStreams):
         halves.cause = event.error
 
     def _on_settled(self, event: Settled) -> None:
-        record = self.halves.outbound.get(event.half)
+        record = self.halves.records.get(event.half)
         if record is not None:
             record.settled(event.tokens, _OUTCOMES[event.delivered])
 
     def _on_readable(self, event: Readable) -> None:
-        record = self.halves.inbound.get(event.half)
+        record = self.halves.records.get(event.half)
         if record is not None:
             record.pump()
 
     def _on_writable(self, event: Writable) -> None:
-        record = self.halves.outbound.get(event.half)
+        record = self.halves.records.get(event.half)
         if record is not None:
             record.pump()
 
     def _on_half_ended(self, event: Ended) -> None:
-        half, halves = event.half, self.halves
-        record = halves.outbound.get(half) if isinstance(half, SenderHalf) else halves.inbound.get(half)
+        record = self.halves.records.get(event.half)
         if record is not None:
             record.ended()
-        halves.links.pop(half, None)
+        self.halves.links.pop(event.half, None)
 
     def _on_reached(self, event: Reached) -> None:
         self.halves.links.pop(event.half, None)

@@ -28,8 +28,8 @@ from levada.transports.text import printable
 from . import envelopes
 from .answers import Replies
 from .halves import ANSWERS_ROOM, give_up, open_delivery, read_unreadable
-from .links import HalfActor
-from .oneshots import OwnHalf, Promise
+from .links import HalfActor, OwnHalf
+from .oneshots import Promise
 
 __all__ = ["Export", "answer_type"]
 
@@ -50,6 +50,7 @@ class Export(OwnHalf, HalfActor):
 
     target: LocalRef
     """The actor that the ref refers to."""
+    idle: bool = attrs.field(default=True, init=False)
     _held: Any = attrs.field(default=None, init=False)
     """A message or a question that did not fit into the mailbox."""
     _waiting: bool = attrs.field(default=False, init=False)
@@ -65,9 +66,6 @@ class Export(OwnHalf, HalfActor):
     _asked: int = attrs.field(default=0, init=False)
     """Bytes of the questions that are not answered."""
 
-    def forget(self) -> None:
-        """Do nothing: the message will never leave."""
-
     def begun(self) -> None:
         """Become an actor, and deliver what has arrived."""
         self.begin()
@@ -75,6 +73,8 @@ class Export(OwnHalf, HalfActor):
 
     def over(self) -> None:
         """End after the peer has dropped the ref, or is lost; envelopes that have arrived are still handled."""
+        if self.half is None:
+            return  # the message with the ref has never left
         self.pump()
         if self._replies is not None:
             self._replies.finish()
@@ -205,7 +205,7 @@ class Export(OwnHalf, HalfActor):
                 self._replies is None
             ):
                 self._replies = Replies(self.halves, self.pump)
-                self._replies.use(answers, withdrawals)
+                self._replies.open(answers, withdrawals)
             case _:
                 raise DecodeError("a first question without the two channels that belong to it, or a second one")
         self._ask_next(delivery, envelopes.ASK_FIRST, 2)
@@ -258,13 +258,13 @@ class Export(OwnHalf, HalfActor):
     def _load(self, half: SenderHalf) -> None:
         halves = self.halves
         promise = Promise(halves, _nothing, idle=True)
-        halves.start(promise.bound(half))
+        promise.use(half)
         promise.send(envelopes.encode_load(self.target.load()))
 
     def _watch(self, half: SenderHalf) -> None:
         cell, halves = self.target, self.halves
         promise = Promise(halves, lambda: cell.forget_watcher(promise), idle=True)
-        halves.start(promise.bound(half))
+        promise.use(half)
         cell.add_watcher(promise, lambda reason: promise.send(envelopes.encode_signal(envelopes.DOWN, reason)))
 
     def _link(self, delivery: Delivery) -> None:
@@ -339,7 +339,7 @@ class Task:
         self._handles: tuple[Any, ...] = ()
         self._work: Work | None = None
         self._done = Promise(halves, self._withdraw)
-        halves.start(self._done.bound(half))
+        self._done.use(half)
 
     def begin(self, entry: Any, handles: tuple[Any, ...]) -> None:
         """Put the message into the actor's mailbox."""
@@ -445,7 +445,7 @@ class PeersQuestion(RemoteAsk, ABC):
             try:
                 payload = envelopes.ANSWER + refs.codec.encode(value, expected, attachments=refs.halves.packing)
                 if refs.halves.packing.taken:
-                    refs.halves.require_room(self.target.path)
+                    refs.halves.packing.require_room()
             except Exception as broken:  # noqa: BLE001 - the failure log has it
                 path = self.target.path
                 self.target.system.failure_log.log(logger, broken, "%s: an answer cannot travel", path, actor=path)
@@ -484,7 +484,7 @@ class Question(PeersQuestion):
         super().__init__(export, size)
         halves = export.halves
         self._promise = Promise(halves, self.withdraw)
-        halves.start(self._promise.bound(half))
+        self._promise.use(half)
 
     def take_back(self) -> None:
         """Do not answer, since no handler has started: the peer gives it to another actor."""

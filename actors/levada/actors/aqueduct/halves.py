@@ -22,6 +22,7 @@ import attrs
 import trio
 
 from levada.framework import (
+    Actor,
     OneshotReceiver,
     OneshotSender,
     Reason,
@@ -51,7 +52,7 @@ from levada.transports import aqueduct
 from levada.transports.aqueduct import Attach, Delivery, ReceiverHalf, ReceiverState, SenderHalf, SenderState
 from levada.transports.text import printable
 
-from .links import CreationLink, Half, HalfActor
+from .links import CreationLink, Half, HalfActor, HalfRecord, OwnHalf
 from .name_lookup import Claim
 from .raw import RawMessage, encode_raw
 from .streams import AqueductStreams
@@ -118,42 +119,6 @@ class Unreadable:
 _UNREADABLE = b"\xb1levada.unreadable"
 
 
-class Record(Protocol):
-    """Stands in for a peer's half."""
-
-    def start(self) -> None:
-        """Begin; the message with the half has been sent, or opened."""
-        ...
-
-    def pump(self) -> None:
-        """Take arrived messages, or use the room to send."""
-        ...
-
-    def ended(self) -> None:
-        """End with the half, which is gone."""
-        ...
-
-
-class SendingRecord(Record, Protocol):
-    """Stands in for a peer's receiver."""
-
-    def settled(self, letters: list[Any], outcome: Outcome) -> None:
-        """Report the outcome of messages."""
-        ...
-
-
-class Passenger(Protocol):
-    """Travels in a message like a channel, but the program holds no handle of it: the channels of remote refs."""
-
-    def bound(self, half: Any) -> Record:
-        """Go on over this half, since the message has left."""
-        ...
-
-    def forget(self) -> None:
-        """Give up: the message will never leave."""
-        ...
-
-
 class Referring(Protocol):
     """The refs that have travelled over one connection: `levada.actors.aqueduct.refs.Refs`."""
 
@@ -212,8 +177,8 @@ class Halves:
         """Name of the peer, for errors."""
         self.remote: RemotePeer | None = None
         """The peer, for handlers of its messages."""
-        self.outbound: dict[SenderHalf, SendingRecord] = {}
-        self.inbound: dict[ReceiverHalf, Record] = {}
+        self.records: dict[Half, HalfRecord] = {}
+        """What stands in for the peer's halves of the channels that have not ended."""
         self.links: dict[Half, CreationLink] = {}
         """Links of the halves whose other half the peer's program does not have yet."""
         self.refs: Referring
@@ -243,8 +208,8 @@ class Halves:
         """The shared letter of all messages whose outcome is not tracked."""
         self.complain = RateLimitedLog("unreadable message", logger).line
         """Logs what is wrong with a message of the peer."""
-        self._starting: deque[Record] = deque()
-        self.going_on: list[Record] = []
+        self._starting: deque[HalfRecord] = deque()
+        self.going_on: list[HalfRecord] = []
         """Records that have left some of what has arrived, until the connection writes."""
         self._busy = False
 
@@ -254,16 +219,16 @@ class Halves:
         self.flush_soon = _nothing
         self.refs.release()
 
-    def bind(self, channel: ChannelCore | Passenger, half: Half) -> None:
+    def bind(self, channel: ChannelCore | OwnHalf, half: Half) -> None:
         """Continue a channel at the peer."""
         if not isinstance(channel, ChannelCore):
-            self.start(channel.bound(half))
+            channel.use(half)
         elif isinstance(half, SenderHalf):
             self.start(Outbound(self, channel, half=half))
         else:
             self.start(Inbound(self, channel, half=half))
 
-    def start(self, record: Record) -> None:
+    def start(self, record: HalfRecord) -> None:
         """Begin a record, after the records that are beginning now."""
         self._starting.append(record)
         if self._busy:
@@ -275,7 +240,7 @@ class Halves:
         finally:
             self._busy = False
 
-    def go_on_later(self, record: Record) -> None:
+    def go_on_later(self, record: HalfRecord) -> None:
         """Make a record take more of what has arrived when the connection writes what it has to write now."""
         self.going_on.append(record)
         self.flush_soon()
@@ -286,7 +251,7 @@ class Halves:
         for record in records:
             record.pump()
 
-    def link(self, source: Ref[Any], carrier: SenderHalf, made: Iterable[Half]) -> None:
+    def link(self, source: Actor[Any], carrier: SenderHalf, made: Iterable[Half]) -> None:
         """Link the halves that a message has left here to the actor that sent the message on `carrier`. Source: AQ-53."""
         assert carrier.links is not None
         link = CreationLink(source, next(reversed(carrier.links)))
@@ -310,12 +275,12 @@ class Halves:
         if self.makers and self.answers < ANSWERS_ROOM:
             self.makers.popitem(last=False)[0].set()
 
-    def forget(self, channel: ChannelCore | Passenger) -> None:
+    def forget(self, channel: ChannelCore | OwnHalf) -> None:
         """End a channel whose other half was in a message that never left."""
         if isinstance(channel, ChannelCore):
             self.end(channel, TerminalState.CONNECTION_LOST if self.detail else TerminalState.LOST)
         else:
-            channel.forget()
+            channel.over()
 
     def stamp(self, context: object, payload: bytes) -> bytes:
         """Put a context before a payload, if there is one and the peer takes the whole. Source: RF-58."""
@@ -338,23 +303,6 @@ class Halves:
         self.context = None if headers is None else self.tracing.context(headers, self.remote)
         return self.context
 
-    def has_room(self, channels: int) -> bool:
-        """Whether this many more channels may be made."""
-        core = self.core
-        live = len(core.halves) + len(core.unclaimed) + len(core.links.tombstones)
-        return live + channels <= core.config.max_channels
-
-    def require_room(self, channel: str) -> None:
-        """Give the handles in the packing back if there is no room for their channels.
-
-        Raises:
-            ChannelError: they were given back.
-        """
-        if not self.has_room(len(self.packing.taken)):
-            self.packing.rollback()
-            limit = self.core.config.max_channels
-            raise ChannelError(f"more than {limit} channels (raise max_channels, or end some)", channel=channel)
-
 
 class Letter(Envelope):
     """A message on its way to the peer: its bytes, and the sender to tell of its outcome."""
@@ -366,7 +314,7 @@ class Letter(Envelope):
         halves: Halves,
         payload: bytes,
         tracked: Tracked | None,
-        attached: list[tuple[ChannelCore | Passenger, Attach]],
+        attached: list[tuple[ChannelCore | OwnHalf, Attach]],
     ) -> None:
         self.halves = halves
         self.payload = payload
@@ -395,7 +343,7 @@ class Packing:
         self.halves = halves
         self.channel: ChannelCore | None = None
         """The channel of the message."""
-        self.taken: list[tuple[Any, ChannelCore | Passenger, Attach]] = []
+        self.taken: list[tuple[Any, ChannelCore | OwnHalf, Attach]] = []
 
     def attach(self, handle: Any) -> tuple[AttachmentKind, int] | tuple[AttachmentKind, int, bytes]:
         """Take a handle from its owner."""
@@ -416,6 +364,24 @@ class Packing:
         """Give the handles back to their owners."""
         while self.taken:
             self.taken.pop()[0].give_back()
+
+    def leave(self) -> list[tuple[ChannelCore | OwnHalf, Attach]]:
+        """Take what travels with the message, which is encoded."""
+        attached = [(channel, kind) for _, channel, kind in self.taken]
+        self.taken.clear()
+        return attached
+
+    def require_room(self) -> None:
+        """Give the handles back if there is no room for their channels.
+
+        Raises:
+            ChannelError: they were given back.
+        """
+        core = self.halves.core
+        if not core.has_room(len(self.taken)):
+            self.rollback()
+            text = f"more than {core.config.max_channels} channels (raise max_channels, or end some)"
+            raise ChannelError(text, channel="" if self.channel is None else self.channel.name)
 
 
 def give_up(handles: Iterable[Any]) -> None:
@@ -568,17 +534,17 @@ def _give_up_halves(halves: Iterable[Half]) -> None:
 
 
 def _handle(halves: Halves, half: Half, kind: AttachmentKind, item: Any, note: bytes = b"") -> Any:
-    sends, expected = isinstance(half, SenderHalf), _kind(half)
+    sends, oneshot, expected = isinstance(half, SenderHalf), half.oneshot, _kind(half)
     if kind is AttachmentKind.REF and expected is AttachmentKind.SENDER:
         return halves.refs.arrived(half, note)
     if kind != expected:
         raise ValueError(f"it is a {expected.name.lower()}, not a {kind.name.lower()}")
     name = f"{getattr(item, '__name__', item)}#{half.id}"
     window = WINDOW if sends else max(WINDOW, halves.core.config.mailbox)
-    channel = make_core(item, 1 if half.oneshot else window, name, opener=halves.context)
+    channel = make_core(item, 1 if oneshot else window, name, opener=halves.context)
     (channel.receiver if sends else channel.sender).away = 1
     halves.bind(channel, half)
-    if half.oneshot:
+    if oneshot:
         return OneshotSender(channel) if sends else OneshotReceiver(channel)
     return Sender(channel) if sends else Receiver(channel)
 
@@ -596,14 +562,12 @@ class Outbound(HalfActor):
     half: SenderHalf = attrs.field(kw_only=True)
     _busy: bool = attrs.field(default=False, init=False)
 
-    def __attrs_post_init__(self) -> None:
-        self.halves.outbound[self.half] = self
-
     def start(self) -> None:
         """Begin; the message with the half has been sent, or opened."""
         gone = self.half.ended
         if not gone:
             self.begin()
+        self.halves.records[self.half] = self
         self.channel.sender.on_terminated(self._ended_here)
         self.channel.consume(self.pump, self.prepare)
         if gone:
@@ -658,9 +622,8 @@ class Outbound(HalfActor):
         halves, packing = self.halves, self.halves.packing
         attached = []
         if packing.taken:
-            halves.require_room(self.channel.name)
-            attached = [(core, kind) for _, core, kind in packing.taken]
-            packing.taken.clear()
+            packing.require_room()
+            attached = packing.leave()
         return Letter(halves, payload, entry if isinstance(entry, Tracked) else None, attached)
 
     def pump(self) -> None:
@@ -705,7 +668,7 @@ class Outbound(HalfActor):
         letter.payload = b""  # the core has it; this would keep it until the ack
         if made:
             if self.is_actor:
-                self.halves.link(self.ref, self.half, made)
+                self.halves.link(self, self.half, made)
             attached, letter.attached = letter.attached, []
             for (channel, _), half in zip(attached, made, strict=True):
                 self.halves.bind(channel, half)
@@ -721,7 +684,7 @@ class Outbound(HalfActor):
 
     def ended(self) -> None:
         """End the channel with the half, which is gone. Source: section 8 of the protocol."""
-        self.halves.outbound.pop(self.half, None)
+        self.halves.records.pop(self.half, None)
         self.halves.end(self.channel, _SENDER_ENDS[self.half.state])
         self.retire()
 
@@ -761,19 +724,18 @@ class Inbound(HalfActor):
     """How the channel ends when all arrived messages are in it."""
     _busy: bool = attrs.field(default=False, init=False)
 
-    def __attrs_post_init__(self) -> None:
-        self.halves.inbound[self.half] = self
-        self.half.user_data = (self.halves, self.channel.item_type)
-
     def start(self) -> None:
         """Begin; the message with the half has been sent, or opened."""
-        gone = self.half.ended
+        half = self.half
+        half.user_data = (self.halves, self.channel.item_type)
+        gone = half.ended
         if not gone:
             self.begin()
+        self.halves.records[half] = self
         self.channel.sender.on_terminated(self._ended_here)
         if gone:
             self.ended()
-        else:
+        elif half.mailbox:
             self.pump()
 
     def pump(self) -> None:
@@ -781,53 +743,52 @@ class Inbound(HalfActor):
         if self._busy or self._waiting:
             return
         self._busy = True
+        channel, halves = self.channel, self.halves
+        mailbox, queue = self.half.mailbox, channel.queue
+        channel.enveloped = True
         try:
-            self._move()
+            while channel.sender.state is _OPEN:
+                arrival = self._held
+                if arrival is None:
+                    if not mailbox:
+                        break
+                    if not channel.takers and channel.consumer is None:
+                        halves.received += self._fill(queue, channel.limit - len(queue))
+                    arrival = self._take()
+                    if arrival is None:
+                        break
+                    halves.received += 1
+                else:
+                    self._held = None
+                if not channel.offer(arrival, self._room):
+                    self._held, self._waiting = arrival, True
+                    return
+            if self._final is not None and self._held is None and not mailbox:
+                final, self._final = self._final, None
+                if final is TerminalState.FINISHED:
+                    channel.finish_producer()
+                else:
+                    halves.end(channel, final, discard=False)
         finally:
             self._busy = False
-        self.halves.flush_soon()
-
-    def _move(self) -> None:
-        channel, half, halves = self.channel, self.half, self.halves
-        mailbox, queue = half.mailbox, channel.queue
-        channel.enveloped = True
-        while channel.sender.state is _OPEN:
-            arrival = self._held
-            if arrival is None:
-                if not channel.takers and channel.consumer is None:
-                    halves.received += self._fill(queue, channel.limit - len(queue))
-                arrival = self._take()
-                if arrival is None:
-                    break
-                halves.received += 1
-            else:
-                self._held = None
-            if not channel.offer(arrival, self._room):
-                self._held, self._waiting = arrival, True
-                return
-        if self._final is not None and self._held is None and not mailbox:
-            final, self._final = self._final, None
-            if final is TerminalState.FINISHED:
-                channel.finish_producer()
-            else:
-                halves.end(channel, final, discard=False)
 
     def _fill(self, queue: deque[Any], most: int) -> int:
         """Put messages for the channel, so many at most, into its queue, which nobody waits for; return how many."""
         return self.half.take_into(queue, most)
 
     def _take(self) -> Any:  # an `Arrival`, as `AqueductDriver` has the core make them, or None
-        """Take a message for the channel out of the half's mailbox, if there is one."""
+        """Take a message for the channel out of the half's mailbox, if there is one left."""
         return self.half.take(release=False) if self.half.mailbox else None
 
     def _room(self) -> None:
         self._waiting = False
         self.pump()
+        self.halves.flush_soon()
 
     def ended(self) -> None:
         """End the channel with the half, which is gone. Unless it was cancelled or closed, messages in its mailbox are still received."""
         state = self.half.state
-        self.halves.inbound.pop(self.half, None)
+        self.halves.records.pop(self.half, None)
         if state in (ReceiverState.CANCELLED, ReceiverState.CLOSED):
             self.halves.end(self.channel, _RECEIVER_ENDS[state])
         else:
@@ -844,8 +805,9 @@ class Inbound(HalfActor):
         if self._held is not None:
             held, self._held = self._held, None
             held.settle(Outcome.NOT_PROCESSED)
-        self.half.close()
-        self.halves.flush_soon()
+        if self.half.mailbox or not self.half.ended:
+            self.half.close()
+            self.halves.flush_soon()
 
 
 _RECEIVER_ENDS: Final = {

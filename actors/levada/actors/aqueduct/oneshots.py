@@ -1,83 +1,20 @@
-"""Channels that remote refs use themselves, without handles in the program: their common base, and oneshots for answers and ends."""
+"""Oneshots that remote refs use themselves, without handles in the program: for answers and ends."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 from levada.framework.embedding import Outcome, TerminalState
 from levada.framework.errors import LocalProtocolError
-from levada.transports.aqueduct import Delivery, ReceiverState, SenderHalf, SenderState
+from levada.transports.aqueduct import Delivery, SenderHalf, SenderState
 
 from .halves import Halves, Letter
+from .links import OwnHalf
 
-__all__ = ["ENDS", "SENDING", "Awaited", "OwnHalf", "Promise", "dispatch"]
+__all__ = ["SENDING", "Awaited", "Promise", "dispatch"]
 
 SENDING = (SenderState.OPEN, SenderState.UNATTACHED)
-
-
-class OwnHalf(ABC):
-    """A half that a remote ref uses: a `levada.actors.aqueduct.halves.Passenger` until its message has left, then a `Record` of the connection."""
-
-    __slots__ = ()
-
-    halves: Halves
-    half: Any
-    """The half here; None only before its message has left."""
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether a connection that closes in order need not wait for this."""
-        return True
-
-    def set_idle(self) -> None:
-        """Tell the core what `is_idle` says now."""
-        half, background = self.half, self.halves.core.background
-        if half is not None and not half.ended:
-            background.add(half) if self.is_idle else background.discard(half)
-
-    def bound(self, half: Any) -> Any:
-        """Go on over this half, since the message has left or arrived."""
-        self.half = half
-        table: dict[Any, Any] = self.halves.outbound if isinstance(half, SenderHalf) else self.halves.inbound
-        table[half] = self
-        if self.is_idle:
-            self.halves.core.background.add(half)
-        return self
-
-    @abstractmethod
-    def forget(self) -> None:
-        """Give up: the message will never leave."""
-
-    def give_back(self) -> None:  # noqa: B027 - most have nothing to do
-        """Go back to the state before: the message could not be encoded."""
-
-    def start(self) -> None:
-        """Begin; the message with the half has been sent, or opened."""
-        if self.half.ended:
-            self.ended()
-        else:
-            self.begun()
-
-    def begun(self) -> None:
-        """Begin with a half that has not ended."""
-        self.pump()
-
-    @abstractmethod
-    def pump(self) -> None:
-        """Take arrived messages, or use the room to send."""
-
-    def ended(self) -> None:
-        """End with the half, which is gone."""
-        half = self.half
-        self.halves.outbound.pop(half, None) if isinstance(half, SenderHalf) else self.halves.inbound.pop(half, None)
-        self.halves.core.background.discard(half)
-        self.over()
-
-    @abstractmethod
-    def over(self) -> None:
-        """Do what follows from the end of the half."""
 
 
 class Awaited(OwnHalf):
@@ -90,7 +27,7 @@ class Awaited(OwnHalf):
         idle: whether a connection that closes in order does not wait for the value.
     """
 
-    __slots__ = ("_calls", "_idle", "half", "halves")
+    __slots__ = ("_calls", "half", "halves", "idle")
 
     attachment_kind: ClassVar[str] = "oneshot_sender"
     """The handle that the peer gets."""
@@ -106,7 +43,7 @@ class Awaited(OwnHalf):
         self.halves = halves
         self._calls: tuple[Callable[[Delivery], None], Callable[[TerminalState], None]] | None = (got, over)
         """``None`` once settled: by a value, by its end, or by `close`. The callbacks' owner holds this object, so they go at once."""
-        self._idle = idle
+        self.idle = idle
         self.half = None
 
     def close(self) -> None:
@@ -116,15 +53,6 @@ class Awaited(OwnHalf):
             if self.half is not None:
                 self.half.close()
                 self.halves.flush_soon()
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether a connection that closes in order need not wait for this."""
-        return self._idle
-
-    def forget(self) -> None:
-        """Give up: the message will never leave."""
-        self._settle(TerminalState.CONNECTION_LOST if self.halves.detail else TerminalState.LOST)
 
     def begun(self) -> None:
         """Take the value, or close the half if nothing is wanted any more."""
@@ -136,7 +64,7 @@ class Awaited(OwnHalf):
     def pump(self) -> None:
         """Take the value, if it has come."""
         half = self.half
-        if half.mailbox:
+        if half is not None and half.mailbox:
             delivery = half.take()
             calls, self._calls = self._calls, None
             if calls is None:
@@ -149,19 +77,9 @@ class Awaited(OwnHalf):
     def over(self) -> None:
         """Take the value, or say that there will be none."""
         self.pump()
-        self._settle(ENDS.get(self.half.state, TerminalState.LOST))
-
-    def _settle(self, state: TerminalState) -> None:
         calls, self._calls = self._calls, None
         if calls is not None:
-            calls[1](state)
-
-
-ENDS = {
-    ReceiverState.FINISHED: TerminalState.FINISHED,
-    ReceiverState.CANCELLED: TerminalState.CANCELLED,
-    ReceiverState.CONNECTION_LOST: TerminalState.CONNECTION_LOST,
-}
+            calls[1](self.how_ended)
 
 
 def dispatch(halves: Halves, half: SenderHalf, letter: Letter) -> None:
@@ -174,7 +92,7 @@ def dispatch(halves: Halves, half: SenderHalf, letter: Letter) -> None:
     halves.sent += 1
     letter.payload = b""  # the core has it; this would keep it until the ack
     if made:  # the connection stands for halves without an actor
-        halves.link(halves.connection.ref, half, made)
+        halves.link(halves.connection, half, made)
     attached, letter.attached = letter.attached, []
     for (passenger, _), other in zip(attached, made, strict=True):
         halves.bind(passenger, other)
@@ -189,7 +107,7 @@ class Promise(OwnHalf):
         idle: as for `Awaited`.
     """
 
-    __slots__ = ("_due", "_gone", "_idle", "_octets", "half", "halves")
+    __slots__ = ("_due", "_gone", "_octets", "half", "halves", "idle")
 
     attachment_kind: ClassVar[str] = "oneshot_receiver"
     """The handle that the peer gets."""
@@ -198,7 +116,7 @@ class Promise(OwnHalf):
         self.halves = halves
         self._gone: Callable[[], None] | None = gone
         """``None`` once settled: by `send`, by `finish`, or by its end. The callback's owner holds this object, so it goes at once."""
-        self._idle = idle
+        self.idle = idle
         self.half = None
         self._due: Letter | None = None
         """The value, until the message with the other half has left."""
@@ -211,10 +129,8 @@ class Promise(OwnHalf):
         if self._gone is None:
             packing.rollback()
             return
-        attached = [(passenger, kind) for _, passenger, kind in packing.taken]
-        packing.taken.clear()
         self._gone = None
-        self._due = Letter(self.halves, payload, None, attached)
+        self._due = Letter(self.halves, payload, None, packing.leave())
         self._octets = len(payload)
         self.halves.answers += self._octets
         self._go()
@@ -237,15 +153,6 @@ class Promise(OwnHalf):
             dispatch(self.halves, half, letter)
         self.halves.flush_soon()
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether a connection that closes in order need not wait for this."""
-        return self._idle
-
-    def forget(self) -> None:
-        """Give up: the message will never leave."""
-        self.over()
-
     def begun(self) -> None:
         """Send the value, or the end, if it is known."""
         if self._gone is None:
@@ -256,8 +163,7 @@ class Promise(OwnHalf):
 
     def settled(self, letters: list[Any], outcome: Outcome) -> None:
         """Report the outcome of the value."""
-        for letter in letters:
-            letter.settle(outcome)
+        super().settled(letters, outcome)
         self._arrived()
 
     def _arrived(self) -> None:

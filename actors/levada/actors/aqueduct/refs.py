@@ -175,9 +175,10 @@ class Refs:
     @property
     def numbers_questions(self) -> bool:
         """Whether the peer understands `envelopes.ASK_FIRST`, and there is room: less than half of the channels are in use."""
-        halves = self.halves
-        room = halves.has_room(halves.core.config.max_channels // 2 + 2)
-        return room and envelopes.ANSWERS_GREETING in (halves.core.peer_headers or ())
+        core = self.halves.core
+        return core.has_room(core.config.max_channels // 2 + 2) and envelopes.ANSWERS_GREETING in (
+            core.peer_headers or ()
+        )
 
     def release(self) -> None:
         """Drop the connection's halves, since its actor has ended and they may hold this object."""

@@ -269,8 +269,8 @@ class Tie(Signal):
             A function that takes the other half, and begins to listen for the end of the actor there.
         """
         ours, theirs = self._make(refs)
-        refs.halves.start(ours.bound(half))
-        return lambda half: refs.halves.start(theirs.bound(half))
+        ours.use(half)
+        return theirs.use
 
     def tell_exit(self, reason: Reason) -> None:
         """Tell the peer that the actor here has ended."""

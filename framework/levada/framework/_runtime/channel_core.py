@@ -172,7 +172,7 @@ class Half:
         return remove
 
     def call_watchers(self) -> None:
-        """Call each callback once. The state must be set before."""
+        """Call each callback once, since there are some. The state must be set before."""
         watchers = self.watchers or {}
         for key in list(watchers):
             callback = watchers.pop(key, None)  # one callback may have removed another
@@ -352,7 +352,8 @@ class ChannelCore:
 
     def bind_thread(self) -> None:
         """Bind a channel without a thread to this thread, since a task here is about to wait on it."""
-        self.check_thread()
+        if get_ident() != self.thread:
+            self.check_thread()
         try:
             self.token = current_trio_token()
         except RuntimeError:
@@ -509,7 +510,8 @@ class ChannelCore:
         """
         self.bind_thread()
         self.consumer, self.prepare = consumer, prepare
-        self._dismiss_takers()
+        if self.takers:
+            self._dismiss_takers()
         consumer()
 
     def take(self) -> Any:
@@ -562,9 +564,11 @@ class ChannelCore:
         else:
             self.receiver.state, self.receiver.detail, self.receiver.cause = state, detail, cause
             self.consumer = self.prepare = None  # they refer to this channel, and no message comes any more
-            self._dismiss_takers()
-        self.sender.call_watchers()
-        if self.receiver.state is not OPEN:
+            if self.takers:
+                self._dismiss_takers()
+        if self.sender.watchers:
+            self.sender.call_watchers()
+        if self.receiver.state is not OPEN and self.receiver.watchers:
             self.receiver.call_watchers()
 
     def end_pending(self) -> None:

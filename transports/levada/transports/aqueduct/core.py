@@ -189,7 +189,7 @@ class AqueductCore:
         `stream_id` is QUIC's for a stream of the peer's, and the core's for a stream that this side opened.
         """
         self._now = now
-        stream = self._stream(stream_id)
+        stream = self.streams.table.get(stream_id) or self._new_stream(stream_id)
         if stream is not None and stream.receives and not stream.fin_seen:
             try:
                 self._read(stream, data, fin)
@@ -200,7 +200,7 @@ class AqueductCore:
     def stream_reset(self, stream_id: int, code: int, now: float) -> list[Event]:
         """Record that the peer has reset its direction of a stream. Source: AQ-11, AQ-20, AQ-25a, AQ-46, AQ-48."""
         self._now = now
-        stream = self._stream(stream_id)
+        stream = self.streams.table.get(stream_id) or self._new_stream(stream_id)
         if stream is not None and stream.receives:
             if stream.blocked and not stream_id & 2:
                 stream.reset_seen = code
@@ -214,7 +214,7 @@ class AqueductCore:
     def stream_stopped(self, stream_id: int, code: int, now: float) -> list[Event]:
         """Record that the peer has stopped a stream, so QUIC has reset this direction; the code has no meaning. Source: AQ-15, AQ-20a."""
         self._now = now
-        stream = self._stream(stream_id)
+        stream = self.streams.table.get(stream_id) or self._new_stream(stream_id)
         if stream is not None:
             if stream is self._control:
                 self._fail(violation("E-13", "stopped"))
@@ -425,17 +425,10 @@ class AqueductCore:
         if self._excess is not None:
             self._fail(self._excess)
 
-    def _stream(self, stream_id: int) -> AqueductStream | None:
-        """Find a stream. An unknown stream of the peer's is new; an unknown stream of ours has ended."""
-        stream = self.streams.table.get(stream_id)
-        if (
-            stream is None
-            and self.state is not ConnectionState.CLOSED
-            and bool(stream_id & 1) == self.client
-            and stream_id not in self.streams.done
-        ):
-            stream = self.streams.accept(stream_id)
-        return stream
+    def _new_stream(self, stream_id: int) -> AqueductStream | None:
+        """Accept a stream that is not in the table, if it is the peer's and has not ended."""
+        ended = bool(stream_id & 1) != self.client or stream_id in self.streams.done
+        return None if ended or self.state is ConnectionState.CLOSED else self.streams.accept(stream_id)
 
     def _read(self, stream: AqueductStream, data: bytes, fin: bool) -> None:
         """Read bytes after the buffered ones, and buffer the bytes that cannot be read yet."""
