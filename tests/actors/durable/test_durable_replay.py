@@ -16,7 +16,7 @@ pytest.importorskip("pyarrow")
 
 import pyarrow as pa
 
-from levada.actors.durable import Durable, ReplayFailed, applies, replay, shards, snapshots, upcasts
+from levada.actors.durable import Durable, ReplayFailed, applies, replay, rows, shards, snapshots, upcasts
 from levada.actors.durable.rows import log_config
 from levada.actors.journal import SchemaMismatch, Store
 from levada.framework import ActorSystem, Asks, handles, message
@@ -171,9 +171,9 @@ async def test_a_snapshot_of_version_0_2_which_names_no_types_is_taken(tmp_path:
         schema = store.schema
         found = [row for _, batch in store.batches(0, 0) for row in batch.to_pylist()]
     [snapshot] = [row for row in found if row["kind"] == "$snapshot"]
-    state = snapshots.WHOLE.decode(snapshot["_data"])
+    state = rows.WHOLE.decode(snapshot["_data"])
     assert state.pop("types") == {"numbers": "list[int]"}
-    snapshot["_data"] = snapshots.WHOLE.encode(state)
+    snapshot["_data"] = rows.WHOLE.encode(state)
     with Store.open(tmp_path / "old", schema, log_config(1)) as store:
         store.append([(0, pa.RecordBatch.from_pylist(found, schema))])
     assert await run(tmp_path / "old", cls, Added) == [0, 1, 2, 3]

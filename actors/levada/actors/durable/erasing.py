@@ -6,8 +6,7 @@ and erases all its own rows before that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -16,12 +15,14 @@ from levada.actors.journal.errors import fresh
 from levada.framework.embedding import Ask
 from levada.framework.errors import MailboxFull
 
-from .access import Access
 from .errors import EntityErased, OutcomeUnknown, ShardLost
 from .reminders import Reminder
 from .rows import ERASED, FORGOT, SNAPSHOT, LogRow
 from .snapshots import MOST_BYTES as SNAPSHOT_BYTES
-from .turns import Erase, Live, ShardWriter
+from .turns import Erase, Live
+
+if TYPE_CHECKING:
+    from .shard import Shard
 
 __all__ = ["Erasing"]
 
@@ -29,32 +30,10 @@ MOST = 1000
 """The most entities of a shard that are erased at the same time."""
 
 
-class _Shard(ShardWriter, Protocol):
-    """The part of a shard that erasing uses."""
-
-    access: Access
-
-    async def end_entity(self, entity: str) -> None:
-        """End an entity, and wait until its rows are on disk."""
-        ...
-
-    def start_task(self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
-        """Start a task of the shard. The shard ends if the task raises `ShardLost`."""
-        ...
-
-    def write(self, rows: list[LogRow], written: trio.Event) -> None:
-        """Queue rows; the event is set when they are on disk."""
-        ...
-
-    def forget_entity(self, entity: str) -> None:
-        """Drop the shard's records of an entity."""
-        ...
-
-
 class Erasing:
     """The entities of a shard that are being erased."""
 
-    def __init__(self, shard: _Shard) -> None:
+    def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self.questions: dict[str, Ask] = {}
         """By entity. Not a `Reply`: `give_up` fails them."""

@@ -13,8 +13,7 @@ import attrs
 
 from levada.framework import Codec, message
 
-from .rows import REMIND, LogRow
-from .snapshots import WHOLE
+from .rows import REMIND, WHOLE, LogRow
 from .turns import Live
 
 __all__ = ["MOST_BYTES", "Reminder", "Reminders"]

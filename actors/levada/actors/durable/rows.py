@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import pyarrow as pa
@@ -20,6 +20,7 @@ import pyarrow.compute
 
 from levada.actors.journal import Columns, JournalConfig, Keyed, SchemaMismatch, columns_of
 from levada.actors.journal.schema import default_of
+from levada.framework import Codec
 from levada.framework.errors import ConfigurationError
 from levada.framework.handlers import flatten
 from levada.framework.message import field_types, tag_of
@@ -37,6 +38,7 @@ __all__ = [
     "OWNED",
     "REMIND",
     "SNAPSHOT",
+    "WHOLE",
     "EventKind",
     "LogRow",
     "ShardLog",
@@ -76,6 +78,8 @@ OWNED = "$owned"
 REMIND, FIRED, FORGOT = "$remind", "$fired", "$forgot"
 """A reminder was set, has been handled, or was taken back. These rows are the shard's own; the reminder is in ``_data``."""
 
+WHOLE: Final = Codec(max_bytes=1 << 30, max_items=1 << 40)
+"""For the data of snapshots, which are larger than messages; their writers bound them."""
 SEGMENT_BYTES = 64 << 20
 _FOR_EVER = 1 << 60
 

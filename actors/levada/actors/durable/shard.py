@@ -48,8 +48,8 @@ from .entity import handler_of
 from .erasing import Erasing
 from .errors import CommandFailed, DurableError, ReplayFailed, ShardLost
 from .live_entities import Population
+from .reminder_times import ReminderTimes
 from .reminders import Reminders
-from .reminding import Reminding
 from .replay import load
 from .rows import ANSWER, ERASED, FIRED, FORGOT, OWNED, REMIND, SNAPSHOT, LogRow
 from .settings import GetShardStatistics, ShardSettings, ShardStatistics
@@ -141,13 +141,13 @@ class Shard(DescribedActor[Any]):
         self._sync_handlers = self._handlers[None]
         self._time = self.settings.clock
         self._snapshot_every = self.settings.snapshot_every
-        self._reminding = Reminding(self)
+        self._reminder_times = ReminderTimes(self)
         self._refusal: JournalError | None = JournalError("it is being opened")
         """Why it takes no commands; None: it takes them."""
         self._unwritable: JournalError | None = None
         """Why the journal takes no rows, so that it answers only what needs none; None: it owns its partition."""
         self._commits = Commits(self.access, self.log, 0)
-        self._under_way = UnderWay(self._commits, self._reminding.again)
+        self._under_way = UnderWay(self._commits, self._reminder_times.again)
         self._entities = Population(self._commits, self.settings.max_live)
 
     async def started(self) -> None:
@@ -217,7 +217,7 @@ class Shard(DescribedActor[Any]):
 
     def _begin_to_write(self) -> None:
         self.start_task(self._commits.run)
-        self._reminding.arm()
+        self._reminder_times.arm()
 
     def start_task(self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
         """Start a task; if it finds that the partition is lost, the shard ends."""
@@ -599,13 +599,13 @@ class Shard(DescribedActor[Any]):
         if turn.command is not None and turn.live is not None and turn.live.underway is not None:
             del turn.live.underway[turn.command]
         if self.reminders.pending or turn.reminder is not None:
-            self._reminding.done(turn.command)
+            self._reminder_times.done(turn.command)
         self._under_way.send(turn, turn.value)
 
     def part_done(self, entity: str, tells: Sequence[tuple[Ref[Any], Any]]) -> None:
         """Send the messages of an entity that waited for rows in the middle of a handler."""
         self._under_way.tell_all(self.ref.path, entity, tells)
-        self._reminding.arm()
+        self._reminder_times.arm()
 
     def failed(self, turn: CommandTurn, error: BaseException) -> None:
         """Drop an entity that ended on a command. Those behind it are for its next life."""
@@ -671,7 +671,7 @@ class Shard(DescribedActor[Any]):
     @handles
     def due(self, _: _Due) -> None:
         """Give entities the reminders that are due."""
-        self._reminding.remind()
+        self._reminder_times.remind()
 
     def wake_in(self, seconds: float) -> None:
         """Look at the reminders in so many seconds, and at no other time; not while nothing can be written."""

@@ -12,20 +12,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from levada.framework import Codec
 from levada.framework.codec import type_name
 from levada.framework.errors import ConfigurationError, LevadaError
 from levada.framework.message import field_types
+
+from .rows import WHOLE
 
 if TYPE_CHECKING:
     from .entity import Durable
     from .turns import Live
 
-__all__ = ["MOST_BYTES", "WHOLE", "Snapshots"]
+__all__ = ["MOST_BYTES", "Snapshots"]
 
-
-WHOLE: Final = Codec(max_bytes=1 << 30, max_items=1 << 40)
-"""For snapshots, which are larger than messages. `MOST_BYTES` bounds what is written."""
 MOST_BYTES: Final = 14 << 20
 """The most bytes of a snapshot, approximately: a journal in another process reads rows of 15 MiB at most."""
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from levada.framework.embedding import LocalRef
 from levada.framework.errors import ActorError, LevadaError
 from levada.framework.supervision import doubled
 
 from .entity import handler_of
 from .reminders import Reminder
-from .settings import ShardSettings
-from .turns import CommandTurn, EntityCommand, ShardWriter
+from .turns import CommandTurn, EntityCommand
 
-__all__ = ["Reminding"]
+if TYPE_CHECKING:
+    from .shard import Shard
+
+__all__ = ["ReminderTimes"]
 
 logger = logging.getLogger("levada.actors.durable")
 
@@ -27,30 +28,10 @@ FULL_DELAY = 0.05
 """Seconds before a shard without room looks again."""
 
 
-class _Shard(ShardWriter, Protocol):
-    """What reminders need of a shard."""
-
-    settings: ShardSettings
-    place: LocalRef
-
-    @property
-    def has_place(self) -> bool:
-        """Whether the shard takes another reminder."""
-        ...
-
-    def wake_in(self, seconds: float) -> None:
-        """Call `Reminding.remind` in so many seconds, and at no other time."""
-        ...
-
-    def begin_turn(self, turn: CommandTurn) -> None:
-        """Take a command."""
-        ...
-
-
-class Reminding:
+class ReminderTimes:
     """The times of a shard's reminders."""
 
-    def __init__(self, shard: _Shard) -> None:
+    def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._attempts: dict[str, int] = {}
 
