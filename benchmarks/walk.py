@@ -30,7 +30,7 @@ LIMITS = {
     "aqueduct": (67, 13),
     "aqueduct-sender": (628, 37),
     "maop": (262, 24),
-    "durable": (115, 22),
+    "durable": (114, 20),
     "spark": (305, 35),
 }
 """Calls and files of a walk, at most."""

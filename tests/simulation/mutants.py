@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import attrs
 
+from levada.actors.durable.commits import UnderWay
 from levada.actors.durable.hosting import Host
 from levada.actors.durable.reminders import Reminders
 from levada.actors.durable.rows import FIRED
 from levada.actors.durable.shard import Shard
-from levada.actors.durable.underway import UnderWay
 from levada.actors.journal import appends
 from levada.framework.testing.simulation import SimulatedFiles
 

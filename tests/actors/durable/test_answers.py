@@ -12,7 +12,7 @@ import trio
 pytest.importorskip("pyarrow")
 
 from levada.actors.durable import Durable, Shards, applies, shards
-from levada.actors.durable.answers import copy_of
+from levada.actors.durable.turns import copy_of
 from levada.framework import ActorSystem, Asks, Receiver, Sender, channel, handles, message
 
 

@@ -25,7 +25,6 @@ from levada.actors.durable import (
     log_columns,
     routing,
     shards,
-    underway,
 )
 from levada.actors.durable.hosting import Owner
 from levada.actors.durable.routing import ShardRoutes
@@ -80,7 +79,7 @@ async def accounts_in(system: ActorSystem, gate: Gate) -> Shards[Any]:
 async def test_told_commands_fill_the_shard_and_its_mailbox(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(underway, "MOST_UNDER_WAY", 40)
+    monkeypatch.setattr(commits, "MOST_UNDER_WAY", 40)
     monkeypatch.setattr(entry, "MAILBOX", 10)
     gate = Gate()
     async with ActorSystem(ask_timeout=1000.0) as system:
@@ -104,7 +103,7 @@ async def test_large_events_hold_the_next_commands_back(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bytes count, too, as soon as a handler has recorded them."""
-    monkeypatch.setattr(underway, "MOST_BYTES", 1000)
+    monkeypatch.setattr(commits, "MOST_WAITING_BYTES", 1000)
     gate = Gate()
     async with ActorSystem(ask_timeout=1000.0) as system:
         accounts = await accounts_in(system, gate)
@@ -197,7 +196,7 @@ async def test_a_burst_of_large_commands_is_held_back_before_any_is_handled(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, with_ids: bool
 ) -> None:
     """The bytes of a command count from the moment it is taken: here 1,000 and a few for each, of 5,000."""
-    monkeypatch.setattr(underway, "MOST_BYTES", 5000)
+    monkeypatch.setattr(commits, "MOST_WAITING_BYTES", 5000)
     Notebook.gate = gate = Gate()
     HANDLED.clear()
     async with ActorSystem(ask_timeout=1000.0) as system:

@@ -42,8 +42,7 @@ from levada.framework.errors import ActorError, ActorStopped
 from levada.framework.message import Asks, reply_type
 
 from .access import Access
-from .answers import IMMUTABLE, copy_of
-from .commits import CommitPart, Commits
+from .commits import CommitPart, Commits, UnderWay
 from .entity import handler_of
 from .erasing import Erasing
 from .errors import CommandFailed, DurableError, ReplayFailed, ShardLost
@@ -53,10 +52,8 @@ from .reminders import Reminders
 from .replay import load
 from .rows import ANSWER, ERASED, FIRED, FORGOT, OWNED, REMIND, SNAPSHOT, LogRow
 from .settings import GetShardStatistics, ShardSettings, ShardStatistics
-from .sizes import bytes_of
 from .snapshots import MOST_BYTES as SNAPSHOT_BYTES
-from .turns import CommandTurn, EntityCommand, Erase, Live
-from .underway import UnderWay
+from .turns import IMMUTABLE, CommandTurn, EntityCommand, Erase, Live, bytes_of, copy_of
 
 __all__ = ["Finisher", "Leave", "Shard"]
 

@@ -1,15 +1,23 @@
-"""`Live`, the shard's record of an entity in memory, and `CommandTurn`, one of its commands."""
+"""`Live`, the shard's record of an entity in memory, and `CommandTurn`, one of its commands, with its size and its answer.
+
+Answers wait for the disk while later commands change the state, so an answer is copied when its handler returns.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from copy import copy
+from functools import cache
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from levada.framework import message
+import attrs
+
+from levada.framework import Codec, message
 from levada.framework.embedding import AddressedMessage, Ask, LocalRef, pass_on
-from levada.framework.errors import AskCycle
-from levada.framework.message import Asks
+from levada.framework.errors import AskCycle, ConfigurationError, LevadaError
+from levada.framework.message import Asks, field_types
 
 if TYPE_CHECKING:
     import trio
@@ -20,7 +28,12 @@ if TYPE_CHECKING:
     from .reminders import Reminder, Reminders
     from .rows import LogRow, ShardLog
 
-__all__ = ["CommandTurn", "EntityCommand", "Erase", "Live", "ShardWriter"]
+__all__ = ["IMMUTABLE", "CommandTurn", "EntityCommand", "Erase", "Live", "ShardWriter", "bytes_of", "copy_of"]
+
+IMMUTABLE: Final = frozenset({NoneType, bool, bytes, float, int, str})
+"""The types of most answers."""
+_NUMBERS = (bool, float, int)
+_PLAIN = frozenset({*_NUMBERS, NoneType})
 
 
 @message("levada.durable.command")
@@ -213,3 +226,60 @@ class CommandTurn(Ask):
     def done(self) -> None:
         """Send the answer."""
         self.shard.done(self)
+
+
+@cache
+def _sized_of(cls: type) -> tuple[str, ...]:
+    """Return the names of a message's fields, except of those that are numbers by their annotation."""
+    try:
+        return tuple(name for name, annotation in field_types(cls).items() if annotation not in _NUMBERS)
+    except ConfigurationError:  # the class cannot travel, and may be handled here all the same
+        return tuple(field.name for field in attrs.fields(cls))
+
+
+def bytes_of(message: Any, codec: Codec) -> int:
+    """Return the approximate size of a message in bytes: the length of its texts and bytes, and the encoded size of other fields."""
+    octets = 0
+    cls: type = type(message)
+    for name in _sized_of(cls):
+        value = getattr(message, name)
+        kind = type(value)
+        if kind is str or kind is bytes:
+            octets += len(value)
+        elif kind not in _PLAIN:
+            try:
+                octets += len(codec.encode(value))
+            except (TypeError, ValueError, LevadaError):
+                pass  # a handle, or a value that the handler will reject
+    return octets
+
+
+def copy_of(value: Any) -> Any:
+    """Return what a value is now: copies of lists, dicts, sets and messages, and everything else itself, such as refs and channel handles."""
+    try:
+        hash(value)
+    except TypeError:
+        pass
+    else:
+        return value  # it cannot change, or it is not its content that counts
+    if type(value) is tuple:
+        return tuple(map(copy_of, value))
+    if isinstance(value, list):
+        found: Any = copy(value)
+        if not IMMUTABLE.issuperset(map(type, value)):
+            found[:] = map(copy_of, value)
+    elif isinstance(value, dict):
+        found = copy(value)
+        if not IMMUTABLE.issuperset(map(type, value.values())):
+            found.update((key, copy_of(item)) for key, item in value.items())
+    elif isinstance(value, set | bytearray):
+        found = copy(value)
+    elif attrs.has(type(value)):
+        found = copy(value)
+        for field in attrs.fields(type(value)):
+            item = getattr(value, field.name, None)
+            if type(item) not in IMMUTABLE:
+                object.__setattr__(found, field.name, copy_of(item))  # the class may be frozen
+    else:
+        found = value
+    return found
