@@ -92,6 +92,13 @@ def test_traces_and_metrics_on_the_oldest_versions(tmp_path: Path) -> None:
 
 
 @pytest.mark.release
+@pytest.mark.timeout(900)
+def test_reloads_on_the_oldest_versions(tmp_path: Path) -> None:
+    packages = [*oldest(), *oldest("reload"), TESTS_NEED]
+    run_tests(tmp_path / "venv", sys.executable, *packages, tests=("tests/cli/test_reloading.py",))
+
+
+@pytest.mark.release
 @pytest.mark.timeout(3600)
 def test_the_bridge_on_the_oldest_versions(tmp_path: Path) -> None:
     """The newest ones are in constraints.txt, where all other tests run."""

@@ -38,6 +38,7 @@ NEEDS: dict[str, set[str]] = {
     "prometheus": set(),
     "dashboard": {"levada.actors.dashboard", WEBSOCKET},
     "otel": {"levada.actors.otel"},
+    "reload": set(),
 }
 """The packages that import with an extra and not without it."""
 

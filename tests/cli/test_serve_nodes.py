@@ -13,6 +13,7 @@ import threading
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -330,6 +331,66 @@ def test_the_end_comes_while_a_node_restarts(start: Start, folder: Path, capsys:
         pass
     code, said = server.ends()
     assert (code, [line for line in said.splitlines() if "SIGKILL" not in line and "NODE " not in line]) == (0, [])
+
+
+RELOADED = """
+from levada.actors.rsocket import Request, serve
+import trio
+{first}
+
+async def answer(request: Request) -> bytes:
+    return {answer}
+
+async def app(system):
+    {before}
+    async with serve(system, "rsocket+tcp://127.0.0.1:0", answer) as listener:
+        yield listener
+"""
+
+
+def test_changed_code_is_loaded_and_clients_wait_meanwhile(start: Start, folder: Path) -> None:
+    """Also while code that cannot start waits for its repair; and Ctrl-C ends a start that hangs."""
+    pytest.importorskip("watchfiles")
+
+    def write(*, answer: str = "b'old'", first: str = "", before: str = "pass") -> None:
+        (folder / "new").write_text(RELOADED.format(answer=answer, first=first, before=before))
+        (folder / "new").replace(folder / "reloaded.py")
+
+    def answer(url: str) -> bytes:
+        with connect_blocking(url) as peer:
+            return peer.request_response(b"", timeout=100).data
+
+    def told() -> str:
+        """What the server says next, without its log and tracebacks."""
+        while not (line := server.says()).startswith("levada: "):
+            assert line
+        return line.removeprefix("levada: ").rstrip("\n")
+
+    write()
+    server = start("reloaded:app", "--reload", "--drain-timeout", "0.3")
+    url = server.told("SERVING ")
+    assert answer(url) == b"old"
+
+    write(first="1 / 0")
+    assert told() == "reloaded.py changed, and the new code cannot be imported, so nothing is restarted"
+    assert answer(url) == b"old"
+
+    write(before="raise RuntimeError('no database')")
+    assert told() == "reloaded.py changed: restarting"
+    assert told() == "n0 has failed: RuntimeError: no database; the next change starts it again"
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(answer, url)  # no node accepts it, and the port is open
+        write(answer="b'new'")
+        assert told() == "reloaded.py changed: restarting"
+        assert told() == "the new code serves"
+        assert waiting.result(250) == b"new"
+
+    write(before="print('hangs', flush=True); await trio.sleep_forever()")
+    assert told() == "reloaded.py changed: restarting"
+    assert server.line() == "n0: hangs"
+    server.signal(signal.SIGINT)
+    code, said = server.ends()
+    assert (code, said.splitlines()[-1]) == (130, "levada: interrupted")
 
 
 @pytest.mark.release

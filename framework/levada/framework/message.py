@@ -5,7 +5,8 @@ The rules of this file:
 * A message class is an attrs class with slots. `@message` adds one class attribute, its *tag*, and nothing to its instances, so making a
   message costs the same as with `attrs.define` (185 ns for three fields).
 * A tag names one class. Only a new definition of the same class may take over its tag: a reloaded module, a notebook cell that ran
-  again, a function with a local class that was called again.
+  again, a function with a local class that was called again; or a class elsewhere, if the module of the first one was removed from
+  ``sys.modules``.
 * Annotations are resolved on first use (by the codec, or for a handler table). So classes may refer to later ones, and a message that
   never leaves the process may have fields of any type.
 """
@@ -232,7 +233,7 @@ def _define(cls: type[T], tag: str | None, frozen: bool, local_names: Mapping[st
             f"tag {tag[:40]!r} of {cls.__qualname__} has {len(tag.encode())} bytes, wanted 1 to 255"
         )
     taken = BY_TAG.get(tag)
-    if taken is not None and (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
+    if _is_in_use(taken) and (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ConfigurationError(
             f"tag {tag!r} is taken by {taken.__module__}.{taken.__qualname__}; {cls.__module__}.{cls.__qualname__} needs another: @message('…')"
         )
@@ -245,6 +246,11 @@ def _define(cls: type[T], tag: str | None, frozen: bool, local_names: Mapping[st
         defined.__message_names__ = {name: value for name, value in local_names.items() if name in words}
     BY_TAG[tag] = defined
     return defined  # type: ignore[no-any-return]
+
+
+def _is_in_use(cls: type | None) -> TypeGuard[type]:
+    # A module that is imported again, because its file has changed, may have passed its class on to another module.
+    return cls is not None and cls.__module__ in sys.modules
 
 
 def _module_name(module: str) -> str:

@@ -218,6 +218,12 @@ async def fails_slowly(system: ActorSystem) -> AsyncIterator[None]:
     yield
 
 
+async def hangs(system: ActorSystem) -> AsyncIterator[None]:
+    """An app that is never ready, and does not notice that it is to end."""
+    await trio.sleep_forever()
+    yield
+
+
 async def fails_late(system: ActorSystem) -> AsyncIterator[None]:
     """An app that fails when it is to end."""
     yield

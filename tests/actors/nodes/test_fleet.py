@@ -439,7 +439,7 @@ async def test_who_waits_for_a_restart_learns_that_the_node_was_drained(autojump
         assert nodes["n0"].state is MemberState.UP
 
 
-@pytest.mark.parametrize("name", ["slow", "fails_slowly"])
+@pytest.mark.parametrize("name", ["slow", "fails_slowly", "hangs"])
 async def test_a_node_that_is_drained_while_it_starts_again_ends_in_order(
     name: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

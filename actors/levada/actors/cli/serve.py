@@ -29,7 +29,7 @@ from levada.framework.tracing import Tracing
 from levada.transports.carriers import TlsConfig
 from levada.transports.plugins import resolve
 
-from . import Subparsers
+from . import Subparsers, reloading
 from .arguments import seconds
 from .dashboard import serve_own_dashboard
 from .health import serve_health
@@ -92,6 +92,11 @@ def add_parser(subparsers: Subparsers) -> None:
         help="run N processes that share the addresses, or 'cores': one for each core; each has its own actors",
     )
     parser.add_argument(
+        "--reload",
+        action="store_true",
+        help="for development: when a Python file of the app's folder changes, drain and start again with the new code; implies --nodes 1",
+    )
+    parser.add_argument(
         "--health",
         type=_address,
         metavar="HOST:PORT",
@@ -129,6 +134,12 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal ends it."""
+    if args.reload:
+        reloading.check_installed()
+        args.nodes = args.nodes or 1
+        sys.dont_write_bytecode = (
+            True  # a file that changes twice in a second may have the size and the time of its bytecode
+        )
     found = find(args.target)
     app = _handler_app(found, args) if args.url else _app(found, args)
     with _logs_on_stderr(args.log), late_ones_dropped(RELOAD) as numbers:
@@ -199,12 +210,13 @@ def _handler_app(found: Any, args: argparse.Namespace) -> App:
 
 def node_app(args: argparse.Namespace) -> tuple[str, dict[str, str]]:
     """Return the name of the app that a node runs, and the node's environment, which has the arguments of `handler`."""
+    environment = {"PYTHONDONTWRITEBYTECODE": "1"} if args.reload else {}
     if not args.url:
-        return args.target, {}
+        return args.target, environment
     known = {name: getattr(args, name) for name in ("target", "url", "drain_timeout")}
     files = {name: getattr(args, name) for name in ("cert", "key", "client_ca", "tokens")}
     paths = {name: None if file is None else str(file) for name, file in files.items()}
-    return f"{handler.__module__}:{handler.__name__}", {_ARGUMENTS: json.dumps({**known, **paths})}
+    return f"{handler.__module__}:{handler.__name__}", environment | {_ARGUMENTS: json.dumps({**known, **paths})}
 
 
 def handler(system: ActorSystem) -> AbstractAsyncContextManager[Any]:

@@ -29,6 +29,7 @@ from levada.transports.text import printable
 
 from .dashboard import serve_own_dashboard
 from .health import serve_health
+from .reloading import CodeChanges, as_text, import_again, project_of, shown
 from .serve import node_app, tracing
 from .servers import serve_own_console
 from .signals import RELOAD
@@ -100,19 +101,63 @@ class NodesRun:
             serve_own_console(system, commands),
             serve_own_dashboard(system, args.dashboard),
             share_sockets() as shared,
+            trio.open_nursery() as watching,
         ):
+            changes = None
+            if args.reload:  # from now on, so that no change is missed while the nodes start
+                changes = CodeChanges(project_of(args.target))
+                watching.start_soon(changes.watch)
             fleet = self._fleet = Fleet.of(system)
             self._scrapes = Scrapes(Metrics(system))
             fleet.directory.watchers.append(self._changed)
-            async with local_nodes(system, args.nodes, self._app, settings=self._settings, sockets=shared):
-                self._urls = _common_urls(fleet)
+            async with (
+                local_nodes(system, args.nodes, self._app, settings=self._settings, sockets=shared),
+                trio.open_nursery() as following,
+            ):
+                urls = _common_urls(fleet)
                 if not self._end.is_set():
                     self._state = "serving"
-                    for url in self._urls:
-                        print(f"SERVING {url}", flush=True)
+                    self._say_urls(urls)
+                if changes is not None:
+                    following.start_soon(self._follow, changes)
                 await self._end.wait()
+                following.cancel_scope.cancel()
                 self._state = "draining"
                 shared.close()  # otherwise clients would connect, and no node would accept them
+            watching.cancel_scope.cancel()
+
+    def _say_urls(self, urls: Sequence[str]) -> None:
+        """Print the URLs that are new."""
+        known, self._urls = self._urls, urls
+        for url in urls:
+            if url not in known:
+                print(f"SERVING {url}", flush=True)
+
+    async def _follow(self, changes: CodeChanges) -> None:
+        """Restart the nodes whenever code has changed."""
+        while True:
+            paths = shown(await changes.next())
+            try:
+                # This process knows the app's messages, and refuses nodes that have others. What it cannot import, no node can.
+                await trio.to_thread.run_sync(import_again, self._args.target, changes.folder, abandon_on_cancel=True)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - it is the app's
+                print(as_text(error, changes.folder), end="", file=sys.stderr)
+                _say(f"{paths} changed, and the new code cannot be imported, so nothing is restarted")
+            else:
+                _say(f"{paths} changed: restarting")
+                await self._renew()
+
+    async def _renew(self) -> None:
+        """Restart the nodes with new code."""
+        assert self._fleet is not None
+        async with self._restarting:
+            try:
+                await self._fleet.restart()
+                self._say_urls(_common_urls(self._fleet))
+            except LevadaError as error:
+                _say(f"{error}; the next change starts it again")
+            else:
+                _say("the new code serves")
 
     def _changed(self, member: Member, reason: Reason | None) -> None:
         """Log nodes that come up and go down."""
@@ -149,7 +194,7 @@ class NodesRun:
         except LevadaError as error:
             lines = [f"has not read its files again: {error}"]
         for line in lines:
-            print(f"levada: {name}: {printable(line)}", file=sys.stderr, flush=True)
+            _say(f"{name}: {printable(line)}")
 
     async def _list(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
         """Answer ``levada nodes ls``."""
@@ -224,6 +269,10 @@ def _common_urls(fleet: Fleet) -> list[str]:
                 "an app must open the same listeners in the same order on each node; or give them ports instead of 0"
             )
     return served[first]
+
+
+def _say(text: str) -> None:
+    print(f"levada: {text}", file=sys.stderr, flush=True)
 
 
 def _facts(member: Member) -> dict[str, Any]:

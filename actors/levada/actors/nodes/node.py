@@ -387,7 +387,7 @@ class Node(UntracedActor[Any]):
             if isinstance(self.reason, Normal):  # it was draining
                 level = logging.WARNING if self.was_up else logging.INFO
                 logger.log(level, "%s", error, extra={"node": self.place.name, "event": "node_lost"})
-                if self.was_up:  # otherwise there was no work that it could cut off
+                if self.was_up:  # as in `terminate`
                     self.cut_off = Failed(error)
             else:
                 self._fail(error)
@@ -423,7 +423,8 @@ class Node(UntracedActor[Any]):
         """The node did not drain in time."""
         if self.process is not None:
             late = f"has not ended within {self.settings.drain_timeout:g} s (NodeSettings.drain_timeout)"
-            self.cut_off = Failed(NodeLost(f"{self.place.name} {late}", node=self.place.name))
+            if self.was_up:  # otherwise there was no work that it could cut off
+                self.cut_off = Failed(NodeLost(f"{self.place.name} {late}", node=self.place.name))
             logger.warning("%s %s: SIGTERM", self.place.name, late)
             self.process.terminate()
             self.timers.once("kill", self.settings.kill_after, _Kill())
