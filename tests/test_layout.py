@@ -54,12 +54,10 @@ WHOLE_CONNECTIONS = {
     "actors/levada/actors/rsocket/client.py": "_dial",
     "actors/levada/actors/spark/asks.py": "_start",
     "actors/levada/actors/spark/worker.py": "_connect",
+    "transports/levada/transports/carriers/listeners.py": "_open",
     "transports/levada/transports/carriers/race.py": "attempt",
     "transports/levada/transports/carriers/tcp.py": "take_in",
-    "transports/levada/transports/carriers/tls.py": "_shake_hands",
     "transports/levada/transports/carriers/unix.py": "take_in",
-    "transports/levada/transports/carriers/websocket.py": "_shake_hands",
-    "transports/levada/transports/qmux/listener.py": "_shake_hands",
 }
 """Functions that open or carry a whole connection, and end it for an error of its carrier. Handlers run in actors of their own."""
 

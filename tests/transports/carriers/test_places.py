@@ -11,8 +11,8 @@ import trio
 import trio.testing
 
 from levada.transports.carriers.contracts import CarrierInfo
+from levada.transports.carriers.listeners import ReadyQueue
 from levada.transports.carriers.places import GRACE, Place, Places, share_of
-from levada.transports.carriers.streams import ReadyQueue
 
 
 class Clients:

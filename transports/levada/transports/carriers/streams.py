@@ -1,4 +1,4 @@
-"""The parts that byte-stream carriers share: a stream that joins small writes, sticky errors, parts of listeners.
+"""The parts that byte-stream carriers share: a stream that joins small writes, sticky errors, how sockets are accepted.
 
 How `JoinedStream`, the stream of TCP, TLS and Unix sockets, writes:
 
@@ -25,7 +25,7 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Self, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 import attrs
@@ -35,15 +35,13 @@ from attrs import validators as v
 from levada.framework.errors import CarrierError, ConfigurationError, ConnectionClosed, ConnectionLost
 from levada.framework.platform import PLATFORM
 from levada.transports.carriers.contracts import CarrierInfo, CarrierStatistics, Octets
-from levada.transports.carriers.places import Place, Places
 
 __all__ = [
-    "JoinedStream", "ReadyQueue", "StreamConfig", "Waiter", "accept_from", "again", "cut_front", "discard",
+    "JoinedStream", "StreamConfig", "Waiter", "accept_from", "again", "cut_front", "discard",
     "host_and_port", "plain_nursery", "split_url",
 ]  # fmt: skip
 
 E = TypeVar("E", bound=CarrierError)
-T = TypeVar("T")
 
 logger = logging.getLogger("levada.transports.carriers")
 
@@ -565,66 +563,6 @@ async def plain_nursery() -> AsyncIterator[trio.Nursery]:
 def _essence(group: BaseExceptionGroup[BaseException]) -> BaseException:
     own = [raised for raised in group.exceptions if not isinstance(raised, trio.Cancelled)] or [group.exceptions[0]]
     return own[0] if len(own) == 1 else group
-
-
-class ReadyQueue(Generic[T]):
-    """The queue of peers between their handshake and the application's `accept`.
-
-    Args:
-        room: number of peers in their handshake or in the queue.
-    """
-
-    def __init__(self, room: int) -> None:
-        self._places = Places(room)
-        # The places bound it, but for a handshake that is complete in the very moment when it makes room.
-        self._give, self._take = trio.open_memory_channel[tuple[T, Place]](math.inf)
-
-    async def reserve(self, share: str, end: Callable[[], None]) -> Place:
-        """Wait for a place for a peer whose handshake begins. If all are taken, another handshake ends: see `Places`.
-
-        Args:
-            share: see `Places.take`.
-            end: ends the handshake. Not called once the peer was `put`.
-        """
-        await self._places.available()
-        return self._places.take(share, end)
-
-    def put(self, peer: T, place: Place) -> None:
-        """Queue a peer whose handshake is complete.
-
-        Raises:
-            trio.ClosedResourceError: the listener is closed.
-        """
-        self._give.send_nowait((peer, place))
-        place.keep()
-
-    async def take(self, url: str) -> T:
-        """Wait for a peer.
-
-        Raises:
-            ConnectionClosed: the listener at `url` is closed.
-        """
-        try:
-            peer, place = await self._take.receive()
-        except (trio.EndOfChannel, trio.ClosedResourceError) as error:
-            raise ConnectionClosed(f"this side closed the listener {url}") from error
-        place.leave()
-        return peer
-
-    def close(self) -> list[T]:
-        """Close, end all handshakes, and return the peers that were not accepted. Tasks that wait in `reserve` continue, and their `put` fails."""
-        self._give.close()
-        while self._places.make_room():
-            pass
-        left: list[T] = []
-        try:
-            while True:
-                peer, place = self._take.receive_nowait()
-                place.leave()
-                left.append(peer)
-        except (trio.EndOfChannel, trio.ClosedResourceError):
-            self._take.close()
-            return left
 
 
 async def accept_from(

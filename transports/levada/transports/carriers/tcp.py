@@ -20,16 +20,10 @@ from levada.framework.platform import PLATFORM
 from levada.transports.carriers import simulated
 from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.contracts import CarrierInfo
+from levada.transports.carriers.listeners import StreamListener
 from levada.transports.carriers.places import share_of
 from levada.transports.carriers.sockets import ListeningAddress, open_sockets, why_not_bound
-from levada.transports.carriers.streams import (
-    JoinedStream,
-    ReadyQueue,
-    StreamConfig,
-    accept_from,
-    host_and_port,
-    plain_nursery,
-)
+from levada.transports.carriers.streams import JoinedStream, StreamConfig, host_and_port
 
 __all__ = ["TcpConfig", "TcpListener", "dial", "listen"]
 
@@ -200,49 +194,27 @@ async def bind(url: str, scheme: str, config: TcpConfig) -> list[trio.SocketList
     return listeners
 
 
-class TcpListener:
+class TcpListener(StreamListener):
     """Accepts TCP connections; a `Listener`, made by `listen`."""
 
     def __init__(self, sockets: list[trio.SocketListener], config: TcpConfig) -> None:
-        self._sockets = sockets
+        url = f"tcp://{authority(sockets[0].socket.getsockname())}"
+        super().__init__(url, sockets, config.backlog, Admission(url, config.max_connections_per_address))
         self._config = config
-        self._ready: ReadyQueue[JoinedStream] = ReadyQueue(config.backlog)
-        self._url = f"tcp://{authority(sockets[0].socket.getsockname())}"
-        self.admission = Admission(self._url, config.max_connections_per_address)
-        """Admits peers, and counts the refused ones."""
 
-    @property
-    def url(self) -> str:
-        """The URL, with the real port."""
-        return self._url
-
-    async def accept(self) -> JoinedStream:
-        """Wait for the next peer. Several tasks may wait, and each gets a different peer: see `Listener.accept`."""
-        return await self._ready.take(self._url)
-
-    async def take_in(self, raw: trio.SocketStream) -> None:
+    async def take_in(self, nursery: trio.Nursery, raw: trio.SocketStream) -> None:
         """Make a stream of an accepted socket."""
         entry = let_in(raw, self.admission)
         if entry is None:
             return
         peer, leave = entry
-        place = await self._ready.reserve(share_of(peer), raw.socket.close)
         try:
             stream = JoinedStream(raw, raw.socket, prepare(raw, "tcp", self._config), self._config)
-            stream.at_end(leave)
-            self._ready.put(stream, place)
-        except (ConnectionLost, trio.ClosedResourceError):
-            place.leave()
-            raw.socket.close()
+        except ConnectionLost:
             leave()
-
-    async def aclose(self) -> None:
-        """Stop accepting, and close the connections that were not accepted. Accepted connections stay open."""
-        for listener in self._sockets:
-            listener.socket.close()
-        for stream in self._ready.close():
-            stream.abort()
-        await trio.lowlevel.checkpoint()
+            return
+        stream.at_end(leave)
+        await self.offer(stream, share_of(peer))
 
 
 @asynccontextmanager
@@ -258,12 +230,5 @@ async def listen(url: str, config: TcpConfig | None = None) -> AsyncIterator[Tcp
             yield other
         return
     sockets = await bind(url, "tcp", config)
-    async with plain_nursery() as nursery:
-        listener = TcpListener(sockets, config)
-        for socket in sockets:
-            nursery.start_soon(accept_from, socket, listener.take_in)
-        try:
-            yield listener
-        finally:
-            with trio.CancelScope(shield=True):
-                await listener.aclose()
+    async with TcpListener(sockets, config).running() as listener:
+        yield listener

@@ -18,21 +18,19 @@ import attrs
 import trio
 from attrs import validators as v
 
-from levada.framework.errors import CarrierError, ConfigurationError, ConnectionLost, IdleTimeout
+from levada.framework.errors import ConfigurationError, ConnectionLost, IdleTimeout
 from levada.framework.platform import PLATFORM
 from levada.framework.text import texts
 from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.certificates import WRITTEN, alternative_name, subject_text
 from levada.transports.carriers.contracts import CarrierInfo, Octets
-from levada.transports.carriers.places import Place, share_of
+from levada.transports.carriers.listeners import StreamListener
+from levada.transports.carriers.places import share_of
 from levada.transports.carriers.streams import (
     JoinedStream,
-    ReadyQueue,
     StreamConfig,
-    accept_from,
     discard,
     host_and_port,
-    plain_nursery,
 )
 from levada.transports.carriers.tcp import TcpConfig, authority, bind, connect, let_in, prepare
 from levada.transports.private_files import warn_if_others_can_read
@@ -303,23 +301,14 @@ def listening_context(config: TlsConfig, context: ssl.SSLContext | None) -> ssl.
     return context
 
 
-class TlsListener:
+class TlsListener(StreamListener):
     """Accepts TLS connections after their handshakes; a `Listener`, made by `listen`."""
 
-    def __init__(self, sockets: list[trio.SocketListener], config: TlsConfig, nursery: trio.Nursery) -> None:
-        self._sockets = sockets
+    def __init__(self, sockets: list[trio.SocketListener], config: TlsConfig) -> None:
+        url = f"tls://{authority(sockets[0].socket.getsockname())}"
+        super().__init__(url, sockets, config.backlog, Admission(url, config.tcp.max_connections_per_address))
         self._config = config
-        self._nursery = nursery
-        self._ready: ReadyQueue[JoinedStream] = ReadyQueue(config.backlog)
-        self._url = f"tls://{authority(sockets[0].socket.getsockname())}"
-        self.admission = Admission(self._url, config.tcp.max_connections_per_address)
-        """Admits peers, and counts the refused ones."""
         self.reload(config.context)
-
-    @property
-    def url(self) -> str:
-        """The URL, with the real port."""
-        return self._url
 
     def reload(self, context: ssl.SSLContext | None = None) -> None:
         """Read the certificate files again, for new handshakes. Open connections are not affected.
@@ -332,46 +321,25 @@ class TlsListener:
         """
         self._context = listening_context(self._config, context)
 
-    async def accept(self) -> JoinedStream:
-        """Wait for the next peer. Several tasks may wait, and each gets a different peer: see `Listener.accept`."""
-        return await self._ready.take(self._url)
-
-    async def take_in(self, raw: trio.SocketStream) -> None:
-        """Begin the handshake of an accepted socket. If there are too many, another one ends: see `Places`."""
+    async def take_in(self, nursery: trio.Nursery, raw: trio.SocketStream) -> None:
+        """Begin the handshake of an accepted socket."""
         entry = let_in(raw, self.admission)
         if entry is None:
             return
         peer, leave = entry
-        scope = trio.CancelScope()
-        place = await self._ready.reserve(share_of(peer), scope.cancel)
-        self._nursery.start_soon(self._shake_hands, raw, peer, leave, scope, place)
 
-    async def _shake_hands(
-        self, raw: trio.SocketStream, peer: str, leave: Callable[[], None], scope: trio.CancelScope, place: Place
-    ) -> None:
-        try:
-            with scope, asked_name() as asked:
+        async def shake_hands() -> JoinedStream:
+            with asked_name() as asked:
                 stream = await _shake_hands(raw, self._context, self._config, server_name=None, serving=True)
                 stream.asked_for(asked())
-                self._ready.put(stream, place)
-                stream.at_end(leave)
-                return
-            self.admission.turn_away(peer, "its handshake made room for others")
-        except CarrierError as error:
-            self.admission.turn_away(peer, error)
-        except trio.ClosedResourceError:
-            pass  # the listener is closed
-        raw.socket.close()
-        place.leave()
-        leave()
+            stream.at_end(leave)
+            return stream
 
-    async def aclose(self) -> None:
-        """Stop accepting, and close the connections that were not accepted. Accepted connections stay open."""
-        for listener in self._sockets:
-            listener.socket.close()
-        for stream in self._ready.close():
-            stream.abort()
-        await trio.lowlevel.checkpoint()
+        def give_up() -> None:
+            raw.socket.close()
+            leave()
+
+        await self.open_for(nursery, peer, share_of(peer), shake_hands, give_up)
 
 
 @asynccontextmanager
@@ -390,12 +358,5 @@ async def listen(url: str, config: TlsConfig | None = None) -> AsyncIterator[Tls
         return
     make_context(config, ssl.Purpose.CLIENT_AUTH)  # find mistakes before taking the port
     sockets = await bind(url, "tls", config.tcp)
-    async with plain_nursery() as nursery:
-        listener = TlsListener(sockets, config, nursery)
-        for socket in sockets:
-            nursery.start_soon(accept_from, socket, listener.take_in)
-        try:
-            yield listener
-        finally:
-            with trio.CancelScope(shield=True):
-                await listener.aclose()
+    async with TlsListener(sockets, config).running() as listener:
+        yield listener

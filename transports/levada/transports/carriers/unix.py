@@ -29,15 +29,13 @@ from levada.framework.platform import PLATFORM
 from levada.transports.carriers import simulated
 from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.contracts import ByteStream, CarrierInfo
+from levada.transports.carriers.listeners import QueuedListener, StreamListener
 from levada.transports.carriers.places import share_of
 from levada.transports.carriers.sockets import ListeningAddress, open_sockets, remove_file, why_not_bound
 from levada.transports.carriers.streams import (
     JoinedStream,
-    ReadyQueue,
     StreamConfig,
-    accept_from,
     discard,
-    plain_nursery,
     split_url,
 )
 from levada.transports.private_files import make_private_folder
@@ -170,18 +168,15 @@ def over(socket: stdlib_socket.socket, peer: str, config: UnixConfig | None = No
     return _UnixStream(raw, raw.socket, info, config or UnixConfig())
 
 
-class HandedListener:
-    """A `Listener` for byte streams that the application passes to it, such as ends of socket pairs (`over`).
+class HandedListener(QueuedListener[ByteStream]):
+    """A `Listener` for byte streams that the application passes to it, such as ends of socket pairs (`over`). Its URL is the scheme only.
 
     Args:
         room: most streams that wait for `accept`.
     """
 
-    url = "unix:"
-    """The scheme only, since there is no address."""
-
     def __init__(self, room: int) -> None:
-        self._ready: ReadyQueue[ByteStream] = ReadyQueue(room)
+        super().__init__("unix:", room, lambda stream: stream.abort())
 
     async def hand(self, stream: ByteStream) -> None:
         """Pass a stream to `accept`, waiting for room.
@@ -192,33 +187,8 @@ class HandedListener:
         Cancellation:
             the stream was aborted.
         """
-        try:
-            place = await self._ready.reserve("", stream.abort)
-            try:
-                self._ready.put(stream, place)
-            except trio.ClosedResourceError:
-                place.leave()
-                raise
-        except trio.ClosedResourceError:
-            stream.abort()
-            raise ConnectionClosed("this side closed the listener") from None
-        except BaseException:
-            stream.abort()
-            raise
-
-    async def accept(self) -> ByteStream:
-        """Wait for the next stream.
-
-        Raises:
-            ConnectionClosed: the listener was closed.
-        """
-        return await self._ready.take(self.url)
-
-    async def aclose(self) -> None:
-        """Stop accepting, and abort the streams that were not accepted."""
-        for stream in self._ready.close():
-            stream.abort()
-        await trio.lowlevel.checkpoint()
+        if not await self.offer(stream, ""):
+            raise ConnectionClosed("this side closed the listener")
 
 
 @asynccontextmanager
@@ -262,31 +232,26 @@ async def _bind(path: str, config: UnixConfig) -> tuple[trio.SocketListener, os.
     return trio.SocketListener(trio.socket.from_stdlib_socket(opened.socket)), opened.file
 
 
-class UnixListener:
+class UnixListener(StreamListener):
     """Accepts connections over a Unix socket; a `Listener`, made by `listen`."""
 
     def __init__(self, socket: trio.SocketListener, path: str, file: os.stat_result | None, config: UnixConfig) -> None:
-        self._socket = socket
+        url = f"unix://{quote(os.fsencode(path))}"
+        limit = config.max_connections_per_uid
+        admission = Admission(url, limit, "its user are open (max_connections_per_uid)")
+        super().__init__(url, [socket], config.backlog, admission)
         self._path = path
         self._config = config
         self._file = file
         self._owner = os.stat(os.path.dirname(path)).st_uid
-        self._ready: ReadyQueue[JoinedStream] = ReadyQueue(config.backlog)
-        self.admission = Admission(
-            self.url, config.max_connections_per_uid, "its user are open (max_connections_per_uid)"
-        )
-        """Admits peers, and counts the refused ones."""
 
-    @property
-    def url(self) -> str:
-        """``unix://`` and the path, quoted."""
-        return f"unix://{quote(os.fsencode(self._path))}"
+    def start(self, nursery: trio.Nursery) -> None:
+        """Start the task that accepts, and a task that listens again if the file was removed."""
+        super().start(nursery)
+        if self._file is not None:
+            nursery.start_soon(self._stay, nursery)
 
-    async def accept(self) -> JoinedStream:
-        """Wait for the next peer. Several tasks may wait, and each gets a different peer: see `Listener.accept`."""
-        return await self._ready.take(self.url)
-
-    async def take_in(self, raw: trio.SocketStream) -> None:
+    async def take_in(self, nursery: trio.Nursery, raw: trio.SocketStream) -> None:
         """Make a stream from an accepted socket, unless its user is not allowed or has too many connections."""
         try:
             stream = _stream(raw, self._path, self._config)
@@ -301,19 +266,14 @@ class UnixListener:
             stream.abort()
             return
         stream.at_end(leave)
-        place = await self._ready.reserve(share_of(stream.info.peer, stream.info), stream.abort)
-        try:
-            self._ready.put(stream, place)
-        except trio.ClosedResourceError:
-            place.leave()
-            stream.abort()
+        await self.offer(stream, share_of(stream.info.peer, stream.info))
 
-    async def stay(self, nursery: trio.Nursery) -> None:
+    async def _stay(self, nursery: trio.Nursery) -> None:
         """Listen again, with an accepting task in `nursery`, whenever the file is gone. Returns when the listener is closed."""
         path, warned = Path(self._path), False
         while True:
             await trio.sleep(LOOK_EVERY)
-            if self._socket.socket.fileno() < 0:
+            if self._sockets[0].socket.fileno() < 0:
                 return
             try:
                 if path.is_socket():  # noqa: ASYNC240 - a look at a small local file
@@ -330,19 +290,15 @@ class UnixListener:
                 warned = True
                 continue
             logger.warning("%s was removed: it is there again", path, extra={"event": "socket_again"})
-            before, self._socket, self._file, warned = self._socket, socket, file, False
-            nursery.start_soon(accept_from, socket, self.take_in)
-            before.socket.close()  # it has no name any more
+            self._sockets[0].socket.close()  # it has no name any more
+            self._sockets, self._file, warned = [socket], file, False
+            super().start(nursery)
 
     async def aclose(self) -> None:
         """Stop accepting, close the connections that were not accepted, and remove the file if it is still this listener's."""
-        if self._socket.socket.fileno() >= 0:
-            if self._file is not None:
-                remove_file(self._path, self._file)
-            self._socket.socket.close()
-        for stream in self._ready.close():
-            stream.abort()
-        await trio.lowlevel.checkpoint()
+        if self._file is not None and self._sockets[0].socket.fileno() >= 0:
+            remove_file(self._path, self._file)
+        await super().aclose()
 
 
 @asynccontextmanager
@@ -359,13 +315,5 @@ async def listen(url: str, config: UnixConfig | None = None) -> AsyncIterator[Un
             yield other
         return
     socket, file = await _bind(path, config)
-    async with plain_nursery() as nursery:
-        listener = UnixListener(socket, path, file, config)
-        nursery.start_soon(accept_from, socket, listener.take_in)
-        if file is not None:
-            nursery.start_soon(listener.stay, nursery)
-        try:
-            yield listener
-        finally:
-            with trio.CancelScope(shield=True):
-                await listener.aclose()
+    async with UnixListener(socket, path, file, config).running() as listener:
+        yield listener

@@ -12,14 +12,13 @@ from urllib.parse import SplitResult, urlsplit
 
 import trio
 
-from levada.framework.errors import CarrierError, ConfigurationError, ConnectionClosed, ConnectionLost, IdleTimeout
+from levada.framework.errors import ConfigurationError, ConnectionLost, IdleTimeout
 from levada.framework.failure_log import FailureLog
 from levada.framework.platform import PLATFORM
 from levada.transports.carriers import tcp, tls
-from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.contracts import ByteStream, CarrierInfo, Listener
-from levada.transports.carriers.places import Place, share_of
-from levada.transports.carriers.streams import ReadyQueue, plain_nursery
+from levada.transports.carriers.listeners import UpgradingListener
+from levada.transports.carriers.places import share_of
 from levada.transports.carriers.websocket_config import Refusal, UpgradeRequest, WebSocketConfig
 from levada.transports.carriers.websocket_handshake import (
     ClientHandshake,
@@ -218,69 +217,23 @@ async def dial(
             yield websocket
 
 
-class WebSocketListener:
+class WebSocketListener(UpgradingListener[WebSocketStream]):
     """Accepts clients after their handshakes; a `Listener`, made by `listen` and `listen_over`."""
 
     def __init__(self, below: Listener[ByteStream], url: str, config: WebSocketConfig) -> None:
-        self.url = url
-        """The URL to dial, with the real port."""
-        self.below = below
-        """The listener below; for ``wss`` a `TlsListener`, which can reload its certificates."""
+        super().__init__(below, url, config.backlog, WebSocketStream.abort)
         self._path = _split(url).path or None
         self._config = config
-        self._ready: ReadyQueue[WebSocketStream] = ReadyQueue(config.backlog)
-        self.admission = Admission(url)
-        """Counts the clients that got no WebSocket. The listener below counts the clients that got no byte stream."""
-        self._serving = trio.CancelScope()
         self._failures = FailureLog()
 
-    async def accept(self) -> WebSocketStream:
-        """Wait for the next client whose handshake is complete. A failed or slow handshake does not delay other clients.
+    async def take_in(self, nursery: trio.Nursery, stream: ByteStream) -> None:
+        """Begin the handshake of a client. If all wait for `accept`, further clients can wait in the system's queue."""
 
-        Raises:
-            ConnectionClosed: the listener was closed.
-        """
-        return await self._ready.take(self.url)
+        async def shake_hands() -> WebSocketStream:
+            return await accept_over(stream, self._config, path=self._path, failures=self._failures)
 
-    async def aclose(self) -> None:
-        """Stop accepting, and close connections in the handshake or waiting for `accept`. Accepted connections stay open."""
-        self._serving.cancel()
-        for websocket in self._ready.close():
-            websocket.abort()
-        await self.below.aclose()
-
-    async def serve(self, nursery: trio.Nursery) -> None:
-        """Accept clients until the listener is closed; their handshakes run in the nursery."""
-        with self._serving:
-            while True:
-                try:
-                    stream = await self.below.accept()
-                except ConnectionClosed:
-                    return
-                scope = trio.CancelScope()
-                try:  # if all wait for `accept`, further clients can wait in the system's queue
-                    place = await self._ready.reserve(share_of(stream.info.peer, stream.info), scope.cancel)
-                except BaseException:
-                    stream.abort()
-                    raise
-                nursery.start_soon(self._shake_hands, stream, scope, place)
-
-    async def _shake_hands(self, stream: ByteStream, scope: trio.CancelScope, place: Place) -> None:
-        done = False
-        try:
-            with scope:
-                websocket = await accept_over(stream, self._config, path=self._path, failures=self._failures)
-                self._ready.put(websocket, place)
-                done = True
-            if not done:
-                self.admission.turn_away(stream.info.peer, "its handshake made room for others")
-        except (CarrierError, trio.ClosedResourceError) as error:
-            if not isinstance(error, trio.ClosedResourceError):  # else the listener is closed
-                self.admission.turn_away(stream.info.peer, error)
-        finally:
-            if not done:
-                stream.abort()
-                place.leave()
+        info = stream.info
+        await self.open_for(nursery, info.peer, share_of(info.peer, info), shake_hands, stream.abort)
 
 
 @asynccontextmanager
@@ -297,14 +250,8 @@ async def listen_over(
         ConfigurationError: the URL is malformed.
     """
     below_of_listener(url)
-    listener = WebSocketListener(below, url, config or WebSocketConfig())
-    async with plain_nursery() as nursery:
-        nursery.start_soon(listener.serve, nursery)
-        try:
-            yield listener
-        finally:
-            with trio.CancelScope(shield=True):
-                await listener.aclose()
+    async with WebSocketListener(below, url, config or WebSocketConfig()).running() as listener:
+        yield listener
 
 
 @asynccontextmanager

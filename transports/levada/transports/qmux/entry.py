@@ -17,7 +17,6 @@ from levada.framework.errors import ConfigurationError, ConnectionLost
 from levada.framework.failure_log import FailureLog
 from levada.transports.carriers import memory, tcp, tls, unix
 from levada.transports.carriers.contracts import ByteStream, CarrierInfo, Listener
-from levada.transports.carriers.streams import plain_nursery
 from levada.transports.carriers.websocket_config import Refusal, UpgradeRequest, WebSocketConfig
 
 from .below import Below, OverBytes, OverMessages
@@ -223,21 +222,9 @@ async def listen(url: str, config: QmuxConfig | None = None) -> AsyncIterator[Qm
         _check_loopback(scheme, real.netloc, config)
         # `geturl` would write a path without an authority as in "unix:/run/desk".
         found = f"{_PREFIX}{scheme}://{real.netloc}{real.path or parts.path}"
-        async with _serving(
-            QmuxListener(streams, found, config, backlog=settings.backlog, upgrade=upgrade)
-        ) as listener:
+        made = QmuxListener(streams, found, config, backlog=settings.backlog, upgrade=upgrade)
+        async with made.running() as listener:
             yield listener
-
-
-@asynccontextmanager
-async def _serving(listener: QmuxListener) -> AsyncIterator[QmuxListener]:
-    async with plain_nursery() as nursery:
-        nursery.start_soon(listener.serve, nursery)
-        try:
-            yield listener
-        finally:
-            with trio.CancelScope(shield=True):
-                await listener.aclose()
 
 
 def listen_over(
@@ -251,4 +238,4 @@ def listen_over(
         below: belongs to the new listener from now on.
         config: its field `below` is not used.
     """
-    return _serving(QmuxListener(below, _PREFIX + below.url, config or QmuxConfig(), backlog=1024))
+    return QmuxListener(below, _PREFIX + below.url, config or QmuxConfig(), backlog=1024).running()

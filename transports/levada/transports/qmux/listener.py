@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from levada.framework.errors import CarrierError, ConnectionClosed, LocalProtocolError
+from levada.framework.errors import LocalProtocolError
 from levada.framework.failure_log import FailureLog
-from levada.transports.carriers.admission import Admission
 from levada.transports.carriers.contracts import ByteStream, CarrierInfo, CloseReason, Listener
-from levada.transports.carriers.places import Place, share_of
-from levada.transports.carriers.streams import JoinedStream, ReadyQueue
+from levada.transports.carriers.listeners import UpgradingListener
+from levada.transports.carriers.places import share_of
+from levada.transports.carriers.streams import JoinedStream
 
 from .below import Below, OverBytes, OverMessages
 from .config import QmuxConfig
@@ -53,7 +53,7 @@ class QmuxIncoming:
         Raises:
             LocalProtocolError: the client was already decided on.
         """
-        return self._listener.start(self._decide(), self.info, self._since)
+        return self._listener.connect(self._decide(), self.info, self._since)
 
     def refuse(self, why: str = "the application refused it") -> None:
         """Close the client's transport before anything of QMux is sent. `why` appears in the listener's warning only.
@@ -83,7 +83,7 @@ class QmuxIncoming:
         return below
 
 
-class QmuxListener:
+class QmuxListener(UpgradingListener[QmuxIncoming]):
     """Accepts clients; a `Listener`, made by `listen`.
 
     Args:
@@ -103,97 +103,33 @@ class QmuxListener:
         backlog: int,
         upgrade: Callable[[ByteStream, float], Awaitable[WebSocketStream]] | None = None,
     ) -> None:
-        self.url = url
-        """The URL to dial, with the real port."""
-        self.below = below
-        """The listener below; for ``qmux+tls`` and ``qmux+wss`` a `TlsListener`, which can reload its certificates."""
+        super().__init__(below, url, backlog, QmuxIncoming.ignore)
         self._config = config
         self._upgrade = upgrade
-        self._ready: ReadyQueue[QmuxIncoming] = ReadyQueue(backlog)
-        self._serving = trio.CancelScope()
         self._failures = FailureLog()
-        self.admission = Admission(url)
-        """Counts the clients that were refused here. `below` counts the clients that got no transport."""
 
-    async def accept(self) -> QmuxIncoming:
-        """Wait for the next client whose transport is ready.
+    async def take_in(self, nursery: trio.Nursery, stream: ByteStream) -> None:
+        """Offer a client, after its WebSocket handshake in the nursery if there is one."""
+        info, upgrade = attrs.evolve(stream.info, scheme=self.url.partition(":")[0]), self._upgrade
+        share = share_of(info.peer, info)
+        since = stream.since if isinstance(stream, JoinedStream) else trio.current_time()
+        if upgrade is not None:
 
-        Raises:
-            ConnectionClosed: the listener was closed.
-
-        Cancellation:
-            no client was taken.
-        """
-        return await self._ready.take(self.url)
-
-    async def aclose(self) -> None:
-        """Stop accepting. Accepted connections stay open; clients that wait for `accept` are cut off."""
-        self._serving.cancel()
-        for incoming in self._ready.close():
-            incoming.ignore()
-        await self.below.aclose()
-
-    async def serve(self, nursery: trio.Nursery) -> None:
-        """Accept clients until the listener is closed. WebSocket handshakes run in the nursery."""
-        with self._serving:
-            while True:
-                try:
-                    stream = await self.below.accept()
-                except ConnectionClosed:
-                    return
-                info = attrs.evolve(stream.info, scheme=self.url.partition(":")[0])
-                if info.tls_version is not None and self._upgrade is None and info.alpn not in self._config.protocols:
-                    self.admission.turn_away(info.peer, f"it speaks none of {', '.join(self._config.protocols)}")
-                    stream.abort()
-                    continue
-                scope = trio.CancelScope()
-                end = stream.abort if self._upgrade is None else scope.cancel
-                try:
-                    place = await self._ready.reserve(share_of(info.peer, info), end)
-                except BaseException:
-                    stream.abort()
-                    raise
-                since = stream.since if isinstance(stream, JoinedStream) else trio.current_time()
-                if self._upgrade is None:
-                    self._offer(OverBytes(stream), info, since, place)
-                else:
-                    nursery.start_soon(self._shake_hands, stream, self._upgrade, info, since, scope, place)
-
-    def _offer(self, below: Below, info: CarrierInfo, since: float, place: Place) -> None:
-        """Queue a client for `accept`, in its reserved place."""
-        try:
-            self._ready.put(QmuxIncoming(self, below, info, since), place)
-        except trio.ClosedResourceError:
-            place.leave()
-            below.abort()
-
-    async def _shake_hands(
-        self,
-        stream: ByteStream,
-        upgrade: Callable[[ByteStream, float], Awaitable[WebSocketStream]],
-        info: CarrierInfo,
-        since: float,
-        scope: trio.CancelScope,
-        place: Place,
-    ) -> None:
-        """Open a WebSocket within the time that is left of the handshake timeout."""
-        left = since + self._config.handshake_timeout - trio.current_time()
-        done = False
-        try:
-            with scope:
+            async def shake_hands() -> QmuxIncoming:
+                # The handshake of QMux counts from the same time.
+                left = since + self._config.handshake_timeout - trio.current_time()
                 websocket = await upgrade(stream, max(left, 1e-3))
-                done = True
-                self._offer(OverMessages(websocket), attrs.evolve(info, alpn=websocket.subprotocol), since, place)
-            if not done:
-                self.admission.turn_away(info.peer, "its handshake made room for others")
-        except CarrierError as error:
-            self.admission.turn_away(info.peer, error)
-        finally:
-            if not done:
-                stream.abort()
-                place.leave()
+                agreed = attrs.evolve(info, alpn=websocket.subprotocol)
+                return QmuxIncoming(self, OverMessages(websocket), agreed, since)
 
-    def start(self, below: Below, info: CarrierInfo, since: float) -> QmuxConnection:
+            await self.open_for(nursery, info.peer, share, shake_hands, stream.abort)
+        elif info.tls_version is not None and info.alpn not in self._config.protocols:
+            self.admission.turn_away(info.peer, f"it speaks none of {', '.join(self._config.protocols)}")
+            stream.abort()
+        else:
+            await self.offer(QmuxIncoming(self, OverBytes(stream), info, since), share)
+
+    def connect(self, below: Below, info: CarrierInfo, since: float) -> QmuxConnection:
         """Make the connection of an accepted client."""
         return QmuxConnection(
             below, info, self._config, is_client=False, since=since, tell_ended=self._over, failures=self._failures
