@@ -21,6 +21,7 @@ from levada.framework.testing.simulation import (
     Faults,
     NotLinear,
     Operation,
+    SimulatedFiles,
     SimulationFailure,
     World,
     check_linear,
@@ -636,6 +637,23 @@ def test_disks_refuse_calls_are_full_and_are_slow_and_recover() -> None:
     found = set[str]()
     assert simulate(scenario, seeds=range(16), faults=ONLY_DISKS).strikes > 50
     assert found == {"", "EIO", "EMFILE", "ENOSPC", "short", "slow"}
+
+
+def test_what_strikes_the_processes_of_a_machine_does_not_strike_who_reads_its_disk() -> None:
+    async def scenario(world: World) -> None:
+        scribe = Scribe()
+        process = await world.start("scribe", scribe.main, restart=1.0)
+        files = SimulatedFiles(world.disk("scribe"))
+        while process.code is None:
+            reads.append([len(files.read(path)) % 4096 for path in files.glob("/", "page")])
+            await trio.sleep(0.05)
+        found.update(scribe.found)
+
+    reads: list[list[int]] = []
+    found = set[str]()
+    simulate(scenario, seeds=range(8), faults=ONLY_DISKS)
+    assert found >= {"EIO", "EMFILE"}
+    assert [0] in reads
 
 
 def test_a_disk_is_only_slow_if_a_process_on_it_does_not_come_back() -> None:

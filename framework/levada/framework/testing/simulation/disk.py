@@ -25,7 +25,7 @@ from typing import Literal
 
 import attrs
 
-from .faults import DiskFaults, chance
+from .faults import chance
 
 __all__ = ["Inode", "Model", "SimulatedDisk", "failure"]
 
@@ -137,8 +137,6 @@ class SimulatedDisk:
         self.sector = sector
         self.sync_time = sync_time
         """Seconds that a sync takes; may be changed at any time."""
-        self.faults: DiskFaults | None = None
-        """Says what happens at each call of each process, unless `SimulatedFiles.faults` does; may be changed at any time. None: nothing does."""
         self.lock = threading.RLock()
         self._time = time
         self._root = Inode(1, True, "/", time(), 0o755, 0, links=1)

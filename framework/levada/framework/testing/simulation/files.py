@@ -97,10 +97,7 @@ class SimulatedFiles(Files):
     def begin(self, kind: str, path: str) -> Fault | None:
         """Count a call, and return what happens at it; see `finish`."""
         self._counts[kind, path] += 1
-        call, fault = Call(kind, path, self._counts[kind, path]), None
-        if self.faults is not None:
-            fault = self.faults(call)
-        return self.disk.faults(call) if fault is None and self.disk.faults is not None else fault
+        return None if self.faults is None else self.faults(Call(kind, path, self._counts[kind, path]))
 
     def finish(self, fault: Fault, path: str) -> None:
         """Cause a fault, behind the part of the call that is done."""

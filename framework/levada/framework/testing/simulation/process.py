@@ -24,7 +24,7 @@ from levada.framework.testing.explore import shuffle
 
 from .addresses import Endpoint, SharedAddresses
 from .disk import SimulatedDisk
-from .faults import CHANGES, Call, Crashed, Fault
+from .faults import CHANGES, Call, Crashed, DiskFaults, Fault
 from .files import SimulatedFiles
 from .network import NetworkOfProcess, SimulatedWire
 
@@ -54,6 +54,8 @@ class Machine:
         self.world = world
         self.name = name
         self.disk = disk
+        self.faults: DiskFaults | None = None
+        """Says what happens at each call that a process of it makes; may be changed at any time. None: nothing does."""
         self.came_up = trio.Event()
         self.came_up.set()
 
@@ -216,7 +218,8 @@ class Process(Endpoint):
             self._crash_in -= 1
             if not self._crash_in:
                 return Fault(crash=True, done=self._random.random())
-        return self.world.strikes.at_call(self, call)
+        fault = self.world.strikes.at_call(self, call)
+        return self.machine.faults(call) if fault is None and self.machine.faults is not None else fault
 
     def _resume(self) -> None:
         self.paused -= 1

@@ -134,7 +134,7 @@ class Strikes:
         self.done = 0
         """Strikes so far."""
         self._aimed = rng.random() < 0.5 and bool(faults.aims)
-        self._ill = set[SimulatedDisk]()
+        self._ill: set[Machine] = set()
         """Disks that are full, slow or refuse calls for a while."""
         self._kinds: list[tuple[Callable[[], None], float]] = [
             (self._kill, faults.kills),
@@ -257,33 +257,35 @@ class Strikes:
             machine.power_failure(self._random.choice(self._faults.lengths))
 
     def _disk_errors(self) -> None:
-        for machine in self._one([machine for machine in self._returning() if machine.disk not in self._ill]):
+        for machine in self._one([machine for machine in self._returning() if machine not in self._ill]):
             what, kinds, fault = self._random.choice(_ERRORS)
             happens = _Refusing(kinds, fault, self._random.choice(_REFUSED), self._random.getrandbits(32))
             how = f"fail with {errno.errorcode[fault.error]}" if fault.error else "are short"
-            self._set_for_a_while(machine, f"{happens.share:.0%} of the {what} {how}", "faults", happens)
+            self._set_for_a_while(machine, f"{happens.share:.0%} of the {what} {how}", machine, "faults", happens)
 
     def _full_disk(self) -> None:
-        for machine in self._one([machine for machine in self._returning() if machine.disk not in self._ill]):
-            self._set_for_a_while(machine, "its disk is full", "size", machine.disk.used)
+        for machine in self._one([machine for machine in self._returning() if machine not in self._ill]):
+            self._set_for_a_while(machine, "its disk is full", machine.disk, "size", machine.disk.used)
 
     def _slow_disk(self) -> None:
         machines = [machine for machine in self._world.machines.values() if machine.is_up]
-        for machine in self._one([machine for machine in machines if machine.disk not in self._ill]):
+        for machine in self._one([machine for machine in machines if machine not in self._ill]):
             seconds = self._random.choice(_SYNC_TIMES)
-            self._set_for_a_while(machine, f"each sync takes {seconds:g} s", "sync_time", seconds)
+            self._set_for_a_while(machine, f"each sync takes {seconds:g} s", machine.disk, "sync_time", seconds)
 
-    def _set_for_a_while(self, machine: Machine, what: str, name: str, value: object) -> None:
-        """Give an attribute of a machine's disk another value. No two of these times overlap, so each ends with the value before it."""
-        disk, seconds = machine.disk, self._random.choice(self._faults.lengths)
-        before = getattr(disk, name)
-        self._ill.add(disk)
-        setattr(disk, name, value)
+    def _set_for_a_while(
+        self, machine: Machine, what: str, of: Machine | SimulatedDisk, name: str, value: object
+    ) -> None:
+        """Give an attribute of a machine or its disk another value. No two of these times overlap, so each ends with the value before it."""
+        seconds = self._random.choice(self._faults.lengths)
+        before = getattr(of, name)
+        self._ill.add(machine)
+        setattr(of, name, value)
         self._world.note(f"{machine.name}: {what}, for {seconds:g} s")
 
         def recover() -> None:
-            self._ill.discard(disk)
-            setattr(disk, name, before)
+            self._ill.discard(machine)
+            setattr(of, name, before)
 
         self._world.network.later(seconds, recover)
 

@@ -163,7 +163,10 @@ class World:
         return self.machines[name]
 
     def disk(self, name: str) -> SimulatedDisk:
-        """Return the disk of a machine, by its name or the name of a process on it."""
+        """Return the disk of a machine, by its name or the name of a process on it.
+
+        ``SimulatedFiles(world.disk(name))`` reads it at any time: errors that strike the machine's processes do not strike this reader.
+        """
         return self.machines[name].disk if name in self.machines else self[name].machine.disk
 
     def cut(self, sender: str, receiver: str, *, one_way: bool = False, seconds: float | None = None) -> None:
