@@ -30,13 +30,13 @@ from levada.framework.platform import Platform
 from levada.transports.text import printable
 
 from .appends import Appends, Told, ToldRows, WriteJob
+from .blocks import bytes_of
 from .columns import Columns, columns_of
 from .config import JournalConfig
 from .delivering import deliver, stage_rows
 from .errors import JournalError, bare, fresh, refused
 from .extent import Extent, partition_of
 from .ledger import Reach
-from .packing import bytes_of
 from .questions import (
     Append,
     AwaitRows,

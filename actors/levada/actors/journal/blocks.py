@@ -1,4 +1,7 @@
-"""Blocks of segment files: what they are in memory, how they are found in a file, read and written. `segments` says how they are laid out."""
+"""Blocks of segment files: how they are made of record batches, found in a file, read and written. `segments` says how they are laid out.
+
+Large batches are cut, and small ones share a block.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -15,9 +18,12 @@ import pyarrow as pa
 
 from levada.framework.files import Files
 
+from .config import JournalConfig
+from .schema import joined
+
 __all__ = [
-    "BLOCK", "BLOCK_MAGIC", "MORE", "NOTHING", "SUMMED", "Block", "Header", "Message", "Uncertain", "header_at", "map_file", "padded",
-    "split_erased", "write_all",
+    "BLOCK", "BLOCK_MAGIC", "MORE", "NOTHING", "SUMMED", "Block", "Header", "Message", "Uncertain", "bytes_of", "header_at", "map_file", "pack",
+    "padded", "split_erased", "write_all",
 ]  # fmt: skip
 
 BLOCK = struct.Struct("<4sIIIQQqQ")
@@ -130,6 +136,46 @@ class Header:
         """Whether the checksum fits these bytes of the message."""
         rest = SUMMED.pack(self.rows, self.first, self.mark, self.time, self.synced)
         return zlib.crc32(data, zlib.crc32(rest, self.length)) == self.checksum
+
+
+def bytes_of(batch: pa.RecordBatch, limit: int) -> int:
+    """Return the size of rows; if it is far below a limit, the size of the buffers that they are in."""
+    # `nbytes` takes 55 µs for a batch of 13 columns, whatever its size; this 2 µs, and a batch of one append is measured four times.
+    whole: int = batch.get_total_buffer_size()
+    return whole if whole < limit >> 4 else int(batch.nbytes)
+
+
+def pack(batches: Iterable[pa.RecordBatch], config: JournalConfig) -> Iterator[Message]:
+    """Make messages of batches that have the journal's columns, none larger than a block."""
+    run: list[pa.RecordBatch] = []
+    rows = octets = 0
+    for batch in batches:
+        for piece in _pieces(batch, config):
+            size = bytes_of(piece, config.block_bytes)
+            if run and (rows + piece.num_rows > config.block_rows or octets + size > config.block_bytes):
+                yield _message(run)
+                run, rows, octets = [], 0, 0
+            run.append(piece)
+            rows += piece.num_rows
+            octets += size
+    if run:
+        yield _message(run)
+
+
+def _pieces(batch: pa.RecordBatch, config: JournalConfig) -> Iterator[pa.RecordBatch]:
+    rows, limit = batch.num_rows, config.block_bytes
+    size = bytes_of(batch, limit)
+    if rows <= config.block_rows and (size <= limit or rows == 1):
+        yield batch
+        return
+    step = max(1, min(config.block_rows, rows * limit // max(size, 1), (rows + 1) // 2))
+    for start in range(0, rows, step):
+        yield from _pieces(batch.slice(start, step), config)
+
+
+def _message(run: list[pa.RecordBatch]) -> Message:
+    batch = joined(run)
+    return Message(batch.serialize(), batch.num_rows)
 
 
 def split_erased(batch: pa.RecordBatch, gone: Sequence[bool]) -> Iterator[Message]:

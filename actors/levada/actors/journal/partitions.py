@@ -18,10 +18,9 @@ import pyarrow as pa
 
 from levada.framework.files import Files
 
-from .blocks import Block, Message, Uncertain
+from .blocks import Block, Message, Uncertain, pack
 from .config import JournalConfig
 from .errors import JournalDamaged, JournalError, OffsetGone
-from .packing import pack
 from .rewriting import merged, without
 from .segments import Segment, State
 

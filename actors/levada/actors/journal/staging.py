@@ -13,10 +13,9 @@ import pyarrow as pa
 
 from levada.framework.files import Files
 
-from .blocks import Message
+from .blocks import Message, pack
 from .config import JournalConfig
 from .errors import JournalError, JournalFull, JournalUnwritable, refused
-from .packing import pack
 from .schema import conform, fingerprint
 from .segments import Segment
 

@@ -35,7 +35,7 @@ import pyarrow.compute
 from levada.framework.files import folder_path
 from levada.framework.platform import PLATFORM, Platform
 
-from .blocks import Block, Message
+from .blocks import Block, Message, bytes_of, pack
 from .config import JournalConfig
 from .erasures import Erasures
 from .errors import JournalError, JournalLocked, JournalUnwritable
@@ -43,11 +43,9 @@ from .extent import Appended, Extent, StoreStatistics, partition_of
 from .guard import Guard, Undone
 from .keys import Keys, Taken
 from .ledger import Delivered, Erasure, LedgerLine, Reach, ledger_errors
-from .packing import bytes_of, pack
 from .partitions import Partition
 from .recovery import SYNC_THREADS, Recovered, recover
-from .retention import Clock, Retention
-from .room import DiskRoom
+from .retention import Clock, DiskRoom, Retention
 from .schema import check_schema, conform, fit
 from .staging import Stage, Staging
 
