@@ -441,6 +441,30 @@ async def test_a_command_that_goes_over_the_end_of_a_segment_is_taken_once(syste
             journal = spawn(system, tmp_path, config)
 
 
+async def test_a_command_whose_first_rows_retention_has_deleted_is_taken_once(
+    system: ActorSystem, tmp_path: Path
+) -> None:
+    keyed = Keyed(command="command")
+    config = JournalConfig(keyed=keyed, segment_bytes=4096, block_bytes=512, max_bytes=20_000, retain_bytes=9000)
+    order = [Event("e", "c1", n) for n in range(150)]
+    other = [*order[:-1], Event("e", "c1", 0)]
+    for again in (False, True):
+        journal = spawn(system, tmp_path, config)
+        if not again:
+            assert await journal.ask(Append(order)) == Appended(0, 0, 150)
+        count = 0
+        while (first := (await journal.ask(GetExtent())).first[0]) == 0:
+            await journal.ask(Append([Event("e", f"d{count}", count)]))
+            count += 1
+        assert first < 150
+        assert await journal.ask(Append(order)) == Appended(0, 0, 0, repeated=150)
+        for rows in (other, order[:-1], order[first + 1 :], [order[0], *order]):
+            with pytest.raises(CommandReused):
+                await journal.ask(Append(rows))
+        journal.stop()
+        await journal.terminated()
+
+
 def test_an_id_that_is_used_again_when_it_is_forgotten_has_its_new_rows(tmp_path: Path) -> None:
     """Its old rows are in the same segment."""
     config = JournalConfig(keyed=Keyed(command="command", remember=3))

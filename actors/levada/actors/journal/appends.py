@@ -266,8 +266,8 @@ class _Commands:
                     self._new[number, command] = Taken(offset, batch.slice(at, rows))
                 fresh.append((at, rows))
             else:
-                self._require_same(number, command or "", taken, batch.slice(at, rows))
-                first = taken.first if first is None else first
+                place = self._place_of(number, command or "", taken, batch.slice(at, rows))
+                first = place if first is None else first
             at += rows
         return fresh, first
 
@@ -275,9 +275,14 @@ class _Commands:
         """Record that the rows looked at last are written."""
         self._pending.update(self._new)
 
-    def _require_same(self, number: int, command: str | bytes, taken: Taken, rows: pa.RecordBatch) -> None:
+    def _place_of(self, number: int, command: str | bytes, taken: Taken, rows: pa.RecordBatch) -> int:
+        """Return the offset that the first row of a command got when it was taken; `CommandReused` if that had another body.
+
+        If retention has deleted its first rows, the others are compared.
+        """
         names = self._keyed.body if self._keyed.body is not None else rows.schema.names
-        if not taken.rows.select(names).equals(rows.select(names)):
+        deleted = max(0, rows.num_rows - taken.rows.num_rows) if taken.is_oldest else 0
+        if deleted > taken.first or not taken.rows.select(names).equals(rows.slice(deleted).select(names)):
             raise CommandReused(
                 f"command {command!r:.100} was taken before with another body, at offset {taken.first} of partition {number}: give each "
                 "command an id of its own",
@@ -286,6 +291,7 @@ class _Commands:
                 partition=number,
                 first=taken.first,
             )
+        return taken.first - deleted
 
 
 def _runs(keys: Sequence[str | bytes | None]) -> Iterator[tuple[str | bytes | None, int]]:

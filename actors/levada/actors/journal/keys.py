@@ -96,8 +96,10 @@ class Taken:
     """A command that the journal has."""
 
     first: int
-    """Offset of its first row."""
+    """Offset of the first of its rows that is kept."""
     rows: pa.RecordBatch
+    is_oldest: bool = False
+    """Whether it has the oldest row that is kept, so that retention may have deleted rows of it."""
 
 
 class Keys:
@@ -251,7 +253,7 @@ class Keys:
                 continue
             if found is not None and first + place + rows.num_rows <= found.first:
                 break  # the id was used again
-            found = Taken(first + place, rows)
+            found = Taken(first + place, rows, is_oldest=0 < first + place == self._partition.first)
             if place:
                 break  # else it may have begun in the segment before
         return found if found is not None and found.first >= oldest else None
