@@ -458,9 +458,15 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         self._fired = now
 
     async def items(
-        self, kind: Interaction, payload: Payload, window: int, item_type: Any, convert: Callable[[Payload], Any] | None
+        self,
+        kind: Interaction,
+        payload: Payload,
+        window: int | None,
+        item_type: Any,
+        convert: Callable[[Payload], Any] | None,
     ) -> Receiver[Any]:
         """Open a request-stream, or a subscription."""
+        window = self.config.credit(window)
         await self.ready(payload)
         core = self.core
         send = core.send_request_stream if kind is Interaction.REQUEST_STREAM else core.send_request_subscription
@@ -478,12 +484,13 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
     async def open_channel(
         self,
         payload: Payload,
-        window: int,
+        window: int | None,
         item_type: Any,
         convert: Callable[[Payload], Any] | None,
         encode: Callable[[Any], Payload],
     ) -> tuple[Sender[Any], Receiver[Any]]:
         """Open a request-channel."""
+        window = self.config.credit(window)
         await self.ready(payload)
         both = self.idle.take(Channel)
         try:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from contextvars import copy_context
 from inspect import isawaitable
 from types import CoroutineType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trio.lowlevel import checkpoint
 
@@ -21,7 +21,10 @@ from levada.framework import Reason, handles
 from levada.framework.errors import DecodeError
 
 from .errors import RequestFailed
-from .streams import Begin, _Carrying, before_waiting, close_source
+from .streams import Begin, before_waiting, close_source
+
+if TYPE_CHECKING:
+    from .connection import RSocketDriver
 
 __all__ = ["Fired"]
 
@@ -31,7 +34,7 @@ TURN = 500e-6  # seconds of handlers that do not wait, after which other actors 
 class Fired(Pooled):
     """Runs the user's handlers for the fire-and-forget requests of a connection."""
 
-    connection: _Carrying
+    connection: RSocketDriver
 
     def stopping(self, reason: Reason) -> None:
         """Leave the pool."""

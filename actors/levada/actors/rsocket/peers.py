@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sized
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
+from typing import Any, Protocol, TypeVar, overload
 
 import attrs
 import trio
@@ -19,9 +19,6 @@ from levada.transports.rsocket.events import ConnectionEnded, Interaction, Setup
 from .encoding import Encoding, Metadata, expected_reply, is_message
 from .errors import RequestFailed
 from .tracing import Calling
-
-if TYPE_CHECKING:
-    from .config import ClientConfig, ServerConfig
 
 __all__ = ["ConnectedPeer", "ConnectionStatistics", "Peer"]
 
@@ -49,7 +46,6 @@ class ConnectionStatistics:
 class _Requesting(Protocol):
     """The part of the connection that a peer uses; `levada.actors.rsocket.connection.RSocketDriver` documents each member."""
 
-    config: ClientConfig | ServerConfig
     encoding: Encoding
     tracing: Tracing | None
     carrier: SingleCarrier[Any] | None
@@ -71,10 +67,10 @@ class _Requesting(Protocol):
     async def fire(self, payload: Payload) -> None: ...
     async def push(self, metadata: bytes) -> None: ...
     async def items(
-        self, kind: Interaction, payload: Payload, window: int, item_type: Any, convert: _Convert
+        self, kind: Interaction, payload: Payload, window: int | None, item_type: Any, convert: _Convert
     ) -> Receiver[Any]: ...
     async def open_channel(
-        self, payload: Payload, window: int, item_type: Any, convert: _Convert, encode: Callable[[Any], Payload]
+        self, payload: Payload, window: int | None, item_type: Any, convert: _Convert, encode: Callable[[Any], Payload]
     ) -> tuple[Sender[Any], Receiver[Any]]: ...
     async def aclose(self) -> None: ...
     def shut(self, code: int = 0, reason: str = "") -> None: ...
@@ -186,7 +182,7 @@ class Peer(ABC):
     ) -> Receiver[Any]:
         await trio.lowlevel.checkpoint_if_cancelled()
         connection = await self._choose()
-        answers = connection.config.credit(window), *_answers(connection, x)
+        answers = window, *_answers(connection, x)
         if connection.tracing is None:
             return await connection.items(kind, connection.encoding.request(x, route, metadata), *answers)
         with _calling(connection, connection.tracing, x, route) as calling:
@@ -234,7 +230,7 @@ class Peer(ABC):
                     raise value from None
                 raise
 
-        answers = connection.config.credit(window), *_answers(connection, x), encode
+        answers = window, *_answers(connection, x), encode
         if connection.tracing is None:
             return await connection.open_channel(connection.encoding.request(x, route, metadata), *answers)
         with _calling(connection, connection.tracing, x, route) as calling:

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import types
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import AsyncIterable, Callable, Coroutine, Generator
 from inspect import isawaitable
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
-import trio
 from outcome import Error, Value
 from trio.lowlevel import (
     Abort,
@@ -32,27 +30,23 @@ from trio.lowlevel import (
 )
 
 from levada.actors.driver import Phase
-from levada.actors.pool import Pool, Pooled
+from levada.actors.pool import Pooled
 from levada.framework import Reason, Receiver, TerminalState, handles
 from levada.framework.embedding import ChannelCore
 from levada.framework.errors import ActorStopped, ChannelError, DecodeError, LevadaError, LocalProtocolError
 from levada.framework.text import text_of
 from levada.transports.rsocket import ErrorCode, Payload
 from levada.transports.rsocket.events import FailedBy, Interaction, RequestReceived, StreamFailed
-from levada.transports.rsocket.reactive_streams import ReactiveStreamsCore
 
 from .errors import RequestFailed, RequestInvalid, error_data, stream_failed
 from .flows import PayloadChannel
 from .requests import Request
-from .routing import Responder
 
 if TYPE_CHECKING:
-    from .config import ClientConfig, ServerConfig
-    from .encoding import Encoding
-    from .peers import ConnectedPeer
+    from .connection import RSocketDriver
 
 __all__ = [
-    "BEGIN", "EMPTY", "SMALL", "Answer", "AwaitedResponse", "Begin", "Channel", "InteractionActor", "Items", "_Carrying",
+    "BEGIN", "EMPTY", "SMALL", "Answer", "AwaitedResponse", "Begin", "Channel", "InteractionActor", "Items",
     "before_waiting", "close_source",
 ]  # fmt: skip
 
@@ -96,51 +90,10 @@ class Begin:
 BEGIN = Begin()
 
 
-class _Carrying(Protocol):
-    """The part of the connection that streams use; `levada.actors.rsocket.connection.RSocketDriver` documents each member."""
-
-    core: ReactiveStreamsCore
-    config: ClientConfig | ServerConfig
-    encoding: Encoding
-    handle: ConnectedPeer
-    phase: Phase
-    line: trio.Lock
-    streams: dict[int, InteractionActor]
-    idle: Pool
-    responder: Responder
-    checks_requests: bool
-    request_bytes: int
-    answer_bytes: int
-    answering: int
-    unbegun: int
-    fired: deque[Request]
-    firing: bool
-    fire_and_forget: int
-    fire_and_forget_bytes: int
-
-    @property
-    def crowded(self) -> bool: ...
-    def begun(self) -> None: ...
-    async def check(self, request: Request) -> None: ...
-    def fire_on(self) -> bool: ...
-    def has_room(self, size: int) -> bool: ...
-    async def let_out(self, answer: Payload) -> None: ...
-    def must_wait(self, payload: Payload, stream_id: int = 0) -> bool: ...
-    async def cut_enough(self) -> None: ...
-    def cut_on(self) -> None: ...
-    def unhold(self, size: int) -> None: ...
-    def text_for_peer(self, error: Exception) -> bytes: ...
-    def flush(self) -> bool: ...
-    def flush_soon(self) -> None: ...
-    def retime(self) -> None: ...
-    async def room(self) -> None: ...
-    async def turn(self) -> None: ...
-
-
 class InteractionActor(Pooled, ABC):
     """The base of all streams: a place in the connection's table, from `occupy` to `leave`."""
 
-    connection: _Carrying
+    connection: RSocketDriver
     stream_id: int = attrs.field(default=0, init=False)
     """The stream's id; 0 while the actor is idle."""
     busy: bool = attrs.field(default=False, init=False)
