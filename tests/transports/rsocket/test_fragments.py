@@ -16,7 +16,6 @@ from levada.transports.rsocket.events import (
     StreamCancelled,
     StreamFailed,
 )
-from levada.transports.rsocket.fragments import Gathering, split
 from levada.transports.rsocket.frames import (
     CancelFrame,
     ErrorFrame,
@@ -25,6 +24,7 @@ from levada.transports.rsocket.frames import (
     RequestFrame,
     RequestNFrame,
 )
+from levada.transports.rsocket.streams import Gathering, split
 
 from .conftest import Feed, Make, Pair, Sent
 

@@ -68,12 +68,11 @@ from levada.transports.rsocket.events import (
 )
 
 from .config import ClientConfig
-from .dialects import core_of
+from .dialects import carrier_url, core_of
 from .encoding import Encoding, Metadata, expected_reply, is_message
 from .errors import RequestFailed, connection_lost, stream_failed
 from .flows import again
 from .peers import Data
-from .urls import carrier_url
 
 __all__ = ["BlockingChannel", "BlockingPeer", "BlockingStream", "PendingAnswer", "RequestTimeout", "connect"]
 

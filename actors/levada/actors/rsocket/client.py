@@ -14,9 +14,8 @@ from levada.transports.rsocket.events import ConnectionEnded, LeaseGranted, Setu
 
 from .config import ClientConfig
 from .connection import RSocketDriver
-from .dialects import core_of
+from .dialects import ALPN, carrier_url, core_of
 from .routing import Handler
-from .urls import ALPN, carrier_url
 
 __all__ = ["ClientConnection", "make_client"]
 

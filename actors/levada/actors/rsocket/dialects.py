@@ -1,14 +1,18 @@
-"""The two protocols that these actors speak: a URL's scheme selects the core."""
+"""The two protocols that these actors speak: a URL's scheme names the dialect, whose core it selects, and the carrier."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+from levada.framework.errors import ConfigurationError
 from levada.transports.rsocket import CoreConfig, RSocketCore, Sessions
 from levada.transports.rsocket.reactive_streams import ReactiveStreamsCore
 
-__all__ = ["CoreFactory", "core_of"]
+__all__ = ["ALPN", "CoreFactory", "carrier_url", "core_of"]
+
+ALPN: Final = "rsocket"
+"""Name of the protocol over QUIC. Source: RS-8."""
 
 
 class CoreFactory(Protocol):
@@ -35,3 +39,22 @@ def core_of(dialect: str) -> CoreFactory:
     from levada.transports.reactivesocket import ReactiveSocketCore
 
     return ReactiveSocketCore
+
+
+def carrier_url(url: str) -> tuple[str, str]:
+    """Split a URL into the dialect and the carrier's own URL; without a ``+`` in the scheme the carrier is TCP.
+
+    Raises:
+        ConfigurationError: the scheme is unknown.
+
+    Example:
+        >>> carrier_url("rsocket+wss://example.org/quotes")
+        ('rsocket', 'wss://example.org/quotes')
+        >>> carrier_url("reactivesocket://127.0.0.1:7000")
+        ('reactivesocket', 'tcp://127.0.0.1:7000')
+    """
+    scheme, separator, rest = url.partition("://")
+    dialect, _, carrier = scheme.partition("+")
+    if not separator or dialect not in ("rsocket", "reactivesocket"):
+        raise ConfigurationError(f"expected rsocket+tcp://… or reactivesocket+tcp://…, got {url!r}")
+    return dialect, f"{carrier or 'tcp'}://{rest}"

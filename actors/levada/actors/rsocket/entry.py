@@ -13,12 +13,11 @@ from levada.framework.errors import ConfigurationError
 
 from .client import make_client
 from .config import ClientConfig, Reconnect, ServerConfig
-from .dialects import core_of
+from .dialects import carrier_url, core_of
 from .peers import ConnectedPeer
 from .reconnecting import Link, Policy, ReconnectingPeer
 from .routing import Handler
 from .server import Listener, ListenerActor
-from .urls import carrier_url
 
 __all__ = ["balanced", "connect", "serve"]
 

@@ -32,13 +32,12 @@ from levada.transports.text import printable
 
 from .config import ServerConfig
 from .connection import RSocketDriver
-from .dialects import CoreFactory
+from .dialects import ALPN, CoreFactory
 from .encoding import Encoding
 from .errors import RequestFailed, RequestRejected
 from .peers import ConnectedPeer
 from .requests import Request
 from .routing import Handler, make_responder
-from .urls import ALPN
 
 __all__ = ["Listener", "ListenerActor", "ServerConnection"]
 

@@ -30,11 +30,12 @@ Example:
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
 from urllib.parse import urlsplit
 
+import attrs
+
 from levada.framework.errors import ConfigurationError
-from levada.transports.carriers.carrier import Carrier, Dial, Listen, built_in
 from levada.transports.carriers.contracts import (
     ByteStream,
     CarrierInfo,
@@ -51,7 +52,7 @@ from levada.transports.carriers.memory import MemoryConfig
 from levada.transports.carriers.tcp import TcpConfig
 from levada.transports.carriers.tls import TlsConfig
 from levada.transports.carriers.unix import UnixConfig
-from levada.transports.plugins import Plugins, resolve
+from levada.transports.plugins import Part, Plugins, name_of, resolve
 
 if TYPE_CHECKING:  # these two are extras
     from levada.transports.carriers.websocket_config import WebSocketConfig
@@ -62,23 +63,90 @@ __all__ = [
     "MemoryConfig", "MessageStream", "Stream", "TcpConfig", "TlsConfig", "UnixConfig", "dial", "listen", "register",
 ]  # fmt: skip
 
+C = TypeVar("C")
+"""The class of a carrier's settings."""
+C_contra = TypeVar("C_contra", contravariant=True)
+
+
+class Dial(Protocol[C_contra]):
+    """A function that connects."""
+
+    def __call__(
+        self, url: str, config: C_contra | None, /
+    ) -> AbstractAsyncContextManager[ByteStream | MessageStream | Connection]:
+        """Connect. The block begins when the carrier is connected; leaving it sends the queue and closes.
+
+        Args:
+            url: the user's URL, scheme included.
+            config: the user's settings; ``None`` for the defaults.
+
+        Raises:
+            ConnectionLost: no server answers at the URL, or the server is the wrong one.
+            ConfigurationError: the URL or the settings cannot work.
+        """
+        ...
+
+
+class Listen(Protocol[C_contra]):
+    """A function that listens."""
+
+    def __call__(
+        self, url: str, config: C_contra, /
+    ) -> AbstractAsyncContextManager[Listener[ByteStream | MessageStream | Incoming]]:
+        """Listen. The block begins when the socket is bound; leaving it stops listening.
+
+        Args:
+            url: the user's URL; `Listener.url` is the same with the real address.
+            config: the user's settings, or `Carrier.config` called without arguments.
+
+        Raises:
+            ConfigurationError: the URL or the settings cannot work, or the address is taken.
+        """
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class Carrier(Generic[C]):
+    """A carrier, for `levada.transports.carriers.register` or an entry point of the group ``levada.carriers``.
+
+    Each part is an object, or its name as in an entry point (``"package.module:dial"``), which is imported at its first use.
+    """
+
+    dial: Part[Dial[C]]
+    """Connects, as `Dial` says. It yields a stream or connection that keeps the contracts of `levada.transports.carriers.contracts`."""
+    listen: Part[Listen[C]]
+    """Listens, as `Listen` says."""
+    config: Part[type[C]]
+    """Class of the settings; it must work without arguments. Instances of other classes are refused."""
+    requires: str = ""
+    """The requirement to install for modules that the parts import, such as ``"levada[quic]"``. The error for a missing module names it."""
+
+    def __str__(self) -> str:
+        return name_of(self.dial).partition(":")[0]
+
+
+def _built_in(module: str, config: str, requires: str = "") -> Carrier[Any]:
+    """Describe a carrier of levada: a module with ``dial``, ``listen`` and the class of its settings."""
+    return Carrier(dial=f"{module}:dial", listen=f"{module}:listen", config=f"{module}:{config}", requires=requires)
+
+
 _CARRIERS = Plugins(
     "levada.carriers",
     Carrier,
     {
-        "memory": built_in("levada.transports.carriers.memory", "MemoryConfig"),
-        "tcp": built_in("levada.transports.carriers.tcp", "TcpConfig"),
-        "tls": built_in("levada.transports.carriers.tls", "TlsConfig"),
-        "unix": built_in("levada.transports.carriers.unix", "UnixConfig"),
-        "ws": built_in("levada.transports.carriers.websocket", "WebSocketConfig", requires="levada[websocket]"),
-        "wss": built_in("levada.transports.carriers.websocket", "WebSocketConfig", requires="levada[websocket]"),
-        "qmux+memory": built_in("levada.transports.qmux", "QmuxConfig"),
-        "qmux+tcp": built_in("levada.transports.qmux", "QmuxConfig"),
-        "qmux+tls": built_in("levada.transports.qmux", "QmuxConfig"),
-        "qmux+unix": built_in("levada.transports.qmux", "QmuxConfig"),
-        "qmux+ws": built_in("levada.transports.qmux", "QmuxConfig"),
-        "qmux+wss": built_in("levada.transports.qmux", "QmuxConfig"),
-        "quic": built_in("levada.transports.quic", "QuicConfig", requires="levada[quic]"),
+        "memory": _built_in("levada.transports.carriers.memory", "MemoryConfig"),
+        "tcp": _built_in("levada.transports.carriers.tcp", "TcpConfig"),
+        "tls": _built_in("levada.transports.carriers.tls", "TlsConfig"),
+        "unix": _built_in("levada.transports.carriers.unix", "UnixConfig"),
+        "ws": _built_in("levada.transports.carriers.websocket", "WebSocketConfig", requires="levada[websocket]"),
+        "wss": _built_in("levada.transports.carriers.websocket", "WebSocketConfig", requires="levada[websocket]"),
+        "qmux+memory": _built_in("levada.transports.qmux", "QmuxConfig"),
+        "qmux+tcp": _built_in("levada.transports.qmux", "QmuxConfig"),
+        "qmux+tls": _built_in("levada.transports.qmux", "QmuxConfig"),
+        "qmux+unix": _built_in("levada.transports.qmux", "QmuxConfig"),
+        "qmux+ws": _built_in("levada.transports.qmux", "QmuxConfig"),
+        "qmux+wss": _built_in("levada.transports.qmux", "QmuxConfig"),
+        "quic": _built_in("levada.transports.quic", "QuicConfig", requires="levada[quic]"),
     },
 )
 

@@ -39,11 +39,10 @@ from levada.transports.rsocket.events import (
     StreamFailed,
     error_text,
 )
-from levada.transports.rsocket.fragments import Gathering, split
 from levada.transports.rsocket.payload import Payload, not_bytes
 from levada.transports.rsocket.reactive_streams import LIVE, ReactiveStreamsCore
 from levada.transports.rsocket.state import ConnectionInput, ConnectionState, StreamInput, StreamState
-from levada.transports.rsocket.streams import LiveStream, PendingRequest, StreamIds, add_credit
+from levada.transports.rsocket.streams import Gathering, LiveStream, PendingRequest, StreamIds, add_credit, split
 
 __all__ = ["ReactiveSocketCore"]
 

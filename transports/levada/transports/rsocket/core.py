@@ -30,7 +30,6 @@ from levada.transports.rsocket.events import (
     StreamCompleted,
     StreamFailed,
 )
-from levada.transports.rsocket.fragments import Gathering, split
 from levada.transports.rsocket.frames import (
     COMPLETE,
     FOLLOWS,
@@ -51,7 +50,15 @@ from levada.transports.rsocket.payload import Payload, not_bytes
 from levada.transports.rsocket.reactive_streams import DEAF, HELD_BACK
 from levada.transports.rsocket.resumption import Sessions
 from levada.transports.rsocket.state import ConnectionState, StreamInput, StreamState
-from levada.transports.rsocket.streams import UNBOUNDED, LiveStream, PendingRequest, StreamIds, add_credit
+from levada.transports.rsocket.streams import (
+    UNBOUNDED,
+    Gathering,
+    LiveStream,
+    PendingRequest,
+    StreamIds,
+    add_credit,
+    split,
+)
 
 __all__ = ["RSocketCore"]
 

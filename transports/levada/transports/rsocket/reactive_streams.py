@@ -34,7 +34,6 @@ from levada.transports.rsocket.events import (
     StreamCancelled,
     StreamFailed,
 )
-from levada.transports.rsocket.lease import Allowance
 from levada.transports.rsocket.payload import Payload
 from levada.transports.rsocket.state import (
     CONNECTION,
@@ -44,7 +43,7 @@ from levada.transports.rsocket.state import (
     StreamInput,
     StreamState,
 )
-from levada.transports.rsocket.streams import LiveStream, PendingRequest, StreamIds, live_ids
+from levada.transports.rsocket.streams import Allowance, LiveStream, PendingRequest, StreamIds, live_ids
 
 __all__ = ["DEAF", "HELD_BACK", "LIVE", "CoreStatistics", "ReactiveStreamsCore"]
 

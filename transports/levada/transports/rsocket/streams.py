@@ -1,8 +1,8 @@
-"""The record that a core keeps of a stream, and the source of stream ids."""
+"""What a core keeps of a stream and its payload in fragments; the source of stream ids; leases (reference, sections 7 and 10)."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Final
 
 import attrs
@@ -10,11 +10,20 @@ import attrs
 from levada.transports.rsocket.codes import StreamIdsExhausted
 from levada.transports.rsocket.config import MAX_U31
 from levada.transports.rsocket.events import Interaction
-from levada.transports.rsocket.fragments import Gathering
 from levada.transports.rsocket.payload import Payload
 from levada.transports.rsocket.state import StreamState
 
-__all__ = ["UNBOUNDED", "LiveStream", "PendingRequest", "StreamIds", "add_credit", "live_ids"]
+__all__ = [
+    "UNBOUNDED",
+    "Allowance",
+    "Gathering",
+    "LiveStream",
+    "PendingRequest",
+    "StreamIds",
+    "add_credit",
+    "live_ids",
+    "split",
+]
 
 # RS-75: credit of 2**31-1 and more is never used up. Counting down from here takes some 10,000 years at 10,000,000 payloads a second,
 # so an item needs no test for it.
@@ -25,6 +34,67 @@ def add_credit(credit: int, n: int) -> int:
     """Return the credit after `n` more (RS-72)."""
     total = credit + n
     return total if total < MAX_U31 else UNBOUNDED
+
+
+def split(payload: Payload, first_room: int, room: int) -> Iterator[tuple[Payload, bool]]:
+    """Yield the fragments of a payload in order, each with whether another one follows.
+
+    Metadata goes before data, and the fragment with the last metadata carries the first data (RS-79).
+
+    Args:
+        payload: the payload to fragment.
+        first_room: bytes that the first frame has for the metadata length, metadata and data.
+        room: the same for the later frames.
+    """
+    data, metadata = payload.data, payload.metadata
+    data_at = 0
+    metadata_at = -1 if metadata is None else 0  # -1: none, or all of it is gone
+    left = first_room
+    while True:
+        part = None
+        if metadata is not None and metadata_at >= 0:
+            left -= 3
+            part = metadata[metadata_at : metadata_at + left]
+            left -= len(part)
+            metadata_at += len(part)
+            if metadata_at == len(metadata):
+                metadata_at = -1
+        chunk = data[data_at : data_at + left] if metadata_at < 0 else b""
+        data_at += len(chunk)
+        follows = metadata_at >= 0 or data_at < len(data)
+        yield Payload(chunk, part), follows
+        if not follows:
+            return
+        left = room
+
+
+class Gathering:
+    """The fragments of one payload received so far. Empty fragments take no memory, however many there are (RS-85)."""
+
+    __slots__ = ("_data", "_metadata", "complete", "is_request")
+
+    def __init__(self, *, is_request: bool, complete: bool) -> None:
+        self._data = bytearray()
+        self._metadata: bytearray | None = None
+        self.is_request = is_request
+        """The payload is a request, which the application sees only when it is whole (RS-84)."""
+        self.complete = complete
+        """REQUEST_CHANNEL came with C: the direction completes with this payload (RS-81)."""
+
+    def __len__(self) -> int:
+        return len(self._data) + (len(self._metadata) if self._metadata is not None else 0)
+
+    def add(self, part: Payload) -> None:
+        """Append a fragment."""
+        self._data += part.data
+        if part.metadata is not None:
+            if self._metadata is None:
+                self._metadata = bytearray()
+            self._metadata += part.metadata  # RS-79: M on any fragment makes metadata present
+
+    def payload(self) -> Payload:
+        """Return the reassembled payload."""
+        return Payload(bytes(self._data), None if self._metadata is None else bytes(self._metadata))
 
 
 class LiveStream:
@@ -107,3 +177,31 @@ def live_ids(streams: Mapping[int, LiveStream], waiting: Mapping[int, PendingReq
     ids = {stream_id for stream_id, stream in streams.items() if stream.heard_of}
     ids.update(stream_id for stream_id, request in waiting.items() if request.kind is not Interaction.FIRE_AND_FORGET)
     return ids
+
+
+class Allowance:
+    """What the last LEASE allows; nothing before the first one (RS-130, RS-131).
+
+    Args:
+        lease_grace: seconds for which a lease still counts after its time is over. The side that granted it needs this, because its clock
+            started earlier (RS-134).
+    """
+
+    __slots__ = ("_lease_grace", "_left", "_until")
+
+    def __init__(self, lease_grace: float = 0.0) -> None:
+        self._lease_grace = lease_grace
+        self._left = 0
+        self._until = 0.0
+
+    def replace(self, ttl: float, n: int, now: float) -> None:
+        """Replace the earlier lease (RS-130). A `ttl` or an `n` of 0 stops all requests (RS-131)."""
+        self._left = n if ttl > 0 else 0
+        self._until = now + ttl + self._lease_grace
+
+    def take(self, now: float) -> bool:
+        """Use up one request. Return false if none is left or the lease has expired."""
+        if self._left > 0 and now < self._until:
+            self._left -= 1
+            return True
+        return False
