@@ -4,7 +4,8 @@ It has things that applications do not need:
 
 * **Children driven by direct calls.** A mailbox turn costs more than all of a protocol's work for one frame. `adopt` makes an actor
   object a child without a factory, and its parent calls its methods; the child can still be watched, linked and killed like any actor.
-  `release` ends it; `signal_exit` ends it as if something it was linked to was lost; `restart_actor` restarts it on request.
+  `release` ends it, `finish` ends it after its queued messages; `signal_exit` ends it as if something it was linked to was lost;
+  `restart_actor` restarts it on request.
 * **The runtime's record of an actor**: `local_ref` returns its `LocalRef`, a `Ref` with the actor's `ActorPhase` and more. A driver
   that uses it often keeps it.
 * **Peers**: an actor that is a connection derives from `ConnectionActor`, so that `Actor.peer` of its children is the other end. What it
@@ -15,6 +16,7 @@ It has things that applications do not need:
 * **Questions that an actor hands on**: a parent whose `LocalRef.take_at_once` has a function takes questions without a turn of its own, and has
   a child handle them with `handle_or_enqueue`, in the asker's task. `pass_on` says which actor the asker waits for now, so that a circle of
   asks is found, and an `AddressedMessage` says in a time-out whom it was for. A shard of durable actors does all this.
+* **An actor in front of another one**: a `Forwarder` passes everything on to one actor, which may change, or be away for a while.
 * **Work before an ask**: a task in `BEFORE_ASKS` awaits a function before each of its asks. A ref of another process calls `prepare_to_ask`.
 * **Routers whose routees are in another process**: a `Work` in an actor's mailbox brings one message of a `pull` router, and reports when
   it is finished.
@@ -62,6 +64,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import trio
 
+from ._forwarder import Forwarder
 from ._pull import Work
 from ._runtime.ask import (
     BEFORE_ASKS,
@@ -91,6 +94,7 @@ from ._runtime.channel_core import (
 from ._runtime.phase import RUNNING, ActorPhase
 from ._runtime.remains import drop_frames
 from ._runtime.remote import act_for
+from ._runtime.tokens import Stop
 from ._runtime.traced_channel import make_core
 from ._runtime.tracing import TracedAsk, TracedTell
 from .actor import Actor
@@ -98,7 +102,7 @@ from .errors import ActorError, ConfigurationError
 from .events import RateLimitedLog, UntracedMessage
 from .failure_log import FailureLog
 from .identity import RemotePeer
-from .links import NORMAL, Failed, Reason
+from .links import NORMAL, SHUTDOWN, Failed, Reason
 from .observe import FlowWindow
 from .ref import Ref
 from .supervision import RestartPolicy, wants_restart
@@ -114,6 +118,7 @@ __all__ = [
     "DescribedActor",
     "Envelope",
     "FailureLog",
+    "Forwarder",
     "Half",
     "LocalRef",
     "Mode",
@@ -135,6 +140,7 @@ __all__ = [
     "ask_for",
     "dead_ref",
     "drop_frames",
+    "finish",
     "let_others_run",
     "local_ref",
     "make_core",
@@ -233,6 +239,11 @@ def release(actor: Actor[Any], reason: Reason = NORMAL, *, hook: bool = False) -
     """
     cell: LocalRef = actor._cell
     cell._scheduler.system.lifecycle.release(cell, reason, hook=hook)  # `cell.system` would be one call more
+
+
+def finish(ref: LocalRef) -> None:
+    """Ask an actor to end after the messages queued so far, and not to restart, whatever its supervision says."""
+    ref.admit(Stop(SHUTDOWN, final=True))
 
 
 def restart_actor(ref: LocalRef) -> None:

@@ -21,7 +21,11 @@ class NameSharer(Protocol):
     """Shares names with other systems, see `Registry.share`."""
 
     def named(self, name: str, ref: Ref[Any]) -> None:
-        """Record that an actor got a name here."""
+        """Record that an actor is about to get a name here.
+
+        Raises:
+            NameTaken: the name belongs to another actor, elsewhere.
+        """
         ...
 
     def unnamed(self, name: str) -> None:
@@ -69,10 +73,10 @@ class Registry:
             raise NameTaken(f"the name {name!r} belongs to {holder.where}", actor=holder.path, name=name)
         if not ref.is_alive:
             raise ActorStopped(f"{ref.path} has ended and takes no name", actor=ref.path, reason=SHUTDOWN)
-        ref.add_watcher((self, name), lambda _: self._free(name))  # type: ignore[attr-defined]
-        self._refs[name] = ref
         if self._sharer is not None:
             self._sharer.named(name, ref)
+        ref.add_watcher((self, name), lambda _: self._free(name))  # type: ignore[attr-defined]
+        self._refs[name] = ref
 
     def unregister(self, name: str) -> None:
         """Free a name; does nothing if no actor has it."""

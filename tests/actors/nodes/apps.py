@@ -135,8 +135,13 @@ class QuitInATask:
     code: int
 
 
-class Quitter(Actor[Quit | QuitInATask]):
+class Quitter(Actor[Quit | QuitInATask | Where]):
     """Ends its process, as no actor should."""
+
+    @handles
+    def where(self, m: Where) -> tuple[int, str]:
+        """Tell."""
+        return os.getpid(), self.system.name
 
     @handles
     async def quit_in_a_task(self, m: QuitInATask) -> None:

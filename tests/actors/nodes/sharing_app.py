@@ -32,6 +32,11 @@ class Text:
     text: str
 
 
+@message("tests.sharing.Leave")
+class Leave:
+    """Let the actor end by itself."""
+
+
 class Worker(Actor[Any]):
     """Keeps what it is told."""
 
@@ -45,6 +50,10 @@ class Worker(Actor[Any]):
     @handles
     def text(self, m: Text) -> None:
         self.got.append(m.text)
+
+    @handles
+    def leave(self, m: Leave) -> None:
+        self.stop()
 
 
 @message("tests.sharing.Job")

@@ -245,16 +245,16 @@ async def test_an_actor_that_calls_exit_ends_its_node_with_that_code_and_a_line_
 @pytest.mark.parametrize("quits", [Quit(4), Quit(0), QuitInATask(4)], ids=str)
 async def test_a_supervised_actor_that_calls_exit_starts_again_with_its_node(quits: Quit | QuitInATask) -> None:
     async with ActorSystem() as system, local_nodes(system, 1, app) as nodes:
-        for name in ("quitter", "neighbour"):
-            await nodes.spawn(Quitter, name=name, supervise=restart("permanent", max=5))
-        quitter, neighbour = [await nodes.lookup(name) for name in ("quitter", "neighbour")]
+        policy = restart("permanent", max=5)
+        quitter, neighbour = [
+            await nodes.spawn(Quitter, name=name, supervise=policy) for name in ("quitter", "neighbour")
+        ]
         quitter.tell(quits)
         assert isinstance(await quitter.terminated(), Failed)
         assert isinstance(await neighbour.terminated(), Lost)
-        for name, before in (("quitter", quitter), ("neighbour", neighbour)):
-            again = await nodes.lookup(name, timeout=30)
-            assert again != before
-            assert again.is_alive
+        again = [await nodes.lookup(name) for name in ("quitter", "neighbour")]
+        assert [await ref.ask(Where(), timeout=30) for ref in again] == [(nodes["n0"].pid, "n0")] * 2
+        assert nodes["n0"].restarts == 1
 
 
 async def test_a_node_restarts_after_the_folder_of_the_sockets_was_removed() -> None:
@@ -375,7 +375,7 @@ async def test_two_fleets_on_one_machine_know_nothing_of_each_other() -> None:
             for fleet, start in ((ours, 10), (theirs, 20))
         ]
         assert [await counter.ask(Add(1)) for counter in counters] == [11, 21]
-        assert [system.registry["single"] for system in (one, two)] == counters
+        assert [await system.registry["single"].ask(Add(0)) for system in (one, two)] == [11, 21]
         one.groups.join("g", one.spawn(Counter))
         friend = await theirs.spawn(Friend, on="n1")
         with pytest.raises(HandleNotForwardable):

@@ -16,14 +16,14 @@ from trio.testing import MockClock
 
 from levada.actors.nodes import MemberState, Nodes, NodeSettings, nodes_of
 from levada.actors.nodes.sharing import Relay
-from levada.framework import ActorSystem, restart
+from levada.framework import ActorSystem, Normal, restart
 from levada.framework.errors import ActorError, ActorStopped, ConfigurationError, NameTaken, NameUnknown
 from levada.framework.events import DeadLetter
 from levada.framework.router import consistent_hash, group, pull, round_robin
 
 from . import sharing_app
 from .conftest import nodes_here
-from .sharing_app import SYSTEMS, Job, Letters, Listener, Single, Text, Who, Worker
+from .sharing_app import SYSTEMS, Job, Leave, Letters, Listener, Single, Text, Who, Worker
 
 APP = "tests.actors.nodes.sharing_app:app"
 
@@ -469,18 +469,23 @@ async def test_of_two_singletons_with_the_same_name_only_one_starts(autojump_clo
         assert sharing_app.MOST == [1]
 
 
-async def test_a_singleton_does_not_start_again_beside_one_that_took_its_name(autojump_clock: MockClock) -> None:
+async def test_a_kept_name_is_free_when_its_actor_has_ended_for_good(autojump_clock: MockClock) -> None:
     async with fleet() as f:
-        first = await f.nodes.spawn(Single, name="single", on="n0", supervise=restart("permanent"))
+        first = await f.nodes.spawn(Single, name="single", on="n0", supervise=restart("transient"))
+        for nodes in map(nodes_of, f.systems.values()):
+            with pytest.raises(ConfigurationError, match=r"the name 'single' is kept .*: end the actor"):
+                await nodes.unregister("single")
+            with pytest.raises(NameTaken, match=r"the name 'single' belongs to /\S+ at n0"):
+                await nodes.register("single", spawn(f.driver, f"w{nodes.node_id.hex()}"))
         f.driver.registry.unregister("single")
-        second = await f.nodes.spawn(Single, name="single", on="n1")
-        assert sharing_app.RUNNING == ["n0", "n1"]
-        f.task("n0").kill()
-        await trio.sleep(20)
-        assert not first.is_alive
+        assert await (await f.nodes.lookup("single")).ask(Who()) == "n0"
+        fronts = [system.registry["single"] for system in f.systems.values()]
+        first.tell(Leave())
+        assert [await front.terminated() for front in fronts] == [Normal()] * 3
+        for system in f.systems.values():
+            assert system.registry.get("single") is None
+        await f.nodes.spawn(Single, name="single", on="n1")
         assert await f.driver.registry["single"].ask(Who()) == "n1"
-        assert f.driver.registry["single"] is second
-        assert sharing_app.MOST == [1, 2]
 
 
 async def test_a_block_that_ends_does_not_stop_a_restart_of_all_nodes(autojump_clock: MockClock) -> None:

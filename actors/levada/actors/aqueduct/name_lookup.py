@@ -7,18 +7,20 @@ own `Lookup` messages. In a fleet, a client sends a `Claim` to find the actor of
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Collection
 from contextvars import copy_context
 from typing import Any, Protocol, TypeAlias
 
 import attrs
 
-from levada.framework import ActorSystem, OneshotSender, Receiver, Ref, RemotePeer, Sender, message
-from levada.framework.embedding import act_for
-from levada.framework.errors import ChannelError, ConfigurationError, DecodeError
+from levada.framework import ActorSystem, OneshotSender, Reason, Receiver, Ref, RemotePeer, Sender, bounded, message
+from levada.framework.channel import WINDOW
+from levada.framework.embedding import Forwarder, act_for
+from levada.framework.errors import ActorStopped, ChannelError, ConfigurationError, DecodeError, HandleNotForwardable
 from levada.transports.text import printable
 
-__all__ = ["Claim", "Expose", "Lookup", "Lookups", "Names", "check_expose"]
+__all__ = ["Claim", "Expose", "Lookup", "Lookups", "Names", "StandIn", "check_expose"]
 
 logger = logging.getLogger("levada.actors.aqueduct")
 
@@ -68,6 +70,36 @@ class Asker(Protocol):
     """The other side."""
 
 
+class StandIn(Forwarder):
+    """Passes everything on to an actor of a third system, for peers to which the ref of that actor cannot be passed on. It ends with the ref."""
+
+    def __init__(self, ref: Ref[Any]) -> None:
+        super().__init__()
+        self._ref = ref
+
+    def started(self) -> None:
+        """Begin."""
+        self.point(self._ref)
+
+    def target_ended(self, reason: Reason) -> None:
+        """End with the actor."""
+        _stand_ins.get(self.system, {}).pop(self._ref, None)
+        self.end(reason)
+
+
+_stand_ins: weakref.WeakKeyDictionary[ActorSystem, dict[Ref[Any], Ref[Any]]] = weakref.WeakKeyDictionary()
+"""The stand-ins of each system, by the refs for which they stand in."""
+
+
+def stand_in(system: ActorSystem, ref: Ref[Any]) -> Ref[Any]:
+    """Return the stand-in of a ref in this system."""
+    known = _stand_ins.setdefault(system, {})
+    found = known.get(ref)
+    if found is None or not found.is_alive:
+        found = known[ref] = system.spawn(lambda: StandIn(ref), mailbox=bounded(WINDOW))
+    return found
+
+
 class Names:
     """The names that one side lets the other look up."""
 
@@ -83,7 +115,10 @@ class Names:
         return self._system.registry.get(name) if (expose(name) if callable(expose) else name in expose) else None
 
     def answer(self, question: Lookup) -> None:
-        """Answer a lookup. If it fails, the oneshot ends without a value, and the failure is logged."""
+        """Answer a lookup. If it fails, the oneshot ends without a value, and the failure is logged.
+
+        A ref that may not be passed on to the peer, because its actor is in a third system, is answered with a `StandIn` of this system.
+        """
         with question.found as found:
             try:
                 ref = copy_context().run(self.find, question.name)
@@ -93,9 +128,13 @@ class Names:
                 self._system.failure_log.log(logger, error, text, printable(question.name), event="lookup_failed")
                 return
             try:
-                found.send(ref)
-            except ChannelError:
-                pass  # the peer has withdrawn the lookup
+                try:
+                    found.send(ref)
+                except HandleNotForwardable:
+                    assert ref is not None
+                    found.send(stand_in(self._system, ref))
+            except (ChannelError, ActorStopped):
+                pass  # the peer has withdrawn the lookup, or this system is ending
 
     async def serve(self, questions: Receiver[Lookup]) -> None:
         """Answer the lookups on a channel until it ends; any other message closes it."""

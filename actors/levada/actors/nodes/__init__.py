@@ -20,13 +20,14 @@ from .messages import Member, MemberState, NodeDown, NodeLost, NodeUp
 from .node import Launcher, Process, Run
 from .nodes import Nodes, nodes_of
 from .settings import NodeSettings
+from .singletons import singleton
 
 if TYPE_CHECKING:
     from .spark import spark_nodes
 
 __all__ = [
     "Launcher", "Member", "MemberState", "NodeDown", "NodeLost", "NodeSettings", "NodeUp", "Nodes", "Process", "Run", "local_nodes",
-    "nodes_of", "spark_nodes",
+    "nodes_of", "singleton", "spark_nodes",
 ]  # fmt: skip
 
 

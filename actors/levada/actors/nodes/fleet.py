@@ -38,15 +38,18 @@ from levada.framework.errors import (
     ActorStopped,
     ChannelError,
     ConfigurationError,
+    LevadaError,
     MailboxFull,
 )
 from levada.framework.supervisor import StartChild, StopChild
 
+from .front import SETTLING
 from .inspection import look, measure, watch
 from .messages import (
     Changed,
     DrainOf,
     Hello,
+    Join,
     LookupOn,
     Member,
     MemberState,
@@ -55,6 +58,7 @@ from .messages import (
     Register,
     Renames,
     Restart,
+    Settle,
     SharedChanges,
     Spawn,
     SpawnOn,
@@ -62,7 +66,7 @@ from .messages import (
 )
 from .node import DrainNode, FleetNode, Greet, Launcher, Node, Run
 from .nodes import Nodes, fleet_of
-from .orders import policy_of, spawn_order
+from .orders import policy_of, require_same, spawn_order
 from .placing import Placed, Placing
 from .settings import NodeSettings
 
@@ -91,6 +95,8 @@ class Fleet(Nodes):
         self._restarting = trio.Lock()
         self.starting: set[str] = set()
         """The names of actors that are starting."""
+        self.placings: dict[Placing, None] = {}
+        """The actors on nodes that are started again elsewhere."""
         self._listeners: list[Listener] = []
         self.supervisor: Ref[Any] = system.spawn(Supervisor, name="nodes", supervise="escalate")
         """The parent of all `Node` actors. If a node restarts too often, its error ends the system."""
@@ -310,26 +316,31 @@ class Fleet(Nodes):
     # For programs.
 
     def choose(self, on: str | int) -> FleetNode:
-        """Return a node that is up.
+        """Return a node for an actor, in turn if there are several. Errors are as for `candidates`."""
+        ready = self.candidates(on)
+        self._turn += len(ready) > 1
+        return ready[self._turn % len(ready)]
+
+    def candidates(self, on: str | int) -> list[FleetNode]:
+        """Return the nodes that are up; if there is none, those whose app is starting.
 
         Raises:
             ActorError: the node is not up, or with ``"any"`` no node is.
             ConfigurationError: there is no such node.
         """
         if on == "any":
-            up = [place for place in self._places.values() if place.settings.on_any and self._is_up(place)]
-            if not up:
+            ready = [place for place in self._places.values() if place.settings.on_any and self._takes_orders(place)]
+            if not ready:
                 states = ", ".join(f"{member.name} is {member.state.value}" for member in self.members)
                 raise ActorError(f"no node is up: {states or 'there is none'}")
-            self._turn += 1
-            return up[self._turn % len(up)]
+            return [place for place in ready if self.directory[place.name].state is MemberState.UP] or ready
         for place in self._places.values():
             if on in (place.name, place.index):
-                if not self._is_up(place):
+                if not self._takes_orders(place):
                     state = self.directory[place.name].state
                     lost = state is MemberState.UP  # and its process is about to end
                     raise ActorError(f"{place.name} {'has lost its connection' if lost else f'is {state.value}'}")
-                return place
+                return [place]
         raise ConfigurationError(f"there is no node {on!r}; there are: {', '.join(self._places) or 'none'}")
 
     def is_for_any(self, name: str) -> bool:
@@ -344,12 +355,13 @@ class Fleet(Nodes):
             return None
         return self.system.observe.detail(ref).restarts_in
 
-    def _is_up(self, place: FleetNode) -> bool:
+    def _takes_orders(self, place: FleetNode) -> bool:
         return (
-            place.control is not None
+            place.imported
+            and place.control is not None
             and place.control.is_alive
             and place.name in self.directory
-            and self.directory[place.name].state is MemberState.UP
+            and self.directory[place.name].state in (MemberState.STARTING, MemberState.UP)
         )
 
     async def spawn(
@@ -369,13 +381,64 @@ class Fleet(Nodes):
         placing = Placing(self, order, on, name)
         if order.policy is None:
             return await placing.start(self.system.ask_timeout)
+        await self._place_for_good(placing)
+        return await placing.first(self.system.ask_timeout)
+
+    async def _place_for_good(self, placing: Placing) -> None:
+        """Start an actor and supervise it; the caller waits for it with `Placing.first`."""
+        assert placing.order.policy is not None
         # A permanent actor that ends by itself is restarted on its node; here only the loss of the node counts.
-        policy = attrs.evolve(policy_of(order.policy, resume=False), kind=_ABROAD[order.policy.kind])
+        policy = attrs.evolve(policy_of(placing.order.policy, resume=False), kind=_ABROAD[placing.order.policy.kind])
+        self.placings[placing] = None
         supervisor = self.system.spawn(Supervisor)
         with trio.CancelScope(shield=True):  # it answers at once
             placed = await supervisor.ask(StartChild(child(Placed, placing, supervise=policy)), timeout=None)
-            placed.on_stopped(supervisor.stop)
-        return await placing.first(self.system.ask_timeout)
+            placed.on_stopped(partial(self._is_over, placing, supervisor))
+
+    def _is_over(self, placing: Placing, supervisor: Ref[Any]) -> None:
+        """Forget an actor that is not started again."""
+        supervisor.stop()
+        del self.placings[placing]
+        if placing.kept:
+            assert placing.name is not None
+            self.sharing.free(placing.name)
+        self.directory.wake()
+
+    async def join(self, order: Spawn, on: str | int, name: str) -> Ref[Any]:
+        """Start a singleton, or find it; see `Nodes.join`."""
+        known = [placing for placing in self.placings if placing.singleton and placing.name == name]
+        if known:
+            [placing] = known
+            require_same(name, (placing.order, placing.on), (order, on))
+        else:
+            placing = Placing(self, order, on, name, singleton=True)
+            await self._place_for_good(placing)
+        await placing.first(self.system.ask_timeout)
+        front = self.sharing.find(name)
+        if front is None:
+            raise ActorStopped(f"the singleton {name!r} has ended")
+        return front
+
+    async def settle(self, name: str) -> None:
+        """Announce that a kept name has no actor, and wait until its mailbox has all that was sent to it by that name."""
+        renames = self.sharing.vacate(name)
+
+        async def ask(control: Ref[Any]) -> None:
+            try:
+                await control.ask(Settle(name, renames), timeout=SETTLING)
+            except LevadaError:
+                pass  # it has ended, or hangs: what it sends late fails
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.sharing.settle, name, renames)
+            for place in self._places.values():
+                if place.control is not None:
+                    nursery.start_soon(ask, place.control)
+
+    async def moved(self, place: FleetNode, seconds: float) -> None:
+        """Wait until supervised actors have left a node, as far as another node is up for them, for `seconds` at most."""
+        name = place.name
+        await self.directory.until(lambda: not any(each.moves_from(name) for each in self.placings), seconds)
 
     async def register(self, name: str, ref: Ref[Any]) -> None:
         """Give an actor a name of the fleet; see `Nodes.register`."""
@@ -385,6 +448,10 @@ class Fleet(Nodes):
     async def unregister(self, name: str) -> None:
         """Free a name of the fleet; see `Nodes.unregister`."""
         await trio.lowlevel.checkpoint()
+        if self.sharing.is_kept(name):
+            raise ConfigurationError(
+                f"the name {name!r} is kept for an actor that starts again elsewhere: end the actor"
+            )
         self.system.registry.unregister(name)
 
     async def _lookup_on(self, name: str, on: str | int) -> Ref[Any]:
@@ -434,7 +501,7 @@ async def _by_address(credentials: Credentials) -> Identity:
 
 
 class Coordinator(
-    UntracedActor[SpawnOn | LookupOn | DrainOf | Restart | SharedChanges | Register | Unregister | Renames]
+    UntracedActor[SpawnOn | Join | LookupOn | DrainOf | Restart | SharedChanges | Register | Unregister | Renames]
 ):
     """Carries out the requests of nodes, each in a task of its own."""
 
@@ -454,6 +521,14 @@ class Coordinator(
         """Start an actor."""
         self._answer(partial(self.fleet.spawn_order, m.spawn, m.on, m.name))
         return None
+
+    @handles
+    def join(self, m: Join) -> None:
+        """Start a singleton, or find it. Each node has a front of its own."""
+        self._answer(partial(self._join, m))
+
+    async def _join(self, m: Join) -> None:
+        await self.fleet.join(m.spawn, m.on, m.name)
 
     @handles
     def lookup_on(self, m: LookupOn) -> Ref[Any] | None:

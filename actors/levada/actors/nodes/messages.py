@@ -2,8 +2,8 @@
 
 A node connects, and sends a `Hello` to the entrypoint. The answer is a `Welcome`, or `NodeRefused` with a text. The connection's identity
 (`levada.framework.Identity.name`) names the node and its start, so `Hello` does not. Then both sides use the refs in these two
-messages: the driver sends `Spawn`, `Changed` and `Drain` to the node's control actor, the node sends `Ready`, `Leaving` and `AppFailed`
-to the driver's `Node` actor and everything else to the fleet's coordinator.
+messages: the driver sends `Spawn`, `Changed` and `Drain` to the node's control actor, the node sends `Imported`, `Ready`, `Leaving` and
+`AppFailed` to the driver's `Node` actor and everything else to the fleet's coordinator.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import attrs
 
 from levada.framework import Asks, OneshotSender, Reason, Ref, message, schema_fingerprint
 from levada.framework.embedding import UntracedMessage
-from levada.framework.errors import ConfigurationError, LevadaError
+from levada.framework.errors import ActorError, ConfigurationError, LevadaError
 from levada.framework.message import BY_TAG
 
 __all__ = [
-    "CONTROL", "AppFailed", "Changed", "Drain", "DrainOf", "Hello", "Leaving", "Look", "LookupOn", "MailboxRoom",
-    "Measure", "Member", "MemberState", "Membership", "Named", "NodeDown", "NodeLost", "NodeRefused", "NodeUp",
-    "Policy", "Ready", "Register", "Reload", "Restart", "SharedChanges", "Show", "Spawn", "SpawnOn", "Unregister",
-    "Watch", "Welcome", "Wish", "fingerprints",
+    "CONTROL", "AppFailed", "Changed", "Drain", "DrainOf", "Finish", "Hello", "Imported", "Join", "Leaving", "Look",
+    "LookupOn", "MailboxRoom", "Measure", "Member", "MemberState", "Membership", "Named", "NodeDown", "NodeLeaves",
+    "NodeLost", "NodeRefused", "NodeUp", "Policy", "Ready", "Register", "Reload", "Restart", "Settle", "SharedChanges", "Show",
+    "Spawn", "SpawnOn", "Unregister", "Watch", "Welcome", "Wish", "fingerprints",
 ]  # fmt: skip
 
 
@@ -87,6 +87,10 @@ class NodeLost(LevadaError):
     """The signal that killed its process, if one did."""
 
 
+class NodeLeaves(ActorError):
+    """A node starts no actor, because it has begun to drain."""
+
+
 @message("levada.node.Refused", frozen=True)
 class NodeRefused:
     """The driver refuses this node."""
@@ -120,9 +124,9 @@ class Welcome:
     driver_url: str
     """The URL at which the driver listens for claims of its refs."""
     node: Ref[Any]
-    """Takes `Ready`, `Leaving` and `AppFailed`."""
+    """Takes `Imported`, `Ready`, `Leaving` and `AppFailed`."""
     coordinator: Ref[Any]
-    """Takes `SpawnOn`, `LookupOn`, `DrainOf`, `Restart`, `SharedChanges`, `Register` and `Unregister`."""
+    """Takes `SpawnOn`, `Join`, `LookupOn`, `DrainOf`, `Restart`, `SharedChanges`, `Register` and `Unregister`."""
 
 
 @message("levada.node.Hello")
@@ -151,6 +155,11 @@ class Ready(Asks[str], UntracedMessage):
     """The URLs that the app serves."""
     classes: dict[str, str]
     """The fingerprints of the node's message classes, by tag."""
+
+
+@message("levada.node.Imported", frozen=True)
+class Imported(UntracedMessage):
+    """The app's module is imported, so actors can be started here, though the app is not ready."""
 
 
 @message("levada.node.AppFailed")
@@ -223,6 +232,13 @@ class End(UntracedMessage):
     ref: Ref[Any]
 
 
+@message("levada.node.Finish")
+class Finish(UntracedMessage):
+    """Stop an actor for good, after the messages that it has: it moves to another node."""
+
+    ref: Ref[Any]
+
+
 @message("levada.node.Look", frozen=True)
 class Look(Asks[str], UntracedMessage):
     """Take a snapshot of the actors; the answer is `levada.actors.console.Snapshot.to_json` as JSON."""
@@ -263,6 +279,23 @@ class SpawnOn(Asks[Ref[Any]], UntracedMessage):
     spawn: Spawn
     on: str | int
     name: str | None
+
+
+@message("levada.node.Join")
+class Join(Asks[None]):
+    """Ask the driver for a singleton; the first request starts it."""
+
+    spawn: Spawn
+    on: str | int
+    name: str
+
+
+@message("levada.node.Settle", frozen=True)
+class Settle(Asks[None], UntracedMessage):
+    """Ask a node to answer when it knows so many changes of names, and what it has sent to the actor of a name has arrived."""
+
+    name: str
+    renames: int
 
 
 @message("levada.node.LookupOn")
@@ -310,6 +343,8 @@ class Named:
 
     name: str
     ref: Ref[Any] | None
+    kept: int
+    """The number of its keeping; 0: it is not kept, and free without an actor."""
 
 
 @message("levada.node.Shared")
@@ -356,6 +391,7 @@ CONTROL: Final = (
     NodeRefused,
     Welcome,
     Hello,
+    Imported,
     Ready,
     AppFailed,
     Drain,
@@ -369,7 +405,10 @@ CONTROL: Final = (
     Reload,
     Spawn,
     End,
+    Finish,
     SpawnOn,
+    Join,
+    Settle,
     LookupOn,
     DrainOf,
     Membership,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import attrs
 import trio
 
-from levada.framework import Asks, Down, Failed, Normal, Reason, Ref, Shutdown, handles, schema_fingerprint
+from levada.framework import Asks, Down, Failed, Normal, Reason, Ref, Reply, Shutdown, handles, schema_fingerprint
 from levada.framework.embedding import UntracedActor, release
 from levada.transports.text import printable
 
@@ -32,6 +32,7 @@ from .messages import (
     AppFailed,
     Drain,
     Hello,
+    Imported,
     Leaving,
     Member,
     MemberState,
@@ -173,6 +174,8 @@ class FleetNode:
     """Its `Node` actor."""
     control: Ref[Any] | None = None
     """The control actor in its process, while it is up."""
+    imported: bool = False
+    """Whether its process, while it is up, has imported the app's module, so that actors can be started there."""
     listeners: list[str] = attrs.field(factory=list)
     """The URLs that its app serves, or served before it went down."""
     error: NodeLost | None = None
@@ -275,7 +278,7 @@ class Node(UntracedActor[Any]):
             async with self.place.launcher.start(self.run_of) as process:
                 yield process
         finally:
-            self.place.control = None
+            self.place.control, self.place.imported = None, False
             self.fleet.cut(self.run_of)
             self._change(MemberState.DOWN, self.cut_off or self.reason)
 
@@ -357,6 +360,13 @@ class Node(UntracedActor[Any]):
         return peer is not None and peer.identity is not None and peer.identity.name == self.run_of.id
 
     @handles
+    def imported(self, m: Imported) -> None:
+        """Take orders for the node from now on."""
+        if self._is_mine():
+            self.place.imported = True
+            self.fleet.directory.wake()
+
+    @handles
     def ready(self, m: Ready) -> str:
         """Take the node as up, unless it has other versions of message classes."""
         if self._is_mine() and self.state is MemberState.DRAINING:
@@ -373,7 +383,7 @@ class Node(UntracedActor[Any]):
         if self.settings.hang_timeout is not None:
             self.up_since = trio.current_time()
             self.timers.every("look", self.settings.beat, _Look())
-        self.place.begun = self.was_up = True
+        self.place.begun = self.was_up = self.place.imported = True
         self.place.listeners = m.listeners
         self._change(MemberState.UP, url=m.url)
         return ""
@@ -394,10 +404,17 @@ class Node(UntracedActor[Any]):
 
     @handles
     def leaving(self, m: Leaving) -> None:
-        """The process has begun to drain, perhaps because of a signal."""
-        if self._is_mine() and self.state is not MemberState.DRAINING:
+        """The process has begun to drain, perhaps because of a signal. It goes on when its supervised actors have moved."""
+        if not self._is_mine():
+            return
+        if self.state is not MemberState.DRAINING:
             self._change(MemberState.DRAINING)
             self.timers.once("terminate", self.settings.drain_timeout, _Terminate())
+        self.start_soon(self._let_leave, self.reply_later())
+
+    async def _let_leave(self, reply: Reply[None]) -> None:
+        await self.fleet.moved(self.place, self.settings.drain_timeout / 2)
+        reply.send(None)
 
     @handles
     def drain(self, m: DrainNode) -> None:

@@ -37,7 +37,7 @@ from levada.framework import (
     handles,
     oneshot,
 )
-from levada.framework.embedding import LocalRef, UntracedActor
+from levada.framework.embedding import LocalRef, UntracedActor, finish
 from levada.framework.errors import (
     ActorError,
     ActorStopped,
@@ -60,12 +60,16 @@ from .messages import (
     Drain,
     DrainOf,
     End,
+    Finish,
     Hello,
+    Imported,
+    Join,
     Leaving,
     Look,
     LookupOn,
     Measure,
     MemberState,
+    NodeLeaves,
     NodeLost,
     NodeRefused,
     Ready,
@@ -73,6 +77,7 @@ from .messages import (
     Reload,
     Renames,
     Restart,
+    Settle,
     SharedChanges,
     Spawn,
     SpawnOn,
@@ -212,10 +217,9 @@ class _Body:
         try:
             self._settle(welcome)
             await side.sharing.whole.wait()  # the app may use names and groups of the fleet from its first line
-            async with (
-                side.listen(welcome.listen) as members,
-                app_of(find(welcome.app), welcome.app)(system) as listeners,
-            ):
+            app = app_of(find(welcome.app), welcome.app)
+            welcome.node.tell(Imported())
+            async with side.listen(welcome.listen) as members, app(system) as listeners:
                 side.listeners = listed(listeners)
                 urls = [listener.url for listener in side.listeners]
                 self._ready()
@@ -245,7 +249,9 @@ class _Body:
         return failure
 
 
-class Control(UntracedActor[Spawn | End | Changed | Drain | Look | Measure | Reload | SharedChanges | Watch]):
+class Control(
+    UntracedActor[Spawn | End | Finish | Settle | Changed | Drain | Look | Measure | Reload | SharedChanges | Watch]
+):
     """Carries out the driver's orders, and is the parent of the actors that the driver starts here."""
 
     side: NodeSide
@@ -300,7 +306,7 @@ class Control(UntracedActor[Spawn | End | Changed | Drain | Look | Measure | Rel
         """Start an actor; an error is the caller's."""
         try:
             if self.end.is_set():
-                raise ActorError(f"{self.system.name} is draining")
+                raise NodeLeaves(f"{self.system.name} is draining")
             cls, mailbox = actor_class(m.cls), mailbox_of(m.mailbox)
             if m.policy is None:
                 return self.spawn(cls, *m.args, mailbox=mailbox)
@@ -324,6 +330,21 @@ class Control(UntracedActor[Spawn | End | Changed | Drain | Look | Measure | Rel
         """Kill an actor of this node."""
         if isinstance(m.ref, LocalRef):
             self._supervisors.get(m.ref.incarnation, m.ref).kill()
+
+    @handles
+    def finish_here(self, m: Finish) -> None:
+        """Stop an actor of this node, after the messages that it has."""
+        if isinstance(m.ref, LocalRef):
+            finish(m.ref)
+
+    @handles
+    def settle(self, m: Settle) -> None:
+        """Answer when the mailbox of an actor has all that this node has sent to its name."""
+        self.start_soon(self._settle, m, self.reply_later())
+
+    async def _settle(self, m: Settle, reply: Reply[None]) -> None:
+        await self.side.sharing.settle(m.name, m.renames)
+        reply.send(None)
 
     def _ended(self, incarnation: int) -> None:
         self._supervisors.pop(incarnation).stop()
@@ -398,6 +419,12 @@ class NodeSide(Nodes):
         if name is not None:
             await self._settled(name)
         return ref
+
+    async def join(self, order: Spawn, on: str | int, name: str) -> Ref[Any]:
+        """Start a singleton, or find it; see `Nodes.join`."""
+        await self._ask(Join(order, on, name), self.system.ask_timeout)
+        await self._settled(name)
+        return await self.lookup(name)
 
     async def register(self, name: str, ref: Ref[Any]) -> None:
         """Give an actor a name of the fleet; see `Nodes.register`."""

@@ -46,6 +46,7 @@ from .messages import (
     MemberState,
     NodeDown,
     NodeUp,
+    Spawn,
 )
 from .sharing import Sharing
 
@@ -278,9 +279,9 @@ class Nodes(ABC):
             cls: an `Actor` class that can be imported, and that the node's app has imported. Only its name is sent, never code.
             args: the arguments of the class, which must be values that messages can hold.
             on: the name or the index of a node, or ``"any"``: the nodes that are up take turns.
-            name: a name for the actor in the driver's registry.
-            supervise: ``"stop"``, or a `restart` policy. With a policy the actor restarts on its node after a failure, and starts on a node
-                again, with another ref and the same name, when its node was lost.
+            name: a name of the fleet for the actor.
+            supervise: ``"stop"``, or a `restart` policy. With a policy the actor restarts on its node after a failure. When its node drains or was
+                lost, it starts on a node again, as another actor with the same name. The name is kept meanwhile, see `lookup`.
             mailbox: see `bounded`; `conflate` cannot travel.
 
         Raises:
@@ -294,6 +295,16 @@ class Nodes(ABC):
 
         Cancellation:
             the actor may have been started.
+        """
+
+    @abstractmethod
+    async def join(self, order: Spawn, on: str | int, name: str) -> Ref[Any]:
+        """Start the actor of a name that is kept, or find it; for `singleton`, which says more.
+
+        Args:
+            order: describes the actor.
+            on: as for `spawn`.
+            name: the name of the fleet.
         """
 
     @abstractmethod
@@ -315,6 +326,9 @@ class Nodes(ABC):
     async def unregister(self, name: str) -> None:
         """Free a name of the fleet. Does nothing if no actor has it.
 
+        Raises:
+            ConfigurationError: the name is kept, so it is free only when its actor has ended for good.
+
         Cancellation:
             the name may have become free.
         """
@@ -324,7 +338,10 @@ class Nodes(ABC):
     ) -> Ref[Any]:
         """Find an actor by a name of the fleet, or, with `on`, in the registry of a node.
 
-        A name of the fleet can be free for a while, because its actor is starting on another node. So this waits until the name is taken.
+        This waits until the name is taken. If the driver starts the actor again on another node (`spawn` with a policy, `singleton`), the name
+        is kept: the ref is of an actor of this process that passes everything on to the actor with the name, wherever it is. While there is
+        none, messages and questions wait, at most 1024. A question that the actor had when its node was lost fails with `ActorStopped`.
+        The ref ends with the actor, when it has ended for good.
 
         Args:
             name: the name.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from levada.actors.apps import importable
@@ -12,11 +13,25 @@ from levada.transports.text import printable
 
 from .messages import MailboxRoom, Policy, Spawn
 
-__all__ = ["actor_class", "mailbox_of", "policy_of", "spawn_order"]
+__all__ = ["actor_class", "mailbox_of", "policy_of", "require_same", "spawn_order"]
 
 
-def spawn_order(cls: Any, args: tuple[Any, ...], supervise: Supervision, mailbox: MailboxPolicy | None) -> Spawn:
+def spawn_order(
+    cls: Any,
+    args: tuple[Any, ...],
+    supervise: Supervision,
+    mailbox: MailboxPolicy | None,
+    *,
+    named: Callable[[Any], str] = importable,
+) -> Spawn:
     """Describe an actor to start.
+
+    Args:
+        cls: its class.
+        args: the arguments of the class.
+        supervise: its supervision.
+        mailbox: its mailbox.
+        named: returns the name of a class.
 
     Raises:
         ConfigurationError: a part of the description cannot travel.
@@ -27,7 +42,7 @@ def spawn_order(cls: Any, args: tuple[Any, ...], supervise: Supervision, mailbox
         raise ConfigurationError("supervise='escalate' would end the node's system: use 'stop' or restart(…)")
     policy = None
     if isinstance(supervise, RestartPolicy):
-        resume = [importable(error) for error in supervise.resume]
+        resume = [named(error) for error in supervise.resume]
         policy = Policy(
             supervise.kind, supervise.max, supervise.within, supervise.initial_backoff, supervise.max_backoff, supervise.jitter, resume
         )  # fmt: skip
@@ -38,7 +53,7 @@ def spawn_order(cls: Any, args: tuple[Any, ...], supervise: Supervision, mailbox
         if not isinstance(mailbox.overflow, str):
             raise ConfigurationError("conflate(key) is a function, which cannot travel: set the mailbox on the node")
         room = MailboxRoom(mailbox.capacity, mailbox.overflow)
-    return Spawn(importable(cls), list(args), policy, room)
+    return Spawn(named(cls), list(args), policy, room)
 
 
 def _imported(name: str) -> Any:
@@ -92,3 +107,40 @@ def policy_of(policy: Policy, *, resume: bool = True) -> RestartPolicy:
 def mailbox_of(room: MailboxRoom | None) -> MailboxPolicy | None:
     """Return the policy of a mailbox that a message describes."""
     return None if room is None else MailboxPolicy(room.capacity, room.overflow)
+
+
+def require_same(name: str, known: tuple[Spawn, str | int], wanted: tuple[Spawn, str | int]) -> None:
+    """Check that two orders for a singleton are the same.
+
+    Raises:
+        ConfigurationError: they differ; the text says in what.
+    """
+    (there, place), (order, on) = known, wanted
+    if there.cls != order.cls:
+        raise ConfigurationError(
+            f"the singleton {name!r} is a {there.cls}, and a {order.cls} was asked for: give one of them another name="
+        )
+    # Values of arguments are not shown: they may be secrets.
+    ours, theirs = _plain(there.args), _plain(order.args)
+    parts = [f"argument {i + 1}" for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b]
+    if len(ours) != len(theirs):
+        parts = [f"the number of arguments ({len(ours)}, now {len(theirs)})"]
+    settings = (("on", place, on), ("supervise", there.policy, order.policy), ("mailbox", there.mailbox, order.mailbox))
+    parts += [f"{setting} ({_shown(a)}, now {_shown(b)})" for setting, a, b in settings if a != b]
+    if parts:
+        raise ConfigurationError(
+            f"the singleton {name!r} ({there.cls}) was started with other arguments; these differ: {', '.join(parts)}"
+        )
+
+
+def _shown(value: Any) -> str:
+    return printable(repr(value)[:200])
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as it is after it has travelled."""
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return value

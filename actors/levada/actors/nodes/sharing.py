@@ -3,6 +3,8 @@
 * Only the process of an actor changes the actor's membership. It tells the driver, which tells all nodes. So changes of one membership have
   one source and one path, and all members end with the same groups. The wish of another process travels the same path to that process.
 * The names in the driver's registry are the names of the fleet. The nodes have copies.
+* The driver *keeps* the name of an actor that it starts again elsewhere. Such a name is not in its registry, has no actor for a while, and is
+  found as a `levada.actors.nodes.front.Front` in every process. Each keeping has a number, so that no front outlives it.
 * Changes go through a `Relay` for each receiver, in order. A relay keeps only the last change of each membership and each name, so a slow
   node costs no more memory than the state itself. The first messages have the complete state.
 * No process watches the members of another. When a node has ended, its members are lost with its refs (`FleetRefs.ended`), at once in each
@@ -13,18 +15,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import trio
 
 from levada.actors.aqueduct import FleetRefs
 from levada.actors.aqueduct.refs import RemoteRef
-from levada.framework import ActorSystem, Ref
+from levada.framework import ActorSystem, Ref, bounded
 from levada.framework.embedding import LocalRef, UntracedActor
-from levada.framework.errors import ActorError, ConfigurationError, LevadaError
+from levada.framework.errors import ActorError, ActorStopped, ConfigurationError, LevadaError, NameTaken
 from levada.transports.text import printable
 
 from .directory import Directory
+from .front import HELD, SETTLING, Front
 from .messages import Membership, MemberState, Named, SharedChanges, Wish
 
 __all__ = ["Relay", "Sharing"]
@@ -102,7 +106,12 @@ class Sharing:
         self._own: dict[tuple[Hashable, Address], Ref[Any]] = {}
         self._others: dict[tuple[Hashable, Address], RemoteRef] = {}
         self._names: dict[str, Ref[Any]] = {}
-        """The names of the fleet."""
+        """The names of the fleet that an actor has."""
+        self._kept: dict[str, int] = {}
+        """The numbers of the keepings of names, with or without an actor."""
+        self._keepings = 0
+        """The keepings so far, in the driver."""
+        self._fronts: dict[str, Front] = {}
         self.renames = 0
         """The changes of names so far, as the driver counts them; on a node, those that have arrived."""
         self._renamed = trio.Event()
@@ -154,17 +163,81 @@ class Sharing:
         """In the driver, announce a name to all nodes.
 
         A ref that belongs to no member, and a name that cannot be encoded, are known to the driver only.
+
+        Raises:
+            NameTaken: the name is kept.
         """
-        if self._driver and self._address(ref) is not None and _is_unicode(name):
-            self._rename(name, ref)
+        if self._driver:
+            self.require_free(name)
+            if self._address(ref) is not None and _is_unicode(name):
+                self._rename(name, ref)
 
     def unnamed(self, name: str) -> None:
         """In the driver, announce that a name is free."""
-        if self._driver and name in self._names:
+        if self._driver and name in self._names and name not in self._kept:
+            self._rename(name, None)
+
+    def require_free(self, name: str) -> None:
+        """Raise `NameTaken` if a name is kept."""
+        if self.is_kept(name):
+            ref = self.actor(name)
+            owner = "an actor that moves to another node" if ref is None else ref.where
+            raise NameTaken(f"the name {name!r} belongs to {owner}", name=name)
+
+    def is_kept(self, name: str) -> bool:
+        """Return whether a name belongs to an actor that the driver starts again elsewhere."""
+        return name in self._kept
+
+    def keep(self, name: str, ref: Ref[Any]) -> None:
+        """In the driver, give a name to an actor, and keep it until `free`.
+
+        Raises:
+            NameTaken: another actor has the name, in the driver's registry.
+        """
+        if name not in self._kept:
+            if name in self._system.registry:
+                holder = self._system.registry[name]
+                raise NameTaken(f"the name {name!r} belongs to {holder.where}", actor=holder.path, name=name)
+            self._keepings += 1
+            self._rename(name, ref, self._keepings)
+        else:
+            self._rename(name, ref, self._kept[name])
+
+    def vacate(self, name: str) -> int:
+        """In the driver, announce that a kept name has no actor for now; return the number of changes of names so far."""
+        if name in self._names:
+            self._rename(name, None, self._kept[name])
+        return self.renames
+
+    def free(self, name: str) -> None:
+        """In the driver, end the keeping of a name."""
+        if name in self._kept:
             self._rename(name, None)
 
     def find(self, name: str) -> Ref[Any] | None:
-        """Return the living actor of the fleet with this name, or None."""
+        """Return the living actor of the fleet with this name, or its front here if the name is kept; None if the name is free."""
+        return self._front(name) if self.is_kept(name) else self.actor(name)
+
+    def _front(self, name: str) -> Ref[Any] | None:
+        front = self._fronts.get(name)
+        if front is None or not front.ref.is_alive:
+            front = Front(name, partial(self.actor, name))
+            made = front
+            try:
+                self._system.spawn(lambda: made, mailbox=bounded(HELD))
+            except ActorStopped:
+                return None  # the system is ending
+            self._fronts[name] = front
+        return front.ref
+
+    async def settle(self, name: str, renames: int) -> None:
+        """Wait until this process knows so many changes of names, and what its front of a name has passed on has arrived."""
+        front = self._fronts.get(name)
+        if await self.renamed(renames, SETTLING) and front is not None and front.ref.is_alive:
+            await front.settle()
+
+    def actor(self, name: str) -> Ref[Any] | None:
+        """Return the living actor of the fleet that has a name now, or None."""
         ref = self._names.get(name)
         if isinstance(ref, RemoteRef) and not ref.is_alive and ref.fleet is not None:
             # Lost, perhaps with its connection only. If the actor has ended, the driver announces it.
@@ -206,8 +279,8 @@ class Sharing:
             if address[0] != node_id:
                 relay.put((topic, address), Membership(topic, *address, ref))
         if self._driver:
-            for name, ref in self._names.items():
-                relay.put(name, Named(name, ref))
+            for name in {**self._names, **self._kept}:
+                self._put_name(relay, name)
 
     def end(self, node_id: bytes) -> None:
         """Send no more changes to a process."""
@@ -225,7 +298,7 @@ class Sharing:
         for news in shared.news:
             if isinstance(news, Named):
                 if not self._driver:
-                    self._rename(news.name, news.ref)
+                    self._rename(news.name, news.ref, news.kept)
                 continue
             topic = _topic(news.topic)
             if not _travels(topic):
@@ -279,16 +352,31 @@ class Sharing:
         if relay is not None:  # otherwise the node has ended
             relay.put(("wish", key), wish)
 
-    def _rename(self, name: str, ref: Ref[Any] | None) -> None:
+    def _rename(self, name: str, ref: Ref[Any] | None, kept: int = 0) -> None:
+        """Give a name to an actor, or to none; with the number of its keeping, if it is kept."""
+        front = self._fronts.get(name)
         if ref is None:
             self._names.pop(name, None)
         else:
             self._names[name] = ref
+        if self._kept.get(name, 0) != kept:
+            self._fronts.pop(name, None)
+            if front is not None and front.ref.is_alive:
+                front.free()
+            self._kept.pop(name, None)
+            if kept:
+                self._kept[name] = kept
+        elif front is not None and front.ref.is_alive:
+            front.turn()
         self._tell_renamed()
         if self._driver:
             self.renames += 1
             for relay in self._relays.values():
-                relay.put(name, Named(name, ref))
+                self._put_name(relay, name)
+
+    def _put_name(self, relay: Relay, name: str) -> None:
+        if _is_unicode(name):
+            relay.put(name, Named(name, self._names.get(name), self._kept.get(name, 0)))
 
     def _tell_renamed(self) -> None:
         self._renamed.set()

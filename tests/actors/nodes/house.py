@@ -1,0 +1,129 @@
+"""The app of `test_singletons`: a house that each node asks for before its ``yield``. The tests reach the systems and what the houses did."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import attrs
+import trio
+
+from levada.actors.nodes import singleton
+from levada.framework import Actor, ActorSystem, Asks, Ref, handles, message
+
+HOUSES: dict[str, Ref[Any]] = {}
+"""The refs that the nodes got, by the name of the node."""
+SYSTEMS: dict[str, ActorSystem] = {}
+RUNNING: list[str] = []
+"""The nodes on which a house runs."""
+MOST: list[int] = []
+"""How many ran, each time that one began."""
+BEGIN: list[Callable[[str], None]] = []
+"""What a `Cutter` calls when it begins, with its node."""
+HANDLED: list[int] = []
+"""The numbers that were handled."""
+
+
+@message("tests.nodes.house.Where")
+class Where(Asks[str]):
+    """Ask for the node."""
+
+
+@message("tests.nodes.house.Number")
+class Number(Asks[int]):
+    """A number; the answer is the same number, after some seconds."""
+
+    number: int
+    seconds: float = 0.0
+
+
+@message("tests.nodes.house.Pass")
+class Pass:
+    """A number that nobody answers."""
+
+    number: int
+
+
+@message("tests.nodes.house.Burn")
+class Burn:
+    """Let the house fail."""
+
+
+@message("tests.nodes.house.Leave")
+class Leave:
+    """Let the house end."""
+
+
+class House(Actor[Where | Number | Pass | Burn | Leave]):
+    """Counts how many of it run, and notes what it handles."""
+
+    start: int = attrs.field(default=0)
+
+    def __attrs_post_init__(self) -> None:
+        if self.start < 0:
+            raise ValueError("no house is below the ground")
+
+    def started(self) -> None:
+        RUNNING.append(self.system.name)
+        MOST.append(len(RUNNING))
+
+    def stopping(self, reason: Any) -> None:
+        RUNNING.remove(self.system.name)
+
+    def restarting(self, error: BaseException | None, message: Any) -> None:
+        RUNNING.remove(self.system.name)
+
+    @handles
+    def where(self, m: Where) -> str:
+        return self.system.name
+
+    @handles
+    async def number(self, m: Number) -> int:
+        HANDLED.append(m.number)
+        if m.seconds:
+            await trio.sleep(m.seconds)
+        return m.number
+
+    @handles
+    def take(self, m: Pass) -> None:
+        HANDLED.append(m.number)
+
+    @handles
+    def burn(self, m: Burn) -> None:
+        raise RuntimeError("on fire")
+
+    @handles
+    def leave(self, m: Leave) -> None:
+        self.stop()
+
+
+class Cutter(House):
+    """Tells the test that it is made."""
+
+    def started(self) -> None:
+        super().started()
+        BEGIN[0](self.system.name)
+
+
+class Shed(House):
+    """Another class."""
+
+
+async def app(system: ActorSystem) -> AsyncIterator[None]:
+    """Ask for the house, before the node is up."""
+    SYSTEMS[system.name] = system
+    HOUSES[system.name] = await singleton(system, House)
+    yield
+
+
+async def plain(system: ActorSystem) -> AsyncIterator[None]:
+    """Ask for nothing."""
+    SYSTEMS[system.name] = system
+    yield
+
+
+async def other(system: ActorSystem) -> AsyncIterator[None]:
+    """Ask for another class with the same name."""
+    SYSTEMS[system.name] = system
+    await singleton(system, Shed, name="House")
+    yield
