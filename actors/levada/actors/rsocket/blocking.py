@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack, overload
 
 import attrs
 
@@ -86,6 +86,20 @@ _CARRIERS: dict[str, type[TcpConfig | TlsConfig | UnixConfig]] = {
     "tls": TlsConfig,
     "unix": UnixConfig,
 }
+
+
+class RequestOptions(TypedDict, total=False):
+    """Keyword arguments of a request."""
+
+    route: str | None
+    metadata: Metadata
+    timeout: float | None
+
+
+class StreamOptions(RequestOptions, total=False):
+    """Keyword arguments of a request that is answered by a stream."""
+
+    window: int | None
 
 
 @attrs.define(eq=False, slots=False, str=False)
@@ -239,17 +253,11 @@ class BlockingPeer:
         self._thread.start()
 
     @overload
-    def request_response(
-        self, x: Asks[R], *, route: str | None = None, metadata: Metadata = None, timeout: float | None = None
-    ) -> R: ...
+    def request_response(self, x: Asks[R], **options: Unpack[RequestOptions]) -> R: ...
     @overload
-    def request_response(
-        self, x: Data, *, route: str | None = None, metadata: Metadata = None, timeout: float | None = None
-    ) -> Payload: ...
+    def request_response(self, x: Data, **options: Unpack[RequestOptions]) -> Payload: ...
     @overload
-    def request_response(
-        self, x: object, *, route: str | None = None, metadata: Metadata = None, timeout: float | None = None
-    ) -> Any: ...
+    def request_response(self, x: object, **options: Unpack[RequestOptions]) -> Any: ...
     def request_response(
         self, x: Any, *, route: str | None = None, metadata: Metadata = None, timeout: float | None = None
     ) -> Any:
@@ -282,35 +290,11 @@ class BlockingPeer:
             self._write()
 
     @overload
-    def request_stream(
-        self,
-        x: Asks[R],
-        *,
-        route: str | None = None,
-        metadata: Metadata = None,
-        window: int | None = None,
-        timeout: float | None = None,
-    ) -> BlockingStream[R]: ...
+    def request_stream(self, x: Asks[R], **options: Unpack[StreamOptions]) -> BlockingStream[R]: ...
     @overload
-    def request_stream(
-        self,
-        x: Data,
-        *,
-        route: str | None = None,
-        metadata: Metadata = None,
-        window: int | None = None,
-        timeout: float | None = None,
-    ) -> BlockingStream[Payload]: ...
+    def request_stream(self, x: Data, **options: Unpack[StreamOptions]) -> BlockingStream[Payload]: ...
     @overload
-    def request_stream(
-        self,
-        x: object,
-        *,
-        route: str | None = None,
-        metadata: Metadata = None,
-        window: int | None = None,
-        timeout: float | None = None,
-    ) -> BlockingStream[Any]: ...
+    def request_stream(self, x: object, **options: Unpack[StreamOptions]) -> BlockingStream[Any]: ...
     def request_stream(
         self,
         x: Any,
@@ -330,35 +314,11 @@ class BlockingPeer:
         return self._begin(BlockingStream, self._core.send_request_stream, payload, window, timeout, x)
 
     @overload
-    def request_channel(
-        self,
-        x: Asks[R],
-        *,
-        route: str | None = None,
-        metadata: Metadata = None,
-        window: int | None = None,
-        timeout: float | None = None,
-    ) -> BlockingChannel[R]: ...
+    def request_channel(self, x: Asks[R], **options: Unpack[StreamOptions]) -> BlockingChannel[R]: ...
     @overload
-    def request_channel(
-        self,
-        x: Data,
-        *,
-        route: str | None = None,
-        metadata: Metadata = None,
-        window: int | None = None,
-        timeout: float | None = None,
-    ) -> BlockingChannel[Payload]: ...
+    def request_channel(self, x: Data, **options: Unpack[StreamOptions]) -> BlockingChannel[Payload]: ...
     @overload
-    def request_channel(
-        self,
-        x: object,
-        *,
-        route: str | None = None,
-        metadata: Metadata = None,
-        window: int | None = None,
-        timeout: float | None = None,
-    ) -> BlockingChannel[Any]: ...
+    def request_channel(self, x: object, **options: Unpack[StreamOptions]) -> BlockingChannel[Any]: ...
     def request_channel(
         self,
         x: Any,
