@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from levada.framework.errors import ConfigurationError
-from levada.transports.rsocket import CoreConfig, RSocketCore, Sessions
-from levada.transports.rsocket.reactive_streams import ReactiveStreamsCore
+from levada.transports.rsocket import RSocketCore
+
+if TYPE_CHECKING:
+    from levada.transports.reactivesocket import ReactiveSocketCore
 
 __all__ = ["ALPN", "CoreFactory", "carrier_url", "core_of"]
 
 ALPN: Final = "rsocket"
 """Name of the protocol over QUIC. Source: RS-8."""
-
-
-class CoreFactory(Protocol):
-    """Makes a core; the class of one dialect."""
-
-    def __call__(
-        self,
-        config: CoreConfig,
-        *,
-        client: bool,
-        framed: bool,
-        now: float,
-        random_bytes: Callable[[int], bytes],
-        sessions: Sessions[Any] | None = None,
-    ) -> ReactiveStreamsCore:
-        """Make the core of one connection."""
-        ...
+CoreFactory = type[RSocketCore] | type["ReactiveSocketCore"]
+"""Makes the core of one connection: the class of one dialect."""
 
 
 def core_of(dialect: str) -> CoreFactory:
