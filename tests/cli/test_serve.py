@@ -418,6 +418,7 @@ from levada.framework import Actor
 import contextlib
 import os
 import signal
+import trio
 
 number = 5
 
@@ -441,6 +442,31 @@ async def never(system):
 async def twice(system):
     os.kill(os.getpid(), signal.SIGTERM)
     yield
+    yield
+
+async def no_database(system):
+    raise RuntimeError("no database")
+    yield
+
+async def lose():
+    raise RuntimeError("lost the database")
+
+async def loses_database(system):
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lose)
+        yield
+
+async def cannot_flush(system):
+    os.kill(os.getpid(), signal.SIGTERM)
+    yield
+    raise RuntimeError("cannot flush")
+
+class Failing(Actor):
+    async def started(self):
+        await lose()
+
+async def has_a_failing_actor(system):
+    system.spawn(Failing, supervise="escalate")
     yield
 
 @contextlib.asynccontextmanager
@@ -490,7 +516,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["apps_for_serve:nothing"], "apps_for_serve:nothing gave 5, expected an async context manager"),
         (
             ["apps_for_serve:odd"],
-            "an app yields its listeners, which `async with serve(…)` gives, one or several, or nothing; not 'no listener'",
+            "apps_for_serve:odd yields 'no listener'; an app yields its listeners, which `async with serve(…)` gives, one or several, or",
         ),
         (["apps_for_serve:alone"], "apps_for_serve:alone is no app, as it does not take a system (alone() takes 0"),
         (["apps_for_serve:never"], "apps_for_serve:never ended without a yield; an app is an async generator function"),
@@ -533,6 +559,27 @@ def test_a_mistake_is_one_line(
     assert (code, said.out) == (2, "")
     assert said.err.startswith(f"levada: {complaint}"), said.err
     assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("app", "complaint"),
+    [
+        ("no_database", "before its yield: RuntimeError: no database"),
+        ("loses_database", "while it served: RuntimeError: lost the database"),
+        ("cannot_flush", "at its end: RuntimeError: cannot flush"),
+        ("has_a_failing_actor", "while it served: RuntimeError: lost the database"),
+    ],
+)
+def test_an_app_that_raises_shows_its_traceback_and_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], app: str, complaint: str
+) -> None:
+    code = cli.main(["serve", f"apps_for_serve:{app}"])
+    said = capsys.readouterr()
+    assert (code, said.out) == (2, "")
+    *traceback, last = said.err.splitlines()
+    assert last == f"levada: apps_for_serve:{app} has failed {complaint}"
+    assert any(line.endswith("ERROR levada.serve: the app has failed") for line in traceback)
+    assert any("apps_for_serve.py" in line for line in traceback)
 
 
 def test_what_a_module_does_wrong_is_its_own(folder: Path) -> None:

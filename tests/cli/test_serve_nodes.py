@@ -52,6 +52,11 @@ async def fails_in_one(system):
         raise RuntimeError("not here")
     yield None
 
+async def fails_at_its_end(system):
+    yield None
+    if system.name == "n1":
+        yield None
+
 async def different(system):
     host = "127.0.0.1" if system.name == "n0" else "127.0.0.2"
     async with serve(system, f"rsocket+tcp://{host}:0", answer) as listener:
@@ -522,6 +527,16 @@ def test_an_app_that_cannot_start(start: Start, arguments: list[str], complaint:
     assert code == 2
     assert complaint in said.splitlines()[-1], said
     assert ("Traceback" in said) == ("RuntimeError" in said)
+
+
+def test_an_app_that_fails_at_its_end(start: Start) -> None:
+    server = start("handlers:fails_at_its_end", "--nodes", "2", "--health", "127.0.0.1:0")
+    until(server.told("HEALTH "), "serving", 0)
+    server.signal(signal.SIGTERM)
+    code, said = server.ends()
+    assert code == 2
+    wrong = "ConfigurationError: handlers:fails_at_its_end yields more than once; an app is an async generator function"
+    assert said.splitlines()[-1].startswith(f"levada: n1 has failed: {wrong}")
 
 
 def test_an_address_in_use(start: Start) -> None:

@@ -19,8 +19,9 @@ from typing import Any
 from levada.actors.protocols import Served
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
+from levada.framework.text import text_of
 
-__all__ = ["App", "app_of", "find", "freeze_heap", "importable", "listed", "reloaded"]
+__all__ = ["App", "app_of", "failure_text", "find", "freeze_heap", "importable", "listed", "reloaded"]
 
 _APP = "an app is an async generator function of the system that yields its listeners"
 
@@ -171,8 +172,19 @@ def importable(thing: Any) -> str:
     return name
 
 
-def listed(listeners: Any) -> list[Served]:
+def failure_text(error: BaseException) -> str:
+    """Return the name and the text of an error; those of its parts for a group, which says only how many they are."""
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(map(failure_text, error.exceptions))
+    return f"{type(error).__name__}: {text_of(error)}"
+
+
+def listed(listeners: Any, target: str) -> list[Served]:
     """Return the listeners that an app yields as a list.
+
+    Args:
+        listeners: one or several, or None.
+        target: the name of the app, for the error.
 
     Raises:
         ConfigurationError: it is neither listeners nor None.
@@ -187,7 +199,7 @@ def listed(listeners: Any) -> list[Served]:
     for listener in found:
         if not hasattr(listener, "url"):
             raise ConfigurationError(
-                f"an app yields its listeners, which `async with serve(…)` gives, one or several, or nothing; not {listener!r}"
+                f"{target} yields {listener!r}; an app yields its listeners, which `async with serve(…)` gives, one or several, or nothing"
             )
     return found
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from levada.actors.descriptors import raise_descriptor_limit
 
-__all__ = ["COMMANDS", "Command", "Subparsers", "main", "make_parser"]
+__all__ = ["COMMANDS", "Command", "Subparsers", "main", "make_parser", "needs_traceback"]
 
 if TYPE_CHECKING:
     _SubParsersAction = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -110,17 +110,22 @@ def _is_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+def needs_traceback(error: BaseException) -> bool:
+    """Return whether an error, or one of a group, says too little without its traceback."""
+    from levada.framework.errors import LevadaError
+
+    known = LevadaError | KeyboardInterrupt | BrokenPipeError | SystemExit
+    return not all(isinstance(leaf, known) or _is_full(leaf) for leaf in _leaves(error))
+
+
 def _report(error: BaseException) -> int | None:
     """Print one line for each error, and return the exit code; return None for a bug, which has a traceback."""
     from levada.framework.errors import LevadaError
 
-    if isinstance(error, SystemExit):  # argparse's
+    # A trio nursery wraps errors, Ctrl-C, and an app's sys.exit, in groups. A SystemExit alone is argparse's.
+    if isinstance(error, SystemExit) or needs_traceback(error):
         return None
-    # A trio nursery wraps errors, Ctrl-C, and an app's sys.exit, in groups.
     leaves = list(_leaves(error))
-    known = LevadaError | KeyboardInterrupt | BrokenPipeError | SystemExit
-    if not all(isinstance(leaf, known) or _is_full(leaf) for leaf in leaves):
-        return None
     errors = [leaf for leaf in leaves if isinstance(leaf, LevadaError) or _is_full(leaf)]
     exits = [leaf.code for leaf in leaves if isinstance(leaf, SystemExit)]
     for code in exits:

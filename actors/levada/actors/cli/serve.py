@@ -18,18 +18,18 @@ from typing import Any, Literal
 import trio
 
 from levada.actors import protocols
-from levada.actors.apps import App, app_of, find, freeze_heap, listed, reloaded
+from levada.actors.apps import App, app_of, failure_text, find, freeze_heap, listed, reloaded
 from levada.actors.authentication import Authenticate
 from levada.actors.authenticators import BearerTokens, CertificateNames
 from levada.actors.metrics.collecting import Metrics
 from levada.actors.metrics.serving import Scrapes
 from levada.framework import Actor, ActorSystem
-from levada.framework.errors import ConfigurationError
+from levada.framework.errors import ConfigurationError, LevadaError
 from levada.framework.tracing import Tracing
 from levada.transports.carriers import TlsConfig
 from levada.transports.plugins import resolve
 
-from . import Subparsers, reloading
+from . import Subparsers, needs_traceback, reloading
 from .arguments import seconds
 from .dashboard import serve_own_dashboard
 from .health import serve_health
@@ -37,6 +37,8 @@ from .servers import serve_own_console
 from .signals import RELOAD, late_ones_dropped
 
 __all__ = ["add_parser", "handler", "node_app", "run", "tracing"]
+
+logger = logging.getLogger("levada.serve")
 
 MOST_NODES = 256
 _SOON = 1.0
@@ -55,7 +57,7 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog="SIGTERM and Ctrl-C drain: no new clients, and time for open work; a second signal cuts it off; a third ends the process at once. "
         "SIGHUP reads the files of certificates and tokens again. With --nodes these signals go to all nodes; 'levada nodes restart' restarts "
         "them one after another. "
-        "Exit codes: 0 after SIGTERM; 1 open work was cut off; 2 a mistake; 130 after Ctrl-C.",
+        "Exit codes: 0 after SIGTERM; 1 open work was cut off; 2 a mistake, or the app has failed; 130 after Ctrl-C.",
     )
     parser.add_argument("target", metavar="MODULE:NAME", help="what to run; the current folder is searched first")
     parser.add_argument(
@@ -288,7 +290,7 @@ class _Run:
     def __init__(self, app: App, args: argparse.Namespace) -> None:
         self._app = app
         self._args = args
-        self._state = "starting"
+        self._state: Literal["starting", "serving", "draining"] = "starting"
         self._system: ActorSystem | None = None
         self._scrapes: Scrapes | None = None
         self._listeners: list[protocols.Served] = []
@@ -307,7 +309,10 @@ class _Run:
                     url = await nursery.start(serve_health, *self._args.health, self._report, lambda: self._scrapes)
                     print(f"HEALTH {url}", flush=True)
                 with self._patience:
-                    await self._serve()
+                    try:
+                        await self._serve()
+                    except Exception as error:  # noqa: BLE001 - of the app, or of an actor
+                        raise self._explained(error) from None
                 nursery.cancel_scope.cancel()
         if self._patience.cancelled_caught:
             print(f"levada: open work was cut off (--drain-timeout {self._args.drain_timeout:g})", file=sys.stderr)
@@ -323,7 +328,7 @@ class _Run:
         ):
             self._scrapes = Scrapes(Metrics(self._system))
             async with self._app(self._system) as listeners:
-                self._listeners = listed(listeners)
+                self._listeners = listed(listeners, self._args.target)
                 freeze_heap()
                 if not self._end.is_set():
                     self._state = "serving"
@@ -331,6 +336,14 @@ class _Run:
                         print(f"SERVING {listener.url}", flush=True)
                 await self._end.wait()
                 self._state = "draining"
+
+    def _explained(self, error: Exception) -> Exception:
+        """Return an error that one line explains. Any other error is logged with its traceback, which the programmer needs."""
+        if not needs_traceback(error):
+            return error
+        when = {"starting": "before its yield", "serving": "while it served", "draining": "at its end"}[self._state]
+        logger.error("the app has failed", exc_info=error, extra={"event": "app_failed"})
+        return LevadaError(f"{self._args.target} has failed {when}: {failure_text(error)}")
 
     async def _obey(self, signals: AsyncIterator[int]) -> None:
         times = 0

@@ -63,7 +63,9 @@ class NodesRun:
         self._first = 0
         """The first signal to end; 0 before it."""
         self._undrained: list[str] = []
-        """Nodes that did not drain, or not in time; the log says why."""
+        """Nodes that did not drain in time; the log says why."""
+        self._failed: list[NodeLost] = []
+        """How apps have failed at their end."""
         self._lost: set[str] = set()
         """Nodes that failed, until they are up again."""
         self._restarting = trio.Lock()
@@ -85,12 +87,16 @@ class NodesRun:
                 with self._patience:
                     await self._serve()
                 nursery.cancel_scope.cancel()
+        for error in self._failed:
+            _say(str(error))
         if self._patience.cancelled_caught or self._undrained:
             where = "" if self._patience.cancelled_caught else f" on {', '.join(sorted(self._undrained))}"
             print(
                 f"levada: open work{where} was cut off (--drain-timeout {self._args.drain_timeout:g})", file=sys.stderr
             )
             return 1
+        if self._failed:
+            return 2
         return 130 if self._first == signal.SIGINT else 0
 
     async def _serve(self) -> None:
@@ -169,7 +175,12 @@ class NodesRun:
             logger.info("NODE %s down pid %d", member.name, member.pid)
             if isinstance(reason, Failed):
                 self._lost.add(member.name)
-                if self._state == "draining":
+                if self._state != "draining":
+                    return
+                error = reason.error
+                if isinstance(error, NodeLost) and hasattr(error, "__notes__"):  # the traceback of the app
+                    self._failed.append(error)
+                else:
                     self._undrained.append(member.name)
 
     async def _obey(self, signals: AsyncIterator[int]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-from levada.actors.apps import app_of, find, listed, reloaded
+from levada.actors.apps import app_of, failure_text, find, listed, reloaded
 from levada.actors.aqueduct import Peer, connect_over
 from levada.actors.console import take_snapshot
 from levada.actors.metrics.collecting import Metrics
@@ -51,7 +51,6 @@ from levada.framework.errors import (
     RemoteFailure,
 )
 from levada.framework.supervisor import StartChild
-from levada.framework.text import text_of
 from levada.framework.tracing import Tracing
 
 from .messages import (
@@ -161,13 +160,6 @@ async def run_node(
         raise failure
 
 
-def _text(error: BaseException) -> str:
-    """Return the name and the text of an error; those of its parts for a group, which says only how many they are."""
-    if isinstance(error, BaseExceptionGroup):
-        return "; ".join(map(_text, error.exceptions))
-    return f"{type(error).__name__}: {text_of(error)}"
-
-
 class _Body:
     def __init__(
         self,
@@ -220,7 +212,7 @@ class _Body:
             app = app_of(find(welcome.app), welcome.app)
             welcome.node.tell(Imported())
             async with side.listen(welcome.listen) as members, app(system) as listeners:
-                side.listeners = listed(listeners)
+                side.listeners = listed(listeners, welcome.app)
                 urls = [listener.url for listener in side.listeners]
                 self._ready()
                 refusal = await welcome.node.ask(Ready(members.url, urls, fingerprints()), timeout=None)
@@ -232,7 +224,7 @@ class _Body:
                 await welcome.node.ask(Leaving(), timeout=None)
                 await side.leave(self.drain_timeout)
         except (Exception, SystemExit) as error:
-            text = _text(error)
+            text = failure_text(error)
             if self._end.is_set() and not ready:
                 # There was no work yet, and the app may have failed because the server is ending.
                 logger.info(
