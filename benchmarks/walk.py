@@ -28,7 +28,7 @@ __all__ = ["LIMITS", "OPERATIONS", "WALKS", "Counter", "Step", "Walk", "measure"
 LIMITS = {
     "rsocket": (76, 13),
     "aqueduct": (67, 13),
-    "aqueduct-sender": (628, 37),
+    "aqueduct-sender": (627, 37),
     "maop": (262, 24),
     "durable": (114, 20),
     "spark": (305, 35),

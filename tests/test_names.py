@@ -129,6 +129,7 @@ SHARED = {
     "Request": "MAOP's frame; RSocket's request",
     "Routing": "a router's policy; RSocket's routing metadata",
     "Statistics": "the package is part of the name",
+    "StreamData": "bytes for a stream of any carrier; QMux's event: bytes from one",
 }
 """Public class names of several modules, and why each may keep them."""
 OF_PROTOCOLS = re.compile(

@@ -24,12 +24,12 @@ from levada.framework import FlowWindow
 from levada.framework.embedding import ActorPhase, local_ref
 from levada.framework.errors import CarrierError, ConfigurationError, ConnectionClosed, StreamWasReset
 from levada.transports import carriers
-from levada.transports.core import Core, StreamsInput
+from levada.transports.core import Core, OpenStream, ResetStream, StopStream, StreamData, StreamsInput
 
 from .driver import DUE, Driver, Ended
 from .listening import Accepted, begin
 
-__all__ = ["Ending", "MultiplexedCore", "MultiplexedDriver", "Opening", "Opens", "Rate", "Sending", "accepting"]
+__all__ = ["MultiplexedCore", "MultiplexedDriver", "Opens", "Rate", "accepting"]
 
 E = TypeVar("E")
 Out = TypeVar("Out")
@@ -46,58 +46,6 @@ class MultiplexedCore(Core[E, Out], StreamsInput[E], Protocol[E, Out]):
 
     def is_blocked(self, stream_id: int) -> bool:
         """Return whether a stream must not be read now."""
-        ...
-
-
-class Opening(Protocol):
-    """Open a stream."""
-
-    @property
-    def stream_id(self) -> int:
-        """Which."""
-        ...
-
-    @property
-    def unidirectional(self) -> bool:
-        """Whether only this side sends on it."""
-        ...
-
-    @property
-    def priority(self) -> int:
-        """0 (first) to 255; a lower number counts as 0."""
-        ...
-
-
-class Sending(Protocol):
-    """Send bytes on a stream."""
-
-    @property
-    def stream_id(self) -> int:
-        """Which."""
-        ...
-
-    @property
-    def data(self) -> bytes | memoryview:
-        """The bytes."""
-        ...
-
-    @property
-    def fin(self) -> bool:
-        """Whether they are the last."""
-        ...
-
-
-class Ending(Protocol):
-    """Reset a stream, or stop it."""
-
-    @property
-    def stream_id(self) -> int:
-        """Which."""
-        ...
-
-    @property
-    def code(self) -> int:
-        """The code for the peer."""
         ...
 
 
@@ -203,7 +151,7 @@ class MultiplexedDriver(Driver[C], Generic[C]):
         self._stops: list[tuple[int, int]] = []  # streams that the peer has stopped, and its codes, until the next turn
         self._opened = [0, 0]
         self._spares: tuple[deque[carriers.Stream], deque[carriers.Stream]] = (deque(), deque())
-        self._waiting: tuple[deque[Opening], deque[Opening]] = (deque(), deque())
+        self._waiting: tuple[deque[OpenStream], deque[OpenStream]] = (deque(), deque())
         self._backlog: dict[int, list[tuple[Callable[[Any], None], Any]]] = {}
         self._finished: list[int] = []  # streams that are forgotten after the next write
 
@@ -533,7 +481,7 @@ class MultiplexedDriver(Driver[C], Generic[C]):
                 self.forget(stream_id)
             self._finished.clear()
 
-    def open_stream(self, output: Opening) -> None:
+    def open_stream(self, output: OpenStream) -> None:
         """Open a stream now, or when the peer gives credit for it."""
         stream_id, unidirectional = output.stream_id, output.unidirectional
         if self._carrier_over or self.live is None:
@@ -574,7 +522,7 @@ class MultiplexedDriver(Driver[C], Generic[C]):
             for do, queued in backlog:
                 do(queued)
 
-    def _begin(self, output: Opening, stream: carriers.Stream) -> None:
+    def _begin(self, output: OpenStream, stream: carriers.Stream) -> None:
         stream_id = output.stream_id
         assert stream.stream_id == stream_id, "streams are opened in the order of their numbers"
         priority = output.priority
@@ -599,7 +547,7 @@ class MultiplexedDriver(Driver[C], Generic[C]):
         left = 0 if self.live is None else self.live.stream_credit(unidirectional=unidirectional)
         return self._opened[unidirectional] + left
 
-    def send_data(self, output: Sending) -> None:
+    def send_data(self, output: StreamData) -> None:
         """Send bytes, or queue them for a stream that waits to be opened."""
         stream_id = output.stream_id
         stream = self._streams.get(stream_id)
@@ -619,7 +567,7 @@ class MultiplexedDriver(Driver[C], Generic[C]):
         elif self.forgets_ended and not stream_id & _UNIDIRECTIONAL:
             self._end(stream_id, _SENDING)
 
-    def reset_stream(self, output: Ending) -> None:
+    def reset_stream(self, output: ResetStream) -> None:
         """Give up this side's direction of a stream."""
         stream = self._streams.get(output.stream_id)
         if stream is None:
@@ -629,7 +577,7 @@ class MultiplexedDriver(Driver[C], Generic[C]):
         if self.forgets_ended:
             self._end(output.stream_id, _SENDING)
 
-    def stop_stream(self, output: Ending) -> None:
+    def stop_stream(self, output: StopStream) -> None:
         """Ask the peer to stop; its end can be "read" now."""
         stream = self._streams.get(output.stream_id)
         if stream is None:

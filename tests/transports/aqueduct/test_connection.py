@@ -406,7 +406,7 @@ def test_aq21_a_client_repeats_what_was_refused(accepted: bool) -> None:
         return
     assert second == {
         4: StreamData(4, first[0].data, fin=False),
-        10: StreamData(10, first[2].data + later, fin=False),
+        10: StreamData(10, bytes(first[2].data) + later, fin=False),
         14: StreamData(14, first[6].data, fin=True),
     }
     core.receive_stream_data(4, VERSION + ConnectionControl().encode(), False, 0.0)

@@ -27,7 +27,12 @@ from __future__ import annotations
 
 from typing import Final, Protocol, TypeVar
 
-__all__ = ["MAX_CONNECTIONS", "BytesInput", "Core", "MessagesInput", "StreamsInput"]
+import attrs
+
+__all__ = [
+    "MAX_CONNECTIONS", "BytesInput", "Core", "MessagesInput", "OpenStream", "ResetStream", "StopStream", "StreamData",
+    "StreamsInput",
+]  # fmt: skip
 
 E = TypeVar("E")
 """The events of the protocol."""
@@ -131,3 +136,47 @@ class StreamsInput(Protocol[E]):
     def receive_datagram(self, data: bytes, now: float) -> list[E]:
         """Take a datagram."""
         ...
+
+
+@attrs.define
+class OpenStream:
+    """Open a stream. If streams are opened in the order of these outputs, QUIC gives them the same ids."""
+
+    stream_id: int
+    """Number that the core uses for it."""
+    unidirectional: bool
+    """Whether only this side sends on it."""
+    priority: int
+    """0 (first) to 255; a lower number counts as 0. Control streams go first, so that they do not queue behind bulk data."""
+
+
+@attrs.define
+class StreamData:
+    """Send bytes on a stream, in order; wait for room there without holding up other streams."""
+
+    stream_id: int
+    """Number of the stream."""
+    data: bytes | memoryview
+    """Bytes; may be empty if `fin`."""
+    fin: bool
+    """Whether these bytes are the last."""
+
+
+@attrs.define
+class ResetStream:
+    """Reset this side's direction of a stream, and drop its queued data. After its end this may be ignored."""
+
+    stream_id: int
+    """Number of the stream."""
+    code: int
+    """A code of the protocol."""
+
+
+@attrs.define
+class StopStream:
+    """Ask the peer to stop sending on a stream. Later bytes may be passed to the core or dropped; the end must be passed."""
+
+    stream_id: int
+    """Number of the stream."""
+    code: int
+    """A code of the protocol."""

@@ -32,25 +32,21 @@ Example:
 
 from __future__ import annotations
 
+from levada.transports.core import OpenStream, ResetStream, StopStream, StreamData
+
 from .codes import PROTOCOL_ERRORS, CloseCode, LimitExceeded, ResetCode
 from .config import AqueductConfig
 from .core import AqueductCore
 from .events import (
     CloseConnection,
     ConnectionEnded,
-    DatagramData,
     Ended,
     Event,
     HeadersReceived,
-    OpenStream,
     Output,
     Reached,
     Readable,
-    ResetStream,
     Settled,
-    StopStream,
-    StreamData,
-    StreamDone,
     StreamUnblocked,
     Writable,
 )
@@ -59,6 +55,7 @@ from .ids import Attach
 from .receiver import Delivery, ReceiverHalf
 from .sender import SenderHalf
 from .state import ConnectionState, Mode, ReceiverState, SenderState
+from .streams import DatagramData, StreamDone
 
 __all__ = [
     "ALPN", "PROTOCOL_ERRORS", "QMUX_ALPN", "AqueductConfig", "AqueductCore", "Attach", "CloseCode", "CloseConnection",

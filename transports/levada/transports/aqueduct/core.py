@@ -108,9 +108,7 @@ class AqueductCore:
         self.streams = StreamTable(client=client, early=early)
         self.background: set[SenderHalf | ReceiverHalf] = set()
         """Halves for which a drain only waits until everything sent on them is settled."""
-        self.links: ConnectionLinks[SenderHalf | ReceiverHalf] = ConnectionLinks(
-            self.halves, lambda half: self.events.append(Reached(half)), self.streams.announce
-        )
+        self.links = ConnectionLinks(self.halves, lambda half: self.events.append(Reached(half)), self.streams.announce)
         self.held = 0
         """Bytes held for the peer; see `AqueductConfig.max_held`."""
         self.unacked = 0
@@ -127,7 +125,7 @@ class AqueductCore:
         """Receivers that ack in this turn."""
         self.events: list[Event] = []
         """What to tell the owner; halves add to it."""
-        self._timers = AqueductTimers(self.config)
+        self._timers: AqueductTimers[SenderHalf, ReceiverHalf] = AqueductTimers(self.config)
         self._close: CloseConnection | None = None
         self._control: AqueductStream | None = None
         self._waiting: dict[AqueductStream, None] = {}
@@ -142,7 +140,7 @@ class AqueductCore:
         self._now = 0.0
         self.ack_later: Callable[[ReceiverHalf], None] = self._timers.ack
         self.declare_soon: Callable[[SenderHalf], None] = self._timers.declare
-        self.nack_later: Callable[[ReceiverHalf], None] = self._timers.nack
+        self.nack_later: Callable[[ReceiverHalf, int], None] = self._timers.nack
         if client:
             # AQ-15: as soon as it can. AQ-18: the entrypoint exists from the start and has no control stream yet.
             control = self._control = self.streams.open(StreamPosition.ANSWER)
@@ -183,7 +181,7 @@ class AqueductCore:
         self._release()
         return self._finish_turn()
 
-    def receive_stream_data(self, stream_id: int, data: bytes, fin: bool, now: float) -> list[Event]:
+    def receive_stream_data(self, stream_id: int, data: Octets, fin: bool, now: float) -> list[Event]:
         """Take bytes of a stream, cut anywhere; return the events.
 
         `stream_id` is QUIC's for a stream of the peer's, and the core's for a stream that this side opened.
@@ -218,7 +216,7 @@ class AqueductCore:
         if stream is not None:
             if stream is self._control:
                 self._fail(violation("E-13", "stopped"))
-            if stream.sender is not None:
+            if isinstance(stream.sender, SenderHalf):
                 self._timers.stopped(stream.sender)
             stream.stopped()
         return self._finish_turn()
@@ -312,7 +310,7 @@ class AqueductCore:
         self.ack_now.clear()
         if self.state is ConnectionState.HANDSHAKE and not self.streams.early:
             return []
-        out = self.streams.flush(most)
+        out = [*self.streams.flush(most)]
         if self.state is ConnectionState.DRAINING and len(out) < most and self._is_idle():
             assert self._timers.end_at is not None
             self._end(CloseCode.ORDERLY, "", None, tell=True, drain_timeout=max(0.0, self._timers.end_at - now))
@@ -338,9 +336,14 @@ class AqueductCore:
         self._timers.date(self._now, self.round_trip)
         self._timers.changed = True
         self._now = now
-        for receiver in self._timers.acks_due(now):
+        acks, half_due = self._timers.acks_due(now)
+        for receiver in half_due:
+            receiver.about_to_ack()
+        for receiver in acks:
+            receiver.acking = False
             receiver.ack(due=True)
         for sender in self._timers.declarations_due(now):
+            sender.declaring = False
             sender.declare()
         for due in self._timers.nacks_due(now):
             due.receiver.settle_due(due.end)
@@ -430,14 +433,14 @@ class AqueductCore:
         ended = bool(stream_id & 1) != self.client or stream_id in self.streams.done
         return None if ended or self.state is ConnectionState.CLOSED else self.streams.accept(stream_id)
 
-    def _read(self, stream: AqueductStream, data: bytes, fin: bool) -> None:
+    def _read(self, stream: AqueductStream, data: Octets, fin: bool) -> None:
         """Read bytes after the buffered ones, and buffer the bytes that cannot be read yet."""
         stream.fin_seen = fin
         buffer = stream.buffer
         if buffer and not stream.blocked and len(buffer) < _SMALL and len(buffer) + len(data) >= stream.need:
             # The buffer has the beginning of a message from the last packet. Parsing bytes is twice as fast as parsing a view.
             self.held -= len(buffer)
-            data = bytes(buffer) + data
+            data = b"".join((buffer, data))
             buffer.clear()
         if buffer or stream.blocked:
             buffer += data
@@ -687,7 +690,7 @@ class AqueductCore:
             if code != ResetCode.LOST:
                 raise violation("E-15", f"{code} from a receiver")
             half.lose(told=True)
-        elif half is not None:
+        elif isinstance(half, ReceiverHalf):
             if code not in (ResetCode.CANCELLED, ResetCode.LOST):
                 raise violation("E-15", f"{code} from a sender")
             half.sender_reset(code)

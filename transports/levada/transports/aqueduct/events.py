@@ -10,15 +10,15 @@ from levada.framework.errors import RemoteProtocolError
 from levada.transports.text import printable
 
 from .frames import Headers
+from .streams import StreamOutput
 
 if TYPE_CHECKING:
     from .receiver import ReceiverHalf
     from .sender import SenderHalf
 
 __all__ = [
-    "CloseConnection", "ConnectionEnded", "DatagramData", "Ended", "Event", "HeadersReceived", "OpenStream", "Output",
-    "Reached", "Readable", "ResetStream", "Settled", "StopStream", "StreamData", "StreamDone", "StreamUnblocked",
-    "Writable",
+    "CloseConnection", "ConnectionEnded", "Ended", "Event", "HeadersReceived", "Output", "Reached", "Readable", "Settled",
+    "StreamUnblocked", "Writable",
 ]  # fmt: skip
 
 
@@ -104,66 +104,6 @@ Event: TypeAlias = HeadersReceived | Readable | Writable | Settled | Reached | E
 
 
 @attrs.frozen
-class OpenStream:
-    """Open a stream. If streams are opened in the order of these outputs, QUIC gives them the same ids."""
-
-    stream_id: int
-    """Number that the core uses for it."""
-    unidirectional: bool
-    """Whether only this side sends on it."""
-    priority: int
-    """0 (first) to 255. Control streams go first, so that acks do not queue behind bulk data."""
-
-
-@attrs.frozen
-class StreamData:
-    """Send bytes on a stream."""
-
-    stream_id: int
-    """Number of the stream."""
-    data: bytes
-    """Bytes; may be empty if `fin`."""
-    fin: bool
-    """Whether these bytes are the last."""
-
-
-@attrs.frozen
-class ResetStream:
-    """Reset this side's direction of a stream. After its end this may be ignored."""
-
-    stream_id: int
-    """Number of the stream."""
-    code: int
-    """A `ResetCode`."""
-
-
-@attrs.frozen
-class StopStream:
-    """Ask the peer to stop sending on a stream. Later bytes may be passed to the core or dropped; the end must be passed."""
-
-    stream_id: int
-    """Number of the stream."""
-    code: int
-    """A `ResetCode`."""
-
-
-@attrs.frozen
-class StreamDone:
-    """The core has finished with a stream: no output names it again, and no input about it is needed."""
-
-    stream_id: int
-    """Number of the stream."""
-
-
-@attrs.frozen
-class DatagramData:
-    """Send a datagram, or drop it if there is no room."""
-
-    data: bytes
-    """At most as many bytes as the limit that the core was given."""
-
-
-@attrs.frozen
 class CloseConnection:
     """Close the QUIC connection. The last output."""
 
@@ -175,5 +115,5 @@ class CloseConnection:
     """Seconds to wait until the peer has everything sent on finished streams; 0 closes at once."""
 
 
-Output: TypeAlias = OpenStream | StreamData | ResetStream | StopStream | StreamDone | DatagramData | CloseConnection
+Output: TypeAlias = StreamOutput | CloseConnection
 """What `AqueductCore` asks of the connection."""

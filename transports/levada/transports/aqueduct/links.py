@@ -13,31 +13,59 @@ until none is left (I-11).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from .frames import encode_int
+from .ids import ONESHOT
 
-__all__ = ["ConnectionLinks", "Linked"]
+if TYPE_CHECKING:
+    from .state import ReceiverState, SenderState
+    from .streams import AqueductStream
+
+__all__ = ["ChannelHalf", "ConnectionLinks"]
 
 
-class Linked(Protocol):
-    """A half, as links see it."""
+class ChannelHalf(ABC):
+    """One local half of a channel: a `SenderHalf` or a `ReceiverHalf`."""
 
-    id: int
-    minted_here: bool
-    reachable: bool
-    """Whether the peer's application has the other half, or can get it."""
+    __slots__ = ("control", "id", "known", "minted_here", "reachable", "state")
+
+    state: SenderState | ReceiverState
+    """Open, ending, or the way it ended."""
+
+    def __init__(self, channel: int, *, minted_here: bool, reachable: bool) -> None:
+        self.id = channel
+        """Channel id."""
+        self.minted_here = minted_here
+        self.reachable = reachable
+        """Whether the remote application has the other half, or can get it. Source: AQ-52."""
+        self.known = minted_here
+        """Whether the application has this handle, so that events may name it."""
+        self.control: AqueductStream | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} {self.state.value}>"
+
+    @property
+    def oneshot(self) -> bool:
+        """Whether the channel carries at most one message."""
+        return bool(self.id & ONESHOT)
+
+    def gate_opened(self) -> None:  # noqa: B027 - a receiver does not wait for it
+        """Record that the peer has seen the control stream. Source: AQ-45 (D-22)."""
 
     def take_acked_links(self) -> list[int]:
         """Take the channels attached to acked messages of a sender that was not reachable."""
-        ...
+        return []
 
-    def lose(self) -> None:
-        """Record that the peer's application will never get the other half."""
+    @abstractmethod
+    def lose(self, *, told: bool = False) -> None:
+        """End, because the peer's application will never get the other half, or has said so with `told`. Source: AQ-48, AQ-56."""
 
 
-H = TypeVar("H", bound=Linked)
+H = TypeVar("H", bound=ChannelHalf)
 
 
 class ConnectionLinks(Generic[H]):
@@ -52,7 +80,10 @@ class ConnectionLinks(Generic[H]):
     __slots__ = ("_announce", "_halves", "_reached", "_running", "todo", "tombstones")
 
     def __init__(
-        self, halves: Mapping[int, H], reached: Callable[[H], None], announce: Callable[[bytes], None]
+        self,
+        halves: Mapping[int, H],
+        reached: Callable[[H], None],
+        announce: Callable[[bytes], None],
     ) -> None:
         self._halves = halves
         self._reached = reached

@@ -17,13 +17,13 @@ from .codes import LimitExceeded, ResetCode, violation
 from .events import Ended, Readable
 from .frames import LARGEST, encode_ranges, split_runs
 from .ids import ONESHOT
+from .links import ChannelHalf
 from .sender import SenderHalf
 from .state import RECEIVER, ReceiverInput, ReceiverState, StreamPosition
 
 if TYPE_CHECKING:
     from .core import AqueductCore
     from .streams import AqueductStream
-    from .timers import NackDue
 
 __all__ = ["Delivery", "ReceiverHalf"]
 
@@ -83,37 +83,29 @@ class Delivery:
         core.settle()
 
 
-class ReceiverHalf:
+class ReceiverHalf(ChannelHalf):
     """One local receiver, made by the core and used by the owner of the channel."""
 
     __slots__ = (
         "_acked", "_acked_ahead", "_ahead", "_arrived", "_count", "_finish", "_frontier", "_next", "_noted", "_pending",
-        "_pending_bytes", "_threshold", "acking", "claimed", "control", "core", "id", "known", "mailbox",
-        "minted_here", "nack", "reachable", "stalled", "state", "total", "untaken", "user_data",
+        "_pending_bytes", "_threshold", "acking", "claimed", "core", "mailbox", "stalled", "total", "untaken",
+        "user_data",
     )  # fmt: skip
 
+    state: ReceiverState
+
     def __init__(self, core: AqueductCore, channel: int, *, minted_here: bool) -> None:
+        super().__init__(channel, minted_here=minted_here, reachable=not minted_here)
         self.core = core
-        self.id = channel
-        """Channel id."""
         self.state = _UNATTACHED
-        """Open, ending, or the way it ended."""
-        self.minted_here = minted_here
-        self.reachable = not minted_here
-        """For `ConnectionLinks`; see `SenderHalf.reachable`."""
-        self.known = minted_here
-        """Whether the application has this handle, so that events may name it."""
         self.claimed = minted_here
         """Whether the message that attaches it has come, or none will."""
-        self.control: AqueductStream | None = None
         self.mailbox: deque[Delivery] = deque()
         """Messages processed and not taken. Read only: take them with `take`."""
         self.acking = False
         """Whether the core will make it ack."""
         self.total = 0
         """Datagrams that were declared."""
-        self.nack: NackDue | None = None
-        """When the datagrams declared last are settled."""
         self.untaken = 0
         """Bytes that the application has not received."""
         self.user_data: Any = None
@@ -134,14 +126,6 @@ class ReceiverHalf:
         self._count = 0  # datagrams processed
         self.stalled: list[AqueductStream] | None = None
         """Streams that wait for room."""
-
-    def __repr__(self) -> str:
-        return f"<ReceiverHalf {self.id} {self.state.value}>"
-
-    @property
-    def oneshot(self) -> bool:
-        """Whether the channel carries at most one message."""
-        return bool(self.id & ONESHOT)
 
     @property
     def ended(self) -> bool:
@@ -264,6 +248,7 @@ class ReceiverHalf:
         self._pending += 1
         self._pending_bytes += size
         if not self.acking:
+            self.acking = True
             core.ack_later(self)
         if self._pending == self._threshold or self._pending_bytes > config.window_bytes >> 1:
             core.ack_now.append(self)
@@ -290,6 +275,7 @@ class ReceiverHalf:
         arrived.add(number)
         self._count += 1
         if not self.acking:
+            self.acking = True
             self.core.ack_later(self)
         if self._finish is not None:
             self.maybe_finish()
@@ -310,10 +296,8 @@ class ReceiverHalf:
         elif self._pending >= self._threshold:
             self.core.ack_now.append(self)
         elif (self._pending or self._arrived) and not self.acking:
+            self.acking = True
             self.core.ack_later(self)
-
-    def gate_opened(self) -> None:
-        """Do nothing: a receiver does not wait for the gate."""
 
     def declared(self, count: int) -> None:
         """Process SentUnreliable. Source: AQ-36, AQ-37."""
@@ -323,7 +307,7 @@ class ReceiverHalf:
         if self.id & ONESHOT:
             self._check_oneshot(self._next, self._count)
         if count:
-            self.core.nack_later(self)
+            self.core.nack_later(self, self.total)
             if self.minted_here and self.total == count > self._count and self.control is not None:
                 # Only that the control stream is known. A sender that cancels waits for this (D-22), and the nack would take a second.
                 self.control.write(b"\x06\x00")
@@ -413,10 +397,6 @@ class ReceiverHalf:
         self.drop_mailbox(lost=True)
         self._gone()
 
-    def take_acked_links(self) -> list[int]:
-        """Return an empty list: a receiver carries no channels."""
-        return []
-
     def connection_lost(self) -> None:
         """End with the connection. The mailbox keeps its messages. Source: AQ-19."""
         self._go(ReceiverInput.CONNECTION_CLOSED)
@@ -500,7 +480,6 @@ class ReceiverHalf:
     def _gone(self) -> None:
         """Remove the half. The state has been set."""
         self._ahead = self._acked_ahead = self._arrived = None
-        self.nack = None
         if self.control is not None:
             self.control.half = None
             self.control.place = StreamPosition.DISCARD

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, TypeAlias
 from levada.framework.errors import LocalProtocolError
 
 from .codes import ResetCode, violation
-from .events import DatagramData, Ended, Settled, Writable
+from .events import Ended, Settled, Writable
 from .frames import LARGEST, encode_int
 from .ids import ONESHOT, Attach
+from .links import ChannelHalf
 from .state import SENDER, Mode, SenderInput, SenderState, StreamPosition
+from .streams import DatagramData
 
 if TYPE_CHECKING:
     from .core import AqueductCore
@@ -35,27 +37,20 @@ _ORDERED = Mode.ORDERED
 _TAILS = [bytes((0, size)) for size in range(0x80)]  # no attachments, then the size of the payload
 
 
-class SenderHalf:
+class SenderHalf(ChannelHalf):
     """One local sender, made by the core and used by the owner of the channel."""
 
     __slots__ = (
         "_base", "_base_unreliable", "_blocked", "_code", "_declared", "_head", "_inflight", "_octets", "_stream",
-        "_unreliable", "acked_links", "control", "core", "declaring", "id", "known", "links", "minted_here",
-        "reachable", "sent", "sent_unreliable", "state",
+        "_unreliable", "acked_links", "core", "declaring", "links", "sent", "sent_unreliable",
     )  # fmt: skip
 
+    state: SenderState
+
     def __init__(self, core: AqueductCore, channel: int, *, minted_here: bool, reachable: bool) -> None:
+        super().__init__(channel, minted_here=minted_here, reachable=reachable)
         self.core = core
-        self.id = channel
-        """Channel id."""
         self.state = _UNATTACHED
-        """Open, ending, or the way it ended."""
-        self.minted_here = minted_here
-        self.reachable = reachable
-        """Whether the remote application is sure to be able to reach the remote receiver. Source: AQ-52."""
-        self.known = minted_here
-        """Whether the application has this handle, so that events may name it."""
-        self.control: AqueductStream | None = None
         self.sent = 0
         """Messages sent on streams; also the number of the next one."""
         self.sent_unreliable = 0
@@ -76,14 +71,6 @@ class SenderHalf:
         self._declared = 0
         self._blocked = False
         self._code = ResetCode.CANCELLED
-
-    def __repr__(self) -> str:
-        return f"<SenderHalf {self.id} {self.state.value}>"
-
-    @property
-    def oneshot(self) -> bool:
-        """Whether the channel carries at most one message."""
-        return bool(self.id & ONESHOT)
 
     @property
     def ended(self) -> bool:
@@ -158,7 +145,7 @@ class SenderHalf:
         if size > limit:
             raise LocalProtocolError(f"payload of {size} bytes, at most {limit}", rule="AQ-3")
         halves = core.mint(attachments)
-        self._send_frame(payload, tuple(half.id for half in halves), mode, token)
+        self._send_frame(payload, tuple([half.id for half in halves]), mode, token)
         if self.id & ONESHOT:  # AQ-7: one message, then finished
             self.finish()
         return halves
@@ -228,7 +215,8 @@ class SenderHalf:
         before = self.state
         self._go(SenderInput.ATTACHED)
         if before is _UNATTACHED:
-            self.declare()
+            if self.sent_unreliable:
+                self.declare()
         elif before is SenderState.FINISH_WAIT:
             self._finish()
         else:
@@ -356,6 +344,7 @@ class SenderHalf:
                 self._count_unreliable(token)
                 core.streams.commands.append(DatagramData(datagram))
                 if not self.declaring:
+                    self.declaring = True
                     core.declare_soon(self)
                 self._link(key, attached)
                 return
@@ -388,7 +377,8 @@ class SenderHalf:
     def _finish(self) -> None:
         """Send FinishSender. Source: AQ-41."""
         assert self.control is not None
-        self.declare()
+        if self.sent_unreliable:
+            self.declare()
         self.control.write(b"\x07" + encode_int(self.sent), fin=True)
         if self._stream is not None:
             self._stream.finish()

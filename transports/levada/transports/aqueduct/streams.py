@@ -6,20 +6,42 @@ queued and joined, so the messages of one turn leave as one piece.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from .events import OpenStream, Output, ResetStream, StopStream, StreamData, StreamDone
+import attrs
+
+from levada.transports.core import OpenStream, ResetStream, StopStream, StreamData
+
 from .frames import VERSION
 from .state import StreamPosition
 
 if TYPE_CHECKING:
-    from .receiver import ReceiverHalf
-    from .sender import SenderHalf
+    from .links import ChannelHalf
 
-__all__ = ["AqueductStream", "StreamTable"]
+__all__ = ["AqueductStream", "DatagramData", "StreamDone", "StreamOutput", "StreamTable"]
 
 URGENT, USUAL = 64, 128
 """Priorities of control streams and of message streams."""
+
+
+@attrs.frozen
+class StreamDone:
+    """The core has finished with a stream: no output names it again, and no input about it is needed."""
+
+    stream_id: int
+    """Number of the stream."""
+
+
+@attrs.frozen
+class DatagramData:
+    """Send a datagram, or drop it if there is no room."""
+
+    data: bytes
+    """At most as many bytes as the limit that the core was given."""
+
+
+StreamOutput: TypeAlias = OpenStream | StreamData | ResetStream | StopStream | StreamDone | DatagramData
+"""What streams ask of the connection."""
 
 
 class AqueductStream:
@@ -52,13 +74,13 @@ class AqueductStream:
         self.fin_seen = False
         self.reset_seen: int | None = None
         """The peer's end, or its reset, while the stream waits."""
-        self.half: SenderHalf | ReceiverHalf | None = None
+        self.half: ChannelHalf | None = None
         """The half whose control stream this is."""
 
         # Writing.
         self.sends = sends
         """Whether this side's direction has not ended."""
-        self.sender: SenderHalf | None = None
+        self.sender: ChannelHalf | None = None
         """The sender whose messages are written here."""
         self.kept = False
         """Whether a sender may still reset it, or needs to know of a stop, though everything was written."""
@@ -147,7 +169,7 @@ class StreamTable:
         """The start of every direction; empty once the peer is known to speak Aqueduct. Source: AQ-16."""
         self.table: dict[int, AqueductStream] = {}
         self.dirty: list[AqueductStream] = []
-        self.commands: list[Output] = []
+        self.commands: list[StreamOutput] = []
         """Outputs that follow the queued writes."""
         self.done: set[int] = set()
         """Streams that are over, until the owner has their `StreamDone`."""
@@ -180,9 +202,9 @@ class StreamTable:
         """Send bytes on their own unidirectional stream."""
         self.open().write(data, fin=True)
 
-    def flush(self, most: int) -> list[Output]:
+    def flush(self, most: int) -> list[StreamOutput]:
         """Take the outputs, in the order in which to carry them out. Fewer than `most` means that nothing is left."""
-        out: list[Output] = []
+        out: list[StreamOutput] = []
         count = 0
         for stream in self.dirty:
             if len(out) >= most:
@@ -210,7 +232,7 @@ class StreamTable:
             self.done.clear()
         return out
 
-    def _open(self, stream: AqueductStream, out: list[Output]) -> None:
+    def _open(self, stream: AqueductStream, out: list[StreamOutput]) -> None:
         unidirectional = not stream.receives
         stream.id = self.next_ids[unidirectional]
         self.next_ids[unidirectional] += 4

@@ -35,6 +35,8 @@ Example:
 
 from __future__ import annotations
 
+from levada.transports.core import OpenStream, ResetStream, StopStream, StreamData
+
 from .authentication import Authentication, Result
 from .codes import ErrorCode, close_code, code_name, sanitise
 from .config import AuthenticationConfig, ControlConfig, GateConfig, HandlerSpec, MaopConfig, TimesConfig
@@ -56,20 +58,16 @@ from .events import (
     Event,
     Execute,
     Failed,
-    OpenStream,
     OperationCancelled,
     OperationOffered,
     Output,
     Received,
     Refused,
-    ResetStream,
     ResponseRejected,
     ResponseStarted,
     RoomWanted,
     SetPriority,
     Stepped,
-    StopStream,
-    StreamData,
     StreamUnblocked,
 )
 from .fairness import FairQueue, PriorityClass, class_of

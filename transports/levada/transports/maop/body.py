@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from levada.transports.core import StreamData
+
 from .codes import ErrorCode, OperationFault
 from .config import MaopConfig
-from .events import Octets, Output, StreamData
+from .events import Octets, Output
 from .frames import BLOCK, BLOCK_END, UNDEFINED
 from .state import MISPLACED
 

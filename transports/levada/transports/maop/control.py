@@ -11,8 +11,10 @@ counts entries; while it is empty, the streams are not read.
 
 from __future__ import annotations
 
+from levada.transports.core import OpenStream, StopStream, StreamData
+
 from .codes import ErrorCode, OperationFault, close_code
-from .events import OpenStream, Output, StopStream, StreamData, StreamUnblocked
+from .events import Output, StreamUnblocked
 from .frames import BATCH, CONTROL_OPS, DISCONNECT_REQUEST, DONE_ENTRY, ENTRIES, FAIL, PROCEED_ENTRY, REFUSE_ENTRY
 from .rates import TokenBucket
 from .side import Side

@@ -22,24 +22,13 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from levada.framework.errors import LocalProtocolError, RemoteProtocolError
+from levada.transports.core import OpenStream, ResetStream, StopStream, StreamData
 from levada.transports.numbers import Numbers
 
 from .codes import ErrorCode, check_code, close_code
 from .config import TEST_SPEC, HandlerSpec, MaopConfig
 from .control import ControlIn, ControlPool, Signals
-from .events import (
-    Begun,
-    CloseConnection,
-    ConnectionEnded,
-    Event,
-    Octets,
-    OpenStream,
-    Output,
-    ResetStream,
-    ResponseRejected,
-    StopStream,
-    StreamData,
-)
+from .events import Begun, CloseConnection, ConnectionEnded, Event, Octets, Output, ResponseRejected
 from .frames import CONTROL_OPS, MESSAGE, REQUEST, UNDEFINED, trace_field
 from .gate import OperationGate
 from .initiator import Outgoing

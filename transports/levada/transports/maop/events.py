@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 import attrs
 
 from levada.framework.errors import RemoteProtocolError
+from levada.transports.core import OpenStream, ResetStream, StopStream, StreamData
 from levada.transports.text import printable
 
 from .config import HandlerSpec
@@ -18,9 +19,8 @@ from .versions import Capability, Version
 __all__ = [
     "Approved", "Audited", "AuthenticationReceived", "Begun", "BodyEnded", "BodyReceived", "BodyWanted",
     "CloseConnection", "Completed", "ConnectionEnded", "Disapproved", "Draining", "Event", "Execute", "Failed",
-    "OpenStream", "OperationCancelled", "OperationOffered", "Output", "Received", "Refused", "ResetStream",
-    "ResponseRejected", "ResponseStarted", "RoomWanted", "SetPriority", "Stepped", "StopStream", "StreamData",
-    "StreamUnblocked",
+    "OperationCancelled", "OperationOffered", "Output", "Received", "Refused", "ResponseRejected", "ResponseStarted",
+    "RoomWanted", "SetPriority", "Stepped", "StreamUnblocked",
 ]  # fmt: skip
 
 Octets: TypeAlias = bytes | memoryview
@@ -333,18 +333,6 @@ Event: TypeAlias = (
 
 
 @attrs.define
-class OpenStream:
-    """Open a stream. QUIC gives the streams of one kind these ids if they are opened in this order."""
-
-    stream_id: int
-    """Number that the core uses for it."""
-    unidirectional: bool
-    """Whether only this side sends on it."""
-    priority: int
-    """0 (first) to 255 for an operation; -1 for a control stream. Source: MA-116."""
-
-
-@attrs.define
 class SetPriority:
     """The Response on a stream of the peer has this priority. Source: MA-116."""
 
@@ -352,38 +340,6 @@ class SetPriority:
     """Number of the stream."""
     priority: int
     """0 (first) to 255."""
-
-
-@attrs.define
-class StreamData:
-    """Send bytes on a stream, in order; wait for room there without holding up other streams."""
-
-    stream_id: int
-    """Number of the stream."""
-    data: Octets
-    """Bytes; may be empty if `fin`."""
-    fin: bool
-    """Whether these bytes are the last."""
-
-
-@attrs.define
-class ResetStream:
-    """Reset this side's direction of a stream, and drop its queued data."""
-
-    stream_id: int
-    """Number of the stream."""
-    code: int
-    """Application error code."""
-
-
-@attrs.define
-class StopStream:
-    """Ask the peer to stop sending on a stream. Later bytes may be passed to the core; the end must be passed."""
-
-    stream_id: int
-    """Number of the stream."""
-    code: int
-    """Application error code."""
 
 
 @attrs.define

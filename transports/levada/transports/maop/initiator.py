@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from levada.framework.errors import LocalProtocolError
+from levada.transports.core import ResetStream, StopStream
 
 from .body import BodyReader, write_blocks, write_end
 from .codes import ErrorCode, OperationFault, close_code
-from .events import (
-    BodyReceived,
-    BodyWanted,
-    Completed,
-    Failed,
-    Octets,
-    Refused,
-    ResetStream,
-    ResponseStarted,
-    Stepped,
-    StopStream,
-)
+from .events import BodyReceived, BodyWanted, Completed, Failed, Octets, Refused, ResponseStarted, Stepped
 from .frames import RESPONSE, UNDEFINED
 from .native import SuccessReader
 from .side import Side

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from hashlib import blake2b
 
 from levada.framework.errors import LocalProtocolError
+from levada.transports.core import ResetStream, StopStream, StreamData
 
 from .body import BodyReader, misplaced, write_blocks, write_end
 from .codes import ErrorCode, OperationFault, close_code
@@ -17,12 +18,9 @@ from .events import (
     Octets,
     OperationCancelled,
     Received,
-    ResetStream,
     RoomWanted,
     SetPriority,
     Stepped,
-    StopStream,
-    StreamData,
 )
 from .frames import BLOCK, BLOCK_END, MESSAGE, REQUEST, RESPONSE, UNDEFINED, check_key, check_trace
 from .native import OPAQUE, SUCCESS, TEST, TEST_WINDOW, success_header, test_payload

@@ -10,22 +10,12 @@ from typing import TYPE_CHECKING
 import attrs
 
 from levada.framework.errors import LocalProtocolError, RemoteProtocolError
+from levada.transports.core import OpenStream, StopStream, StreamData
 
 from .authentication import MIN_RESULT, Authentication, Octets, Result, read_authentication, read_result
 from .codes import ErrorCode, OperationFault, close_code, sanitise
 from .config import MaopConfig
-from .events import (
-    Approved,
-    Audited,
-    AuthenticationReceived,
-    Disapproved,
-    Event,
-    OpenStream,
-    Output,
-    StopStream,
-    StreamData,
-    StreamUnblocked,
-)
+from .events import Approved, Audited, AuthenticationReceived, Disapproved, Event, Output, StreamUnblocked
 from .state import CONNECTION, ConnectionInput, ConnectionState
 from .versions import CAPABILITY_PAIR, Capability, Version, parse_capabilities
 
