@@ -15,28 +15,76 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
-from levada.framework.embedding import Outcome, RemoteAsk
-from levada.framework.errors import DecodeError
-from levada.transports.aqueduct import Attach, ReceiverHalf, ReceiverState, SenderHalf
+from levada.framework import Lost, Ref
+from levada.framework.embedding import Ask, Outcome, RemoteAsk, TerminalState, stopped_error
+from levada.framework.errors import DecodeError, LevadaError, NoValue
+from levada.framework.message import Asks, reply_type
+from levada.transports.aqueduct import Attach, Delivery, ReceiverHalf, ReceiverState, SenderHalf
 
 from . import envelopes
-from .halves import Halves, Letter, Packing
+from .halves import Halves, Letter, Packing, Referring, open_delivery
 from .links import OwnHalf
 from .oneshots import SENDING, dispatch
 
-if TYPE_CHECKING:
-    from .signals import Asking
-
-__all__ = ["FEW", "Answers", "Replies"]
+__all__ = ["FEW", "Answers", "OpenQuestion", "Replies", "answer_type"]
 
 FEW = 8
 """Questions of a ref that are answered on oneshots."""
 _TOGETHER = 16
 """Answers that are taken together in any case."""
 
+_LOST = (TerminalState.LOST, TerminalState.CONNECTION_LOST)
+
 logger = logging.getLogger("levada.actors.aqueduct")
+
+
+class OpenQuestion:
+    """A question of this side, which waits for its answer."""
+
+    __slots__ = ("question", "ref", "refs")
+
+    question: Ask
+    ref: Ref[Any]
+    """The actor that is asked."""
+    refs: Referring
+    """The refs of the connection that it was sent on."""
+
+    def answered(self, delivery: Delivery, start: int = 0) -> None:
+        """Take the answer, which begins at byte `start` of a message."""
+        question, halves, payload = self.question, self.refs.halves, delivery.payload
+        if question.settled:  # withdrawn in the turn when the answer came: its handles are given up
+            delivery.discard()
+            return
+        try:
+            if payload.startswith(envelopes.ANSWER, start):
+                expected = answer_type(question.message)
+                payload = payload[start + len(envelopes.ANSWER) :]
+                if delivery.attachments:
+                    value, _ = open_delivery(halves, delivery, payload, expected)
+                else:
+                    value = halves.codec.decode(payload, expected, detach=halves.unattached)
+                question.answer(value)
+            else:
+                error = envelopes.error_from(payload[start:], self.ref.path, question.message)
+                delivery.discard()
+                question.fail(error)
+        except LevadaError as error:
+            if not delivery.payload.startswith(envelopes.ANSWER, start):
+                delivery.discard()
+            question.fail(error)
+
+    def over(self, state: TerminalState) -> None:
+        """Record that there will be no answer."""
+        if state in _LOST:
+            self.question.fail(stopped_error(self.ref, Lost(self.refs.peer), self.question.message))  # type: ignore[arg-type]
+        else:
+            self.unanswered()
+
+    def unanswered(self) -> None:
+        """Tell the asker that there is no answer."""
+        self.question.fail(NoValue(f"the answer to {type(self.question.message).__name__} was given up"))
 
 
 class Line(OwnHalf):
@@ -109,7 +157,7 @@ class Answers(OwnHalf):
         self._lost = lost
         self._given_back = given_back
         self._asked = 0
-        self._open: dict[int, Asking] = {}
+        self._open: dict[int, OpenQuestion] = {}
         self.half = None
         self.idle = True
         self._withdrawals = Line(halves, _nothing, _nothing)
@@ -119,7 +167,7 @@ class Answers(OwnHalf):
         packing.take(self, Attach.SENDER)
         packing.take(self._withdrawals, Attach.RECEIVER)
 
-    def add(self, asking: Asking) -> int:
+    def add(self, asking: OpenQuestion) -> int:
         """Wait for the answer to a question; return its number."""
         number = self._asked & envelopes.MAX_NUMBER
         self._asked += 1
@@ -278,3 +326,9 @@ class Replies(OwnHalf):
 
 def _nothing() -> None:
     """Do nothing."""
+
+
+def answer_type(question: Any) -> Any:
+    """Return the type of the answer to a question; `Any` if its class does not declare one."""
+    kind = type(question)
+    return reply_type(kind) if issubclass(kind, Asks) else Any

@@ -21,17 +21,16 @@ from levada.framework import Ref
 from levada.framework.codec import AttachmentKind
 from levada.framework.embedding import LARGE, Ask, LocalRef, RemoteAsk, RemoteTell, Work, let_others_run
 from levada.framework.errors import ActorError, ActorStopped, DecodeError, LevadaError
-from levada.framework.message import Asks, reply_type
 from levada.transports.aqueduct import Delivery, ReceiverHalf, SenderHalf
 from levada.transports.text import printable
 
 from . import envelopes
-from .answers import Replies
+from .answers import Replies, answer_type
 from .halves import ANSWERS_ROOM, give_up, open_delivery, read_unreadable
 from .links import HalfActor, OwnHalf
 from .oneshots import Promise
 
-__all__ = ["Export", "answer_type"]
+__all__ = ["Export"]
 
 MOST_TASKS: Final = 64
 """Messages of `pull` routers that one copy of a ref may hold: a peer has one for each router. More stay in the channel."""
@@ -493,9 +492,3 @@ class Question(PeersQuestion):
 
     def reply(self, payload: bytes) -> None:
         self._promise.send(payload)
-
-
-def answer_type(question: Any) -> Any:
-    """Return the type of the answer to a question; `Any` if its class does not declare one."""
-    kind = type(question)
-    return reply_type(kind) if issubclass(kind, Asks) else Any

@@ -15,11 +15,9 @@ A program does not use this directly: `levada.actors.nodes` makes a `FleetRefs` 
 
 from __future__ import annotations
 
-import hmac
 import logging
 import math
-import weakref
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from enum import Enum, auto
@@ -30,15 +28,15 @@ import trio
 
 from levada.framework import ActorSystem, Lost, Reason, Ref, oneshot
 from levada.framework.durations import is_duration
-from levada.framework.embedding import DescribedActor, LocalRef, dead_ref
+from levada.framework.embedding import DescribedActor
 from levada.framework.errors import ActorStopped, ConfigurationError, ConnectionLost, LevadaError
 from levada.transports.aqueduct import Headers
 from levada.transports.text import printable
 
-from .envelopes import ID_SIZE, ActorIdentity
+from .envelopes import ID_SIZE
 from .name_lookup import Claim
 from .peer import Peer
-from .refs import RefState, RemoteRef, remote_ref
+from .refs import MemberRefs, RefState, RemoteRef
 
 __all__ = ["NODE", "Dial", "FleetRefs"]
 
@@ -58,7 +56,7 @@ Raises `LevadaError` or `OSError` if the node is unknown, has ended or cannot be
 """
 
 
-class FleetRefs:
+class FleetRefs(MemberRefs):
     """The refs of one system that belong to a fleet. One for each system; `PeerConfig.fleet` of all its connections to members.
 
     Args:
@@ -88,20 +86,11 @@ class FleetRefs:
                 raise ConfigurationError(f"{name} is {seconds!r}, wanted more than 0 seconds")
         if len(node_id) != ID_SIZE:
             raise ValueError(f"the node id has {len(node_id)} bytes, wanted {ID_SIZE}")
-        self.system = system
-        self.node_id = node_id
-        """The id of this node."""
+        super().__init__(system, node_id)
         self.dial = dial
         self.dial_timeout = dial_timeout
         self.claim_timeout = claim_timeout
         self.idle = idle
-        self.refs: weakref.WeakValueDictionary[tuple[bytes, bytes, int], RemoteRef] = weakref.WeakValueDictionary()
-        """The refs of other members, by `ActorIdentity.address`."""
-        self._exported: weakref.WeakValueDictionary[int, LocalRef] = weakref.WeakValueDictionary()
-        self._keys: weakref.WeakKeyDictionary[LocalRef, bytes] = weakref.WeakKeyDictionary()
-        self._names: dict[bytes, str] = {}
-        """The members that live, and their names."""
-        self._over: OrderedDict[bytes, Reason] = OrderedDict()
         self._news = trio.Event()
         """Set when a member is known, or has ended; then replaced."""
         self._links: dict[bytes, Link] = {}
@@ -117,8 +106,8 @@ class FleetRefs:
             node_id: 16 bytes.
             name: its name, for texts.
         """
-        if node_id not in self._over:
-            self._names[node_id] = name or node_id.hex()[:8]
+        if node_id not in self.over:
+            self.names[node_id] = name or node_id.hex()[:8]
             self._tell_news()
 
     def ended(self, node_id: bytes, reason: Reason) -> None:
@@ -128,10 +117,10 @@ class FleetRefs:
             node_id: 16 bytes.
             reason: why, for all who watch an actor of it.
         """
-        self._names.pop(node_id, None)
-        self._over[node_id] = reason
-        if len(self._over) > REMEMBERED:
-            self._over.popitem(last=False)
+        self.names.pop(node_id, None)
+        self.over[node_id] = reason
+        if len(self.over) > REMEMBERED:
+            self.over.popitem(last=False)
         # All refs are looked at, 0.1 µs each: nodes end seldom.
         for ref in [*self.refs.values()]:
             if ref.identity.node == node_id:
@@ -142,10 +131,6 @@ class FleetRefs:
         for cut in [*self._connections.get(node_id, {}).values()]:
             cut()
         self._tell_news()
-
-    def name_of(self, node_id: bytes) -> str:
-        """Return the name of a node, or the begin of its id."""
-        return self._names.get(node_id) or node_id.hex()[:8]
 
     async def aclose(self) -> None:
         """Close the connections that were dialled for claims, and claim no more; refs over them are lost.
@@ -177,7 +162,7 @@ class FleetRefs:
         if value is None:
             return b""
         node_id = _read_id(value)
-        if node_id in self._over:
+        if node_id in self.over:
             raise ValueError(f"the node {node_id.hex()[:8]} has ended, and its id is not used again")
         return b"" if node_id == self.node_id else node_id
 
@@ -192,35 +177,7 @@ class FleetRefs:
         if not connections:
             self._connections.pop(node_id, None)
 
-    # ---------------------------------------------------------------- actors here
-
-    def export(self, cell: LocalRef) -> bytes:
-        """Return the key of an actor here, whose ref is about to travel."""
-        key = self._keys.get(cell)
-        if key is None:
-            key = self._keys[cell] = self.system.platform.token_bytes(ID_SIZE)
-            self._exported[cell.incarnation] = cell
-        return key
-
-    def find(self, incarnation: int, key: bytes) -> LocalRef | None:
-        """Return the actor here with this number, if the key is its key."""
-        cell = self._exported.get(incarnation)
-        return cell if cell is not None and hmac.compare_digest(self._keys[cell], key) else None
-
     # ---------------------------------------------------------------- actors of third members
-
-    def third(self, identity: ActorIdentity) -> Ref[Any]:
-        """Return the ref that a peer has forwarded: the actor itself if it lives here, the ref that is there already, or a new one."""
-        if identity.node == self.node_id:
-            # An unknown key is of an actor that has ended, or is made up; both give a dead ref.
-            return self.find(identity.incarnation, identity.key) or dead_ref(self.system, identity.incarnation)
-        ref = self.refs.get(identity.address)
-        if ref is None or ref.state is RefState.LOST:
-            ref = self.refs[identity.address] = remote_ref(self.system, identity, self)
-            over = self._over.get(identity.node)
-            if over is not None:
-                ref.lose(over)
-        return ref
 
     def claim(self, ref: RemoteRef) -> None:
         """Claim a ref in the background; it is opened or lost, later than in this call."""
@@ -258,8 +215,8 @@ class FleetRefs:
         Raises:
             ConnectionLost: the node has ended.
         """
-        while node_id not in self._names:
-            if node_id in self._over:
+        while node_id not in self.names:
+            if node_id in self.over:
                 raise ConnectionLost(f"the node {self.name_of(node_id)} has ended")
             await self._news.wait()
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import logging
 import weakref
+from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import attrs
 import trio
@@ -119,40 +120,44 @@ class Unreadable:
 _UNREADABLE = b"\xb1levada.unreadable"
 
 
-class Referring(Protocol):
-    """The refs that have travelled over one connection: `levada.actors.aqueduct.refs.Refs`."""
+class Referring(ABC):
+    """The refs that have travelled over one connection, as its channels need them: `levada.actors.aqueduct.refs.Refs`."""
 
-    codec: Codec
-    """Writes and reads the messages in envelopes."""
-    answers: ChannelCore
-    """The channel that errors name for handles in answers."""
-    halves: Halves
-    """The channels of the connection."""
+    def __init__(self, halves: Halves) -> None:
+        self.halves = halves
+        """The channels of the connection."""
+        # An envelope has a few bytes before its message.
+        self.codec = attrs.evolve(halves.codec, max_bytes=max(1, halves.codec.max_bytes - 16))
+        """Writes and reads the messages in envelopes."""
+        self.answers = ChannelCore(Any, 1, "for an answer")
+        """The channel that errors name for handles in answers."""
+        self._peer = ""
 
     @property
     def peer(self) -> str:
         """Name of the peer."""
-        ...
-
-    def attach(self, handle: Any, packing: Packing) -> tuple[AttachmentKind, int] | tuple[AttachmentKind, int, bytes]:
-        """Put a ref, or a oneshot of one, into a message."""
-        ...
-
-    def arrived(self, half: Any, note: bytes) -> Any:
-        """Return the ref that came with a message."""
-        ...
-
-    def unattached(self, number: int, kind: AttachmentKind, item: Any = None, note: bytes = b"") -> Ref[Any]:
-        """Return the ref that came without a channel."""
-        ...
-
-    def answer(self, claim: Claim) -> None:
-        """Answer the claim of a ref."""
-        ...
+        return self._peer or self.halves.peer
 
     def release(self) -> None:
-        """Drop the connection's halves."""
-        ...
+        """Drop the connection's halves, since its actor has ended and they may hold this object."""
+        self._peer = self.halves.peer
+        self.halves = weakref.proxy(self.halves)
+
+    @abstractmethod
+    def attach(self, handle: Any, packing: Packing) -> tuple[AttachmentKind, int] | tuple[AttachmentKind, int, bytes]:
+        """Put a ref, or a oneshot of one, into a message."""
+
+    @abstractmethod
+    def arrived(self, half: Any, note: bytes) -> Any:
+        """Return the ref that came with a message."""
+
+    @abstractmethod
+    def unattached(self, number: int, kind: AttachmentKind, item: Any = None, note: bytes = b"") -> Ref[Any]:
+        """Return the ref that came without a channel."""
+
+    @abstractmethod
+    def answer(self, claim: Claim) -> None:
+        """Answer the claim of a ref."""
 
 
 def _nothing() -> None:

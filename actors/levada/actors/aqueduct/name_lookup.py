@@ -10,15 +10,18 @@ import logging
 import weakref
 from collections.abc import Callable, Collection
 from contextvars import copy_context
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
-from levada.framework import ActorSystem, OneshotSender, Reason, Receiver, Ref, RemotePeer, Sender, bounded, message
+from levada.framework import ActorSystem, OneshotSender, Reason, Receiver, Ref, Sender, bounded, message
 from levada.framework.channel import WINDOW
 from levada.framework.embedding import Forwarder, act_for
 from levada.framework.errors import ActorStopped, ChannelError, ConfigurationError, DecodeError, HandleNotForwardable
 from levada.transports.text import printable
+
+if TYPE_CHECKING:
+    from .halves import Halves
 
 __all__ = ["Claim", "Expose", "Lookup", "Lookups", "Names", "StandIn", "check_expose"]
 
@@ -63,13 +66,6 @@ def check_expose(expose: Expose) -> None:
         raise ConfigurationError(f"expose is {expose!r}, wanted a collection of names, or a function of one")
 
 
-class Asker(Protocol):
-    """Knows the other side."""
-
-    remote: RemotePeer | None
-    """The other side."""
-
-
 class StandIn(Forwarder):
     """Passes everything on to an actor of a third system, for peers to which the ref of that actor cannot be passed on. It ends with the ref."""
 
@@ -103,14 +99,14 @@ def stand_in(system: ActorSystem, ref: Ref[Any]) -> Ref[Any]:
 class Names:
     """The names that one side lets the other look up."""
 
-    def __init__(self, system: ActorSystem, expose: Expose, asker: Asker) -> None:
+    def __init__(self, system: ActorSystem, expose: Expose, halves: Halves) -> None:
         self._system = system
         self._expose = expose
-        self._asker = asker
+        self._halves = halves
 
     def find(self, name: str) -> Ref[Any] | None:
         """Find the actor of this name, if it is exposed to the other side."""
-        act_for(self._asker.remote)
+        act_for(self._halves.remote)
         expose = self._expose
         return self._system.registry.get(name) if (expose(name) if callable(expose) else name in expose) else None
 

@@ -17,12 +17,15 @@
 
 from __future__ import annotations
 
+import hmac
 import logging
 import sys
 import weakref
-from collections.abc import Callable, Hashable, Mapping, MutableMapping
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
 from enum import Enum, auto
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn
 
 import attrs
 import trio
@@ -52,7 +55,7 @@ from levada.transports.aqueduct import Attach, ReceiverHalf, SenderHalf
 
 from . import envelopes
 from .answers import FEW, Answers
-from .envelopes import ActorIdentity
+from .envelopes import ID_SIZE, ActorIdentity
 from .exports import Export
 from .halves import MOST_WAITING, Halves, Outbound, Packing, Referring
 from .name_lookup import Claim
@@ -61,7 +64,7 @@ from .pull_work import Sampling, WorkAsking, Working
 from .raw import RawMessage
 from .signals import Asking, Later, Signal, Tie, Watching
 
-__all__ = ["TRANSITIONS", "RefChange", "RefState", "Refs", "RemoteRef", "remote_ref"]
+__all__ = ["TRANSITIONS", "MemberRefs", "RefChange", "RefState", "Refs", "RemoteRef", "remote_ref"]
 
 
 logger = logging.getLogger("levada.actors.aqueduct")
@@ -110,60 +113,72 @@ TRANSITIONS: Final[Mapping[tuple[RefState, RefChange], RefState]] = {
 _UNCLAIMED, _CLAIMING, _OPEN = RefState.UNCLAIMED, RefState.CLAIMING, RefState.OPEN
 
 
-class Fleet(Protocol):
-    """The refs of a fleet: `levada.actors.aqueduct.fleet.FleetRefs`."""
+class MemberRefs(ABC):
+    """The refs of one system that belong to a fleet: `levada.actors.aqueduct.fleet.FleetRefs`."""
 
-    @property
-    def refs(self) -> MutableMapping[tuple[bytes, bytes, int], RemoteRef]:
+    def __init__(self, system: ActorSystem, node_id: bytes) -> None:
+        self.system = system
+        self.node_id = node_id
+        """The id of this node."""
+        self.refs: weakref.WeakValueDictionary[tuple[bytes, bytes, int], RemoteRef] = weakref.WeakValueDictionary()
         """The refs of other members, by `ActorIdentity.address`."""
-        ...
+        self.names: dict[bytes, str] = {}
+        """The members that live, and their names."""
+        self.over: OrderedDict[bytes, Reason] = OrderedDict()
+        """The last members that have ended, and why."""
+        self._exported: weakref.WeakValueDictionary[int, LocalRef] = weakref.WeakValueDictionary()
+        self._keys: weakref.WeakKeyDictionary[LocalRef, bytes] = weakref.WeakKeyDictionary()
 
-    def name_of(self, node_id: bytes, /) -> str:
-        """Return the name of a node."""
-        ...
+    def name_of(self, node_id: bytes) -> str:
+        """Return the name of a node, or the begin of its id."""
+        return self.names.get(node_id) or node_id.hex()[:8]
 
-    def export(self, cell: LocalRef, /) -> bytes:
-        """Return the key of an actor here."""
-        ...
+    def export(self, cell: LocalRef) -> bytes:
+        """Return the key of an actor here, whose ref is about to travel."""
+        key = self._keys.get(cell)
+        if key is None:
+            key = self._keys[cell] = self.system.platform.token_bytes(ID_SIZE)
+            self._exported[cell.incarnation] = cell
+        return key
 
-    def find(self, incarnation: int, key: bytes, /) -> LocalRef | None:
-        """Return the actor here with this number and key."""
-        ...
+    def find(self, incarnation: int, key: bytes) -> LocalRef | None:
+        """Return the actor here with this number, if the key is its key."""
+        cell = self._exported.get(incarnation)
+        return cell if cell is not None and hmac.compare_digest(self._keys[cell], key) else None
 
-    def third(self, identity: ActorIdentity, /) -> Ref[Any]:
-        """Return the ref that a peer has forwarded."""
-        ...
+    def third(self, identity: ActorIdentity) -> Ref[Any]:
+        """Return the ref that a peer has forwarded: the actor itself if it lives here, the ref that is there already, or a new one."""
+        if identity.node == self.node_id:
+            # An unknown key is of an actor that has ended, or is made up; both give a dead ref.
+            return self.find(identity.incarnation, identity.key) or dead_ref(self.system, identity.incarnation)
+        ref = self.refs.get(identity.address)
+        if ref is None or ref.state is RefState.LOST:
+            ref = self.refs[identity.address] = remote_ref(self.system, identity, self)
+            over = self.over.get(identity.node)
+            if over is not None:
+                ref.lose(over)
+        return ref
 
-    def claim(self, ref: RemoteRef, /) -> None:
-        """Claim a ref in the background."""
-        ...
+    @abstractmethod
+    def claim(self, ref: RemoteRef) -> None:
+        """Claim a ref in the background; it is opened or lost, later than in this call."""
 
 
-class Refs:
+class Refs(Referring):
     """The refs that have travelled over one connection, in both directions."""
 
     def __init__(self, halves: Halves, system: ActorSystem) -> None:
-        self.halves = halves
+        super().__init__(halves)
         self.system = system
-        # An envelope has a few bytes before its message.
-        self.codec = attrs.evolve(halves.codec, max_bytes=max(1, halves.codec.max_bytes - 16))
         self._exported: weakref.WeakValueDictionary[int, LocalRef] = weakref.WeakValueDictionary()
         """Actors of this side whose refs the peer has had, living ones, and dead ones that are still held here."""
-        self.answers = ChannelCore(Any, 1, "for an answer")
-        """The channel that errors name for handles in answers."""
         self._remote: weakref.WeakValueDictionary[int, RemoteRef] = weakref.WeakValueDictionary()
-        self._peer = ""
-        self.fleet: Fleet | None = None
+        self.fleet: MemberRefs | None = None
         """The refs of the fleet, if the peer is a member too."""
         self.node = b""
         """Node id of the peer, if it is a member."""
 
-    @property
-    def peer(self) -> str:
-        """Name of the peer."""
-        return self._peer or self.halves.peer
-
-    def join(self, fleet: Fleet, node: bytes) -> None:
+    def join(self, fleet: MemberRefs, node: bytes) -> None:
         """Record that the peer is a member of the fleet."""
         self.fleet, self.node = fleet, node
 
@@ -179,11 +194,6 @@ class Refs:
         return core.has_room(core.config.max_channels // 2 + 2) and envelopes.ANSWERS_GREETING in (
             core.peer_headers or ()
         )
-
-    def release(self) -> None:
-        """Drop the connection's halves, since its actor has ended and they may hold this object."""
-        self._peer = self.halves.peer
-        self.halves = weakref.proxy(self.halves)
 
     def attach(self, handle: Any, packing: Packing) -> tuple[AttachmentKind, int] | tuple[AttachmentKind, int, bytes]:
         """Put a ref, or a oneshot of one, into a message.
@@ -311,7 +321,7 @@ class RemoteRef(Ref[Any]):
         "state", "system",
     )  # fmt: skip
 
-    def __init__(self, system: ActorSystem, identity: ActorIdentity, fleet: Fleet | None) -> None:
+    def __init__(self, system: ActorSystem, identity: ActorIdentity, fleet: MemberRefs | None) -> None:
         self.system = system
         """The system on this side."""
         self.identity = identity
@@ -772,7 +782,7 @@ class _TracedRef(RemoteRef):
             return await super()._put_question(TracedAsk(question.message, question.target, span.context), timeout)
 
 
-def remote_ref(system: ActorSystem, identity: ActorIdentity, fleet: Fleet | None) -> RemoteRef:
+def remote_ref(system: ActorSystem, identity: ActorIdentity, fleet: MemberRefs | None) -> RemoteRef:
     """Make the ref of an actor in another system."""
     return (RemoteRef if system.tracing is None else _TracedRef)(system, identity, fleet)
 

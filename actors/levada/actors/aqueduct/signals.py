@@ -14,14 +14,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from levada.framework import Failed, Lost, Reason
-from levada.framework.embedding import Ask, LocalRef, TerminalState, TracedAsk, TracedTell, stopped_error
-from levada.framework.errors import DecodeError, LevadaError, NoValue
+from levada.framework.embedding import Ask, LocalRef, TerminalState, TracedAsk, TracedTell
+from levada.framework.errors import DecodeError
 from levada.transports.aqueduct import Attach, Delivery, ReceiverHalf, SenderHalf
 
 from . import envelopes
-from .answers import Answers
-from .exports import answer_type
-from .halves import Packing, Referring, open_delivery
+from .answers import Answers, OpenQuestion
+from .halves import Packing, Referring
 from .oneshots import Awaited, Promise
 
 if TYPE_CHECKING:
@@ -85,12 +84,12 @@ class Later(Signal):
         self.ref.system.dead_letter(self.message, self.ref, "stopped")
 
 
-class Asking(Signal):
+class Asking(OpenQuestion, Signal):
     """A question on its way; its answer comes on the channel for all answers of the ref, or on a oneshot."""
 
-    __slots__ = ("_answer", "_answers", "_number", "_refs", "context", "question", "ref")
+    __slots__ = ("_answer", "_answers", "_number", "context")
 
-    _refs: Referring
+    ref: RemoteRef
     _number: int
 
     def __init__(self, ref: RemoteRef, question: Ask) -> None:
@@ -112,7 +111,7 @@ class Asking(Signal):
             if answers is None:
                 return envelopes.ASK + self.encode_question(refs, packing)
             answers.pack(packing)
-        self._refs = refs
+        self.refs = refs
         message = refs.codec.encode(self.question.message, attachments=packing)
         self._answers, self._number = answers, answers.add(self)
         self.question.asker_gone = partial(answers.withdraw, self._number)
@@ -120,7 +119,7 @@ class Asking(Signal):
 
     def encode_question(self, refs: Referring, packing: Packing) -> bytes:
         """Attach the oneshot for the answer; return the bytes of the question."""
-        self._refs = refs
+        self.refs = refs
         self._answer = Awaited(refs.halves, self.answered, self.over)
         self.question.asker_gone = self._answer.close
         packing.take(self._answer, Attach.ONESHOT_SENDER)
@@ -142,41 +141,6 @@ class Asking(Signal):
             self._answers.withdraw(self._number)
         elif self._answer is not None:
             self._answer.close()
-
-    def answered(self, delivery: Delivery, start: int = 0) -> None:
-        """Take the answer, which begins at byte `start` of a message."""
-        question, halves, payload = self.question, self._refs.halves, delivery.payload
-        if question.settled:  # withdrawn in the turn when the answer came: its handles are given up
-            delivery.discard()
-            return
-        try:
-            if payload.startswith(envelopes.ANSWER, start):
-                expected = answer_type(question.message)
-                payload = payload[start + len(envelopes.ANSWER) :]
-                if delivery.attachments:
-                    value, _ = open_delivery(halves, delivery, payload, expected)
-                else:
-                    value = halves.codec.decode(payload, expected, detach=halves.unattached)
-                question.answer(value)
-            else:
-                error = envelopes.error_from(payload[start:], self.ref.path, question.message)
-                delivery.discard()
-                question.fail(error)
-        except LevadaError as error:
-            if not delivery.payload.startswith(envelopes.ANSWER, start):
-                delivery.discard()
-            question.fail(error)
-
-    def over(self, state: TerminalState) -> None:
-        """Record that there will be no answer."""
-        if state in _LOST:
-            self.question.fail(stopped_error(self.ref, Lost(self._refs.peer), self.question.message))  # type: ignore[arg-type]
-        else:
-            self.unanswered()
-
-    def unanswered(self) -> None:
-        """Tell the asker that there is no answer."""
-        self.question.fail(NoValue(f"the answer to {type(self.question.message).__name__} was given up"))
 
 
 class Watching(Signal):

@@ -1,4 +1,4 @@
-"""The sending half of a channel: numbers, window, the fate of each message, and the ways in which a channel ends.
+"""The sending half of a channel: numbers, window, the fate of each message, and the ways a channel ends.
 
 A message is *settled* once: acked or nacked, by a frame of the receiver or because the half has ended. Until then the sender keeps its
 record: the size, the caller's token, the message's own stream if it has one, and in `links` the channels whose halves it carries.

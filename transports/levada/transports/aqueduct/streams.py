@@ -203,7 +203,7 @@ class StreamTable:
         self.open().write(data, fin=True)
 
     def flush(self, most: int) -> list[StreamOutput]:
-        """Take the outputs, in the order in which to carry them out. Fewer than `most` means that nothing is left."""
+        """Take the outputs, in their order. Fewer than `most` means that nothing is left."""
         out: list[StreamOutput] = []
         count = 0
         for stream in self.dirty:
