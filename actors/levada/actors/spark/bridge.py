@@ -369,7 +369,8 @@ class Bridge(Desk):
                 await self._named.wait()
 
     async def _opened(self, name: str, *, to_write: bool = False) -> Mailbox[Any]:
-        await self.until_named(name, self._mailboxes)
+        if name not in self._mailboxes:
+            await self.until_named(name, self._mailboxes)
         found = self._find(name)
         if to_write and found.log is not None:
             raise ConfigurationError(f"{name} is the log of a durable class, which only its entities write: ask them")
