@@ -33,8 +33,8 @@ def answers_before_the_disk() -> None:
 
     def early(self: Any, turn: Any, value: Any) -> None:
         finished(self, turn, value)
-        if turn in self._under_way.turns:
-            self._under_way.send(turn, turn.value)
+        if turn in self.under_way.turns:
+            self.under_way.send(turn, turn.value)
             turn.question = None
 
     shard.finished = early

@@ -66,7 +66,7 @@ class Erasing:
 
     async def _erase(self, entity: str, question: Ask) -> None:
         shard = self._shard
-        await shard.end_entity(entity)
+        await shard.entities.end(entity)
         pending = [reminder for reminder in shard.reminders.pending.values() if reminder.entity == entity]
         left = shard.reminders.size - sum(each.size for each in pending)
         if left > SNAPSHOT_BYTES and shard.access.streams:
@@ -96,5 +96,5 @@ class Erasing:
             question.fail(found)
         else:
             question.answer(done.rows)
-        shard.forget_entity(entity)
+        shard.entities.unreadable.pop(entity, None)
         del self.questions[entity]

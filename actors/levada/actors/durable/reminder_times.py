@@ -46,9 +46,9 @@ class ReminderTimes:
     def remind(self) -> None:
         """Give entities the reminders that are due, as far as there is room."""
         shard = self._shard
-        while shard.has_place and (reminder := shard.reminders.take(shard.settings.clock())):
+        while shard.under_way.has_place and (reminder := shard.reminders.take(shard.settings.clock())):
             self._begin(reminder)
-        if shard.has_place:
+        if shard.under_way.has_place:
             self.arm()
         else:
             shard.wake_in(FULL_DELAY)

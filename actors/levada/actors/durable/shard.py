@@ -144,8 +144,8 @@ class Shard(DescribedActor[Any]):
         self._unwritable: JournalError | None = None
         """Why the journal takes no rows, so that it answers only what needs none; None: it owns its partition."""
         self._commits = Commits(self.access, self.log, 0)
-        self._under_way = UnderWay(self._commits, self._reminder_times.again)
-        self._entities = Population(self._commits, self.settings.max_live)
+        self.under_way = UnderWay(self._commits, self._reminder_times.again)
+        self.entities = Population(self._commits, self.settings.max_live)
 
     async def started(self) -> None:
         """Take the partition, and start the task that writes."""
@@ -256,7 +256,7 @@ class Shard(DescribedActor[Any]):
         self._give_up()
 
     def _give_up(self, refusal: BaseException | None = None) -> None:
-        self._under_way.give_up(refusal)
+        self.under_way.give_up(refusal)
         self._erasing.give_up()
 
     @property
@@ -264,7 +264,7 @@ class Shard(DescribedActor[Any]):
         """How many entities live, and how many commands are under way."""
         if self._refusal is not None:
             return "opening"
-        return f"{len(self._entities.live)} live, {len(self._under_way)} under way"
+        return f"{len(self.entities.live)} live, {len(self.under_way)} under way"
 
     def metrics(self) -> Iterable[Sample]:
         """Return the counts, once it owns its partition."""
@@ -290,15 +290,15 @@ class Shard(DescribedActor[Any]):
             type(m) is not EntityCommand
             or self._refusal is not None
             or self._erasing.questions
-            or self._under_way.is_full()
+            or self.under_way.is_full()
         ):
             return False
-        live = self._entities.live.get(m.entity)
+        live = self.entities.live.get(m.entity)
         if live is None or live.cell.phase is _STOPPED or (m.command is not None and live.knows(m.command)):
             return False
         turn = self._turn_of(m, question)
         if turn is not None:
-            self._under_way.add(turn)
+            self.under_way.add(turn)
             self._offer(live, turn, at_once=True)
         return True
 
@@ -306,14 +306,14 @@ class Shard(DescribedActor[Any]):
     def command(self, m: EntityCommand) -> Coroutine[Any, Any, None] | None:
         """Take a command, when there is room."""
         # Not a coroutine function: an ask of an idle shard calls this at once, without a turn of the mailbox.
-        if self._under_way.is_full():
+        if self.under_way.is_full():
             return self._command_later(m)
         self._take_command(m)
         return None
 
     async def _command_later(self, m: EntityCommand) -> None:
-        while self._under_way.is_full():
-            await self._under_way.until_one_is_settled()
+        while self.under_way.is_full():
+            await self.under_way.until_one_is_settled()
         self._take_command(m)
 
     def _take_command(self, m: EntityCommand) -> None:
@@ -343,21 +343,21 @@ class Shard(DescribedActor[Any]):
                 return turn
             except Exception as refused:  # noqa: BLE001 - the message may be anything, an unfinished object too
                 error = refused
-        self._under_way.refuse(turn, error)
+        self.under_way.refuse(turn, error)
         return None
 
     def begin_turn(self, turn: CommandTurn) -> None:
         """Take a command."""
-        self._under_way.add(turn)
+        self.under_way.add(turn)
         self._dispatch(turn)
 
     def _dispatch(self, turn: CommandTurn) -> None:
         if self._erasing.questions:
             refusal = self._erasing.refusal(turn.entity)
             if refusal is not None:
-                self._under_way.refuse(turn, refusal)
+                self.under_way.refuse(turn, refusal)
                 return
-        entities = self._entities
+        entities = self.entities
         live = entities.live.get(turn.entity)
         if live is not None:
             if live.cell.phase is not _STOPPED:
@@ -368,7 +368,7 @@ class Shard(DescribedActor[Any]):
         if waiting is not None:
             waiting.append(turn)
         elif (error := entities.unreadable.get(turn.entity)) is not None:
-            self._under_way.refuse(turn, fresh(error))
+            self.under_way.refuse(turn, fresh(error))
         else:
             entities.loading[turn.entity] = [turn]
             self.start_task(self._load, turn.entity)
@@ -391,7 +391,7 @@ class Shard(DescribedActor[Any]):
         if turn.question is not None:
             turn.question.target = live.cell
         live.begun += 1
-        self._entities.use(live, self._clock.current_time())
+        self.entities.use(live, self._clock.current_time())
         if at_once and type(turn.message) in self._sync_handlers:
             live.cell.handle_or_enqueue(turn)
         else:  # an async one too: a kill before its coroutine begins would leave that unawaited
@@ -406,7 +406,7 @@ class Shard(DescribedActor[Any]):
                 return
             if turn.command is not None and live.underway is not None:
                 del live.underway[turn.command]
-            self._under_way.withdraw(turn)
+            self.under_way.withdraw(turn)
 
     def _is_new(self, live: Live, turn: CommandTurn, command: str) -> bool:
         """Return whether a command with an id was not given before; if it was, see to its answer."""
@@ -421,7 +421,7 @@ class Shard(DescribedActor[Any]):
         if body != turn.body:
             offset = known[0] if known is not None else self._commits.end
             what = f"command {command!r:.100} of entity {live.entity!r:.100} was another message before: give each command an id of its own"
-            self._under_way.refuse(turn, CommandReused(what, command=command, partition=self.number, first=offset))
+            self.under_way.refuse(turn, CommandReused(what, command=command, partition=self.number, first=offset))
         elif first is not None:
             first.also = first.also or []
             first.also.append(turn)
@@ -435,17 +435,17 @@ class Shard(DescribedActor[Any]):
         """Answer with the reply in the log."""
         try:
             octets = (await self.access.row(offset)).column("_reply")[0].as_py()
-            self._under_way.send(turn, self.settings.codec.decode(octets, _expected(turn.message)))
+            self.under_way.send(turn, self.settings.codec.decode(octets, _expected(turn.message)))
         except ShardLost:
             raise
         except JournalBehind as error:
             raise ShardLost(str(error), shard=self.number) from error
         except Exception as error:  # noqa: BLE001 - it is the command's: its class may have changed
-            self._under_way.refuse(turn, error)
+            self.under_way.refuse(turn, error)
 
     async def _load(self, entity: str) -> None:
         """Read an entity, and give it the commands that came meanwhile."""
-        entities, settings = self._entities, self.settings
+        entities, settings = self.entities, self.settings
         await entities.until_written(entity)
         try:
             live = await load(settings.cls, entity, self, self.access, settings.snapshots, settings.remember)
@@ -456,7 +456,7 @@ class Shard(DescribedActor[Any]):
                 logger.error("%s", error, extra={"event": "replay_failed"})
                 entities.note_unreadable(error)
             for turn in entities.take_waiting(entity):
-                self._under_way.refuse(turn, fresh(error))
+                self.under_way.refuse(turn, fresh(error))
             return
         turns = entities.take_waiting(entity)
         if not adopt(self, live.actor, name=_name_of(entity)):
@@ -469,7 +469,7 @@ class Shard(DescribedActor[Any]):
             if turn.is_wanted:
                 self._dispatch(turn)
             else:
-                self._under_way.withdraw(turn)
+                self.under_way.withdraw(turn)
         entities.make_room()
 
     # Commands, on their way out.
@@ -592,21 +592,21 @@ class Shard(DescribedActor[Any]):
     def done(self, turn: CommandTurn) -> None:
         """Answer: everything up to the command's last row is on the disk."""
         if turn.tells:
-            self._under_way.tell_all(self.ref.path, turn.entity, turn.tells)
+            self.under_way.tell_all(self.ref.path, turn.entity, turn.tells)
         if turn.command is not None and turn.live is not None and turn.live.underway is not None:
             del turn.live.underway[turn.command]
         if self.reminders.pending or turn.reminder is not None:
             self._reminder_times.done(turn.command)
-        self._under_way.send(turn, turn.value)
+        self.under_way.send(turn, turn.value)
 
     def part_done(self, entity: str, tells: Sequence[tuple[Ref[Any], Any]]) -> None:
         """Send the messages of an entity that waited for rows in the middle of a handler."""
-        self._under_way.tell_all(self.ref.path, entity, tells)
+        self.under_way.tell_all(self.ref.path, entity, tells)
         self._reminder_times.arm()
 
     def failed(self, turn: CommandTurn, error: BaseException) -> None:
         """Drop an entity that ended on a command. Those behind it are for its next life."""
-        if turn not in self._under_way.turns:
+        if turn not in self.under_way.turns:
             return  # the shard has given it up
         live = turn.live
         assert live is not None
@@ -628,9 +628,9 @@ class Shard(DescribedActor[Any]):
                 cause = error.__cause__
                 error = CommandFailed(error.detail, actor=error.actor, reason=error.reason, message=error.message)
                 error.__cause__ = cause
-            self._under_way.refuse(turn, error)
-        if self._entities.live.get(live.entity) is live:
-            self._entities.drop(live)
+            self.under_way.refuse(turn, error)
+        if self.entities.live.get(live.entity) is live:
+            self.entities.drop(live)
         if goes_on:
             for each in behind:
                 self._dispatch(each)
@@ -648,20 +648,12 @@ class Shard(DescribedActor[Any]):
         else:
             self._erasing.begin(m.entity, question)
 
-    async def end_entity(self, entity: str) -> None:
-        """End an entity, and wait until its rows are on the disk."""
-        await self._entities.end(entity)
-
     def write(self, rows: list[LogRow], written: trio.Event) -> None:
         """Queue rows; the event is set when they are on the disk."""
         size = sum(row.size for row in rows)
         if any(row.live is self.own and row.kind is SNAPSHOT for row in rows):
             size += self.reminders.size
         self._commits.put(CommitPart(self, rows, size, written))
-
-    def forget_entity(self, entity: str) -> None:
-        """Forget that an entity could not be read."""
-        self._entities.unreadable.pop(entity, None)
 
     # Reminders.
 
@@ -674,11 +666,6 @@ class Shard(DescribedActor[Any]):
         """Look at the reminders in so many seconds, and at no other time; not while nothing can be written."""
         if self._unwritable is None:
             self.timers.once("due", seconds, _Due())
-
-    @property
-    def has_place(self) -> bool:
-        """Whether the shard takes another reminder."""
-        return self._under_way.has_place
 
     @handles
     def finish(self, _: Finish) -> None:
@@ -700,16 +687,16 @@ class Shard(DescribedActor[Any]):
 
     async def _until_finished(self) -> None:
         # Not in a handler: meanwhile the shard takes the commands that commands under way ask.
-        while self._under_way:
-            await self._under_way.until_one_is_settled()
+        while self.under_way:
+            await self.under_way.until_one_is_settled()
 
     # Passivation.
 
     @handles
     def sweep(self, _: _Sweep) -> None:
         """Drop entities that had no command for some time."""
-        self._entities.sweep(self._clock.current_time() - self.settings.idle)
-        if not self._entities.is_empty:
+        self.entities.sweep(self._clock.current_time() - self.settings.idle)
+        if not self.entities.is_empty:
             self._sweep_later()
 
     def _sweep_later(self) -> None:
@@ -719,13 +706,13 @@ class Shard(DescribedActor[Any]):
     def count(self, _: GetShardStatistics) -> ShardStatistics:
         """Answer with the counters."""
         return ShardStatistics(
-            len(self._entities.live),
-            len(self._entities.loading),
-            len(self._under_way),
+            len(self.entities.live),
+            len(self.entities.loading),
+            len(self.under_way),
             self._commits.written,
             self._commits.end,
-            self._entities.loads,
-            len(self._entities.unreadable),
+            self.entities.loads,
+            len(self.entities.unreadable),
             self._repeated,
         )
 
