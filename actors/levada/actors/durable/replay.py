@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from itertools import chain, repeat
 from operator import length_hint
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute
@@ -20,12 +20,14 @@ import pyarrow.compute
 from levada.actors.journal import JournalError
 from levada.actors.journal.schema import all_same, offsets
 
-from .access import Access
 from .entity import Durable, bind
 from .errors import DurableError, EntityErased, ReplayFailed
 from .rows import BOOKKEEPING, ERASED, SNAPSHOT, EventKind
-from .snapshots import Snapshots
-from .turns import Live, ShardWriter
+from .settings import ShardSettings
+from .turns import Live
+
+if TYPE_CHECKING:
+    from .shard import Shard
 
 __all__ = ["load"]
 
@@ -46,9 +48,7 @@ def _apply(actor: Durable[Any], event: Any) -> None:
     actor.appliers[type(event)](actor, event)
 
 
-async def load(
-    cls: type[Durable[Any]], entity: str, writer: ShardWriter, access: Access, snapshots: Snapshots, remember: int
-) -> Live:
+async def load(shard: Shard, entity: str) -> Live:
     """Read an entity's rows and make its actor.
 
     Raises:
@@ -57,39 +57,32 @@ async def load(
         JournalError: the rows cannot be read.
         ShardLost: the journal is out of reach.
     """
+    name = shard.settings.cls.__name__
     try:
-        return await _load(cls, entity, writer, access, snapshots, remember)
+        live = Live(entity, shard)
+        if not await _replay(shard, live, start=None):
+            logger.warning(
+                "%s %r: its snapshot does not fit the class, so it is replayed from its first event",
+                name,
+                entity,
+                extra={"event": "snapshot"},
+            )
+            live = Live(entity, shard)
+            await _replay(shard, live, start=0)
+        return live
     except (DurableError, JournalError):
         raise
     except Exception as error:
-        what = f"{cls.__name__} {entity!r:.100} cannot be loaded: {error!r}"
-        raise ReplayFailed(what, entity=entity, type=cls.__name__) from error
+        what = f"{name} {entity!r:.100} cannot be loaded: {error!r}"
+        raise ReplayFailed(what, entity=entity, type=name) from error
 
 
-async def _load(
-    cls: type[Durable[Any]], entity: str, writer: ShardWriter, access: Access, snapshots: Snapshots, remember: int
-) -> Live:
-    live = Live(entity, writer)
-    if await _replay(cls, live, access, snapshots, remember, start=None):
-        return live
-    logger.warning(
-        "%s %r: its snapshot does not fit the class, so it is replayed from its first event",
-        cls.__name__,
-        entity,
-        extra={"event": "snapshot"},
-    )
-    live = Live(entity, writer)
-    await _replay(cls, live, access, snapshots, remember, start=0)
-    return live
-
-
-async def _replay(
-    cls: type[Durable[Any]], live: Live, access: Access, snapshots: Snapshots, remember: int, *, start: int | None
-) -> bool:
+async def _replay(shard: Shard, live: Live, *, start: int | None) -> bool:
     """Make the actor of an entity and apply its rows, from an offset on or from its newest snapshot on; return whether that fits the class."""
+    cls = shard.settings.cls
     bind(cls(), live)
-    replay = _Replay(live, snapshots, remember)
-    async with aclosing(access.rows(live.entity, start)) as batches:
+    replay = _Replay(live, shard.settings)
+    async with aclosing(shard.access.rows(live.entity, start)) as batches:
         async for batch in batches:
             kind = batch.column("kind")
             if kind[-1].as_py() == ERASED:
@@ -105,13 +98,13 @@ async def _replay(
 class _Replay:
     """One replay of one entity."""
 
-    def __init__(self, live: Live, snapshots: Snapshots, remember: int) -> None:
+    def __init__(self, live: Live, settings: ShardSettings) -> None:
         self._live = live
         self._actor = live.actor
         self._name = type(live.actor).__name__
-        self._log = live.writer.log
-        self._snapshots = snapshots
-        self._remember = remember
+        self._log = settings.log
+        self._snapshots = settings.snapshots
+        self._remember = settings.remember
 
     def begin(self, batch: pa.RecordBatch) -> bool:
         """Restore the snapshot in the first row, if it is one; return False if it does not fit the class, or its row is missing."""

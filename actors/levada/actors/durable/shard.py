@@ -445,10 +445,10 @@ class Shard(DescribedActor[Any]):
 
     async def _load(self, entity: str) -> None:
         """Read an entity, and give it the commands that came meanwhile."""
-        entities, settings = self.entities, self.settings
+        entities = self.entities
         await entities.until_written(entity)
         try:
-            live = await load(settings.cls, entity, self, self.access, settings.snapshots, settings.remember)
+            live = await load(self, entity)
         except ShardLost:
             raise
         except (JournalError, DurableError) as error:
