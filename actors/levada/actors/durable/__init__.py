@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from levada.actors.journal import CommandReused
 
-from .entity import Durable, applies
+from .entity import Durable, applies, upcasts
 from .entry import Entity, Shards, shards, shards_of
 from .errors import CommandFailed, DurableError, EntityErased, OutcomeUnknown, ReplayFailed, ShardLost
-from .evolution import upcasts
 from .rows import log_columns, log_config
 from .settings import ShardStatistics
 

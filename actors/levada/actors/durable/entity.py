@@ -2,6 +2,9 @@
 
 A handler records events. A method marked with `applies` changes the state for one event, when it is recorded and at each replay. The shard
 (`shard.py`) gives the entity one command after another, and writes the recorded events before it sends the answer.
+
+A class of events may get new fields with defaults at its end. If the meaning of its fields changes, it sets ``event_version: ClassVar[int] = 2``,
+and a function marked with `upcasts` converts the columns of an old row to the next version, or makes an event of them.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Any, ClassVar, NoReturn, TypeVar
 
@@ -23,18 +26,20 @@ from levada.framework.handlers import build_table, find_handler, flatten
 from levada.framework.links import CANCELLED
 from levada.framework.message import tag_of
 
-from .evolution import Upcaster, upcasters_of
 from .reminders import MOST_BYTES as REMINDER_BYTES
 from .reminders import Reminder
 from .rows import FORGOT, REMIND, LogRow
 from .turns import CommandTurn, Live
 
-__all__ = ["Durable", "applies", "bind", "handler_of"]
+__all__ = ["Durable", "Upcaster", "applies", "bind", "handler_of", "upcasts"]
 
 M = TypeVar("M")
 F = TypeVar("F", bound=Callable[..., Any])
+D = TypeVar("D")
 
-_MARK = "__levada_applies__"
+Upcaster = Callable[[Mapping[str, Any]], Any]
+
+_APPLIES, _UPCASTS = "__levada_applies__", "__levada_upcasts__"
 MOST_BYTES = 8 << 20
 """The most bytes that one command may record, approximately."""
 
@@ -81,7 +86,7 @@ class Durable(Actor[M]):
         super().__init_subclass__(**keywords)
         cls.appliers = {**cls.appliers, **_appliers(cls)}
         cls.command_table = build_table(cls)
-        cls.upcasters = {**cls.upcasters, **upcasters_of(cls)}
+        cls.upcasters = {**cls.upcasters, **_upcasters(cls)}
 
     @handles(CommandTurn)
     def _take_turn(self, turn: CommandTurn) -> Awaitable[None] | None:
@@ -332,14 +337,14 @@ def applies(function: F) -> F:
     outer = sys._getframe(1).f_back
     if outer is not None and outer.f_globals is function.__globals__ and outer.f_locals is not outer.f_globals:
         names = {**outer.f_locals, **names}
-    setattr(function, _MARK, names)
+    setattr(function, _APPLIES, names)
     return function
 
 
 def _appliers(cls: type) -> dict[type, Callable[[Any, Any], None]]:
     found: dict[type, Callable[[Any, Any], None]] = {}
     for name, function in list(vars(cls).items()):
-        if not hasattr(function, _MARK):
+        if not hasattr(function, _APPLIES):
             continue
         where = f"{cls.__name__}.{name}"
         if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
@@ -355,14 +360,62 @@ def _appliers(cls: type) -> dict[type, Callable[[Any, Any], None]]:
             )
         if isinstance(annotation, str):
             try:
-                annotation = eval(annotation, function.__globals__, getattr(function, _MARK))
+                annotation = eval(annotation, function.__globals__, getattr(function, _APPLIES))
             except Exception as error:
                 raise ConfigurationError(
                     f"{where}: cannot resolve the annotation {annotation!r} ({error}); define the class first"
                 ) from error
-        setattr(function, _MARK, {})
+        setattr(function, _APPLIES, {})
         for kind in flatten(annotation):
             if kind in found:
                 raise ConfigurationError(f"{where}: another method of {cls.__name__} applies {kind.__name__} too")
             found[kind] = function
+    return found
+
+
+def upcasts(kind: str, *, version: int) -> Callable[[D], D]:
+    """Mark a static method of a durable class that turns an old row into the next version of its event.
+
+    It gets the row's columns by name, with Arrow's values (an enum is its value, a message is a dict); columns of other events are null.
+    It returns a mapping of the columns of version ``version + 1``, or an event. A missing column is None,
+    or the field's default if the field may not be None.
+    A value that does not fit its column, or a name that is neither a field nor a column of the row, is a `ReplayFailed`.
+
+    Args:
+        kind: the wire name of the event.
+        version: the version of the rows that it converts.
+
+    Raises:
+        ConfigurationError: `kind` is not text, or `version` is not 1 or more.
+
+    Example:
+        ``@staticmethod`` below ``@upcasts("account.deposited", version=1)``: ``def in_cents(row): return {"cents": round(row["amount"] * 100)}``
+    """
+    if not isinstance(kind, str) or not isinstance(version, int) or version < 1:
+        raise ConfigurationError(f"upcasts got {kind!r} and {version!r}, wanted a wire name and a version of 1 or more")
+
+    def mark(function: D) -> D:
+        setattr(getattr(function, "__func__", function), _UPCASTS, (kind, version))
+        return function
+
+    return mark
+
+
+def _upcasters(cls: type) -> dict[tuple[str, int], Upcaster]:
+    """Collect the marked functions of a class body."""
+    found: dict[tuple[str, int], Upcaster] = {}
+    for name, member in list(vars(cls).items()):
+        function = getattr(member, "__func__", member)
+        key = getattr(function, _UPCASTS, None)
+        if key is None:
+            continue
+        if not isinstance(member, staticmethod):
+            raise ConfigurationError(
+                f"{cls.__name__}.{name} upcasts a row: make it a @staticmethod, because there is no entity yet"
+            )
+        if key in found:
+            raise ConfigurationError(
+                f"{cls.__name__}.{name}: another method upcasts {key[0]!r} of version {key[1]} too"
+            )
+        found[key] = function
     return found
