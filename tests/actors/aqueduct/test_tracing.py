@@ -14,7 +14,7 @@ from tests.actors.carried import settings
 from tests.actors.spans import Spans, begins_with_link, facts, ident, is_below, recorded
 
 from levada.actors.aqueduct import Peer, PeerConfig, connect, serve
-from levada.actors.aqueduct.trace_context import MAX_STAMP, TRACE_GREETING, read_stamp, stamped
+from levada.actors.aqueduct.envelopes import MAX_STAMP, TRACE_GREETING, read_stamp, stamped
 from levada.actors.otel import OpenTelemetry
 from levada.framework import ActorSystem, Identity, Ref, channel
 from levada.framework.errors import DecodeError

@@ -42,16 +42,14 @@ from levada.transports.carriers import CarrierInfo
 from levada.transports.text import printable
 
 from .config import PeerConfig
-from .entrypoint import EntryOutbound
-from .envelopes import ANSWERS_GREETING, WORK_GREETING
+from .envelopes import ANSWERS_GREETING, TRACE_GREETING, WORK_GREETING
 from .fleet import FleetRefs
 from .halves import CODEC, Arrival, Halves
-from .name_lookup import Expose, Lookup, Lookups, Names
+from .name_lookup import EntryOutbound, Expose, Lookup, Lookups, Names
 from .raw import RawMessage
 from .refs import Refs
 from .schema import SCHEMA, compare_schema, schema_header
 from .streams import AT_ONCE, AqueductStreams
-from .trace_context import TRACE_GREETING
 
 __all__ = ["AqueductDriver"]
 

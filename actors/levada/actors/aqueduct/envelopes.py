@@ -1,4 +1,4 @@
-"""The wire format of remote refs: envelopes, reasons, failures and identities. ``docs/protocols/aqueduct-refs.md`` specifies it.
+"""The wire format of remote refs: envelopes, reasons, failures, identities and trace contexts. ``docs/protocols/aqueduct-refs.md`` specifies it.
 
 An envelope is a msgpack array whose first item is its kind, always in the shortest form. So the bytes before a message are fixed, and the
 codec's fast path reads the message after them.  Nothing here knows of channels or actors.
@@ -6,6 +6,7 @@ codec's fast path reads the message after them.  Nothing here knows of channels 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -22,12 +23,13 @@ from levada.framework.errors import (
     RemoteFailure,
 )
 from levada.framework.text import text_of
+from levada.framework.tracing import TraceHeaders
 
 __all__ = [
     "ANSWER", "ANSWERS_GREETING", "ASK", "ASK_FIRST", "ASK_NEXT", "DONE", "DOWN", "EXIT", "FAILURE", "LINK", "LOAD", "LOADED",
-    "MAX_NUMBER", "NUMBER_SIZE", "REPLY", "RETURNED", "TELL", "WATCH", "WITHDRAWAL", "WORK", "WORK_ASK", "WORK_GREETING", "ActorIdentity",
-    "encode_failure", "encode_load", "encode_signal", "encode_withdrawal", "error_from", "head_of", "read_done", "read_failure",
-    "read_load", "read_number", "read_signal", "read_withdrawal",
+    "MAX_NUMBER", "MAX_STAMP", "NUMBER_SIZE", "REPLY", "RETURNED", "TELL", "TRACE_GREETING", "WATCH", "WITHDRAWAL", "WORK", "WORK_ASK",
+    "WORK_GREETING", "ActorIdentity", "encode_failure", "encode_load", "encode_signal", "encode_withdrawal", "error_from", "head_of",
+    "read_done", "read_failure", "read_load", "read_number", "read_signal", "read_stamp", "read_withdrawal", "stamped",
 ]  # fmt: skip
 
 # On the channel of a ref. A message follows the first two. Attachment 0 is the oneshot for the answer, or for the notice of the end.
@@ -353,3 +355,42 @@ def error_from(payload: bytes, actor: str, message: Any) -> LevadaError:
     error = ActorError(f"{actor} refused: {kind}: {text}", actor=actor)
     error.__cause__ = RemoteFailure(text, actor=actor, kind=kind)
     return error
+
+
+# ---------------------------------------------------------------- the contexts of messages, between two sides that both trace
+
+TRACE_GREETING: Final = ("levada-trace", b"1")
+"""Connection header: this side reads stamps. A peer without it is sent none."""
+
+_MARK: Final = b"\xc1"
+"""The first byte of a stamp: no msgpack value begins with it."""
+_HEAD: Final = struct.Struct(">55sH")
+"""``traceparent``, and the size of ``tracestate``."""
+_MAX_STATE: Final = 512
+MAX_STAMP: Final = 1 + _HEAD.size + _MAX_STATE
+
+
+def stamped(headers: TraceHeaders, payload: bytes) -> bytes:
+    """Put a context before a payload. Source: RF-58."""
+    state = headers.tracestate.encode("ascii")
+    return b"".join((_MARK, _HEAD.pack(headers.traceparent.encode("ascii"), len(state)), state, payload))
+
+
+def read_stamp(payload: bytes) -> tuple[TraceHeaders | None, bytes]:
+    """Split a payload into the context, if there is a good one, and the rest.
+
+    Raises:
+        DecodeError: the stamp is cut, or its ``tracestate`` is too long.
+
+    Source: RF-58, RF-59.
+    """
+    if payload[:1] != _MARK:
+        return None, payload
+    start = 1 + _HEAD.size
+    if len(payload) < start:
+        raise DecodeError("a stamp is cut")
+    parent, size = _HEAD.unpack_from(payload, 1)
+    if size > _MAX_STATE or len(payload) < start + size:
+        raise DecodeError(f"a stamp with a tracestate of {size} bytes")
+    state = payload[start : start + size].decode("ascii", "replace")
+    return TraceHeaders.parse(parent.decode("ascii", "replace"), state), payload[start + size :]

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import trio
@@ -53,11 +53,13 @@ from levada.transports import aqueduct
 from levada.transports.aqueduct import Attach, Delivery, ReceiverHalf, ReceiverState, SenderHalf, SenderState
 from levada.transports.text import printable
 
+from .envelopes import MAX_STAMP, read_stamp, stamped
 from .links import CreationLink, Half, HalfActor, HalfRecord, OwnHalf
-from .name_lookup import Claim
 from .raw import RawMessage, encode_raw
 from .streams import AqueductStreams
-from .trace_context import MAX_STAMP, read_stamp, stamped
+
+if TYPE_CHECKING:
+    from .name_lookup import Claim
 
 __all__ = [
     "CODEC",

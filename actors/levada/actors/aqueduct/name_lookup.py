@@ -1,4 +1,4 @@
-"""Lookups of the other system's actors: reserved messages on the entrypoint, which no handler sees.
+"""The entrypoint of a connection, and lookups of the other system's actors: reserved messages there, which no handler sees.
 
 A client sends a `Lookup` to find an actor by its name. A client that exposes actors first sends a `Lookups` with a sender for the server's
 own `Lookup` messages. In a fleet, a client sends a `Claim` to find the actor of a ref that came from a third member.
@@ -8,22 +8,31 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections import deque
 from collections.abc import Callable, Collection
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import attrs
 
 from levada.framework import ActorSystem, OneshotSender, Reason, Receiver, Ref, Sender, bounded, message
 from levada.framework.channel import WINDOW
 from levada.framework.embedding import Forwarder, act_for
-from levada.framework.errors import ActorStopped, ChannelError, ConfigurationError, DecodeError, HandleNotForwardable
+from levada.framework.errors import (
+    ActorStopped,
+    ChannelError,
+    ConfigurationError,
+    DecodeError,
+    HandleNotForwardable,
+    LevadaError,
+)
+from levada.framework.tracing import Tracing
+from levada.transports.aqueduct import Delivery
 from levada.transports.text import printable
 
-if TYPE_CHECKING:
-    from .halves import Halves
+from .halves import Halves, Inbound, Outbound, open_delivery
 
-__all__ = ["Claim", "Expose", "Lookup", "Lookups", "Names", "StandIn", "check_expose"]
+__all__ = ["Claim", "EntryInbound", "EntryOutbound", "Expose", "Lookup", "Lookups", "Names", "StandIn", "check_expose"]
 
 logger = logging.getLogger("levada.actors.aqueduct")
 
@@ -142,3 +151,59 @@ class Names:
                 logger.warning("a lookup: %s", error)
             except ChannelError:
                 pass  # the connection has ended
+
+
+_TAGS = b"\xadlevada.lookup", b"\xaelevada.lookups", b"\xaclevada.claim"
+
+
+def is_reserved(payload: bytes) -> bool:
+    """Whether a message is a `Lookup`, a `Lookups` or a `Claim`: its tag follows the headers of the ext type and of the array."""
+    return payload.startswith(_TAGS, 4) or payload.startswith(_TAGS, 5)
+
+
+class EntryInbound(Inbound):
+    """Stands in for the client's entrypoint: handles lookups and claims here, and leaves all other messages to the handler."""
+
+    names: Names
+
+    def _fill(self, queue: deque[Any], most: int) -> int:
+        return 0  # each message is looked at
+
+    def _take(self) -> Any:
+        mailbox = self.half.mailbox
+        while mailbox:
+            delivery = self.half.take()
+            if not is_reserved(delivery.payload):
+                return delivery
+            self.halves.received += 1
+            self._open(delivery)
+        return None
+
+    def _open(self, delivery: Delivery) -> None:
+        halves = self.halves
+        item: Any = Lookup | Lookups | Claim
+        try:
+            reserved, _ = open_delivery(halves, delivery, delivery.payload, item)
+        except LevadaError as error:
+            logger.warning("%s: a lookup: %s", halves.peer, error)
+            return
+        if isinstance(reserved, Lookup):
+            self.names.answer(reserved)
+        elif isinstance(reserved, Claim):
+            halves.refs.answer(reserved)
+        else:
+            halves.connection.look_up_at(reserved.there)
+
+
+class EntryOutbound(Outbound):
+    """Stands in for the server's entrypoint: sends lookups and claims there too, whatever type its handler takes."""
+
+    def _context(self, entry: Any, tracing: Tracing) -> object:
+        return None if type(entry) in (Lookup, Lookups, Claim) else tracing.current()
+
+    def _encode(self, message: Any) -> bytes:
+        if type(message) in (Lookup, Lookups, Claim):
+            packing = self.halves.packing
+            packing.channel = self.channel
+            return self.halves.codec.encode(message, attachments=packing)
+        return super()._encode(message)

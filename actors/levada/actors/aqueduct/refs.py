@@ -60,9 +60,8 @@ from .exports import Export
 from .halves import MOST_WAITING, Halves, Outbound, Packing, Referring
 from .name_lookup import Claim
 from .oneshots import Awaited, Promise
-from .pull_work import Sampling, WorkAsking, Working
 from .raw import RawMessage
-from .signals import Asking, Later, Signal, Tie, Watching
+from .signals import Asking, Later, Sampling, Signal, Tie, Watching, WorkAsking, Working
 
 __all__ = ["TRANSITIONS", "MemberRefs", "RefChange", "RefState", "Refs", "RemoteRef", "remote_ref"]
 

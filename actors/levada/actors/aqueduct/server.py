@@ -25,9 +25,8 @@ from levada.transports.text import printable
 
 from .config import AUTHORIZATION, PeerConfig
 from .connection import AqueductDriver
-from .entrypoint import EntryInbound
 from .halves import Arrival, give_up
-from .name_lookup import Expose
+from .name_lookup import EntryInbound, Expose
 from .peer import Peer
 from .raw import RawMessage
 

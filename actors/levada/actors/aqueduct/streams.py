@@ -8,7 +8,7 @@ no actor.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import attrs
 import trio
@@ -29,7 +29,8 @@ from levada.transports.aqueduct import (
     StreamDone,
 )
 
-from .name_lookup import Lookup
+if TYPE_CHECKING:
+    from .name_lookup import Lookup
 
 __all__ = ["AT_ONCE", "AqueductStreams", "StreamActor"]
 
