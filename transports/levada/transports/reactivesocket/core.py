@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Final, Self
+from typing import Final
 
 from levada.framework.errors import ConfigurationError, LocalProtocolError
 from levada.transports.reactivesocket import frames as f
@@ -286,14 +286,6 @@ class ReactiveSocketCore(ReactiveStreamsCore):
             now: the current time.
         """
         return super().close(ErrorCode.CONNECTION_ERROR, reason, now)
-
-    def resume(self, *, framed: bool, now: float) -> None:
-        """Raise `LocalProtocolError`: there is no resumption in this dialect (RX-60)."""
-        raise LocalProtocolError("ReactiveSocket has no resumption", rule="RX-60")
-
-    def resume_on(self, carrier: Self, now: float) -> None:
-        """Raise `LocalProtocolError`: there is no resumption in this dialect (RX-60)."""
-        raise LocalProtocolError("ReactiveSocket has no resumption", rule="RX-60")
 
     def _on_connection_error(self, code: int, data: bytes, events: list[Event]) -> None:
         """ERROR on stream 0."""

@@ -661,13 +661,13 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
         carrier, call = ("of messages", "receive_message") if self._framed else ("of bytes", "receive_data")
         return LocalProtocolError(f"this core was made for a carrier {carrier}; call {call}")
 
-    @abstractmethod
     def resume(self, *, framed: bool, now: float) -> None:
-        """Client: resume on a new carrier, after `SessionSuspended`."""
+        """Client: resume on a new carrier, after `SessionSuspended`; RSocket only (RX-60)."""
+        raise LocalProtocolError("ReactiveSocket has no resumption", rule="RX-60")
 
-    @abstractmethod
     def resume_on(self, carrier: Any, now: float) -> None:
-        """Server: take over the carrier and the unread input of the core that reported `ResumeReceived`; that core has ended."""
+        """Server: take over the carrier and the unread input of the core that reported `ResumeReceived`; RSocket only (RX-60)."""
+        raise LocalProtocolError("ReactiveSocket has no resumption", rule="RX-60")
 
     def send_request_response(self, payload: Payload, now: float) -> int:
         """Request one response and return the stream's id.
