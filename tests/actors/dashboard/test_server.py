@@ -107,6 +107,20 @@ async def test_the_page_and_the_login() -> None:
         assert head.endswith(b"\r\n\r\n")
 
 
+async def test_browsers_stay_logged_in_if_the_key_is_in_a_file(tmp_path: Path) -> None:
+    """Otherwise the key is new at each start, and so is a cookie."""
+    file = tmp_path / "key"
+    kept = DashboardConfig(key_file=file)
+    async with served(kept) as (_, dashboard):
+        cookie = await log_in(dashboard)
+    assert file.stat().st_mode & 0o777 == 0o600
+    value = cookie.partition("=")[2]  # the name of a cookie has the port
+    for config, status in ((kept, b"HTTP/1.1 204 "), (None, b"HTTP/1.1 401 ")):
+        async with served(config) as (_, dashboard):
+            request = f"GET /login HTTP/1.1\r\nHost: HOST\r\nCookie: levada-{place(dashboard)[1]}={value}\r\n\r\n"
+            assert (await fetch(dashboard, request.encode())).startswith(status)
+
+
 @pytest.mark.parametrize(
     ("octets", "status"),
     [

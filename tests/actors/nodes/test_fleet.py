@@ -60,6 +60,16 @@ async def test_actors_are_spawned_in_turn_or_on_a_node_by_name_or_index(autojump
         assert await counter.ask(Add(2)) == 7
 
 
+async def test_a_node_that_is_not_for_any_takes_actors_by_its_name_only(autojump_clock: MockClock) -> None:
+    async with (
+        ActorSystem() as system,
+        nodes_here(system, 1) as (nodes, _),
+        nodes_here(system, 1, settings=attrs.evolve(SETTINGS, on_any=False)),
+    ):
+        there = [await (await nodes.spawn(Counter, on=on)).ask(Where()) for on in ("any", "any", "any", "n1")]
+        assert [name for _, name in there] == ["n0", "n0", "n0", "n1"]
+
+
 async def test_a_node_waits_for_a_driver_that_is_busy(autojump_clock: MockClock) -> None:
     """Longer than a connection usually waits for its handshake: the driver says when a start takes too long."""
     began = trio.current_time()

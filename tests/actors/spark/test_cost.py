@@ -581,6 +581,29 @@ def test_rows_of_all_connections_have_a_bound(make_actors: Callable[..., Actors]
         each.cancel()
 
 
+def test_the_settings_say_how_many_requests_and_streams_of_rows_there_are(make_actors: Callable[..., Actors]) -> None:
+    """A process has at most two requests at a time, one stream of rows among them, and all processes have two streams."""
+    desk = make_actors(config=BridgeConfig(max_requests=2, max_reads=1, max_total_reads=2))
+    lines = desk.mailbox("lines", Line)
+    for _ in range(4):
+        desk.do(lambda: lines.append([Line("x" * MIB)]))
+    epoch = RemoteMailbox(desk.bridge.address, "lines").describe().epoch
+    question = Payload(Codec().encode(ReadBlocks(0, 0, 4, epoch)), routed("mailbox/lines/read"))
+    peers = [connection(desk.bridge.address + "," * number) for number in range(1, 4)]
+    reading = [peers[0].request_stream(question, window=1, timeout=150)]
+    next(reading[0])
+    with pytest.raises(RequestRejected, match="1 streams of rows of this connection wait, at most 1"):
+        next(peers[0].request_stream(question, window=1, timeout=150))
+    waiting = peers[0].start_request(WaitForRows({0: 4}, 1, 100.0), route="mailbox/lines", timeout=150)
+    with pytest.raises(RequestRejected, match="too many streams are open"):
+        peers[0].request_response(Payload(b"", routed("hello")), timeout=150)
+    reading.append(peers[1].request_stream(question, window=1, timeout=150))
+    next(reading[1])
+    with pytest.raises(RequestRejected, match="2 streams of rows of all connections wait, at most 2"):
+        next(peers[2].request_stream(question, window=1, timeout=150))
+    waiting.cancel()
+
+
 def test_streams_of_rows_that_nobody_takes_have_a_bound(desk: Actors) -> None:
     """Each has a block in hand; a few more are in the queues."""
     made, block = desk.mailboxes["lines"], "x" * MIB

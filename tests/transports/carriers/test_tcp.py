@@ -7,8 +7,8 @@ from __future__ import annotations
 import errno
 import os
 import socket as stdlib_socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -291,23 +291,49 @@ async def test_nobody_listens() -> None:
     assert isinstance(caught.value.__cause__, OSError)
 
 
-async def test_connecting_has_a_deadline(autojump_clock: trio.testing.MockClock) -> None:
-    """A listener whose queue is full answers no more."""
-    with stdlib_socket.socket() as deaf:
+@contextmanager
+def deaf_listener() -> Iterator[int]:
+    """Listen at a port of 127.0.0.1 with a queue that is full, which answers no more."""
+    with ExitStack() as sockets:
+        deaf = sockets.enter_context(stdlib_socket.socket())
         deaf.bind(("127.0.0.1", 0))
         deaf.listen(0)
-        port = deaf.getsockname()[1]
-        queued = []
+        port: int = deaf.getsockname()[1]
         for _ in range(3):
-            stream = stdlib_socket.socket()
+            stream = sockets.enter_context(stdlib_socket.socket())
             stream.setblocking(False)
             stream.connect_ex(("127.0.0.1", port))
-            queued.append(stream)
-        with pytest.raises(IdleTimeout, match="within 7 s"):
-            async with tcp.dial(f"tcp://127.0.0.1:{port}", TcpConfig(connect_timeout=7)):
-                pass
-        for stream in queued:
-            stream.close()
+        yield port
+
+
+async def test_connecting_has_a_deadline(autojump_clock: trio.testing.MockClock) -> None:
+    with deaf_listener() as port, pytest.raises(IdleTimeout, match="within 7 s"):
+        async with tcp.dial(f"tcp://127.0.0.1:{port}", TcpConfig(connect_timeout=7)):
+            pass
+
+
+class TwoAddresses(trio.abc.HostnameResolver):
+    """Knows a host with an address that does not answer and one that does."""
+
+    async def getaddrinfo(self, host: Any, port: Any, *_: int) -> Any:
+        return [
+            (stdlib_socket.AF_INET, stdlib_socket.SOCK_STREAM, 6, "", (address, int(port)))
+            for address in ("127.0.0.1", "127.0.0.2")
+        ]
+
+    async def getnameinfo(self, sockaddr: Any, flags: int) -> Any:
+        raise NotImplementedError
+
+
+async def test_the_next_address_is_tried_when_the_first_is_slow(autojump_clock: trio.testing.MockClock) -> None:
+    trio.socket.set_custom_hostname_resolver(TwoAddresses())
+    with deaf_listener() as port:
+        async with (
+            tcp.listen(f"tcp://127.0.0.2:{port}"),
+            tcp.dial(f"tcp://two.test:{port}", TcpConfig(happy_eyeballs_delay=3.0)) as stream,
+        ):
+            assert stream.info.peer == f"127.0.0.2:{port}"
+            assert trio.current_time() == 3.0
 
 
 async def test_addresses_that_cannot_be() -> None:
