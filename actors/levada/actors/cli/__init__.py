@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from levada.actors.descriptors import raise_descriptor_limit
 
-__all__ = ["COMMANDS", "Command", "Subparsers", "main", "make_parser", "needs_traceback"]
+__all__ = ["COMMANDS", "Command", "Subparsers", "main", "make_parser", "needs_traceback", "report"]
 
 if TYPE_CHECKING:
     _SubParsersAction = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         code = 130  # without further imports
     except BaseException as error:
-        reported = _report(error)
+        reported = report(error)
         if reported is None:
             raise
         code = reported
@@ -118,7 +118,7 @@ def needs_traceback(error: BaseException) -> bool:
     return not all(isinstance(leaf, known) or _is_full(leaf) for leaf in _leaves(error))
 
 
-def _report(error: BaseException) -> int | None:
+def report(error: BaseException) -> int | None:
     """Print one line for each error, and return the exit code; return None for a bug, which has a traceback."""
     from levada.framework.errors import LevadaError
 

@@ -80,21 +80,21 @@ def check_installed(what: str) -> None:
 
 
 @asynccontextmanager
-async def serve_own_dashboard(system: ActorSystem, address: tuple[str, int] | None) -> AsyncIterator[None]:
+async def serve_own_dashboard(shown: ActorSystem | Path | None, address: tuple[str, int] | None) -> AsyncIterator[None]:
     """Show this server to browsers while the block lasts, and print the address that logs a browser in.
 
     Args:
-        system: has been entered.
+        shown: a system that has been entered, or the console of systems that follow one another; None only without an address.
         address: host and port to listen at; None: no dashboard.
 
     Raises:
         ConfigurationError: a package is missing, the address cannot be used, or other machines could reach it.
     """
-    if address is None:
+    if address is None or shown is None:
         yield
         return
     check_installed("--dashboard")
-    from levada.actors.dashboard import DashboardConfig, serve_dashboard
+    from levada.actors.dashboard import DashboardConfig, serve_console_dashboard, serve_dashboard
 
     host, port = address
     try:
@@ -106,7 +106,10 @@ async def serve_own_dashboard(system: ActorSystem, address: tuple[str, int] | No
             f"--dashboard listens at addresses of this machine alone, such as 127.0.0.1, not at {host}: reach it through an SSH tunnel, "
             "or serve it with 'levada top --web', which has TLS"
         ) from None
-    async with serve_dashboard(system, config) as dashboard:
+    serving = (
+        serve_dashboard(shown, config) if isinstance(shown, ActorSystem) else serve_console_dashboard(shown, config)
+    )
+    async with serving as dashboard:
         print(f"DASHBOARD {dashboard.login_url()}", flush=True)
         yield
 

@@ -96,7 +96,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--reload",
         action="store_true",
-        help="for development: when a Python file of the app's folder changes, drain and start again with the new code; implies --nodes 1",
+        help="for development: drain and start again when a Python file of the app's folder changes; without --nodes, the app runs on one node",
     )
     parser.add_argument(
         "--health",

@@ -24,14 +24,15 @@ from levada.actors.nodes.inspection import look, reload
 from levada.actors.nodes.local import output
 from levada.framework import ActorSystem, Failed, Reason, restart
 from levada.framework.errors import ConfigurationError, LevadaError
-from levada.transports.carriers.shared_sockets import share_sockets
+from levada.transports.carriers.shared_sockets import SharedSockets, share_sockets
 from levada.transports.text import printable
 
+from . import report
 from .dashboard import serve_own_dashboard
 from .health import serve_health
 from .reloading import CodeChanges, as_text, import_again, project_of, shown
 from .serve import node_app, tracing
-from .servers import serve_own_console
+from .servers import own_console, serve_own_console
 from .signals import RELOAD
 
 __all__ = ["NodesRun", "logs_of_nodes"]
@@ -60,6 +61,11 @@ class NodesRun:
         self._fleet: Fleet | None = None
         self._scrapes: Scrapes | None = None
         self._end = trio.Event()
+        """Set when the server is to end."""
+        self._over = trio.Event()
+        """Set when the app is to drain."""
+        self._start = trio.CancelScope()
+        """Around the current start of the app."""
         self._first = 0
         """The first signal to end; 0 before it."""
         self._undrained: list[str] = []
@@ -85,7 +91,7 @@ class NodesRun:
                     url = await nursery.start(serve_health, *self._args.health, self._report, lambda: self._scrapes)
                     print(f"HEALTH {url}", flush=True)
                 with self._patience:
-                    await self._serve()
+                    await self._run()
                 nursery.cancel_scope.cancel()
         for error in self._failed:
             _say(str(error))
@@ -99,48 +105,67 @@ class NodesRun:
             return 2
         return 130 if self._first == signal.SIGINT else 0
 
-    async def _serve(self) -> None:
+    async def _run(self) -> None:
+        """Serve until the server is to end; with ``--reload`` once more after each change of the code."""
         args = self._args
+        # The dashboard outlasts the system that it shows.
+        shown = None if args.dashboard is None else own_console(nodes=True)
+        async with (
+            serve_own_dashboard(shown, args.dashboard),
+            share_sockets() as shared,
+            trio.open_nursery() as nursery,
+        ):
+            if args.reload:
+                changes = CodeChanges(project_of(args.target))
+                nursery.start_soon(changes.watch)
+                nursery.start_soon(self._follow, changes)
+            await self._serve(shared)
+            while not self._end.is_set():
+                await self._serve(shared, again=True)
+            nursery.cancel_scope.cancel()
+
+    async def _serve(self, shared: SharedSockets, *, again: bool = False) -> None:
+        """Run the app until it is to drain. All but the addresses begins anew: an actor of the old code may have other arguments."""
+        self._state, self._over, self._start = "starting", trio.Event(), trio.CancelScope()
+        if self._end.is_set():
+            self._over.set()
+        for forgotten in (self._undrained, self._failed, self._lost, self._statistics):
+            forgotten.clear()
         commands = {"nodes": self._list, "restart": self._restart}
         async with (
-            ActorSystem("serve", tracing=tracing(args)) as system,
+            ActorSystem("serve", tracing=tracing(self._args)) as system,
             serve_own_console(system, commands),
-            serve_own_dashboard(system, args.dashboard),
-            share_sockets() as shared,
-            trio.open_nursery() as watching,
         ):
-            changes = None
-            if args.reload:  # from now on, so that no change is missed while the nodes start
-                changes = CodeChanges(project_of(args.target))
-                watching.start_soon(changes.watch)
-            fleet = self._fleet = Fleet.of(system)
+            self._fleet = Fleet.of(system)
             self._scrapes = Scrapes(Metrics(system))
-            fleet.directory.watchers.append(self._changed)
-            async with (
-                local_nodes(system, args.nodes, self._app, settings=self._settings, sockets=shared),
-                trio.open_nursery() as following,
-            ):
-                urls = _common_urls(fleet)
-                if not self._end.is_set():
-                    self._state = "serving"
-                    self._say_urls(urls)
-                if changes is not None:
-                    following.start_soon(self._follow, changes)
-                await self._end.wait()
-                following.cancel_scope.cancel()
-                self._state = "draining"
-                shared.close()  # otherwise clients would connect, and no node would accept them
-            watching.cancel_scope.cancel()
+            self._fleet.directory.watchers.append(self._changed)
+            try:
+                with self._start:
+                    await self._serve_nodes(self._fleet, shared, again)
+            except Exception as error:
+                if not again or report(error) is None:
+                    raise
+                _say("the next change starts it again")
+                await self._over.wait()
 
-    def _say_urls(self, urls: Sequence[str]) -> None:
-        """Print the URLs that are new."""
-        known, self._urls = self._urls, urls
-        for url in urls:
-            if url not in known:
-                print(f"SERVING {url}", flush=True)
+    async def _serve_nodes(self, fleet: Fleet, shared: SharedSockets, again: bool) -> None:
+        args = self._args
+        async with local_nodes(fleet.system, args.nodes, self._app, settings=self._settings, sockets=shared):
+            known, self._urls = self._urls, _common_urls(fleet)
+            if not self._over.is_set():
+                self._state = "serving"
+                for url in self._urls:
+                    if url not in known:
+                        print(f"SERVING {url}", flush=True)
+                if again:
+                    _say("the new code serves")
+            await self._over.wait()
+            self._state = "draining"
+            if self._end.is_set():
+                shared.close()  # otherwise clients would connect, and no node would accept them
 
     async def _follow(self, changes: CodeChanges) -> None:
-        """Restart the nodes whenever code has changed."""
+        """End this start of the app whenever code has changed."""
         while True:
             paths = shown(await changes.next())
             try:
@@ -151,19 +176,13 @@ class NodesRun:
                 _say(f"{paths} changed, and the new code cannot be imported, so nothing is restarted")
             else:
                 _say(f"{paths} changed: restarting")
-                await self._renew()
+                self._leave()
 
-    async def _renew(self) -> None:
-        """Restart the nodes with new code."""
-        assert self._fleet is not None
-        async with self._restarting:
-            try:
-                await self._fleet.restart()
-                self._say_urls(_common_urls(self._fleet))
-            except LevadaError as error:
-                _say(f"{error}; the next change starts it again")
-            else:
-                _say("the new code serves")
+    def _leave(self) -> None:
+        """Drain the app. In development, a start that takes long, or hangs, is given up."""
+        self._over.set()
+        if self._args.reload and self._state == "starting":
+            self._start.cancel()
 
     def _changed(self, member: Member, reason: Reason | None) -> None:
         """Log nodes that come up and go down."""
@@ -193,6 +212,7 @@ class NodesRun:
                 elif not self._first:
                     self._first = number
                     self._end.set()
+                    self._leave()
                     self._patience.deadline = trio.current_time() + self._args.drain_timeout + _KILL
                 else:
                     self._patience.cancel()
