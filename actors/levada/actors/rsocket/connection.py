@@ -61,8 +61,8 @@ from .encoding import Encoding
 from .errors import ApplicationError, connection_lost, error_data
 from .fire_and_forget import Fired
 from .peers import ConnectedPeer
-from .requests import Request
-from .routing import Handler, Responder, Routes, make_responder
+from .requests import Request, Responder
+from .routing import Handler, Routes, make_responder
 from .streams import BEGIN, EMPTY, SMALL, Answer, AwaitedResponse, Channel, InteractionActor, Items
 from .tracing import TracedResponder
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .encoding import Encoding
     from .peers import ConnectedPeer
 
-__all__ = ["Request"]
+__all__ = ["Request", "Responder"]
 
 
 class Request:
@@ -155,3 +155,7 @@ class Request:
 
     def __repr__(self) -> str:
         return f"<{self.kind.name} {self.stream_id}: {len(self.payload.data)} bytes>"
+
+
+Responder = Callable[[Request], Any]
+"""Calls the user's code; returns the answer, an awaitable for it, or an async iterable."""

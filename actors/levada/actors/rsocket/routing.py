@@ -35,9 +35,9 @@ from levada.transports.rsocket.events import Interaction
 from levada.transports.text import printable
 
 from .errors import ApplicationError, RequestInvalid, RequestRejected
-from .requests import Request
+from .requests import Request, Responder
 
-__all__ = ["Handler", "Responder", "Routes", "make_responder", "route"]
+__all__ = ["Handler", "Routes", "make_responder", "route"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -48,10 +48,6 @@ Handler = Callable[[Request], Any] | Callable[[], Actor[Any]] | type[Actor[Any]]
 messages; or ``None``, which refuses all requests.
 
 The answer is a `Payload`, bytes, a message, ``None`` for nothing, or, for streams and channels, an async iterable of these."""
-
-
-Responder = Callable[[Request], Any]
-"""Calls the user's code; returns the answer, an awaitable for it, or an async iterable."""
 
 
 def route(name: str) -> Callable[[F], F]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from levada.framework import Receiver
 from levada.framework.errors import DecodeError
@@ -18,10 +18,7 @@ from levada.transports.rsocket.extensions import CompositeMetadata, ZipkinTracin
 from levada.transports.text import printable
 
 from .encoding import COMPOSITE, Encoding, Metadata
-from .requests import Request
-
-if TYPE_CHECKING:
-    from .routing import Responder
+from .requests import Request, Responder
 
 __all__ = ["Calling", "TracedResponder", "headers_of", "zipkin"]
 
