@@ -413,6 +413,19 @@ def test_a_third_signal_ends_a_server_that_waits_for_a_thread(tmp_path: Path) ->
         assert server.ends() == (1, "")
 
 
+@pytest.mark.ci
+def test_a_third_signal_ends_a_server_whose_app_holds_up_the_loop(tmp_path: Path) -> None:
+    (tmp_path / "holding.py").write_text(
+        "import time\nasync def app(system):\n    print('holds', flush=True)\n    time.sleep(1000)\n    yield\n"
+    )
+    with serving(tmp_path, "holding:app") as server:
+        assert server.line() == "holds"
+        while server.process.poll() is None:  # signals of one kind that arrive together count once
+            server.signal(signal.SIGTERM)
+            server.signal(signal.SIGINT)
+        assert server.ends() == (1, "")
+
+
 APPS = """
 from levada.framework import Actor
 import contextlib

@@ -34,7 +34,7 @@ from .arguments import seconds
 from .dashboard import serve_own_dashboard
 from .health import serve_health
 from .servers import serve_own_console
-from .signals import RELOAD, late_ones_dropped
+from .signals import RELOAD, late_ones_dropped, third_one_exits
 
 __all__ = ["add_parser", "handler", "node_app", "run", "tracing"]
 
@@ -302,7 +302,7 @@ class _Run:
 
     async def main(self, numbers: list[int]) -> int:
         """Run the app; return the exit code."""
-        with trio.open_signal_receiver(*numbers) as signals:
+        with trio.open_signal_receiver(*numbers) as signals, third_one_exits():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._obey, signals)
                 if self._args.health is not None:
@@ -360,8 +360,6 @@ class _Run:
                 elif times == 2:
                     self._patience.cancel()
                     nursery.start_soon(self._say_what_is_left)
-                else:
-                    os._exit(1)  # a thread cannot be cancelled, and Python would wait for it
 
     async def _say_what_is_left(self) -> None:
         await trio.sleep(_SOON)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
+from typing import Any
 
-__all__ = ["COUNT", "ENDS", "RELOAD", "late_ones_dropped"]
+__all__ = ["COUNT", "ENDS", "RELOAD", "late_ones_dropped", "third_one_exits"]
 
 ENDS = (signal.SIGINT, signal.SIGTERM)
 # Windows has neither, and no signal has the number 0.
@@ -31,6 +34,31 @@ def late_ones_dropped(*wishes: int) -> Iterator[list[int]]:
     finally:
         for number, handler in before:
             signal.signal(number, handler)
+
+
+@contextmanager
+def third_one_exits() -> Iterator[None]:
+    """While the block lasts, the third signal of `ENDS` ends the process at once, with exit code 1. For use inside trio's signal receiver.
+
+    Python calls this handler even while a handler of an actor, or an app, holds up trio's loop.
+    """
+    times = 0
+
+    def count(number: int, frame: FrameType | None) -> None:
+        nonlocal times
+        times += 1
+        if times == 3:
+            os._exit(1)  # a thread cannot be cancelled, and Python would wait for it
+        before[number](number, frame)
+
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in ENDS}
+    for number in ENDS:
+        signal.signal(number, count)
+    try:
+        yield
+    finally:
+        for number in ENDS:
+            signal.signal(number, before[number])
 
 
 def _drop(number: int, frame: object) -> None:
