@@ -90,6 +90,10 @@ def test_the_project_is_the_folder_of_the_top_module(project: Path) -> None:
         assert project_of(target) == project
     with pytest.raises(ConfigurationError, match="--reload watches files, and module sys has none"):
         project_of("sys:path")
+    with pytest.raises(
+        ConfigurationError, match=r"module pytest is installed in .*: run it in its project, or install it"
+    ):
+        project_of("pytest:main")
 
 
 MESSAGE = """

@@ -627,6 +627,14 @@ def test_a_server_has_a_console_from_its_start(
     assert capsys.readouterr() == ("serve True\n", "")
 
 
+def test_without_its_packages_a_dashboard_says_how_to_get_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "wsproto", None)
+    assert cli.main(["serve", "apps_for_serve:app", "--dashboard"]) == 2
+    assert capsys.readouterr().err == "levada: --dashboard needs wsproto: pip install 'levada[dashboard]'\n"
+
+
 async def test_the_dashboard_of_a_server_is_for_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("wsproto")
 

@@ -21,6 +21,7 @@ __all__ = ["CodeChanges", "as_text", "check_installed", "import_again", "is_code
 
 _STEP: Final = 100
 """Milliseconds without another change after which changes count as one."""
+_INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 _SHOWN: Final = 3
 """Most names of changed files in a line."""
 
@@ -42,13 +43,18 @@ def project_of(target: str) -> Path:
         target: ``module:name``.
 
     Raises:
-        ConfigurationError: the module comes from no file.
+        ConfigurationError: the module comes from no file, or is installed among other packages.
     """
     name = target.partition(":")[0]
     file = getattr(sys.modules[name], "__file__", None)
     if file is None:
         raise ConfigurationError(f"--reload watches files, and module {name} has none")
     path = Path(file).resolve()
+    if not _INSTALLED.isdisjoint(path.parts):
+        raise ConfigurationError(
+            f"--reload watches the folder of a project, and module {name} is installed in {path.parent}: run it in its project, or install "
+            "it with pip install --editable"
+        )
     return path.parents[name.count(".") + (path.stem == "__init__")]
 
 
@@ -57,7 +63,7 @@ def is_code(folder: Path, path: Path) -> bool:
     if path.suffix != ".py" or not path.is_relative_to(folder):
         return False
     parts = path.relative_to(folder).parts
-    return not any(part.startswith(".") or part in ("__pycache__", "site-packages") for part in parts)
+    return _INSTALLED.isdisjoint(parts) and not any(part.startswith(".") or part == "__pycache__" for part in parts)
 
 
 class CodeChanges:
