@@ -252,7 +252,7 @@ async def test_told_commands_wait_for_a_shard_that_moves_up_to_a_bound(monkeypat
     async with ActorSystem() as system, trio.open_nursery() as nursery:
         routes = ShardRoutes(system, 1)
         news, owners = channel(Owner)
-        nursery.start_soon(routes.follow, owners, system.spawn(MemoryJournal, None, []))
+        nursery.start_soon(routes.follow, owners)
         for number in range(10):
             routes.tell(0, number)
         with pytest.raises(MailboxFull, match="shard 0 is not open now, and 10 messages wait for it"):

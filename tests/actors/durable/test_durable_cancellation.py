@@ -20,7 +20,7 @@ from tests.framework.test_cancellation import Mode, Outcome, everywhere, interru
 from levada.actors.durable import Durable, Entity, OutcomeUnknown, Shards, applies, log_columns, shards
 from levada.actors.durable.hosting import Owner
 from levada.actors.durable.routing import Route, ShardRoutes
-from levada.framework import Actor, ActorSystem, Asks, Ref, channel, handles, message, restart
+from levada.framework import Actor, ActorSystem, Asks, channel, handles, message, restart
 from levada.framework.errors import ActorStopped, AskTimeout
 
 
@@ -196,8 +196,7 @@ def test_an_asker_that_is_cancelled_while_a_shard_moves() -> None:
             ]
             routes = ShardRoutes(system, 1)
             news, owners = channel(Owner)
-            follower: Ref[Any] = system.spawn(Other)
-            nursery.start_soon(routes.follow, owners, follower)
+            nursery.start_soon(routes.follow, owners)
             account: Entity[Any] = Entity("a", OneEvent, Route(routes, 0))
 
             async def move() -> None:

@@ -432,6 +432,6 @@ async def test_a_told_command_that_cannot_travel_is_lost_alone(tmp_path: Path) -
 async def test_a_clock_for_shards_on_nodes_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "log"
     async with ActorSystem("driver") as system, nodes_here(system, 1, APP) as (nodes, _):
-        with pytest.raises(ConfigurationError, match="a function cannot travel to nodes: leave out clock= or nodes="):
+        with pytest.raises(ConfigurationError, match="a function cannot travel to nodes: leave out clock=, or"):
             await shards(system, Placed, events=Deposited, journal=folder, nodes=nodes, clock=lambda: 1000.0)
     assert not folder.exists()

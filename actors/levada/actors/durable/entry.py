@@ -4,35 +4,19 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import weakref
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import attrs
-import pyarrow as pa
 import trio
 
 from levada.actors.apps import importable
-from levada.actors.journal import (
-    GetExtent,
-    GetSchema,
-    Journal,
-    JournalConfig,
-    JournalError,
-    ReadEntity,
-    SchemaMismatch,
-    Store,
-    check_growth,
-    journal_error,
-    partition_of,
-)
-from levada.actors.journal.config import REOPEN_EVERY
-from levada.framework import Actor, ActorSystem, Asks, Codec, Receiver, Ref, Sender, bounded, channel, handles, restart
-from levada.framework.errors import ActorError, ConfigurationError, LevadaError
+from levada.actors.journal import partition_of
+from levada.framework import Actor, ActorSystem, Asks, Codec, Ref, bounded, handles
+from levada.framework.errors import ConfigurationError, LevadaError
 from levada.framework.files import folder_path
 from levada.framework.handlers import flatten
 from levada.framework.message import tag_of
@@ -40,9 +24,10 @@ from levada.framework.ref import DEFAULT_TIMEOUT
 
 from .access import Access
 from .entity import Durable, handler_of
-from .hosting import MAILBOX, Owner, Subscribe, Terms
-from .routing import Follower, Route, ShardRoutes, ToShard
-from .rows import ShardLog, load_arrow, log_config
+from .hosting import MAILBOX, Terms
+from .opening import AGAIN, Log, columns_in, open_journal
+from .routing import Follower, Route, ShardRoutes, ToShard, subscribed
+from .rows import ShardLog, load_arrow
 from .settings import GetShardStatistics, ShardSettings, ShardStatistics
 from .shard import Finisher, Shard
 from .snapshots import Snapshots
@@ -58,8 +43,7 @@ R = TypeVar("R")
 
 LONGEST_ID = 1000
 """The most bytes of an id."""
-_AGAIN = restart("transient", max=1 << 30, within=60.0, initial_backoff=0.05, max_backoff=5.0)
-_SHARD_AGAIN = attrs.evolve(_AGAIN, max_backoff=1.0)
+_SHARD_AGAIN = attrs.evolve(AGAIN, max_backoff=1.0)
 """A shard ends with each append that a failing disk refuses, and what needs no rows should not wait for long."""
 
 
@@ -176,94 +160,34 @@ def _checked(what: str, text: object) -> bytes:
 
 @attrs.frozen
 class _Start(Asks[tuple[Ref[Any], Sequence[Ref[Any]]]]):
-    """Start the journal, and the shards or, on nodes, their placement. The answer is the journal and the refs of these."""
+    """Start the journal and the shards. The answer is their refs."""
 
 
 class _Root(Actor[_Start]):
-    """The actor above the shards of a class or their placement, and above its journal if that is a folder."""
+    """The actor above the shards of a class in this process, and above its journal if that is a folder."""
 
     settings: ShardSettings
-    journal: Ref[Any] | None
-    folder: Path | None
-    keeper: bool
+    log: Log
     count: int
-    nodes: Nodes | None
-    terms: Terms | None
 
     @handles
     async def start(self, _: _Start) -> tuple[Ref[Any], Sequence[Ref[Any]]] | None:
         """Start the journal and the shards."""
         try:
-            journal = await self._journal()
+            journal = await open_journal(self, self.log, self.settings.log.schema, self.count)
         except (LevadaError, OSError) as error:
             self.reply_later().fail(error)
             self.stop()
             return None
-        streams = self.keeper or self.folder is None
-        if self.nodes is None or self.terms is None:
-            found = [
-                self.spawn(
-                    Shard, self.settings, Access(journal, number, streams=streams),
-                    name=str(number), mailbox=bounded(MAILBOX), supervise=_SHARD_AGAIN,
-                )
-                for number in range(self.count)
-            ]  # fmt: skip
-            self.spawn(Finisher, found, name="finisher")
-            return journal, found
-        from .placement import Placement, PrepareHosts  # a program without nodes needs none of it
-
-        placement = self.spawn(Placement, self.nodes, self.terms, journal, name="placement", supervise="escalate")
-        try:
-            await placement.ask(PrepareHosts(), timeout=None)
-        except LevadaError as error:
-            self.reply_later().fail(error)
-            self.stop()
-            return None
-        return journal, [placement]
-
-    async def _journal(self) -> Ref[Any]:
-        if self.journal is not None:
-            return self.journal
-        assert self.folder is not None
-        schema, config = self.settings.log.schema, log_config(self.count)
-        if self.keeper:
-            return await self.enter(_kept(self.system, self.ref, self.folder, schema, config))
-        factory = partial(Journal, self.folder, schema, config=config, reopen_every=REOPEN_EVERY)
-        return self.spawn(factory, name="journal", mailbox=bounded(256), supervise=_AGAIN)
-
-
-@asynccontextmanager
-async def _kept(
-    system: ActorSystem, root: Ref[Any], folder: Path, schema: pa.Schema, config: JournalConfig
-) -> AsyncIterator[Ref[Any]]:
-    """Keep a journal in a child process, for the actor above the shards."""
-    from levada.actors.journal import keeper  # a program without other processes needs none of it
-
-    async def end() -> None:
-        root.stop()
-        await root.terminated()
-
-    async with keeper(system, name=f"{root.path[1:]}-keeper") as keep:
-        journal = await keep.open(folder, schema, config=config)
-        # At the end of the system the youngest actors end first, and the connection to the keeper is younger than the shards.
-        forget = system.at_end("accept", end)
-        try:
-            yield journal
-        finally:
-            forget()
-            journal.stop()
-
-
-def _terms(settings: ShardSettings, count: int) -> Terms:
-    return Terms(
-        cls=importable(settings.cls),
-        schema=settings.log.schema.serialize().to_pybytes(),
-        shards=count,
-        idle=settings.idle,
-        remember=settings.remember,
-        snapshot_every=settings.snapshot_every,
-        max_live=settings.max_live,
-    )
+        found = [
+            self.spawn(
+                Shard, self.settings, Access(journal, number, streams=self.log.streams),
+                name=str(number), mailbox=bounded(MAILBOX), supervise=_SHARD_AGAIN,
+            )
+            for number in range(self.count)
+        ]  # fmt: skip
+        self.spawn(Finisher, found, name="finisher")
+        return journal, found
 
 
 @attrs.define
@@ -307,29 +231,29 @@ async def shards_of(
         if found is None or not found.ref.is_alive:
             from levada.actors.nodes import nodes_of
 
-            placement = await nodes_of(system).lookup(_fleet_name(name), timeout=timeout)
-            found = known.shards = await _follow(system, cls, placement)
+            from .fleet_shards import fleet_name
+
+            root = await nodes_of(system).lookup(fleet_name(name), timeout=timeout)
+            found = known.shards = await _follow(system, cls, root)
     if found.cls is not cls:
         raise ConfigurationError(f"the shards {name!r} are of {found.cls.__qualname__}, not of {cls.__qualname__}")
     return found
 
 
-async def _follow(system: ActorSystem, cls: type[Durable[M]], placement: Ref[Any]) -> Shards[M]:
-    sender: Sender[Owner]
-    owners: Receiver[Owner]
-    sender, owners = channel(Owner, name=f"owners of {cls.__name__}")
-    try:
-        count = await placement.ask(Subscribe(sender))
-    except BaseException:
-        owners.close()
-        raise
+async def _follow(system: ActorSystem, cls: type[Durable[M]], root: Ref[Any]) -> Shards[M]:
+    owners, count = await subscribed(root)
     routes = ShardRoutes(system, count)
-    ref = system.spawn(Follower, routes, owners)
+    ref = system.spawn(Follower, routes, root, owners)
     return Shards(cls, ref, [Route(routes, shard) for shard in range(count)])
 
 
-def _fleet_name(name: str) -> str:
-    return f"levada.durable/{name}"
+def _nodes_for(system: ActorSystem, nodes: Nodes | Literal["default"] | None) -> Nodes | None:
+    """Return the nodes for the entities; by default the fleet's, if this process is a node."""
+    if nodes != "default":
+        return nodes
+    module = sys.modules.get("levada.actors.nodes.nodes")  # if no one has imported it, the system has no fleet
+    fleet: Nodes | None = None if module is None else module.fleet_of(system)
+    return None if fleet is None or fleet.is_driver else fleet
 
 
 async def shards(
@@ -339,7 +263,7 @@ async def shards(
     events: Any,
     journal: str | os.PathLike[str] | Ref[Any],
     shards: int = 16,
-    nodes: Nodes | None = None,
+    nodes: Nodes | Literal["default"] | None = "default",
     idle: float = 60.0,
     remember: int = 256,
     snapshot_every: int = 1000,
@@ -348,28 +272,34 @@ async def shards(
     name: str | None = None,
     clock: Callable[[], float] | None = None,
 ) -> Shards[M]:
-    """Start the shards of a durable class.
+    """Start the shards of a durable class, or join the fleet's.
+
+    On a node they are the fleet's: the driver has the journal and decides where each shard is, whichever node calls first, so they survive the
+    loss of every node. All later calls with the same arguments join them, on any node, and in the driver with ``nodes=``.
 
     Args:
-        system: the system of the shards, which are below ``/NAME``.
+        system: the system of this process.
         cls: the durable class; all its fields have defaults.
         events: the classes of its events, as a union (``Deposited | Withdrawn``). Each has an `applies` method.
-        journal: a folder, made if it is missing, that no other process has open; or the ref of a `Journal` with the columns
-            ``log_columns(events)``, or the same in another order, and the config ``log_config(shards)``, which may be in another process.
+        journal: a folder, made if it is missing, that no other process has open; for entities on nodes, a folder of the driver's machine. Or the ref
+            of a `Journal` with the columns ``log_columns(events)``, or the same in another order, and the config ``log_config(shards)``, which may be
+            in another process.
         shards: the number of partitions of the log, 1 to 4096, fixed when the log is made. Entities are spread over them by their ids.
-        nodes: the nodes for the entities: each shard is on one node that is up, and every node must have imported the class. None: this process.
+        nodes: the nodes for the entities: each shard is on one node that is up, and every node must have imported the class. None: this process. The
+            default: on a node the nodes of its fleet, elsewhere this process.
         idle: seconds without a command after which an entity leaves memory.
         remember: how many command ids an entity remembers, the newest first.
         snapshot_every: the number of rows of an entity after which its state is written too, so that reading it begins there.
         max_live: about the most entities in memory: beyond it the least recently used leave first.
         keeper: whether the journal of a folder runs in a child process, as with `levada.actors.journal.keeper`, so that it does not hold up
-            this one. While that process restarts, commands wait.
+            this one, or the driver. While that process restarts, commands wait.
         name: the name of the actor above the shards; by default the name of the class.
-        clock: returns seconds since 1970. None: the time of the system, which is virtual if a test's clock of trio is. Not with `nodes`: a
-            function cannot travel, and each node has its own clock.
+        clock: returns seconds since 1970. None: the time of the system, which is virtual if a test's clock of trio is. Not for entities on
+            nodes: a function cannot travel, and each node has its own clock.
 
     Raises:
-        ConfigurationError: an argument is invalid, or does not fit the class or the log; the text says what to do.
+        ConfigurationError: an argument is invalid, does not fit the class or the log, or differs from the shards of the fleet; the text says what
+            to do.
         JournalError: the folder cannot be opened, see `Store.open`, or the journal refuses; `SchemaMismatch` if its columns are not of these events.
         NodeLost, OSError: the keeper cannot be started.
         NameTaken: another actor has the name.
@@ -388,111 +318,71 @@ async def shards(
             raise ConfigurationError(f"{setting} is {value!r}, wanted a whole number of 1 or more")
     if clock is not None and not callable(clock):
         raise ConfigurationError(f"clock is {clock!r}, wanted a function that returns seconds since 1970")
-    if nodes is not None and clock is not None:
+    fleet = _nodes_for(system, nodes)
+    if fleet is not None and clock is not None:
         raise ConfigurationError(
-            "clock= is for shards in this process, because a function cannot travel to nodes: leave out clock= or nodes="
+            "clock= is for shards in this process, because a function cannot travel to nodes: leave out clock=, or give nodes=None"
         )
     if keeper and isinstance(journal, Ref):
         raise ConfigurationError("keeper=True needs a folder as journal=, and got a ref: leave out one of the two")
     await load_arrow()
-    codec = Codec()
-    snapshots = Snapshots(cls)
-    folder = None if isinstance(journal, Ref) else folder_path(journal)
-    if folder is not None:
-        log = await system.platform.run_in_thread(_prepare, folder, kinds, shards)
-    else:
-        assert isinstance(journal, Ref)
-        log = await _log_of(journal, kinds, shards)
+    log = Log(journal, None, False) if isinstance(journal, Ref) else Log(None, folder_path(journal), keeper)
+    wanted = ShardLog(kinds)
+    name = name or cls.__name__
+    per_shard = -(-max_live // shards)
+    if fleet is not None:
+        terms = Terms(
+            cls=importable(cls),
+            schema=wanted.schema.serialize().to_pybytes(),
+            shards=shards,
+            idle=idle,
+            remember=remember,
+            snapshot_every=snapshot_every,
+            max_live=per_shard,
+        )
+        return await _join(system, cls, name, fleet, terms, log)
+    columns = await columns_in(system, log, wanted.schema, shards)
     settings = ShardSettings(
         cls=cls,
-        log=log,
+        log=wanted if columns is wanted.schema else ShardLog(kinds, columns),
         node=f"{system.name}:{system.platform.pid()}",
         idle=idle,
         remember=remember,
         snapshot_every=snapshot_every,
-        snapshots=snapshots,
-        codec=codec,
-        max_live=-(-max_live // shards),
+        snapshots=Snapshots(cls),
+        codec=Codec(),
+        max_live=per_shard,
         clock=clock or system.platform.time,
         clock_jumps=clock is not trio.current_time if clock else not system.platform.virtual,
     )
-    name = name or cls.__name__
-    terms = None if nodes is None else _terms(settings, shards)
-    ref = system.spawn(
-        _Root,
-        settings,
-        journal if isinstance(journal, Ref) else None,
-        folder,
-        keeper,
-        shards,
-        nodes,
-        terms,
-        name=name,
-        supervise="escalate",
-    )
+    ref = system.spawn(_Root, settings, log, shards, name=name, supervise="escalate")
     try:
         log_ref, started = await ref.ask(_Start(), timeout=None)
-        if nodes is None:
-            found = Shards(cls, ref, started, log_ref)
-        else:
-            found = await _follow(system, cls, started[0])
-            found.ref, found.journal = ref, log_ref
-            await nodes.register(_fleet_name(name), started[0])
     except BaseException:
         ref.kill()
         raise
-    _known_as(system, name).shards = found
+    found = _known_as(system, name).shards = Shards(cls, ref, started, log_ref)
     return found
 
 
-def _prepare(folder: Path, events: tuple[type, ...], shards: int) -> ShardLog:
-    """Return the columns of the log, the existing ones first. If the folder cannot be opened, this raises before an actor fails."""
-    config = log_config(shards)
-    log = ShardLog(events)
-    try:
-        Store.open(folder, log.schema, config).close()
-    except SchemaMismatch:  # the log has columns of earlier events, or in another order
-        with Store.open(folder, None, config) as store:
-            there = store.schema
-        log = ShardLog(events, there)
-        check_growth(there, log.schema, where=str(folder))
-    except ConfigurationError as error:
-        raise ConfigurationError(
-            f"{error}: the number of shards was fixed when the log was made, give it as shards="
-        ) from error
-    return log
+async def _join(
+    system: ActorSystem, cls: type[Durable[M]], name: str, fleet: Nodes, terms: Terms, log: Log
+) -> Shards[M]:
+    """Start the shards of a class on the nodes of a fleet, or join them."""
+    from .fleet_shards import OpenShards, open_shards  # a program without nodes needs none of it
 
-
-_NO_ENTITY: Final = "\0"
-"""Has no rows, so to look for them reads none."""
-
-
-async def _log_of(journal: Ref[Any], events: tuple[type, ...], shards: int) -> ShardLog:
-    """Return the columns of the log of a journal, which has them all."""
-    try:
-        extent = await journal.ask(GetExtent())
-        there = pa.ipc.read_schema(pa.py_buffer(await journal.ask(GetSchema())))
-    except ActorError as error:
-        raise journal_error(error) or error from error.__cause__
-    if len(extent.end) != shards:
-        raise ConfigurationError(f"shards is {shards}, wanted {len(extent.end)}, as many as the journal has partitions")
-    log = ShardLog(events, there)
-    check_growth(there, log.schema)
-    lacks = log.schema.names[len(there) :]
-    if lacks:
-        raise ConfigurationError(
-            f"the journal lacks the columns {', '.join(lacks)}: open it with log_columns(events, there), where there is its schema"
-        )
-    try:
-        await journal.ask(ReadEntity(_NO_ENTITY, partition=0, newest=1, max_bytes=1))
-    except LevadaError as error:
-        refusal = error if isinstance(error, JournalError) else journal_error(error)
-        if type(refusal) is not JournalError:
-            raise
-        raise ConfigurationError(
-            f"the journal finds no rows of an entity: open it with the config log_config({shards}) ({refusal})"
-        ) from error
-    return log
+    folder = b"" if log.folder is None else os.fsencode(log.folder.absolute())
+    known = _known_as(system, name)
+    async with known.finding:  # so that calls at the same time share one follower
+        root, journal = await open_shards(fleet, name, OpenShards(terms, log.journal, folder, log.keeper))
+        found = known.shards
+        if found is None or not found.ref.is_alive or found.cls is not cls:
+            found = await _follow(system, cls, root)
+            found.journal = journal
+            if fleet.is_driver:
+                found.ref = root
+            known.shards = found
+        return found
 
 
 def _check_class(cls: type[Durable[Any]], events: tuple[type, ...]) -> None:

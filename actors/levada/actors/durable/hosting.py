@@ -22,7 +22,7 @@ from .settings import ShardSettings
 from .shard import Leave, Shard
 from .snapshots import Snapshots
 
-__all__ = ["MAILBOX", "CheckHost", "Close", "EndHost", "Host", "Open", "Owner", "Subscribe", "Terms"]
+__all__ = ["MAILBOX", "CheckHost", "Close", "EndHost", "GetPlacement", "Host", "Open", "Owner", "Subscribe", "Terms"]
 
 MAILBOX = 1024
 """The most commands that wait in the mailbox of a shard."""
@@ -84,6 +84,11 @@ class Owner:
     """None: it is on no node until it is opened again."""
     refused: str = ""
     """Why its node cannot open it: the class differs there. Empty if it can, or if that is not known."""
+
+
+@message("levada.durable.get_placement", frozen=True)
+class GetPlacement(Asks[Ref[Any]]):
+    """Ask the root of the shards, in the driver, for their `Placement`."""
 
 
 @message("levada.durable.subscribe")

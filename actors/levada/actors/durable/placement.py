@@ -1,8 +1,8 @@
 """Placement: the shards of a durable class on the nodes of a fleet.
 
 The driver decides. Each shard is on the node with the highest hash of shard and node (rendezvous hashing) among the nodes that are up, so a node
-that comes or goes moves only its own share. In a move the shard finishes on the old node, then it is opened on the new node. If the old node is
-out of reach, the first row of the new owner in the log fences it off.
+that comes or goes moves only its own share. If none is up, nodes count whose app is starting. In a move the shard finishes on the old node, then
+it is opened on the new node. If the old node is out of reach, the first row of the new owner in the log fences it off.
 """
 
 from __future__ import annotations
@@ -42,8 +42,11 @@ LONG: Final = 4.0
 
 def target(members: list[Member], shard: int) -> Member | None:
     """Return the member that should have a shard, among the members that are up; None if none is up."""
-    up = [member for member in members if member.state is MemberState.UP]
-    return max(up, key=lambda member: _score(member.name, shard), default=None)
+    return _best([member for member in members if member.state is MemberState.UP], shard)
+
+
+def _best(members: list[Member], shard: int) -> Member | None:
+    return max(members, key=lambda member: _score(member.name, shard), default=None)
 
 
 def _score(name: str, shard: int) -> bytes:
@@ -155,7 +158,9 @@ class Placement(Actor[PrepareHosts | Subscribe]):
         await self.fleet.directory.until(lambda: self._moved(shard, member), seconds)
 
     def _target(self, shard: int) -> Member | None:
-        return target([member for member in self.fleet.members if self.fleet.is_for_any(member.name)], shard)
+        members = [member for member in self.fleet.members if self.fleet.is_for_any(member.name)]
+        # Before any node is up, an app may use entities all the same: its node can have them.
+        return target(members, shard) or _best([m for m in members if self.fleet.takes_orders(m.name)], shard)
 
     def _moved(self, shard: int, member: Member) -> bool:
         now = self._target(shard)

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 import trio
 
 from levada.actors.journal import CommandReused, JournalError, journal_error
-from levada.framework import Actor, ActorSystem, Failed, Normal, Receiver, Ref
+from levada.framework import Actor, ActorSystem, Failed, Normal, Receiver, Ref, Sender, channel
 from levada.framework.embedding import question_name
 from levada.framework.errors import (
     ActorError,
@@ -32,10 +32,10 @@ from levada.framework.ref import DEFAULT_TIMEOUT, check_timeout
 from levada.framework.text import text_of
 
 from .errors import CommandFailed, EntityErased, OutcomeUnknown, ReplayFailed
-from .hosting import MAILBOX, Owner
+from .hosting import MAILBOX, GetPlacement, Owner, Subscribe
 from .turns import EntityCommand, Erase
 
-__all__ = ["Follower", "Route", "ShardRoutes", "ToShard"]
+__all__ = ["Follower", "Route", "ShardRoutes", "ToShard", "subscribed"]
 
 PAUSE: Final = 0.2
 """Seconds to wait for a new place of a shard that did not answer, before it is asked again."""
@@ -73,25 +73,29 @@ class ShardRoutes:
         self.system = system
         self.table = [Owner(shard) for shard in range(count)]
         self.closed = False
-        """Whether the shards have ended: the driver's placement has ended."""
+        """Whether the shards have ended: the root in the driver has ended."""
         self._told: dict[int, deque[Any]] = {}
         self._changed = trio.Event()
 
-    async def follow(self, owners: Receiver[Owner], ref: Ref[Any]) -> None:
-        """Update the table until the placement ends. `ref` is the actor that does this."""
+    async def follow(self, owners: Receiver[Owner]) -> None:
+        """Update the table until the placement ends. Then no place is known."""
         with owners:
             try:
                 async for news in owners:
                     self._take(news)
             except ChannelError:
-                pass  # the driver has ended
-            finally:
-                self.closed = True
-                self._wake()
-                for told in self._told.values():
-                    for each in told:
-                        self.system.dead_letter(each, ref, "the shards have ended")
-                self._told.clear()
+                pass  # the driver, or the placement, has ended
+        self.table = [Owner(shard) for shard in range(len(self.table))]
+        self._wake()
+
+    def close(self, ref: Ref[Any]) -> None:
+        """End, because the shards have ended; `ref` is the actor that followed them."""
+        self.closed = True
+        self._wake()
+        for told in self._told.values():
+            for each in told:
+                self.system.dead_letter(each, ref, "the shards have ended")
+        self._told.clear()
 
     def _take(self, news: Owner) -> None:
         self.table[news.shard] = news
@@ -146,6 +150,7 @@ class Follower(Actor[Any]):
     """Keeps routes up to date; on a node that drains, until the node's shards have left."""
 
     routes: ShardRoutes
+    root: Ref[Any]
     owners: Receiver[Owner]
 
     async def started(self) -> None:
@@ -161,8 +166,35 @@ class Follower(Actor[Any]):
         await self.ref.terminated()
 
     async def _follow(self) -> None:
-        await self.routes.follow(self.owners, self.ref)
-        self.stop()
+        try:
+            while True:
+                await self.routes.follow(self.owners)
+                # The placement has ended. If its root has only failed, it starts again.
+                self.owners, _ = await subscribed(self.root)
+        except ActorError:
+            self.stop()
+        finally:
+            self.routes.close(self.ref)
+
+
+async def subscribed(root: Ref[Any]) -> tuple[Receiver[Owner], int]:
+    """Ask a root for the places of the shards; return where they come, and the number of shards.
+
+    Raises:
+        ActorError: it has ended, or is out of reach.
+    """
+    while True:
+        sender: Sender[Owner]
+        sender, owners = channel(Owner, name="owners of shards")
+        try:
+            placement = await root.ask(GetPlacement(), timeout=None)
+            return owners, await placement.ask(Subscribe(sender), timeout=None)
+        except BaseException as error:
+            owners.close()
+            sender.cancel()
+            if not isinstance(error, ActorStopped) or not root.is_alive:
+                raise
+        await trio.sleep(PAUSE)  # it has failed, and starts again
 
 
 class Route:

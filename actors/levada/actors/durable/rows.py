@@ -42,6 +42,7 @@ __all__ = [
     "EventKind",
     "LogRow",
     "ShardLog",
+    "grown",
     "load_arrow",
     "log_columns",
     "log_config",
@@ -112,6 +113,17 @@ def log_columns(events: Any, there: pa.Schema | None = None) -> pa.Schema:
         ConfigurationError: a field of an event cannot be a column, or two events need columns of the same name with different types.
     """
     return ShardLog(dict.fromkeys(flatten(events)), there).schema
+
+
+def grown(there: pa.Schema, wanted: pa.Schema) -> pa.Schema:
+    """Return the columns of a log that exists, as events with these columns have them: the same columns first, then the new ones.
+
+    Args:
+        there: the columns of the log.
+        wanted: the columns of a new log of the events, as `log_columns` returns them.
+    """
+    fields = {field.name: field for schema in (there, wanted) for field in list(schema)[_HEAD:]}
+    return pa.schema([*BOOKKEEPING, *fields.values()])
 
 
 class LogRow:

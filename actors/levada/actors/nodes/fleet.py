@@ -43,6 +43,7 @@ from levada.framework.errors import (
 )
 from levada.framework.supervisor import StartChild, StopChild
 
+from .driver_actor import DRIVER, driver_actor
 from .front import SETTLING
 from .inspection import look, measure, watch
 from .messages import (
@@ -310,7 +311,9 @@ class Fleet(Nodes):
             self.sharing.end(member.node_id)
         elif member.state is MemberState.DRAINING:
             self.sharing.dismiss(member.node_id)
-        elif member.state is MemberState.STARTING and place is not None and place.control is not None:
+        elif (
+            member.state is MemberState.STARTING and not member.url and place is not None and place.control is not None
+        ):
             self.sharing.begin(member.node_id, place.control)
 
     # For programs.
@@ -354,6 +357,10 @@ class Fleet(Nodes):
         if not isinstance(ref, LocalRef) or not ref.is_alive:
             return None
         return self.system.observe.detail(ref).restarts_in
+
+    def takes_orders(self, name: str) -> bool:
+        """Return whether actors can be started on a node; see `Nodes.takes_orders`."""
+        return name in self._places and self._takes_orders(self._places[name])
 
     def _takes_orders(self, place: FleetNode) -> bool:
         return (
@@ -406,6 +413,8 @@ class Fleet(Nodes):
 
     async def join(self, order: Spawn, on: str | int, name: str) -> Ref[Any]:
         """Start a singleton, or find it; see `Nodes.join`."""
+        if on == DRIVER:
+            return await self._join_here(order, name)
         known = [placing for placing in self.placings if placing.singleton and placing.name == name]
         if known:
             [placing] = known
@@ -418,6 +427,17 @@ class Fleet(Nodes):
         if front is None:
             raise ActorStopped(f"the singleton {name!r} has ended")
         return front
+
+    async def _join_here(self, order: Spawn, name: str) -> Ref[Any]:
+        """Start an actor of levada in this process, or find it."""
+        cls = await self.system.platform.run_in_thread(driver_actor, order.cls)
+        holder = self.system.registry.get(name)
+        if holder is not None:
+            return holder
+        assert order.policy is not None
+        ref = self.system.spawn(cls, name=name.rpartition("/")[2], supervise=policy_of(order.policy))
+        self.system.registry.register(name, ref)
+        return ref
 
     async def settle(self, name: str) -> None:
         """Announce that a kept name has no actor, and wait until its mailbox has all that was sent to it by that name."""

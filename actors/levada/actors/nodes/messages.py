@@ -52,7 +52,7 @@ class Member:
     host: str
     """The name of its machine; empty until it has said hello."""
     url: str
-    """Where it listens for other members; empty until it is up."""
+    """Where it listens for other members; empty until it has imported its app."""
     started: float
     """When its process was started, in seconds since 1970."""
     restarts: int
@@ -160,6 +160,9 @@ class Ready(Asks[str], UntracedMessage):
 @message("levada.node.Imported", frozen=True)
 class Imported(UntracedMessage):
     """The app's module is imported, so actors can be started here, though the app is not ready."""
+
+    url: str
+    """Where it listens for other members."""
 
 
 @message("levada.node.AppFailed")

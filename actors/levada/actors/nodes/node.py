@@ -362,9 +362,9 @@ class Node(UntracedActor[Any]):
     @handles
     def imported(self, m: Imported) -> None:
         """Take orders for the node from now on."""
-        if self._is_mine():
+        if self._is_mine() and self.state is MemberState.STARTING:
             self.place.imported = True
-            self.fleet.directory.wake()
+            self._change(MemberState.STARTING, url=m.url)
 
     @handles
     def ready(self, m: Ready) -> str:

@@ -8,7 +8,7 @@ import math
 import platform
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -210,9 +210,10 @@ class _Body:
             self._settle(welcome)
             await side.sharing.whole.wait()  # the app may use names and groups of the fleet from its first line
             app = app_of(find(welcome.app), welcome.app)
-            welcome.node.tell(Imported())
-            async with side.listen(welcome.listen) as members, app(system) as listeners:
-                side.listeners = listed(listeners, welcome.app)
+            async with AsyncExitStack() as stack:
+                members = await stack.enter_async_context(side.listen(welcome.listen))
+                welcome.node.tell(Imported(members.url))
+                side.listeners = listed(await stack.enter_async_context(app(system)), welcome.app)
                 urls = [listener.url for listener in side.listeners]
                 self._ready()
                 refusal = await welcome.node.ask(Ready(members.url, urls, fingerprints()), timeout=None)

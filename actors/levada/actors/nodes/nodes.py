@@ -163,6 +163,10 @@ class Nodes(ABC):
         """Return whether ``on="any"`` may choose a node of this name. Only the driver knows; nodes return True."""
         return True
 
+    def takes_orders(self, name: str) -> bool:
+        """Return whether actors can be started on a node: it is up, or its app is starting. Only the driver knows."""
+        return False
+
     async def _forget(self) -> None:
         _fleets.pop(self.system, None)
 
@@ -235,10 +239,10 @@ class Nodes(ABC):
             yield peer
 
     def _learn(self, member: Member, reason: Reason | None) -> None:
-        """Make the refs of a node that came up usable, and end the refs of a node that went down."""
+        """Make the refs of a node that listens usable, and end the refs of a node that went down."""
         if member.node_id == self.node_id or not member.node_id:
             return
-        if member.state is MemberState.UP:
+        if member.state in (MemberState.STARTING, MemberState.UP) and member.url:
             self.refs.known(member.node_id, member.name)
         elif member.state is MemberState.DOWN:
             self.refs.ended(member.node_id, Lost(member.name))

@@ -1,0 +1,159 @@
+"""How the log of a durable class is opened: its columns, and its journal, in this process or in a keeper."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import pyarrow as pa
+
+from levada.actors.journal import (
+    GetExtent,
+    GetSchema,
+    Journal,
+    JournalConfig,
+    JournalError,
+    ReadEntity,
+    SchemaMismatch,
+    Store,
+    check_growth,
+    journal_error,
+)
+from levada.actors.journal.config import REOPEN_EVERY
+from levada.framework import Actor, ActorSystem, Ref, bounded, restart
+from levada.framework.errors import ActorError, ConfigurationError, LevadaError
+
+from .rows import grown, log_config
+
+__all__ = ["AGAIN", "Log", "columns_in", "open_journal"]
+
+AGAIN: Final = restart("transient", max=1 << 30, within=60.0, initial_backoff=0.05, max_backoff=5.0)
+"""The policy of what uses a disk: a disk may fail for long."""
+
+
+@attrs.frozen
+class Log:
+    """Where the log of a durable class is."""
+
+    journal: Ref[Any] | None
+    """The journal, if it is the caller's."""
+    folder: Path | None
+    """The folder, otherwise."""
+    keeper: bool
+    """Whether the journal of the folder runs in a child process."""
+
+    @property
+    def streams(self) -> bool:
+        """Whether rows go to the journal as bytes, because it may be in another process."""
+        return self.keeper or self.folder is None
+
+
+async def columns_in(system: ActorSystem, log: Log, wanted: pa.Schema, shards: int) -> pa.Schema:
+    """Return the columns of a log: those that it has, then those that its events add.
+
+    Args:
+        system: the system of this process.
+        log: where it is.
+        wanted: the columns of a new log of these events.
+        shards: the number of its partitions.
+
+    Raises:
+        ConfigurationError, JournalError, OSError: the log cannot be opened with these.
+    """
+    if log.journal is not None:
+        return await _columns_of(log.journal, wanted, shards)
+    assert log.folder is not None
+    columns: pa.Schema = await system.platform.run_in_thread(_prepare, log.folder, wanted, shards)
+    return columns
+
+
+async def open_journal(root: Actor[Any], log: Log, schema: pa.Schema, shards: int) -> Ref[Any]:
+    """Open the journal of a log, for as long as `root` lives.
+
+    Raises:
+        LevadaError, OSError: the keeper cannot be started, or the folder cannot be opened there.
+    """
+    if log.journal is not None:
+        return log.journal
+    assert log.folder is not None
+    config = log_config(shards)
+    if log.keeper:
+        return await root.enter(_kept(root.system, root.ref, log.folder, schema, config))
+    factory = partial(Journal, log.folder, schema, config=config, reopen_every=REOPEN_EVERY)
+    return root.spawn(factory, name="journal", mailbox=bounded(256), supervise=AGAIN)
+
+
+@asynccontextmanager
+async def _kept(
+    system: ActorSystem, root: Ref[Any], folder: Path, schema: pa.Schema, config: JournalConfig
+) -> AsyncIterator[Ref[Any]]:
+    """Keep a journal in a child process, for the actor above the shards."""
+    from levada.actors.journal import keeper  # a program without other processes needs none of it
+
+    async def end() -> None:
+        root.stop()
+        await root.terminated()
+
+    async with keeper(system, name=f"{root.path[1:]}-keeper") as keep:
+        journal = await keep.open(folder, schema, config=config)
+        # At the end of the system the youngest actors end first, and the connection to the keeper is younger than the shards.
+        forget = system.at_end("accept", end)
+        try:
+            yield journal
+        finally:
+            forget()
+            journal.stop()
+
+
+def _prepare(folder: Path, wanted: pa.Schema, shards: int) -> pa.Schema:
+    """Return the columns of the log in a folder. If the folder cannot be opened, this raises before an actor fails."""
+    config = log_config(shards)
+    try:
+        Store.open(folder, wanted, config).close()
+    except SchemaMismatch:  # the log has columns of earlier events, or in another order
+        with Store.open(folder, None, config) as store:
+            there = store.schema
+        columns = grown(there, wanted)
+        check_growth(there, columns, where=str(folder))
+        return columns
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"{error}: the number of shards was fixed when the log was made, give it as shards="
+        ) from error
+    return wanted
+
+
+_NO_ENTITY: Final = "\0"
+"""Has no rows, so to look for them reads none."""
+
+
+async def _columns_of(journal: Ref[Any], wanted: pa.Schema, shards: int) -> pa.Schema:
+    """Return the columns of the log of a journal, which has them all."""
+    try:
+        extent = await journal.ask(GetExtent())
+        there = pa.ipc.read_schema(pa.py_buffer(await journal.ask(GetSchema())))
+    except ActorError as error:
+        raise journal_error(error) or error from error.__cause__
+    if len(extent.end) != shards:
+        raise ConfigurationError(f"shards is {shards}, wanted {len(extent.end)}, as many as the journal has partitions")
+    columns = grown(there, wanted)
+    check_growth(there, columns)
+    lacks = columns.names[len(there) :]
+    if lacks:
+        raise ConfigurationError(
+            f"the journal lacks the columns {', '.join(lacks)}: open it with log_columns(events, there), where there is its schema"
+        )
+    try:
+        await journal.ask(ReadEntity(_NO_ENTITY, partition=0, newest=1, max_bytes=1))
+    except LevadaError as error:
+        refusal = error if isinstance(error, JournalError) else journal_error(error)
+        if type(refusal) is not JournalError:
+            raise
+        raise ConfigurationError(
+            f"the journal finds no rows of an entity: open it with the config log_config({shards}) ({refusal})"
+        ) from error
+    return columns

@@ -1,0 +1,89 @@
+"""The app of `test_fleet_shards`: each node opens the same shards before its ``yield``, and uses an entity there."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from levada.actors.durable import Durable, Shards, applies, shards
+from levada.framework import Actor, ActorSystem, Asks, handles, message
+
+SETTINGS: dict[str, Any] = {}
+"""The arguments of `shards` in the app."""
+SUMS: dict[str, Shards[Any]] = {}
+"""The shards of each node."""
+SYSTEMS: dict[str, ActorSystem] = {}
+
+
+@message("tests.sums.Add", frozen=True)
+class Add(Asks[int]):
+    n: int
+
+
+@message("tests.sums.Where", frozen=True)
+class Where(Asks[str]):
+    """Ask an entity for its node."""
+
+
+@message("tests.sums.Added", frozen=True)
+class Added:
+    n: int
+
+
+@message("tests.sums.Doubled", frozen=True)
+class Doubled:
+    twice: int
+
+
+class Sum(Durable[Add | Where]):
+    total: int = 0
+
+    @handles
+    def add(self, m: Add) -> int:
+        self.record(Added(m.n))
+        return self.total
+
+    @handles
+    def where(self, m: Where) -> str:
+        return self.system.name
+
+    @applies
+    def added(self, e: Added) -> None:
+        self.total += e.n
+
+
+class Double(Durable[Add]):
+    @handles
+    def add(self, m: Add) -> int:
+        self.record(Doubled(m.n))
+        return m.n
+
+    @applies
+    def doubled(self, e: Doubled) -> None:
+        pass
+
+
+@message("tests.sums.Open", frozen=True)
+class Open(Asks[int]):
+    """Open the shards in a handler, and ask an entity."""
+
+
+class Opener(Actor[Open]):
+    @handles
+    async def open(self, m: Open) -> int:
+        sums = await shards(self.system, Sum, events=Added, **SETTINGS)
+        return await sums["handler"].ask(Add(1))
+
+
+async def app(system: ActorSystem) -> AsyncIterator[None]:
+    """Open the shards, and use an entity before the node is up."""
+    SYSTEMS[system.name] = system
+    sums = SUMS[system.name] = await shards(system, Sum, events=Added, **SETTINGS)
+    await sums["early"].ask(Add(1))
+    yield
+
+
+async def plain(system: ActorSystem) -> AsyncIterator[None]:
+    """Open none."""
+    SYSTEMS[system.name] = system
+    yield

@@ -1,0 +1,153 @@
+"""Durable actors of a fleet: the same line on every node, whichever comes first, and what survives which loss."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from tests.actors.nodes.conftest import Task, nodes_here
+
+from levada.actors.durable import log_columns, log_config, shards, shards_of
+from levada.actors.journal import Journal, JournalLocked
+from levada.actors.nodes import Nodes, NodeSettings, NodeUp
+from levada.framework import ActorSystem, restart
+from levada.framework.embedding import restart_actor
+from levada.framework.errors import ConfigurationError, NameTaken
+
+from . import sums
+from .sums import SUMS, SYSTEMS, Add, Added, Double, Doubled, Open, Opener, Sum, Where
+
+APP = "tests.actors.durable.sums:app"
+PLAIN = "tests.actors.durable.sums:plain"
+AGAIN = restart("permanent", max=1000, initial_backoff=0.01, max_backoff=0.01)
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path: Path) -> None:
+    """Forget the shards of the test before."""
+    for kept in (SUMS, SYSTEMS, sums.SETTINGS):
+        kept.clear()
+    sums.SETTINGS.update(journal=tmp_path / "log", shards=4)
+
+
+@asynccontextmanager
+async def fleet(n: int = 2, app: str = APP) -> AsyncIterator[tuple[Nodes, list[Task]]]:
+    settings = NodeSettings(start_timeout=30.0, drain_timeout=5.0, restart=AGAIN)
+    async with (
+        ActorSystem("driver", shutdown_timeout=100.0, ask_timeout=60.0) as system,
+        nodes_here(system, n, app, settings=settings) as (nodes, tasks),
+    ):
+        SYSTEMS["driver"] = system
+        yield nodes, tasks
+
+
+async def test_the_same_line_opens_the_same_shards_on_every_node_before_its_yield_and_in_the_driver() -> None:
+    async with fleet(3) as (nodes, _):
+        SUMS["driver"] = await shards(SYSTEMS["driver"], Sum, events=Added, nodes=nodes, **sums.SETTINGS)
+        assert [await each["x"].ask(Add(1)) for each in SUMS.values()] == [1, 2, 3, 4]
+        assert await SUMS["n0"]["early"].ask(Add(0)) == 3
+        assert {await SUMS["n1"][f"e{i}"].ask(Where()) for i in range(20)} == {"n0", "n1", "n2"}
+        for name, system in SYSTEMS.items():
+            more: dict[str, Any] = {"nodes": nodes} if name == "driver" else {}
+            assert await shards(system, Sum, events=Added, **sums.SETTINGS, **more) is SUMS[name]
+            assert await shards_of(system, Sum) is SUMS[name]
+        opener = await nodes.spawn(Opener, on="n1")
+        assert await opener.ask(Open()) == 1
+
+
+async def test_the_shards_survive_the_loss_of_every_node_and_of_the_one_that_opened_them() -> None:
+    async with fleet(2) as (nodes, tasks), nodes.events() as events:
+        total = 0
+        for name in ("n0", "n1", "n0"):
+            [task] = [task for task in tasks if task.run.name == name and not task.gone.is_set()]
+            task.kill()
+            other = SUMS["n1" if name == "n0" else "n0"]
+            for number in range(3):
+                total += 1
+                assert await other["x"].ask(Add(1), command=f"{total} {number}") == total
+            while not isinstance(await events.receive(), NodeUp):
+                pass
+        assert await SUMS["n0"]["x"].ask(Add(0)) == total
+        assert await SUMS["n0"]["early"].ask(Add(0)) == 5
+
+
+@pytest.mark.ci
+async def test_shards_whose_root_fails_open_again_and_nothing_else_ends() -> None:
+    async with fleet(2):
+        assert await SUMS["n0"]["x"].ask(Add(1)) == 1
+        root: Any = SYSTEMS["driver"].registry["levada.durable/Sum"]
+        restart_actor(root)
+        assert [await SUMS[name]["x"].ask(Add(1), command=name, timeout=60) for name in ("n0", "n1")] == [2, 3]
+        assert await shards(SYSTEMS["n0"], Sum, events=Added, **sums.SETTINGS) is SUMS["n0"]
+
+
+async def test_other_arguments_are_refused_by_name_with_both_values(tmp_path: Path) -> None:
+    async with fleet(1) as (nodes, _):
+        for system in SYSTEMS.values():
+            more: dict[str, Any] = {"nodes": nodes} if system is SYSTEMS["driver"] else {}
+            for changed, says in (
+                ({"shards": 8}, "shards=4, now 8"),
+                ({"idle": 5.0}, "idle=60.0, now 5.0"),
+                ({"remember": 1, "snapshot_every": 7}, "remember=256, now 1, snapshot_every=1000, now 7"),
+                ({"keeper": True}, "keeper=False, now True"),
+                ({"journal": tmp_path / "other"}, r"journal=\S+log, now \S+other"),
+                ({"max_live": 8}, "max_live=100000, now 8"),
+            ):
+                with pytest.raises(ConfigurationError, match=f"'Sum' were started with other arguments: {says}$"):
+                    await shards(system, Sum, events=Added, **{**sums.SETTINGS, **more, **changed})
+            with pytest.raises(
+                ConfigurationError, match=r"cls=\S+:Sum, now \S+:Double, events= \(their columns differ\)"
+            ):
+                await shards(system, Double, events=Doubled, name="Sum", **{**sums.SETTINGS, **more})
+        assert await SUMS["n0"]["x"].ask(Add(1)) == 1
+        with pytest.raises(ConfigurationError, match="leave out clock=, or give nodes=None"):
+            await shards(SYSTEMS["n0"], Sum, events=Added, clock=lambda: 1.0, **sums.SETTINGS)
+
+
+async def test_what_cannot_be_opened_is_an_error_of_the_caller_and_the_name_is_free(tmp_path: Path) -> None:
+    async with fleet(2, PLAIN) as (nodes, _):
+        (tmp_path / "file").write_text("no folder")
+        for system in SYSTEMS.values():
+            more: dict[str, Any] = {"nodes": nodes} if system is SYSTEMS["driver"] else {}
+            with pytest.raises(Exception, match="file"):
+                await shards(system, Sum, events=Added, journal=tmp_path / "file", **more)
+        async with ActorSystem("alone") as alone:
+            await shards(alone, Double, events=Doubled, name="Sum", **sums.SETTINGS)
+            with pytest.raises(JournalLocked):
+                await shards(SYSTEMS["n0"], Sum, events=Added, **sums.SETTINGS)
+        with pytest.raises(ConfigurationError, match="give it as shards="):
+            await shards(SYSTEMS["n0"], Sum, events=Added, journal=tmp_path / "log", shards=5)
+        # Its columns grow, and the other class keeps its own.
+        found = await shards(SYSTEMS["n0"], Sum, events=Added, **sums.SETTINGS)
+        assert await found["x"].ask(Add(3)) == 3
+        own = await shards(SYSTEMS["n1"], Double, events=Doubled, journal=tmp_path / "own", shards=1, nodes=None)
+        assert await own["x"].ask(Add(3)) == 3
+        await shards(SYSTEMS["driver"], Double, events=Doubled, journal=tmp_path / "here", shards=1)
+        with pytest.raises(NameTaken):
+            await shards(SYSTEMS["n0"], Double, events=Doubled, journal=tmp_path / "there", shards=1)
+
+
+async def test_a_journal_of_one_node_serves_the_shards_of_all(tmp_path: Path) -> None:
+    async with fleet(2, PLAIN):
+        journal = SYSTEMS["n0"].spawn(lambda: Journal(tmp_path / "own", log_columns(Added), config=log_config(2)))
+        found = await shards(SYSTEMS["n0"], Sum, events=Added, journal=journal, shards=2)
+        assert found.journal is not None
+        assert {await found[f"e{i}"].ask(Where()) for i in range(20)} == {"n0", "n1"}
+        assert await found["x"].ask(Add(2)) == 2
+        narrow = SYSTEMS["n0"].spawn(lambda: Journal(tmp_path / "narrow", log_columns(Doubled), config=log_config(2)))
+        with pytest.raises(ConfigurationError, match="the journal lacks the columns n"):
+            await shards(SYSTEMS["n1"], Sum, events=Added, journal=narrow, shards=2, name="narrow")
+
+
+@pytest.mark.ci
+async def test_a_keeper_keeps_the_journal_of_the_fleet() -> None:
+    sums.SETTINGS.update(keeper=True)
+    async with fleet(2) as (nodes, _):
+        assert "Sum-keeper" in [member.name for member in nodes.members]
+        assert [await each["x"].ask(Add(1)) for each in SUMS.values()] == [1, 2]
