@@ -27,8 +27,8 @@ __all__ = ["LIMITS", "OPERATIONS", "WALKS", "Counter", "Step", "Walk", "measure"
 
 LIMITS = {
     "rsocket": (76, 13),
-    "aqueduct": (67, 13),
-    "aqueduct-sender": (627, 37),
+    "aqueduct": (65, 13),
+    "aqueduct-sender": (609, 37),
     "maop": (262, 24),
     "durable": (114, 20),
     "spark": (298, 34),

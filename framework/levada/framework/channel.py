@@ -70,7 +70,7 @@ WINDOW = 256
 class _Handle:
     """One end of a channel, as its owner holds it."""
 
-    __slots__ = ("__weakref__", "_calls", "_core", "_live", "_moved")
+    __slots__ = ("__weakref__", "_calls", "_core", "_half", "_live", "_moved", "_other_half")
 
     attachment_kind: ClassVar[str]
     """How the message codec marks a handle of this class inside a message."""
@@ -78,21 +78,15 @@ class _Handle:
     _given_up: ClassVar[tuple[TerminalState, str]]
     """How the channel ends when the owner of this handle has ended, and what the owner did with it."""
 
-    def __init__(self, core: ChannelCore) -> None:
+    def __init__(self, core: ChannelCore, half: Half, other_half: Half) -> None:
         self._core = core
+        self._half = half
+        self._other_half = other_half
         self._live = True
         """Whether messages may pass: not moved, not finished by its owner, not bound to a mailbox."""
         self._moved: str | None = None
         """Where this handle was sent, if it was."""
         self._calls = 0
-
-    @property
-    @abstractmethod
-    def _half(self) -> Half: ...
-
-    @property
-    @abstractmethod
-    def _other_half(self) -> Half: ...
 
     @property
     def name(self) -> str:
@@ -259,17 +253,9 @@ class _SendingHalf(_Handle):
     _given_up = TerminalState.CANCELLED, "sent"
 
     def __init__(self, core: ChannelCore) -> None:
-        super().__init__(core)
+        super().__init__(core, core.sender, core.receiver)
         self._waiting = 0
         """The number of tasks inside ``send`` on this handle."""
-
-    @property
-    def _half(self) -> Half:
-        return self._core.sender
-
-    @property
-    def _other_half(self) -> Half:
-        return self._core.receiver
 
     @enable_ki_protection
     def finish_nowait(self) -> None:
@@ -530,17 +516,9 @@ class _ReceivingHalf(_Handle, Generic[T_co]):
     _given_up = TerminalState.RECEIVER_CLOSED, "received"
 
     def __init__(self, core: ChannelCore) -> None:
-        super().__init__(core)
+        super().__init__(core, core.receiver, core.sender)
         self._bound = False
         """Whether the messages go to a mailbox."""
-
-    @property
-    def _half(self) -> Half:
-        return self._core.receiver
-
-    @property
-    def _other_half(self) -> Half:
-        return self._core.sender
 
     @enable_ki_protection
     async def receive(self) -> T_co:

@@ -98,8 +98,9 @@ class MailboxFeed:
                 message = entry.open() if isinstance(entry, Envelope) else entry
                 if self._wrap is not None:
                     message = self._wrap(message)
-                if isinstance(entry, Envelope) and entry.peer is not None and isinstance(self._ref, Cell):
-                    message = RemoteTell(content_of(message), entry.peer, entry.context or self._opener)
+                peer = entry.peer if isinstance(entry, Envelope) else None
+                if peer is not None and isinstance(self._ref, Cell):
+                    message = RemoteTell(content_of(message), peer, entry.context or self._opener)
             except DecodeError as error:
                 warn = self._ref.system.log_unreadable.line if isinstance(self._ref, Cell) else logger.warning
                 warn("channel %s: a message cannot be read: %s", core.name, printable(str(error)))

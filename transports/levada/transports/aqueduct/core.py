@@ -415,8 +415,7 @@ class AqueductCore:
 
     def settle(self) -> None:
         """Carry out the consequences of inputs and calls, and check the limits of what is held for the peer."""
-        if self.links.todo:
-            self.links.run()
+        self.links.run()
         if self.crowded and self.unacked <= self.config.max_unacked * 3 // 4:
             crowded, self.crowded = self.crowded, {}
             for sender in crowded:
@@ -778,7 +777,8 @@ class AqueductCore:
         )
 
     def _finish_turn(self) -> list[Event]:
-        self.settle()
+        if self.links.todo or self.crowded or self.held > self._most_held or self._excess is not None:
+            self.settle()
         events, self.events = self.events, []
         return events
 

@@ -114,7 +114,11 @@ def _decode_ints(data: Octets, rule: str) -> tuple[int, ...]:
     at = 0
     try:
         while at < len(data):
-            value, at = decode_int(data, at)
+            value = data[at]
+            if value < 0x80:  # as `decode_int`, without the call: most are short
+                at += 1
+            else:
+                value, at = decode_int(data, at)
             values.append(value)
     except IndexError:
         raise violation(rule, "int cut by the end of its array") from None
@@ -127,7 +131,11 @@ def _array(data: bytes) -> bytes:
 
 
 def _decode_array(data: Octets, at: int, limit: int) -> tuple[bytes, int]:
-    size, at = decode_int(data, at)
+    size = data[at]
+    if size < 0x80:
+        at += 1
+    else:
+        size, at = decode_int(data, at)
     if size > limit:
         raise LimitExceeded(f"array of {size} bytes, at most {limit}", rule="AQ-3")
     end = at + size
@@ -385,6 +393,9 @@ def decode_frame(data: Octets, at: int = 0, *, max_message: int = 2**24, max_con
             raise violation("E-6", f"0x{kind:02x}")
         make, holds = _DECODERS[kind]
         if holds is None:
+            value = data[at + 1]
+            if value < 0x80:
+                return make(value), at + 2
             value, end = decode_int(data, at + 1)
             return make(value), end
         array, end = _decode_array(data, at + 1, max_control)
