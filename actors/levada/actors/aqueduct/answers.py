@@ -24,9 +24,8 @@ from levada.framework.message import Asks, reply_type
 from levada.transports.aqueduct import Attach, Delivery, ReceiverHalf, ReceiverState, SenderHalf
 
 from . import envelopes
-from .halves import Halves, Letter, Packing, Referring, open_delivery
+from .halves import SENDING, Halves, Letter, Packing, Referring, open_delivery
 from .links import OwnHalf
-from .oneshots import SENDING, dispatch
 
 __all__ = ["FEW", "Answers", "OpenQuestion", "Replies", "answer_type"]
 
@@ -61,10 +60,7 @@ class OpenQuestion:
             if payload.startswith(envelopes.ANSWER, start):
                 expected = answer_type(question.message)
                 payload = payload[start + len(envelopes.ANSWER) :]
-                if delivery.attachments:
-                    value, _ = open_delivery(halves, delivery, payload, expected)
-                else:
-                    value = halves.codec.decode(payload, expected, detach=halves.unattached)
+                value, _ = open_delivery(halves, delivery, payload, expected)
                 question.answer(value)
             else:
                 error = envelopes.error_from(payload[start:], self.ref.path, question.message)
@@ -125,7 +121,7 @@ class Line(OwnHalf):
         while waiting and half.state in SENDING and half.has_room():
             letter = waiting.popleft()
             octets = len(letter.payload)
-            dispatch(self.halves, half, letter)
+            self.dispatch(letter)
             self.halves.answer_left(octets)
         if self._finishing and not waiting and half.state in SENDING:
             half.finish()

@@ -148,11 +148,13 @@ class Export(OwnHalf, HalfActor):
             self.halves.read_stamp(delivery)
         head = envelopes.head_of(delivery.payload)
         if head is envelopes.TELL:
-            self._tell(delivery)
+            self._receive(delivery, len(head))
         elif head is envelopes.ASK_NEXT:
             self._ask_next(delivery, head, 0)
         elif head is envelopes.ASK:
-            self._ask(delivery, self._oneshot(delivery))
+            self._receive(
+                delivery, len(head), 1, question=Question(self, len(delivery.payload), self._oneshot(delivery))
+            )
         elif head is envelopes.ASK_FIRST:
             self._ask_first(delivery)
         elif head is envelopes.WATCH or head is envelopes.LOAD:
@@ -161,9 +163,11 @@ class Export(OwnHalf, HalfActor):
             half = self._oneshot(delivery)
             self._watch(half) if head is envelopes.WATCH else self._load(half)
         elif head is envelopes.WORK:
-            self._work(delivery, self._oneshot(delivery))
+            self._receive(delivery, len(head), 1, task=Task(self, self._oneshot(delivery)))
         elif head is envelopes.WORK_ASK:
-            self._work_ask(delivery, self._oneshot(delivery), self._oneshot(delivery, 1))
+            half, answer = self._oneshot(delivery), self._oneshot(delivery, 1)
+            task, question = Task(self, half), Question(self, len(delivery.payload), answer)
+            self._receive(delivery, len(head), 2, task=task, question=question)
         else:
             self._link(delivery)
 
@@ -173,30 +177,41 @@ class Export(OwnHalf, HalfActor):
             raise DecodeError("an envelope without the oneshot that belongs to it")
         return half
 
-    def _tell(self, delivery: Delivery) -> None:
-        refs = self.halves.refs
-        payload = delivery.payload[len(envelopes.TELL) :]
-        try:
-            if delivery.attachments:
-                message, _ = open_delivery(refs.halves, delivery, payload, Any)
-            else:
-                message = refs.halves.codec.decode(payload, detach=refs.unattached)
-        except LevadaError as error:
-            refs.halves.complain("%s: a message for %s cannot be decoded: %s", refs.peer, self.target.path, error)
-        else:
-            self._put(RemoteTell(message, refs.halves.remote, refs.halves.context))
+    def _receive(
+        self,
+        delivery: Delivery,
+        start: int,
+        first: int = 0,
+        *,
+        task: Task | None = None,
+        question: PeersQuestion | None = None,
+    ) -> None:
+        """Decode a message, or a question, and give it to the actor. What cannot be decoded is lost; an asker gets an error.
 
-    def _ask(self, delivery: Delivery, half: SenderHalf) -> None:
-        refs = self.halves.refs
-        question = Question(self, len(delivery.payload), half)
+        Args:
+            delivery: the envelope.
+            start: where the message begins in it.
+            first: attachments before this index belong to the envelope.
+            task: its end is reported to a `pull` router.
+            question: gets the message.
+        """
+        halves = self.halves
         try:
-            question.message, _ = open_delivery(
-                refs.halves, delivery, delivery.payload[len(envelopes.ASK) :], Any, first=1
-            )
+            message, handles = open_delivery(halves, delivery, delivery.payload[start:], Any, first=first)
         except LevadaError as error:
-            question.fail(ActorError(f"the question cannot be decoded: {error}", actor=self.target.path))
+            if question is None:
+                halves.complain("%s: a message for %s cannot be decoded: %s", halves.peer, self.target.path, error)
+            else:
+                question.fail(ActorError(f"the question cannot be decoded: {error}", actor=self.target.path))
+            if task is not None:
+                task.over(True)
+            return
+        entry: RemoteTell | PeersQuestion
+        if question is None:
+            entry = RemoteTell(message, halves.remote, halves.context)
         else:
-            self._put(question)
+            question.message, entry = message, question
+        self._put(entry) if task is None else task.begin(entry, handles)
 
     def _ask_first(self, delivery: Delivery) -> None:
         match delivery.attachments[:2]:
@@ -210,49 +225,14 @@ class Export(OwnHalf, HalfActor):
         self._ask_next(delivery, envelopes.ASK_FIRST, 2)
 
     def _ask_next(self, delivery: Delivery, head: bytes, first: int) -> None:
-        refs, replies = self.halves.refs, self._replies
+        replies = self._replies
         number = envelopes.read_number(head, delivery.payload)
         if replies is None:
             raise DecodeError("a question before the first")
         question = NumberedQuestion(self, len(delivery.payload), replies, number)
         if not replies.add(number, question):
             raise DecodeError(f"question {number} is open already, or there are too many")
-        payload = delivery.payload[len(head) + envelopes.NUMBER_SIZE :]
-        try:
-            if len(delivery.attachments) > first:
-                question.message, _ = open_delivery(refs.halves, delivery, payload, Any, first=first)
-            else:
-                question.message = refs.halves.codec.decode(payload, detach=refs.unattached)
-        except LevadaError as error:
-            question.fail(ActorError(f"the question cannot be decoded: {error}", actor=self.target.path))
-        else:
-            self._put(question)
-
-    def _work(self, delivery: Delivery, half: SenderHalf) -> None:
-        refs = self.halves.refs
-        task = Task(self, half)
-        try:
-            message, handles = open_delivery(
-                refs.halves, delivery, delivery.payload[len(envelopes.WORK) :], Any, first=1
-            )
-        except LevadaError as error:
-            refs.halves.complain("%s: a message for %s cannot be decoded: %s", refs.peer, self.target.path, error)
-            task.over(True)
-        else:
-            task.begin(RemoteTell(message, refs.halves.remote, refs.halves.context), handles)
-
-    def _work_ask(self, delivery: Delivery, half: SenderHalf, answer: SenderHalf) -> None:
-        refs = self.halves.refs
-        task, question = Task(self, half), Question(self, len(delivery.payload), answer)
-        try:
-            question.message, handles = open_delivery(
-                refs.halves, delivery, delivery.payload[len(envelopes.WORK_ASK) :], Any, first=2
-            )
-        except LevadaError as error:
-            question.fail(ActorError(f"the question cannot be decoded: {error}", actor=self.target.path))
-            task.over(True)
-        else:
-            task.begin(question, handles)
+        self._receive(delivery, len(head) + envelopes.NUMBER_SIZE, first, question=question)
 
     def _load(self, half: SenderHalf) -> None:
         halves = self.halves

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CODEC",
+    "SENDING",
     "Arrival",
     "Halves",
     "Inbound",
@@ -93,7 +94,7 @@ _KINDS: Final = {
 
 # A member of an enum takes several times as long to look up as a name, and each message needs these.
 _ORDERED, _ORDERED_HERE = aqueduct.Mode.ORDERED, Mode.ORDERED
-_SENDING: Final = (SenderState.OPEN, SenderState.UNATTACHED)
+SENDING: Final = (SenderState.OPEN, SenderState.UNATTACHED)
 
 MOST_WAITING = 2**24
 """Bytes of the messages of a channel that wait for room in its connection: then the window counts as full. One message may exceed it."""
@@ -258,12 +259,33 @@ class Halves:
         for record in records:
             record.pump()
 
-    def link(self, source: Actor[Any], carrier: SenderHalf, made: Iterable[Half]) -> None:
-        """Link the halves that a message has left here to the actor that sent the message on `carrier`. Source: AQ-53."""
-        assert carrier.links is not None
-        link = CreationLink(source, next(reversed(carrier.links)))
-        for half in made:
-            self.links[half] = link
+    def dispatch(
+        self, half: SenderHalf, letter: Letter, source: Actor[Any] | None, mode: aqueduct.Mode = _ORDERED
+    ) -> None:
+        """Send a letter, and continue the channels that travel with it.
+
+        Args:
+            half: sends it.
+            letter: has not left.
+            source: the actor that sends the message: the halves that the message leaves here are linked to it. Source: AQ-53.
+            mode: how the message travels.
+
+        Raises:
+            LocalProtocolError: the half has ended; nothing has left.
+        """
+        made = half.send(letter.payload, [kind for _, kind in letter.attached], mode=mode, token=letter)
+        self.sent += 1
+        letter.payload = b""  # the core has it; this would keep it until the ack
+        if not made:
+            return
+        if source is not None:
+            assert half.links is not None
+            link = CreationLink(source, next(reversed(half.links)))
+            for other in made:
+                self.links[other] = link
+        attached, letter.attached = letter.attached, []
+        for (channel, _), other in zip(attached, made, strict=True):
+            self.bind(channel, other)
 
     def end(self, channel: ChannelCore, state: TerminalState, *, discard: bool = True) -> None:
         """End a channel in the same way as its half."""
@@ -469,7 +491,7 @@ class Arrival(Delivery, Envelope):
 def open_delivery(
     halves: Halves, delivery: Delivery, payload: bytes, item: Any, first: int = 0
 ) -> tuple[Any, tuple[Any, ...]]:
-    """Decode a message with attachments; return the message and its handles.
+    """Decode a message; return it and its handles.
 
     Args:
         halves: the channels of the connection.
@@ -481,8 +503,10 @@ def open_delivery(
     Raises:
         DecodeError: the bytes are not a message of this type, or use an attachment wrongly; attachments from `first` on are given up.
     """
-    used: dict[int, Any] = {}
     attachments = delivery.attachments
+    if not attachments:
+        return halves.codec.decode(payload, item, detach=halves.unattached), ()
+    used: dict[int, Any] = {}
 
     def detach(number: int, kind: AttachmentKind, item: Any, note: bytes = b"") -> Any:
         if kind is AttachmentKind.RETURNED_REF or kind is AttachmentKind.THIRD_REF:
@@ -499,7 +523,7 @@ def open_delivery(
         if isinstance(error, DecodeError) and CODEC in (halves.core.peer_headers or ()):
             _explain(halves, own, error)
         for number, handle in used.items():
-            if isinstance(handle, Sender | OneshotSender) and attachments[number].state not in _SENDING:
+            if isinstance(handle, Sender | OneshotSender) and attachments[number].state not in SENDING:
                 handle.finish_nowait()  # after the explanation
             else:
                 give_up([handle])
@@ -523,7 +547,7 @@ def read_unreadable(halves: Halves, payload: bytes) -> Unreadable | None:
 
 def _explain(halves: Halves, attached: Iterable[Half], error: DecodeError) -> None:
     """Send the reason why a message was not read on its unused senders."""
-    fresh = (half for half in attached if isinstance(half, SenderHalf) and half.state in _SENDING and not half.sent)
+    fresh = (half for half in attached if isinstance(half, SenderHalf) and half.state in SENDING and not half.sent)
     for half in islice(fresh, MAX_EXPLAINED):
         try:
             half.send(halves.codec.encode(Unreadable(printable(str(error), MAX_CAUSE))))
@@ -536,7 +560,7 @@ def _give_up_halves(halves: Iterable[Half]) -> None:
     for half in halves:
         if not isinstance(half, SenderHalf):
             half.close()
-        elif half.state in _SENDING:
+        elif half.state in SENDING:
             half.cancel()
 
 
@@ -642,7 +666,7 @@ class Outbound(HalfActor):
         try:
             mode = _ORDERED if channel.mode is _ORDERED_HERE else _MODES[channel.mode]
             queue = channel.queue
-            while queue and half.state in _SENDING and half.has_room(mode):
+            while queue and half.state in SENDING and half.has_room(mode):
                 entry = channel.take()
                 size = len(entry.payload) if type(entry) is Letter else 0
                 self._send(entry, mode)
@@ -664,21 +688,11 @@ class Outbound(HalfActor):
                 self.halves.connection.log_failure(error, text, self.channel.name, event="unsendable")
                 self.channel.settle(entry, outcome=Outcome.NOT_PROCESSED)
                 return
-        kinds = [kind for _, kind in letter.attached] if letter.attached else ()
         try:
-            made = self.half.send(letter.payload, kinds, mode=mode, token=letter)
+            self.halves.dispatch(self.half, letter, self if self.is_actor else None, mode)
         except LocalProtocolError as error:
             logger.error("channel %s: a message was not sent: %s", self.channel.name, error)
             self.channel.settle(letter, outcome=Outcome.NOT_PROCESSED)
-            return
-        self.halves.sent += 1
-        letter.payload = b""  # the core has it; this would keep it until the ack
-        if made:
-            if self.is_actor:
-                self.halves.link(self, self.half, made)
-            attached, letter.attached = letter.attached, []
-            for (channel, _), half in zip(attached, made, strict=True):
-                self.halves.bind(channel, half)
 
     def settled(self, letters: list[Any], outcome: Outcome) -> None:
         """Report the outcome of messages."""

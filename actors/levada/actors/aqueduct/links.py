@@ -19,10 +19,11 @@ import attrs
 
 from levada.framework import Actor, Lost, Reason
 from levada.framework.embedding import Outcome, TerminalState, adopt, release, signal_exit
+from levada.framework.errors import LocalProtocolError
 from levada.transports.aqueduct import ReceiverHalf, ReceiverState, SenderHalf, SenderState
 
 if TYPE_CHECKING:
-    from .halves import Halves
+    from .halves import Halves, Letter
 
 __all__ = ["CreationLink", "Half", "HalfActor", "HalfRecord", "OwnHalf"]
 
@@ -113,6 +114,13 @@ class OwnHalf(HalfRecord):
         self.halves.records.pop(self.half, None)
         self.halves.core.background.discard(self.half)
         self.over()
+
+    def dispatch(self, letter: Letter) -> None:
+        """Send a letter. The connection stands for this half, which has no actor."""
+        try:
+            self.halves.dispatch(self.half, letter, self.halves.connection)
+        except LocalProtocolError:
+            letter.settle(Outcome.NOT_PROCESSED)  # it ended meanwhile
 
     @abstractmethod
     def over(self) -> None:

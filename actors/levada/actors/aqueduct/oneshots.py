@@ -6,15 +6,12 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from levada.framework.embedding import Outcome, TerminalState
-from levada.framework.errors import LocalProtocolError
-from levada.transports.aqueduct import Delivery, SenderHalf, SenderState
+from levada.transports.aqueduct import Delivery
 
-from .halves import Halves, Letter
+from .halves import SENDING, Halves, Letter
 from .links import OwnHalf
 
-__all__ = ["SENDING", "Awaited", "Promise", "dispatch"]
-
-SENDING = (SenderState.OPEN, SenderState.UNATTACHED)
+__all__ = ["Awaited", "Promise"]
 
 
 class Awaited(OwnHalf):
@@ -82,22 +79,6 @@ class Awaited(OwnHalf):
             calls[1](self.how_ended)
 
 
-def dispatch(halves: Halves, half: SenderHalf, letter: Letter) -> None:
-    """Send a letter over a half that has no actor."""
-    try:
-        made = half.send(letter.payload, [kind for _, kind in letter.attached], token=letter)
-    except LocalProtocolError:
-        letter.settle(Outcome.NOT_PROCESSED)  # it ended meanwhile
-        return
-    halves.sent += 1
-    letter.payload = b""  # the core has it; this would keep it until the ack
-    if made:  # the connection stands for halves without an actor
-        halves.link(halves.connection, half, made)
-    attached, letter.attached = letter.attached, []
-    for (passenger, _), other in zip(attached, made, strict=True):
-        halves.bind(passenger, other)
-
-
 class Promise(OwnHalf):
     """One value that this side will send.
 
@@ -150,7 +131,7 @@ class Promise(OwnHalf):
             if half.state in SENDING:
                 half.finish()
         else:
-            dispatch(self.halves, half, letter)
+            self.dispatch(letter)
         self.halves.flush_soon()
 
     def begun(self) -> None:
