@@ -167,12 +167,7 @@ class AqueductDriver(AqueductStreams):
         if record is not None:
             record.settled(event.tokens, _OUTCOMES[event.delivered])
 
-    def _on_readable(self, event: Readable) -> None:
-        record = self.halves.records.get(event.half)
-        if record is not None:
-            record.pump()
-
-    def _on_writable(self, event: Writable) -> None:
+    def _on_movable(self, event: Readable | Writable) -> None:
         record = self.halves.records.get(event.half)
         if record is not None:
             record.pump()
@@ -251,10 +246,10 @@ class AqueductDriver(AqueductStreams):
         Ended: _on_half_ended,
         HeadersReceived: _on_headers,
         Reached: _on_reached,
-        Readable: _on_readable,
+        Readable: _on_movable,
         Settled: _on_settled,
         StreamUnblocked: _on_unblocked,
-        Writable: _on_writable,
+        Writable: _on_movable,
     }
 
     def _do_datagram(self, output: DatagramData) -> None:
