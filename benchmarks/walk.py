@@ -30,7 +30,7 @@ LIMITS = {
     "aqueduct": (65, 13),
     "aqueduct-sender": (609, 37),
     "maop": (262, 24),
-    "durable": (114, 20),
+    "durable": (113, 19),
     "spark": (298, 34),
 }
 """Calls and files of a walk, at most."""

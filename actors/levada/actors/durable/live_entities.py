@@ -36,12 +36,6 @@ class Population:
         self._most_ended = MOST_FAILED
         self._loaded = trio.Event()
 
-    def use(self, live: Live, now: float) -> None:
-        """Record that an entity in memory is used."""
-        del self.live[live.entity]
-        self.live[live.entity] = live
-        live.used = now
-
     async def until_written(self, entity: str, live: Live | None = None) -> None:
         """Wait until an entity has ended, if it was in memory, and its rows are on the disk."""
         ended = self._ended.pop(entity, live)

@@ -391,7 +391,9 @@ class Shard(DescribedActor[Any]):
         if turn.question is not None:
             turn.question.target = live.cell
         live.begun += 1
-        self.entities.use(live, self._clock.current_time())
+        in_memory = self.entities.live
+        in_memory[live.entity] = in_memory.pop(live.entity)  # used last
+        live.used = self._clock.current_time()
         if at_once and type(turn.message) in self._sync_handlers:
             live.cell.handle_or_enqueue(turn)
         else:  # an async one too: a kill before its coroutine begins would leave that unawaited
