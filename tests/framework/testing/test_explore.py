@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from levada.framework import Actor, ActorSystem, Asks, Killed, Ref, bounded, handles, message
 from levada.framework.router import pool, pull
@@ -241,11 +242,57 @@ def test_the_system_may_have_settings_and_be_strict() -> None:
 
 def test_trio_and_the_collector_are_as_before_afterwards() -> None:
     run: Any = trio._core._run
-    before = (run._r.getstate(), run._ALLOW_DETERMINISTIC_SCHEDULING, gc.isenabled())
+    before = (run._r.getstate(), run._ALLOW_DETERMINISTIC_SCHEDULING, run.CancelStatus, gc.isenabled())
     explore(functools.partial(two_pay, Careful), seeds=[1])
     with pytest.raises(ScheduleFailure):
         explore(functools.partial(two_pay, Hasty), seeds=range(20))
-    assert (run._r.getstate(), run._ALLOW_DETERMINISTIC_SCHEDULING, gc.isenabled()) == before
+    assert (run._r.getstate(), run._ALLOW_DETERMINISTIC_SCHEDULING, run.CancelStatus, gc.isenabled()) == before
+
+
+def test_the_tasks_of_a_scope_are_cancelled_in_the_order_of_their_start() -> None:
+    cancelled: list[int] = []
+
+    async def wait(number: int) -> None:
+        def abort(_: Any) -> trio.lowlevel.Abort:
+            cancelled.append(number)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            for number in range(100):
+                nursery.start_soon(wait, number)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+
+    with deterministic(0):
+        trio.run(main)
+    assert cancelled == list(range(100))
+
+
+def test_scopes_with_the_same_deadline_end_in_the_order_of_their_start() -> None:
+    ended: list[int] = []
+
+    async def wait(number: int) -> None:
+        def abort(_: Any) -> trio.lowlevel.Abort:
+            ended.append(number)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        with trio.CancelScope(deadline=1.0):
+            started.append(number)
+            await trio.lowlevel.wait_task_rescheduled(abort)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            for number in range(100):
+                nursery.start_soon(wait, number)
+
+    started: list[int] = []
+    with deterministic(0):
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert len(ended) == 100
+    assert ended == started
 
 
 def test_a_trio_without_the_seam_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -74,10 +75,13 @@ def deterministic(seed: int) -> Iterator[None]:
         raise RuntimeError(
             f"trio {trio.__version__} offers no way to repeat its order of tasks; seeds need a trio that hypothesis can steer (0.27 to 0.35 can)"
         )
-    before = run._r.getstate(), run._ALLOW_DETERMINISTIC_SCHEDULING
+    before = run._r.getstate(), run._ALLOW_DETERMINISTIC_SCHEDULING, run.CancelStatus, getattr(run, "id", id)
     collects = gc.isenabled()
     run._r.seed(seed)
     run._ALLOW_DETERMINISTIC_SCHEDULING = True
+    # Otherwise the tasks of a scope are cancelled in the order of their addresses, and so are scopes with the same deadline.
+    numbers = itertools.count()
+    run.CancelStatus, run.id = _in_order(run.CancelStatus), lambda _: next(numbers)
     # A collection depends on the number of objects made, also by earlier tests; finalisers may wake tasks.
     gc.disable()
     try:
@@ -86,4 +90,25 @@ def deterministic(seed: int) -> Iterator[None]:
         if collects:
             gc.enable()
         run._r.setstate(before[0])
-        run._ALLOW_DETERMINISTIC_SCHEDULING = before[1]
+        run._ALLOW_DETERMINISTIC_SCHEDULING, run.CancelStatus, run.id = before[1:]
+
+
+class _Ordered(dict[Any, None]):
+    """A set that is read in the order of its additions."""
+
+    def add(self, each: Any) -> None:
+        self[each] = None
+
+    def remove(self, each: Any) -> None:
+        del self[each]
+
+
+def _in_order(status: Any) -> Any:
+    """Return trio's class for the tasks and scopes in a cancel scope, which here have the order in which they came."""
+
+    class InOrder(status):  # type: ignore[misc]
+        def __init__(self, *args: Any, **keywords: Any) -> None:
+            super().__init__(*args, **keywords)
+            self._children, self._tasks = _Ordered(), _Ordered()
+
+    return InOrder
