@@ -512,7 +512,8 @@ class ChannelCore:
         self.consumer, self.prepare = consumer, prepare
         if self.takers:
             self._dismiss_takers()
-        consumer()
+        if self.queue or self.pending is not None:
+            consumer()
 
     def take(self) -> Any:
         """Take the oldest entry for a consumer. It keeps its place in the window until `settle` (unreliable entries need none)."""
