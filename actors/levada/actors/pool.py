@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import attrs
 
 from levada.framework import Actor
-from levada.framework.embedding import LocalRef, adopt, local_ref
+from levada.framework.embedding import LocalRef, adopt, local_ref, release
 from levada.framework.errors import ActorStopped
 
 __all__ = ["Pool", "Pooled"]
@@ -77,14 +77,14 @@ class Pool:
         if self._parent is None or not adopt(self._parent, child):
             raise ActorStopped("the parent is ending")
 
-    def put(self, child: Pooled) -> None:
-        """Keep a child that has become idle, or let it end."""
+    def put(self, child: Pooled, *, hook: bool = True) -> None:
+        """Keep a child that has become idle, or let it end: without its `stopping`, if `hook` is false."""
         idle = self._idle[type(child)]
         if child.fit and len(idle) < self.limit:
             idle.append(child)
         else:
             child.fit = False
-            child.ref.stop()
+            child.ref.stop() if hook else release(child)
 
     def forget(self, child: Pooled) -> None:
         """Drop a child that has ended."""

@@ -16,7 +16,6 @@ import trio
 from levada.actors.multiplexed import MultiplexedDriver
 from levada.actors.pool import Pool, Pooled
 from levada.framework import Reason, Sender
-from levada.framework.embedding import release
 from levada.framework.errors import ActorStopped
 from levada.transports.aqueduct import (
     AqueductCore,
@@ -93,10 +92,7 @@ class AqueductStreams(MultiplexedDriver[AqueductCore]):
         if actor is not None:
             actor.stream_id = -1
             if actor.fit:
-                if len(self.idle.of(StreamActor)) < self.idle.limit:
-                    self.idle.put(actor)
-                else:  # reached when ten thousand channels end at once
-                    release(actor)
+                self.idle.put(actor, hook=False)  # there may be ten thousand, whose channels end at once
         return True
 
     def give_up(self, stream_id: int) -> None:
