@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from tests.simulation.bank import FAULTS, Bank
-from tests.simulation.mutants import MUTANTS
+from tests.simulation.mutants import MOVES, MUTANTS
 
 from levada.framework.testing.simulation import Faults, SimulationFailure, World, simulate
 
@@ -34,7 +34,7 @@ def main(
 ) -> None:
     """Run worlds, and print the seed of each, its digest, its strikes, and more. End with the text of the first failure and the exit code 1."""
     if mutant:
-        MUTANTS[mutant]()
+        (MUTANTS | MOVES)[mutant]()
     for seed in range(int(first), int(first) + int(count)):
         try:
             result = simulate(scenario, seeds=[seed], faults=faults, limit=LIMIT)

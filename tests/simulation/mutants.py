@@ -13,9 +13,10 @@ from levada.actors.durable.reminders import Reminders
 from levada.actors.durable.rows import FIRED
 from levada.actors.durable.shard import Shard
 from levada.actors.journal import appends
+from levada.actors.nodes.placing import Placing
 from levada.framework.testing.simulation import SimulatedFiles
 
-__all__ = ["MUTANTS", "OWNERS"]
+__all__ = ["MOVES", "MUTANTS", "OWNERS"]
 
 
 def no_command_memory() -> None:
@@ -95,6 +96,19 @@ def no_sync() -> None:
     files.fdatasync = files.fsync = lambda self, descriptor: None
 
 
+def moves_twice() -> None:
+    """A singleton that is told to move starts elsewhere at once, beside the one that still handles what it has."""
+    placing: Any = Placing
+
+    async def move(self: Any) -> bool:
+        self.member = None
+        self.over()
+        await self.start_when_possible()
+        return True
+
+    placing.move = move
+
+
 MUTANTS: Final[dict[str, Callable[[], None]]] = {
     each.__name__: each
     for each in (
@@ -107,5 +121,7 @@ MUTANTS: Final[dict[str, Callable[[], None]]] = {
         two_owners,
     )
 }
+MOVES: Final[dict[str, Callable[[], None]]] = {moves_twice.__name__: moves_twice}
+"""The mutants that `tests.simulation.moves` has to find."""
 OWNERS: Final = frozenset({"no_fence", "two_owners"})
 """The mutants for which a shard has to move from an owner that does not know it: see `tests.simulation.handover`."""

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-from tests.simulation.mutants import MUTANTS, OWNERS
+from tests.simulation.mutants import MOVES, MUTANTS, OWNERS
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,6 +85,30 @@ def test_a_mutant_is_found_within_a_hundred_worlds(mutant: str) -> None:
 @pytest.mark.parametrize("mutant", sorted(OWNERS))
 def test_a_second_owner_is_found_within_a_hundred_moves(mutant: str) -> None:
     require_found(worlds(0, 100, mutant=mutant, program="handover"))
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(300)
+def test_in_an_app_with_everything_nothing_runs_twice_and_nothing_is_done_twice() -> None:
+    """Singletons, kept names, names of nodes and durable accounts, used before and after the ``yield``; strikes at starts and moves."""
+    ended = lines(worlds(0, 8, program="moves"))
+    assert len(ended) == 8
+    assert (
+        sum(int(line.split()[3]) for line in ended) > 24
+    )  # two begin in each world, and again when their nodes are struck
+    assert lines(worlds(3, 2, program="moves", hash_seed=4711)) == ended[3:5]
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("part", range(20))
+def test_a_thousand_apps_with_everything_have_no_bad_one(part: int) -> None:
+    assert len(lines(worlds(1000 + 50 * part, 50, program="moves"))) == 50
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("mutant", sorted(MOVES))
+def test_a_singleton_that_runs_twice_is_found_within_a_hundred_worlds(mutant: str) -> None:
+    require_found(worlds(0, 100, mutant=mutant, program="moves"))
 
 
 def require_found(ended: subprocess.CompletedProcess[str]) -> None:

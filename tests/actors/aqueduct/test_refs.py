@@ -12,9 +12,9 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from levada.actors.aqueduct import AqueductConfig, PeerConfig, RawMessage, connect, serve
+from levada.actors.aqueduct import AqueductConfig, PeerConfig, RawMessage, connect, envelopes, serve
 from levada.actors.aqueduct.refs import RemoteRef
-from levada.framework import Actor, ActorSystem, Killed, Lost, Normal, Ref, bounded, channel, handles, message
+from levada.framework import Actor, ActorSystem, Killed, Lost, Normal, Ref, Shutdown, bounded, channel, handles, message
 from levada.framework.errors import (
     ActorError,
     ActorStopped,
@@ -623,6 +623,43 @@ async def test_lookup(two: Any, autojump_clock: MockClock) -> None:
         await settled()
         with pytest.raises(NameUnknown):
             await both.peer.lookup("clerk")
+
+
+async def test_a_lookup_of_an_actor_in_a_third_system_gives_a_ref_that_passes_everything_on(
+    autojump_clock: MockClock,
+) -> None:
+    """Its ref cannot be passed on to the peer. One actor of the server stands in for it, for all peers."""
+
+    async def ignore(_: object) -> None:
+        pass
+
+    async with ActorSystem("third") as third, ActorSystem("desk") as desk, ActorSystem("here") as here:
+        clerk = third.spawn(Clerk)
+        third.registry.register("clerk", clerk)
+        async with (
+            serve(third, "aqueduct+memory://third", ignore, Any, expose={"clerk"}) as far,
+            connect(desk, far.url, Any) as between,
+            serve(desk, "aqueduct+memory://desk", ignore, Any, expose={"clerk"}) as near,
+            connect(here, near.url, Any) as peer,
+            connect(here, near.url, Any) as other,
+        ):
+            desk.registry.register("clerk", await between.lookup("clerk"))
+            found = await peer.lookup("clerk")
+            assert await found.ask(Do("say", "hi")) == "hi"
+            assert await peer.lookup("clerk") is found
+            assert (await other.lookup("clerk")).path == found.path
+            clerk.stop()
+            assert await found.terminated() == Shutdown()
+            with pytest.raises(NameUnknown):
+                await peer.lookup("clerk")
+
+
+def test_an_actor_stopped_without_a_reason_travels_too() -> None:
+    """A program may raise it, and leave out the reason."""
+    payload = envelopes.encode_failure(ActorStopped("the warehouse is closed"))
+    error = envelopes.error_from(payload, "/clerk", None)
+    assert isinstance(error, ActorStopped)
+    assert (str(error), error.actor, error.reason) == ("the warehouse is closed", "/clerk", Normal())
 
 
 @pytest.mark.rule("RF-23")

@@ -116,6 +116,23 @@ async def app(system: ActorSystem) -> AsyncIterator[None]:
     yield
 
 
+async def crosswise(system: ActorSystem) -> AsyncIterator[None]:
+    """Each node has an actor that the other one asks, before either is up."""
+    SYSTEMS[system.name] = system
+    houses = [await singleton(system, House, name=f"house {on}", on=on) for on in ("n0", "n1")]
+    for name, found in zip(("n0", "n1"), houses, strict=True):
+        assert await found.ask(Where(), timeout=4) == name
+    yield
+
+
+async def fails_on_one(system: ActorSystem) -> AsyncIterator[None]:
+    """Fail on the second node, after it has asked for the house."""
+    HOUSES[system.name] = await singleton(system, House, on="n1")
+    if system.name == "n1":
+        raise RuntimeError("no shelf is free")
+    yield
+
+
 async def plain(system: ActorSystem) -> AsyncIterator[None]:
     """Ask for nothing."""
     SYSTEMS[system.name] = system

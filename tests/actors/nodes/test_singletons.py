@@ -131,6 +131,23 @@ async def test_two_apps_that_name_the_same_singleton_are_an_error_of_the_second(
         assert await HOUSES["n0"].ask(Where()) == "n0"
 
 
+async def test_actors_of_nodes_that_start_are_reached_by_each_other_before_either_is_up(
+    autojump_clock: MockClock,
+) -> None:
+    async with fleet(2, "tests.actors.nodes.house:crosswise") as (nodes, _):
+        assert [member.state for member in nodes.members] == [MemberState.UP] * 2
+
+
+async def test_an_app_that_fails_on_one_node_is_the_error_of_the_fleet_and_nothing_hangs(
+    autojump_clock: MockClock,
+) -> None:
+    began = trio.current_time()
+    with pytest.raises(NodeLost, match="n1 has failed: RuntimeError: no shelf is free"):
+        async with fleet(2, "tests.actors.nodes.house:fails_on_one"):
+            pass
+    assert trio.current_time() - began < 10
+
+
 async def test_many_that_ask_at_once_start_one(autojump_clock: MockClock) -> None:
     async with fleet(2, PLAIN), trio.open_nursery() as nursery:
         found: list[Any] = []

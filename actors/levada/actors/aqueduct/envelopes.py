@@ -297,7 +297,7 @@ def encode_failure(error: BaseException) -> bytes:
     kind, text = _describe(error)
     more: Any = None
     if isinstance(error, ActorStopped):
-        more = _plain_reason(error.reason)
+        more = _plain_reason(error.reason or Normal())  # a program may raise it without a reason
     elif isinstance(error, MailboxFull):
         more = error.capacity
     return FAILURE + b"".join(_PLAIN.encode(item) for item in (kind, text, more))

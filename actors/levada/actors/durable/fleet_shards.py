@@ -22,6 +22,7 @@ from levada.actors.nodes.nodes import Nodes
 from levada.actors.nodes.orders import spawn_order
 from levada.framework import Asks, Ref, Shutdown, handles, message
 from levada.framework.errors import ActorError, ActorStopped, ConfigurationError, LevadaError, RemoteFailure
+from levada.framework.links import NORMAL
 
 from .hosting import GetPlacement, Terms
 from .opening import AGAIN, Log, columns_in, open_journal
@@ -128,7 +129,7 @@ class FleetShards(DriverActor[OpenShards | GetPlacement]):
     def placement(self, _: GetPlacement) -> Ref[Any] | None:
         """Return the actor that says where the shards are."""
         if self._placement is None:
-            self.reply_later().fail(ActorStopped("the shards are not open"))
+            self.reply_later().fail(ActorStopped("the shards are not open", reason=NORMAL))
         return self._placement
 
 
