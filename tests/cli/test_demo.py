@@ -384,7 +384,8 @@ def test_ten_million_lines(tmp_path: Path) -> None:
     assert result["largest_batch"] <= limit
     # From the first million on: what grows until then is caches and the results that are kept for later clients.
     half = [each.memory for each in said if ONE * times * 0.1 <= each.shipped < ONE * times * 0.5]
-    rest = [each.memory for each in said if each.shipped >= ONE * times * 0.5]
+    # Not the lines behind the last one: while no lines come, memory is higher, at the beginning too.
+    rest = [each.memory for each in said if ONE * times * 0.5 <= each.shipped < ONE * times]
     assert max(rest) < max(half) + 32 * 1024
 
 
