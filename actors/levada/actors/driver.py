@@ -126,12 +126,14 @@ class Acceptor(Protocol):
 
     url: str
     """What it listens at."""
-    connections: dict[Any, None]
-    """The connections whose clients were let in."""
     gatekeeper: Gatekeeper
     """Decides on clients."""
     trust_traces: bool | None
     """Whether to continue the traces of clients; None: only of clients with an identity."""
+
+    def admit(self, connection: Any) -> None:
+        """Record that a connection has let its client in."""
+        ...
 
 
 class Ended(Protocol):
@@ -407,7 +409,7 @@ class Driver(ConnectionActor, Generic[C]):
         if self.phase in _GREETING:
             self._go(Change.GREET)
             if self.acceptor is not None:
-                self.acceptor.connections[self] = None
+                self.acceptor.admit(self)
                 if self.keeps_when_greeted:
                     self.keep_place()
 

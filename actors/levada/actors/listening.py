@@ -1,7 +1,8 @@
 """Listeners of all protocols: they accept carriers, make a connection from each, limit their number, and close.
 
 A protocol derives from `Acceptor`, which it tells how to listen and what a connection is, and from `ListenerHandle`, which its ``serve``
-yields.  A connection is a `Driver`.  It adds itself to `Acceptor.connections` when it admits its client, and its end removes it.
+yields.  A connection is a `Driver`.  It calls `Acceptor.admit` when it lets its client in; a listener that closes waits for the work of
+these connections, and cuts off the others.
 A connection counts against the limit from when it is accepted until its actor has ended.  If the limit is reached, a connection that has
 not let its client in, or whose session was left, makes room for the newest one: see `levada.transports.carriers.places`.
 """
@@ -64,6 +65,8 @@ class Acceptor(DescribedActor[Any], Generic[C]):
         """Counts the clients that made room for others, or found none."""
         self.connections: dict[Any, None] = {}
         """Connections whose client was admitted."""
+        self._greeting: dict[Any, None] = {}
+        """All others."""
         self.places = Places(self.max_connections)
         self._accepting = trio.CancelScope()
         self._opened = trio.Event()
@@ -180,6 +183,7 @@ class Acceptor(DescribedActor[Any], Generic[C]):
         connection.acceptor = self
         connection.turn_away = partial(refuse, accepted)
         if adopt(self, connection):
+            self._greeting[connection] = None
             share = share_of(_peer(accepted), getattr(accepted, "info", None))
             place = self.places.take(share, partial(self._make_room, connection, _peer(accepted)))
             connection.place = place
@@ -199,6 +203,12 @@ class Acceptor(DescribedActor[Any], Generic[C]):
             self.gatekeeper.leave(connection.identity)
         # Not before: a listener that closes waits for work that came before the end, too.
         self.connections.pop(connection, None)
+        self._greeting.pop(connection, None)
+
+    def admit(self, connection: C) -> None:
+        """Count a connection among those whose work is waited for when this listener closes."""
+        del self._greeting[connection]
+        self.connections[connection] = None
 
     def reload(self) -> None:
         """Read the files of certificates and tokens again; see `ListenerHandle.reload`."""
@@ -227,6 +237,8 @@ class Acceptor(DescribedActor[Any], Generic[C]):
             closed at once.
         """
         self.close_listener()
+        for connection in list(self._greeting):
+            connection.shut()  # before it begins work for which nobody would wait
         try:
             async with trio.open_nursery() as nursery:
                 for connection in list(self.connections):

@@ -38,6 +38,7 @@ from levada.framework.errors import ConfigurationError, ConnectionClosed, Connec
 from levada.framework.testing import Probe
 from levada.transports.carriers.contracts import ByteStream, CarrierInfo
 from levada.transports.carriers.memory import MemoryByteStream, MemoryConfig, dial
+from levada.transports.rsocket.codes import ErrorCode
 from levada.transports.rsocket.extensions import (
     BearerAuthentication,
     CompositeMetadata,
@@ -49,6 +50,39 @@ from levada.transports.rsocket.frames import SetupFrame
 
 from .conftest import below, connect, serve
 from .test_requests import pair
+
+
+async def test_a_client_that_has_said_nothing_when_the_end_begins_is_cut_off() -> None:
+    """Otherwise it would begin work during the drain of others, and nobody would wait for that work."""
+    asked, begun, done = list[bytes](), trio.Event(), trio.Event()
+
+    async def answer(request: Request) -> bytes:
+        asked.append(request.data)
+        begun.set()
+        await done.wait()
+        return b"answer"
+
+    async def end() -> None:
+        await listener.aclose()
+
+    async def first() -> None:
+        answers.append((await peer.request_response(b"in time")).data)
+
+    answers = list[bytes]()
+    async with (
+        ActorSystem() as system,
+        serve(system, "rsocket+tcp://127.0.0.1:0", answer) as listener,
+        connect(system, listener.url) as peer,
+        await trio.open_tcp_stream("127.0.0.1", int(listener.url.rpartition(":")[2])) as late,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(first)
+        await begun.wait()
+        nursery.start_soon(end)
+        assert b"".join([part async for part in late]).endswith(ErrorCode.CONNECTION_CLOSE.to_bytes(4))
+        assert (asked, answers) == ([b"in time"], [])
+        done.set()
+    assert answers == [b"answer"]
 
 
 def signed_in(credentials: SimpleAuthentication) -> ClientConfig:
