@@ -12,7 +12,7 @@ import trio
 from tests.simulation.bank import SETTINGS, Account, Add, Added, Look, Reminded
 
 from levada.actors.durable import ReplayFailed, shards
-from levada.actors.nodes import MemberState, NodeLost, local_nodes, nodes_of, singleton
+from levada.actors.nodes import MemberState, NodeLost, Nodes, local_nodes, nodes_of, singleton
 from levada.framework import Actor, ActorSystem, Asks, handles, message, restart
 from levada.framework.errors import ActorStopped, AskTimeout, ConfigurationError, LevadaError, MailboxFull, NameUnknown
 from levada.framework.testing.simulation import Faults, World
@@ -167,16 +167,22 @@ class OneApp:
                     pass  # it was struck
             while any(each for todo in self.todo.values() for each in todo.values()):
                 assert self.wrong == [], self.wrong
-                await trio.sleep(0.1)
+                await self._start_again(nodes)
             self._world.strikes.stop()
-            for node in range(self._nodes):
-                while nodes[f"n{node}"].state is not MemberState.UP:
-                    try:
-                        await nodes.restart(f"n{node}")
-                    except LevadaError:
-                        await trio.sleep(1.0)
+            while any(member.state is not MemberState.UP for member in nodes.members):
+                await self._start_again(nodes)
             await self._check(house, await nodes.lookup("named"), accounts)
             self.done = True
+
+    async def _start_again(self, nodes: Nodes) -> None:
+        """Start the nodes that were struck in a restart, before they were up: these stay down."""
+        await trio.sleep(1.5)
+        for member in nodes.members:
+            if member.state is MemberState.DOWN and nodes.is_for_any(member.name):
+                try:
+                    await nodes.restart(member.name)
+                except LevadaError:
+                    pass  # struck again
 
     async def _check(self, house: Any, named: Any, accounts: Any) -> None:
         for ref in (house, named):

@@ -4,7 +4,7 @@ It is a loop actor that sleeps: the sender's call passes its message on, as in a
 Its mailbox holds what waits, in order, while there is no actor to pass it on to, or that actor's mailbox is full. So the mailbox's policy
 says what happens when too much waits.
 
-Private fields used here: ``Cell._box``, ``Cell._handled``, ``Cell._idle``, ``Cell._scheduler``.
+Private fields used here: ``Cell._batch``, ``Cell._box``, ``Cell._handled``, ``Cell._idle``, ``Cell._scheduler``.
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ class _ForwarderInbox(Inbox[Any]):
     def _pass_on(self) -> None:
         """Pass on all messages, until one has to wait."""
         cell, forwarder = self._cell, self._forwarder
-        while not self._ended and self._sending is None and (batch := cell.fill_batch()):
+        while (cell._box or cell._batch) and not self._ended and self._sending is None:
+            batch = cell.fill_batch()
             target = forwarder.target
             if target is None or not target.is_alive:
                 self._look_for_stop()

@@ -16,7 +16,7 @@ import pyarrow as pa
 import trio
 
 from levada.actors.journal import journal_error
-from levada.actors.nodes import nodes_of
+from levada.actors.nodes import NodeLost, nodes_of
 from levada.actors.nodes.driver_actor import DRIVER, DriverActor
 from levada.actors.nodes.nodes import Nodes
 from levada.actors.nodes.orders import spawn_order
@@ -155,7 +155,7 @@ async def open_shards(nodes: Nodes, name: str, question: OpenShards) -> tuple[Re
             return root, opened.journal
 
 
-_KINDS: Final = {"ConfigurationError": ConfigurationError}
+_KINDS: Final = {each.__name__: each for each in (ConfigurationError, NodeLost)}
 
 
 def _as_sent(error: ActorError) -> LevadaError:
