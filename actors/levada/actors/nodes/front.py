@@ -43,6 +43,8 @@ class Front(Forwarder, DescribedActor[Any]):
         self._last: Ref[Any] | None = None
         """The actor that messages were passed on to last."""
         self._news = trio.Event()
+        self._over = False
+        """Whether the name is free."""
 
     @property
     def about(self) -> str:
@@ -65,7 +67,7 @@ class Front(Forwarder, DescribedActor[Any]):
         self._news.set()
 
     async def _follow(self) -> None:
-        while True:
+        while not self._over:
             self._news = trio.Event()
             ref, pause = self._find(), math.inf
             if ref is not self.target:
@@ -78,6 +80,11 @@ class Front(Forwarder, DescribedActor[Any]):
                     pause = _PAUSE
             with trio.move_on_after(pause):
                 await self._news.wait()
+        reason: Reason = NORMAL
+        with trio.move_on_after(SETTLING):
+            if self._last is not None:
+                reason = await self._last.terminated()
+        self.end(reason)
 
     async def settle(self) -> None:
         """Wait until the mailbox of the last actor has everything that this front has passed on."""
@@ -86,16 +93,9 @@ class Front(Forwarder, DescribedActor[Any]):
 
     def free(self) -> None:
         """End, because the name is free: for the reason of its last actor."""
+        self._over = True
         self._find = lambda: None  # the next actor with this name is another one
-        self.point(None)
-        self.start_soon(self._end, self._last)
-
-    async def _end(self, last: Ref[Any] | None) -> None:
-        reason: Reason = NORMAL
-        with trio.move_on_after(SETTLING):
-            if last is not None:
-                reason = await last.terminated()
-        self.end(reason)
+        self.turn()
 
 
 async def _is_reached(ref: Ref[Any]) -> bool:
