@@ -24,7 +24,7 @@ from tests.cli.test_serve import LEVADA, Server, health
 
 from levada.actors import cli
 from levada.actors.interop.certificates import make_certificates
-from levada.actors.rsocket import ClientConfig, connect
+from levada.actors.rsocket import ClientConfig, RequestFailed, connect
 from levada.actors.rsocket.blocking import BlockingPeer
 from levada.actors.rsocket.blocking import connect as connect_blocking
 from levada.framework import ActorSystem
@@ -77,6 +77,50 @@ def hold():
 async def held(system):
     if os.path.exists("gate"):
         await trio.to_thread.run_sync(hold)
+    async with serve(system, "rsocket+tcp://127.0.0.1:0", answer) as listener:
+        yield listener
+"""
+
+SHARED = """
+import os
+from levada.actors.durable import Durable, applies, shards
+from levada.actors.nodes import singleton
+from levada.actors.rsocket import serve
+from levada.framework import Actor, Asks, handles, message
+
+@message("shared.Next", frozen=True)
+class Next(Asks[int]):
+    pass
+
+@message("shared.counted", frozen=True)
+class Counted:
+    pass
+
+class House(Actor[Next]):
+    count: int = 0
+    @handles
+    def next(self, m: Next) -> int:
+        self.count += 1
+        return self.count
+
+class Till(Durable[Next]):
+    count: int = 0
+    @handles
+    def next(self, m: Next) -> int:
+        self.record(Counted())
+        return self.count
+    @applies
+    def counted(self, e: Counted) -> None:
+        self.count += 1
+
+async def app(system):
+    house = await singleton(system, House)
+    tills = await shards(system, Till, events=Counted, journal="tills", shards=4)
+    number = await house.ask(Next())
+    async def answer(request):
+        command = request.data.decode() or None
+        paid = await tills["anna"].ask(Next(), command=command, timeout=30)
+        return f"{os.getpid()} {await house.ask(Next(), timeout=30)} {paid}".encode()
     async with serve(system, "rsocket+tcp://127.0.0.1:0", answer) as listener:
         yield listener
 """
@@ -153,6 +197,45 @@ def levada(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, st
     code = cli.main(arguments)
     said = capsys.readouterr()
     return code, said.out, said.err
+
+
+def test_one_app_has_one_house_and_the_same_durable_actors_alone_and_on_nodes(start: Start, folder: Path) -> None:
+    """Used before the app's ``yield``. Nothing is lost in a rolling restart under load, nor with a node that is killed."""
+    (folder / "shared.py").write_text(SHARED)
+    asked = 0
+
+    def call(url: str) -> tuple[int, int, int]:
+        """Give a command with an id over a new connection, again if its node ends, as a client of a server has to."""
+        nonlocal asked
+        asked += 1
+        while True:
+            try:
+                with connect_blocking(url) as peer:
+                    pid, house, paid = peer.request_response(f"order {asked}".encode(), timeout=60).data.split()
+                    return int(pid), int(house), int(paid)
+            except (ConnectionLost, RequestFailed):
+                pass  # its node was told to leave, or was killed
+
+    for options in ((), ("--nodes", "2", "--health", "127.0.0.1:0")):
+        server = start("shared:app", *options)
+        probe = server.told("HEALTH ") if options else ""
+        url = server.told("SERVING ")
+        found = [call(url) for _ in range(30)]
+        assert len({pid for pid, _, _ in found}) == (2 if options else 1)
+        houses = [house for _, house, _ in found]
+        assert houses == [*range(houses[0], houses[0] + 30)]
+        assert houses[0] == (3 if options else 2)  # each node has asked before its yield
+        if not options:
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait() == 0
+            continue
+        with subprocess.Popen([*LEVADA, "nodes", "restart"], stdout=subprocess.DEVNULL) as restarting:
+            while restarting.poll() is None:
+                found.append(call(url))
+        assert restarting.returncode == 0
+        os.kill(until(probe, "serving", 2)["nodes"][0]["pid"], signal.SIGKILL)
+        found += [call(url) for _ in range(20)]
+        assert [paid for _, _, paid in found] == [*range(31, 31 + len(found))]
 
 
 def test_a_killed_node_takes_its_own_clients_with_it_and_is_replaced(
