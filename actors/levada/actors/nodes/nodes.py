@@ -81,7 +81,8 @@ def nodes_of(system: ActorSystem) -> Nodes:
     fleet = _fleets.get(system)
     if fleet is None:
         raise ConfigurationError(
-            f"the system {system.name!r} is neither a node nor the driver of nodes: start nodes with local_nodes(…)"
+            f"the system {system.name!r} is neither a node nor the driver of nodes: start nodes with local_nodes(…), "
+            "or use singleton(…) and shards(…), which need none"
         )
     return fleet
 
