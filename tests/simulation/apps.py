@@ -19,7 +19,7 @@ from levada.actors import aqueduct, lumberjack, maop, protocols, rsocket
 from levada.actors.authentication import Credentials
 from levada.actors.durable import shards, shards_of
 from levada.actors.nodes import local_nodes
-from levada.framework import Actor, ActorSystem, Asks, Identity, Sender, channel, handles, message
+from levada.framework import Actor, ActorSystem, Asks, Identity, Sender, channel, handles, message, restart
 from levada.framework.errors import LevadaError
 from levada.framework.platform import PLATFORM
 from levada.framework.testing.simulation import Faults, Process, SimulatedFiles, World, check_linear
@@ -191,7 +191,9 @@ class Ledgers:
         carrier = self._settings(TlsConfig(certificate=self.certificate))
         serving: AbstractAsyncContextManager[Any]
         if self.scheme.startswith("aqueduct"):
-            system.registry.register("desk", system.spawn(Desk, book))
+            system.registry.register(
+                "desk", system.spawn(Desk, book, supervise=restart())
+            )  # the disk may refuse a line
 
             async def entry(_: object) -> None:
                 pass
