@@ -1,8 +1,8 @@
-"""A job for ``spark-submit``: rows go through an actor, and from mailbox to mailbox, with only TLS, a shipped zip and a shipped token.
+"""A job for ``spark-submit``: rows go through an actor, and on demand from mailbox to mailbox, with only TLS, a shipped zip and a shipped token.
 
 Prints what it found as JSON.
 
-Started by ``test_cluster.py`` with the bridge's address, and the name of the token file as it was shipped.
+Started by `submit` with the addresses of bridges, the name of the token file as it was shipped, and ``mailboxes`` if there are any.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from levada.actors.spark.asks import RemoteActor, ask_batches
 from levada.actors.spark.session import session
 
 
-def main(address: str, token_file: str) -> None:
+def main(address: str, token_file: str, mailboxes: str = "") -> None:
     there = RemoteActor("doubler", address, token_file)
 
     def doubled(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -38,11 +38,12 @@ def main(address: str, token_file: str) -> None:
         .mapInArrow(doubled, "doubled long, executor string, package string")
         .collect()
     )
-    options = {"address": address, "tokenFile": token_file}
-    lines = spark.readStream.format("mailbox").options(mailbox="lines", **options).load()
-    writer = lines.writeStream.format("mailbox").options(mailbox="out", **options)
-    query = writer.option("checkpointLocation", tempfile.mkdtemp(dir=".")).trigger(availableNow=True).start()
-    query.awaitTermination()
+    if mailboxes:
+        options = {"address": address, "tokenFile": token_file}
+        lines = spark.readStream.format("mailbox").options(mailbox="lines", **options).load()
+        writer = lines.writeStream.format("mailbox").options(mailbox="out", **options)
+        query = writer.option("checkpointLocation", tempfile.mkdtemp(dir=".")).trigger(availableNow=True).start()
+        query.awaitTermination()
     sys.stdout.write(
         json.dumps(
             {

@@ -130,7 +130,7 @@ def test_a_submitted_job_on_a_cluster_asks_and_streams_over_tls_with_the_package
     actors.do(lambda: actors.bridge.expose("doubler", actors.system.spawn(partial(Doubler, asked))))
     (address,) = [url for url in actors.bridge.address.split(",") if url.startswith("tls:")]
     packed = make_zip(tmp_path / "levada.zip", dependencies=True)
-    done = submit(tmp_path, packed, actors.bridge.token_file, [address, "bridge.token"])
+    done = submit(tmp_path, packed, actors.bridge.token_file, [address, "bridge.token", "mailboxes"])
     assert done["rows"] == 1000
     assert done["sum"] == 2 * sum(range(1000))
     # Two processes, each with a working directory of its own, into which Spark has put the zip.
@@ -168,5 +168,5 @@ def submit(folder: Path, packed: Path, token: Path, arguments: list[str]) -> Any
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=5500, check=False
     )
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-4000:]  # spark-submit writes Python's errors to stdout
     return json.loads(done.stdout.splitlines()[-1])
