@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 from ._runtime.ask import Reply
 from ._runtime.remote import current_peer
 from .actor import Actor, ReceiveTimeout, actor
-from .channel import OneshotReceiver, OneshotSender, Receiver, Sender, TerminalState, channel, oneshot
+from .channel import OneshotReceiver, OneshotSender, Receiver, Sender, TerminalState, channel, forward, oneshot
 from .codec import Codec, schema_fingerprint
 from .errors import (
     ActorError,
@@ -191,6 +191,7 @@ __all__ = [
     "child",
     "conflate",
     "current_peer",
+    "forward",
     "handles",
     "message",
     "one_for_all",

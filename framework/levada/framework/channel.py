@@ -56,7 +56,7 @@ from .errors import (
 
 __all__ = [
     "Destination", "Mode", "OneshotReceiver", "OneshotSender", "Outcome", "Receipt", "Receiver", "Sender",
-    "TerminalState", "channel", "oneshot",
+    "TerminalState", "channel", "forward", "oneshot",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -728,3 +728,47 @@ def oneshot(item: Any, *, name: str | None = None) -> tuple[OneshotSender[Any], 
     """
     core = make_core(item, 1, name)
     return OneshotSender(core), OneshotReceiver(core)
+
+
+async def forward(receiver: Receiver[T], sender: Sender[T]) -> TerminalState:
+    """Pass the messages of a channel on to another channel until either ends, then end the other one too.
+
+    For a process between two others, because a handle that came from another process cannot be sent on (`HandleNotForwardable`): make a
+    channel, send its other end on, and forward. Room is passed on as well: one message is here at a time, so the writer waits while the
+    window of `sender` is full.
+
+    * If the writer finishes, so does `sender`, and this waits until the last reader has taken everything.
+    * If the writer cancels or is lost, `sender` is cancelled; the last reader gets the messages that it has already got, then
+      `ChannelCancelled` with the reason.
+    * If the last reader leaves or is lost, `receiver` is closed. The message that is here then is dropped.
+
+    Args:
+        receiver: the channel to read from, in any mode.
+        sender: the channel to write to; its mode and window are its own.
+
+    Returns:
+        How the half that ended first has ended.
+
+    Raises:
+        TypeError, ValueError, LevadaError: a message cannot be decoded, or cannot travel; both channels have been ended.
+
+    Cancellation:
+        both channels are ended, as in a block of each.
+    """
+    with receiver, trio.CancelScope() as passing:
+        forget = sender.on_terminated(lambda *_: passing.cancel())
+        try:
+            async for message in receiver:
+                await sender.send(message)
+            await sender.finish()
+        except ChannelError as error:
+            if sender.state is OPEN:
+                if receiver.state in (OPEN, TerminalState.FINISHED):
+                    raise
+                detail = f"what it forwards has ended: {error}"
+                sender._core.end(TerminalState.CANCELLED, detail=detail, cause=error)
+                return receiver.state
+        finally:
+            forget()
+            sender.cancel()
+    return sender.state

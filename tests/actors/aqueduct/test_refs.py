@@ -638,10 +638,10 @@ async def test_a_lookup_of_an_actor_in_a_third_system_gives_a_ref_that_passes_ev
         third.registry.register("clerk", clerk)
         async with (
             serve(third, "aqueduct+memory://third", ignore, Any, expose={"clerk"}) as far,
-            connect(desk, far.url, Any) as between,
+            connect(desk, far.url, object) as between,
             serve(desk, "aqueduct+memory://desk", ignore, Any, expose={"clerk"}) as near,
-            connect(here, near.url, Any) as peer,
-            connect(here, near.url, Any) as other,
+            connect(here, near.url, object) as peer,
+            connect(here, near.url, object) as other,
         ):
             desk.registry.register("clerk", await between.lookup("clerk"))
             found = await peer.lookup("clerk")

@@ -168,5 +168,7 @@ def submit(folder: Path, packed: Path, token: Path, arguments: list[str]) -> Any
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=5500, check=False
     )
-    assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-4000:]  # spark-submit writes Python's errors to stdout
+    assert done.returncode == 0, (
+        done.stderr[-4000:] + done.stdout[-4000:]
+    )  # spark-submit writes Python's errors to stdout
     return json.loads(done.stdout.splitlines()[-1])

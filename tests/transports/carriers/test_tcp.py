@@ -315,7 +315,9 @@ async def test_connecting_has_a_deadline(autojump_clock: trio.testing.MockClock)
 class TwoAddresses(trio.abc.HostnameResolver):
     """Knows a host with an address that does not answer and one that does."""
 
-    async def getaddrinfo(self, host: Any, port: Any, *_: int) -> Any:
+    async def getaddrinfo(
+        self, host: Any, port: Any, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0
+    ) -> Any:
         return [
             (stdlib_socket.AF_INET, stdlib_socket.SOCK_STREAM, 6, "", (address, int(port)))
             for address in ("127.0.0.1", "127.0.0.2")

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from levada.framework import Lost, Ref
+from levada.framework import Lost
 from levada.framework.embedding import Ask, Outcome, RemoteAsk, TerminalState, stopped_error
 from levada.framework.errors import DecodeError, LevadaError, NoValue
 from levada.framework.message import Asks, reply_type
@@ -45,8 +45,8 @@ class OpenQuestion:
     __slots__ = ("question", "ref", "refs")
 
     question: Ask
-    ref: Ref[Any]
-    """The actor that is asked."""
+    ref: Any
+    """The ref of the actor that is asked."""
     refs: Referring
     """The refs of the connection that it was sent on."""
 
@@ -74,7 +74,7 @@ class OpenQuestion:
     def over(self, state: TerminalState) -> None:
         """Record that there will be no answer."""
         if state in _LOST:
-            self.question.fail(stopped_error(self.ref, Lost(self.refs.peer), self.question.message))  # type: ignore[arg-type]
+            self.question.fail(stopped_error(self.ref, Lost(self.refs.peer), self.question.message))
         else:
             self.unanswered()
 

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .frames import encode_int
 from .ids import ONESHOT
 
 if TYPE_CHECKING:
-    from .state import ReceiverState, SenderState
     from .streams import AqueductStream
 
 __all__ = ["ChannelHalf", "ConnectionLinks"]
@@ -32,8 +31,8 @@ class ChannelHalf(ABC):
 
     __slots__ = ("control", "id", "known", "minted_here", "reachable", "state")
 
-    state: SenderState | ReceiverState
-    """Open, ending, or the way it ended."""
+    state: Any
+    """Its `SenderState` or `ReceiverState`: open, ending, or the way it ended."""
 
     def __init__(self, channel: int, *, minted_here: bool, reachable: bool) -> None:
         self.id = channel
