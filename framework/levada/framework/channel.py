@@ -179,7 +179,7 @@ class _Handle:
         if not self._live:
             raise self._refusal()
         if self._other_half.away:
-            what = "the other half is in another system, so this one stays here; pass the messages on instead"
+            what = "the other half is in another system, so this one stays here; make another channel and pass the messages on with forward()"
             raise HandleNotForwardable(f"channel {self.name}: {what}", channel=self.name)
         self._live, self._moved = False, where
         self._half.away += 1
