@@ -83,7 +83,7 @@ def test_the_same_seed_sends_the_same_in_another_process(certificate: Path) -> N
 def test_a_hundred_worlds_of_each_have_no_bad_one(scheme: str, certificate: Path) -> None:
     ledgers = Ledgers(scheme, certificate)
     done = simulate(ledgers.run, seeds=range(1000, 1100), machines=MACHINES, faults=FAULTS, limit=900.0)
-    assert done.strikes > 150
+    assert done.strikes > (150 if scheme.startswith("lumberjack") else 200)  # its worlds end sooner
 
 
 @pytest.mark.ci
