@@ -32,6 +32,7 @@ from levada.transports.maop import (
     OperationOffered,
     Received,
     Refused,
+    ResponseTerms,
 )
 
 from .conftest import Pair
@@ -100,9 +101,8 @@ class Simulation:
         if rng.random() < 0.5:
             stream_id = core.send_message(msg_id, given, **options)
         else:
-            options["timeout_ms"] = rng.choice((0, 100, 5000))
-            options["stream_response"] = rng.random() < 0.3
-            stream_id = core.send_request(msg_id, given, **options)
+            terms = ResponseTerms(timeout_ms=rng.choice((0, 100, 5000)), streamed=rng.random() < 0.3)
+            stream_id = core.send_request(msg_id, given, response=terms, **options)
         self.bodies[side, stream_id] = body
 
     def act(self, side: int) -> None:

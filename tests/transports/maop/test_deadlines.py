@@ -15,6 +15,7 @@ from levada.transports.maop import (
     HandlerSpec,
     MaopConfig,
     OperationCancelled,
+    ResponseTerms,
     TimesConfig,
 )
 from levada.transports.maop.frames import Block, DisconnectRequest, Done, Fail, Message, Proceed, Request, Response
@@ -76,7 +77,7 @@ def test_deadlines_of_the_requester_are_exact() -> None:
 
     def asking() -> tuple[Wire, int]:
         wire = Wire(client=True)
-        stream = wire.core.send_request(101, timeout_ms=500, response_msg_id=42, now=0.0)
+        stream = wire.core.send_request(101, response=ResponseTerms(timeout_ms=500, msg_id=42), now=0.0)
         wire.flush()
         wire.signal(Proceed((stream,)))
         return wire, stream
@@ -165,7 +166,7 @@ def test_deadlines_of_responses_follow_the_settings() -> None:
 
     def asking() -> tuple[Wire, int]:
         wire = Wire(client=True, config=config)
-        stream = wire.core.send_request(101, timeout_ms=None, response_msg_id=42, now=0.0)
+        stream = wire.core.send_request(101, response=ResponseTerms(msg_id=42), now=0.0)
         wire.flush()
         wire.signal(Proceed((stream,)))
         return wire, stream

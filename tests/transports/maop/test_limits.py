@@ -20,6 +20,7 @@ from levada.transports.maop import (
     GateConfig,
     HandlerSpec,
     MaopConfig,
+    ResponseTerms,
     StreamData,
 )
 from levada.transports.maop.frames import Block, BlockEnd, Done, Fail, Message, Proceed, Refuse, Request, Response
@@ -226,8 +227,8 @@ def test_the_callers_mistakes_change_nothing() -> None:
         lambda: core.send_message(0, now=0.0),
         lambda: core.send_message(5, priority=256, now=0.0),
         lambda: core.send_message(5, None, length=2**64, now=0.0),
-        lambda: core.send_request(5, timeout_ms=-1, now=0.0),
-        lambda: core.send_request(5, response_msg_id=65_536, now=0.0),
+        lambda: core.send_request(5, response=ResponseTerms(timeout_ms=-1), now=0.0),
+        lambda: core.send_request(5, response=ResponseTerms(msg_id=65_536), now=0.0),
         lambda: core.approve_client(now=0.0),
         lambda: core.disapprove_client(1, "", now=0.0),
         lambda: core.handshake_completed(now=0.0),

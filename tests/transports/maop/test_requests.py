@@ -19,6 +19,7 @@ from levada.transports.maop import (
     OperationCancelled,
     ResponseRejected,
     ResponseStarted,
+    ResponseTerms,
 )
 from levada.transports.maop.frames import (
     UNDEFINED,
@@ -51,7 +52,7 @@ def asked(wire: Wire | None = None, **options: Any) -> tuple[Wire, int]:
 def asking(**options: Any) -> tuple[Wire, int]:
     """A client that waits for a Response."""
     wire = Wire(client=True, config=options.pop("config", None))
-    stream = wire.core.send_request(101, now=0.0, **options)
+    stream = wire.core.send_request(101, response=ResponseTerms(**options), now=0.0)
     wire.flush()
     wire.signal(Proceed((stream,)))
     return wire, stream
@@ -190,7 +191,7 @@ def test_ma68_ma127_the_responder_keeps_the_time() -> None:
     wire.core.respond(none, now=wire.now)
     assert Wire(client=True).core.send_request(101, now=0.0) == 4
     own = Wire()
-    own.core.send_request(101, timeout_ms=None, now=0.0)
+    own.core.send_request(101, now=0.0)
     own.flush()
     assert own.body(1) == [Request(101, 0, timeout_ms=5000)]
 
@@ -222,7 +223,7 @@ def test_ma69_the_requester_keeps_the_time_too() -> None:
     assert event.code == ErrorCode.TIMEOUT
     assert wire.stops == {stream: 0x10B}
     assert wire.signals() == []
-    patient, stream = asking(timeout_ms=0, response_msg_id=42)
+    patient, stream = asking(timeout_ms=0, msg_id=42)
     assert patient.wait(10_000) == []
     patient.give(stream, Response(100), Block(b"\1"))
     patient.wait(29)
@@ -292,8 +293,8 @@ def test_ma71_the_requester_says_done() -> None:
         ({}, [Response(5), Block(b"\3a")], True, 7),
         ({}, [b"\x02\0\0"], True, 7),
         ({"allow_undefined": False}, [Response(UNDEFINED)], False, 15),
-        ({"max_response": 4}, [Response(5)], False, 2),
-        ({"max_response": 4}, [Response(UNDEFINED), b"\x05\0\0\0\5"], False, 2),
+        ({"max_size": 4}, [Response(5)], False, 2),
+        ({"max_size": 4}, [Response(UNDEFINED), b"\x05\0\0\0\5"], False, 2),
         ({}, [Response(5), Block(b"\0abcd")], False, 3),
         ({}, [Response(UNDEFINED), BlockEnd(0)], False, 3),
         ({}, [Response(5), Block(b"\4text"), BlockEnd(5)], False, 0),
@@ -381,20 +382,20 @@ def test_a_streamed_response_comes_piece_by_piece() -> None:
     """The content type is taken off, however it is cut."""
     data = b"".join(op.encode() for op in (Response(UNDEFINED, 3, 4), Block(HELLO[:7]), Block(HELLO[7:]), BlockEnd(16)))
     for size in (1, 5, len(data)):
-        wire, stream = asking(stream_response=True)
+        wire, stream = asking(streamed=True)
         for at in range(0, len(data), size):
             wire.give(stream, data[at : at + size])
         first, *pieces, last = wire.events
         assert first == ResponseStarted(stream, None, "text/plain", 3, 4)
         assert b"".join(bytes(e.data) for e in pieces if isinstance(e, BodyReceived)) == b"hello"
         assert last == Completed(stream, None, "text/plain", 3, 4, None, 2)
-    plain, stream = asking(stream_response=True, response_msg_id=42)
+    plain, stream = asking(streamed=True, msg_id=42)
     assert plain.give(stream, Response(2), Block(b"ab"), BlockEnd(2), fin=True) == [
         ResponseStarted(stream, 2, None, 0, 0),
         BodyReceived(stream, b"ab"),
         Completed(stream, None, None, 0, 0, 2, 1),
     ]
-    nothing, stream = asking(stream_response=True)
+    nothing, stream = asking(streamed=True)
     assert nothing.give(stream, Response(0), fin=True) == [
         ResponseStarted(stream, 0, None, 0, 0),
         Completed(stream, None, None, 0, 0, 0, 0),

@@ -15,7 +15,15 @@ from levada.framework.durations import is_duration
 from levada.framework.errors import DecodeError
 from levada.framework.tracing import Tracing
 from levada.transports.carriers import CarrierInfo, CarrierStatistics
-from levada.transports.maop import Completed, ConnectionState, ErrorCode, ResponseStarted, TestPlan, check_test
+from levada.transports.maop import (
+    Completed,
+    ConnectionState,
+    ErrorCode,
+    ResponseStarted,
+    ResponseTerms,
+    TestPlan,
+    check_test,
+)
 
 from .bodies import MESSAGE_TYPE, Body, BodySource, make_source, quick_source
 from .config import RetryPolicy
@@ -264,23 +272,24 @@ class Peer:
             if type(body) is bytes and length is None
             else await make_source(body, self.codec, length)
         )
-        plain = response is bytes or response is Reply
-        timeout_ms = _milliseconds(timeout)
+        terms = ResponseTerms(
+            msg_id=response_id,
+            success_layout=success_layout,
+            timeout_ms=_milliseconds(timeout),
+            acknowledge=response is bytes or response is Reply,
+            max_size=max_response,
+        )
         calling = self._calling("request", msg_id)
 
         def begin() -> int:
             return core.send_request(
                 msg_id,
                 source.whole,
+                response=terms,
                 length=source.length,
-                response_msg_id=response_id,
-                success_layout=success_layout,
-                timeout_ms=timeout_ms,
                 priority=priority,
                 key=idempotency or b"",
                 trace=b"" if calling is None else calling.field,
-                acknowledge=plain,
-                max_response=max_response,
                 now=trio.current_time(),
             )
 
@@ -340,23 +349,24 @@ class Peer:
         """
         connection = self._connection
         source = await make_source(body, self.codec, length)
-
-        timeout_ms = _milliseconds(timeout)
+        terms = ResponseTerms(
+            msg_id=response_id,
+            success_layout=success_layout,
+            timeout_ms=_milliseconds(timeout),
+            streamed=True,
+            max_size=max_response,
+        )
         calling = self._calling("request", msg_id)
 
         def begin() -> int:
             return connection.core.send_request(
                 msg_id,
                 source.whole,
+                response=terms,
                 length=source.length,
-                response_msg_id=response_id,
-                success_layout=success_layout,
-                timeout_ms=timeout_ms,
                 priority=priority,
                 key=idempotency or b"",
                 trace=b"" if calling is None else calling.field,
-                stream_response=True,
-                max_response=max_response,
                 now=trio.current_time(),
             )
 
@@ -382,12 +392,11 @@ class Peer:
         """Run a native Test; return ``None`` if the answer is right, otherwise the differences. Source: MA-100 to MA-110."""
         plan = plan or TestPlan(mode=0)
         payload = plan.encode()
-
-        timeout_ms = _milliseconds(timeout)
+        terms = ResponseTerms(timeout_ms=_milliseconds(timeout), max_size=None)
 
         def begin() -> int:
             return self._connection.core.send_request(
-                1, payload, timeout_ms=timeout_ms, priority=priority, max_response=None, now=trio.current_time()
+                1, payload, response=terms, priority=priority, now=trio.current_time()
             )
 
         return check_test(plan, await self._perform(begin, quick_source(payload, self.codec), priority, request=True))

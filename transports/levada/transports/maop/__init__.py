@@ -39,7 +39,7 @@ from levada.transports.core import OpenStream, ResetStream, StopStream, StreamDa
 
 from .authentication import Authentication, Result
 from .codes import ErrorCode, close_code, code_name, sanitise
-from .config import AuthenticationConfig, ControlConfig, GateConfig, HandlerSpec, MaopConfig, TimesConfig
+from .config import AuthenticationConfig, ControlConfig, GateConfig, HandlerSpec, MaopConfig, ResponseTerms, TimesConfig
 from .core import MaopCore
 from .counters import Statistics
 from .events import (
@@ -85,7 +85,8 @@ __all__ = [
     "ConnectionEnded", "ConnectionState", "ControlConfig", "DedupStore", "Disapproved", "Draining", "ErrorCode", "Event", "Execute",
     "Failed", "FairQueue", "GateConfig", "HandlerSpec", "Incoming", "InitiatorState", "MaopConfig", "MaopCore", "Op", "OpenStream",
     "Operation", "OperationCancelled", "OperationOffered", "Output", "PriorityClass", "Quota", "Received", "ReceiverState", "Refused",
-    "ReplayWindow", "ResetStream", "ResponseRejected", "ResponseStarted", "Result", "RoomWanted", "SetPriority", "Statistics", "Stepped",
-    "StopStream", "StreamData", "StreamUnblocked", "TestPlan", "TimesConfig", "TokenBucket", "Version", "check_test", "class_of",
-    "close_code", "code_name", "decode_operation", "decode_operations", "parse_version", "sanitise", "success_header",
+    "ReplayWindow", "ResetStream", "ResponseRejected", "ResponseStarted", "ResponseTerms", "Result", "RoomWanted", "SetPriority",
+    "Statistics", "Stepped", "StopStream", "StreamData", "StreamUnblocked", "TestPlan", "TimesConfig", "TokenBucket", "Version",
+    "check_test", "class_of", "close_code", "code_name", "decode_operation", "decode_operations", "parse_version", "sanitise",
+    "success_header",
 ]  # fmt: skip

@@ -10,7 +10,15 @@ from attrs import validators as v
 
 from .versions import Capability, Version
 
-__all__ = ["AuthenticationConfig", "ControlConfig", "GateConfig", "HandlerSpec", "MaopConfig", "TimesConfig"]
+__all__ = [
+    "AuthenticationConfig",
+    "ControlConfig",
+    "GateConfig",
+    "HandlerSpec",
+    "MaopConfig",
+    "ResponseTerms",
+    "TimesConfig",
+]
 
 MIB: Final = 2**20
 
@@ -67,6 +75,34 @@ class HandlerSpec:
     def __attrs_post_init__(self) -> None:
         if any(not 0 <= i < 65_536 for i in self.responses | self.success_layout):
             raise ValueError("response ids go from 0 to 65535")
+
+
+@attrs.frozen(kw_only=True)
+class ResponseTerms:
+    """What a requester wants of the Response. Source: section 8."""
+
+    msg_id: int = 0
+    """Kind of Response; 0 is Success. Source: MA-63."""
+    success_layout: bool | None = None
+    """Whether this kind has the Success header; None: only 0 has. Source: MA-99a."""
+    timeout_ms: int | None = None
+    """Milliseconds from the whole body to the Response header; 0 for no limit, None for `TimesConfig.default_request_timeout_ms`."""
+    streamed: bool = False
+    """Whether its body comes as `ResponseStarted`, `BodyReceived`, `Completed`; otherwise whole."""
+    acknowledge: bool = True
+    """Whether Done is sent once it is complete; otherwise the caller ends it with `consumed` or `reject`. Source: MA-71."""
+    max_size: int | None = 8 * MIB
+    """Its largest size in bytes, including the native header; None for no limit."""
+    allow_undefined: bool = True
+    """Whether it may have undefined length."""
+
+    @property
+    def success(self) -> bool:
+        """Whether the Response has the Success header."""
+        return self.msg_id == 0 if self.success_layout is None else self.success_layout
+
+
+DEFAULT_TERMS: Final = ResponseTerms()
 
 
 @attrs.frozen(kw_only=True)

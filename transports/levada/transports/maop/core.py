@@ -26,7 +26,7 @@ from levada.transports.core import OpenStream, ResetStream, StopStream, StreamDa
 from levada.transports.numbers import Numbers
 
 from .codes import ErrorCode, check_code, close_code
-from .config import TEST_SPEC, HandlerSpec, MaopConfig
+from .config import DEFAULT_TERMS, TEST_SPEC, HandlerSpec, MaopConfig, ResponseTerms
 from .control import ControlIn, ControlPool, Signals
 from .events import Begun, CloseConnection, ConnectionEnded, Event, Octets, Output, ResponseRejected
 from .frames import CONTROL_OPS, MESSAGE, REQUEST, UNDEFINED, trace_field
@@ -354,7 +354,7 @@ class MaopCore(Side):
         Source: section 6, MA-55 to MA-57, MA-122.
         """
         size = self._check_start(msg_id, body, length, priority, key, while_draining, unidirectional=True)
-        operation = Outgoing(self, self._next_id[True], size, body, now)
+        operation = Outgoing(self, self._next_id[True], size, body, DEFAULT_TERMS, now)
         operation.timeout = timeout
         self._start(operation, MESSAGE.pack(0, msg_id, size, priority), priority, key, trace, now)
         return operation.stream_id
@@ -364,17 +364,11 @@ class MaopCore(Side):
         msg_id: int,
         body: Octets | None = b"",
         *,
+        response: ResponseTerms = DEFAULT_TERMS,
         length: int | None = None,
-        response_msg_id: int = 0,
-        success_layout: bool | None = None,
-        timeout_ms: int | None = None,
         priority: int = 128,
         key: bytes = b"",
         trace: bytes = b"",
-        stream_response: bool = False,
-        acknowledge: bool = True,
-        max_response: int | None = 8 * 2**20,
-        allow_undefined: bool = True,
         while_draining: bool = False,
         now: float,
     ) -> int:
@@ -382,13 +376,7 @@ class MaopCore(Side):
 
         Args:
             msg_id, body, length, priority, key, trace, while_draining: as for `send_message`.
-            response_msg_id: kind of Response wanted; 0 is Success.
-            success_layout: whether that kind has the Success header; None: only 0 has. Source: MA-99a.
-            timeout_ms: milliseconds from the whole body to the Response header; 0 for no limit, None for the default.
-            stream_response: whether its body comes as `ResponseStarted`, `BodyReceived`, `Completed`; otherwise whole.
-            acknowledge: whether Done is sent once it is complete; otherwise the caller ends it with `consumed` or `reject`.
-            max_response: its largest size in bytes, including the native header; None for no limit.
-            allow_undefined: whether it may have undefined length.
+            response: what this side wants of the Response.
 
         Raises:
             LocalProtocolError: as for `send_message`.
@@ -396,20 +384,16 @@ class MaopCore(Side):
         Source: section 8. MA-89 for `while_draining`.
         """
         size = self._check_start(msg_id, body, length, priority, key, while_draining, unidirectional=False)
+        timeout_ms = response.timeout_ms
         if timeout_ms is None:
             timeout_ms = self.config.times.default_request_timeout_ms
-        if not 0 <= timeout_ms < 2**32 or not 0 <= response_msg_id < 65_536:
-            raise LocalProtocolError(f"timeout {timeout_ms} ms or response {response_msg_id} out of range", rule="MA-4")
-        operation = Outgoing(self, self._next_id[False], size, body, now)
+        wanted = response.msg_id
+        if not 0 <= timeout_ms < 2**32 or not 0 <= wanted < 65_536:
+            raise LocalProtocolError(f"timeout {timeout_ms} ms or response {wanted} out of range", rule="MA-4")
+        operation = Outgoing(self, self._next_id[False], size, body, response, now)
         if timeout_ms:
             operation.timeout = timeout_ms / 1000 + self.config.times.response_grace
-        operation.success = response_msg_id == 0 if success_layout is None else success_layout
-        operation.streamed = stream_response
-        operation.acknowledge = acknowledge
-        operation.limit = max_response
-        operation.allow_undefined = allow_undefined
-        header = REQUEST.pack(1, msg_id, size, priority, response_msg_id, timeout_ms)
-        self._start(operation, header, priority, key, trace, now)
+        self._start(operation, REQUEST.pack(1, msg_id, size, priority, wanted, timeout_ms), priority, key, trace, now)
         return operation.stream_id
 
     def _check_start(

@@ -7,6 +7,7 @@ from levada.transports.core import ResetStream, StopStream
 
 from .body import BodyReader, write_blocks, write_end
 from .codes import ErrorCode, OperationFault, close_code
+from .config import ResponseTerms
 from .events import BodyReceived, BodyWanted, Completed, Failed, Octets, Refused, ResponseStarted, Stepped
 from .frames import RESPONSE, UNDEFINED
 from .native import SuccessReader
@@ -23,12 +24,14 @@ class Outgoing:
     """A Message or Request of ours. Source: section 21 (initiator)."""
 
     __slots__ = (
-        "_announced", "_core", "_head", "_reader", "_response", "_sent", "_success", "acknowledge", "allow_undefined",
-        "body", "cut_off", "deadline", "filed", "fin", "is_request", "length", "limit", "own_over", "proceeded",
-        "since", "state", "stream_id", "streamed", "success", "timeout", "used_at",
+        "_announced", "_core", "_head", "_reader", "_response", "_sent", "_success", "body", "cut_off",
+        "deadline", "filed", "fin", "is_request", "length", "own_over", "proceeded", "since", "state",
+        "stream_id", "terms", "timeout", "used_at",
     )  # fmt: skip
 
-    def __init__(self, core: Side, stream_id: int, length: int, body: Octets | None, now: float) -> None:
+    def __init__(
+        self, core: Side, stream_id: int, length: int, body: Octets | None, terms: ResponseTerms, now: float
+    ) -> None:
         self._core = core
         self.stream_id = stream_id
         self.is_request = not stream_id & 2
@@ -41,16 +44,7 @@ class Outgoing:
         self.since = now
         self.timeout: float | None = None
         """Seconds for the Response header, or for the Done of a Message; None without limit."""
-        self.success = False
-        """Whether the Response has the Success header."""
-        self.streamed = False
-        """Whether the Response reaches the application piece by piece."""
-        self.limit: int | None = None
-        """Largest Response in bytes."""
-        self.allow_undefined = True
-        """Whether a Response may be of undefined length."""
-        self.acknowledge = True
-        """Whether Done is sent once the Response is complete."""
+        self.terms = terms
         self.proceeded = False
         """Whether a Proceed has come."""
         self.own_over = not length
@@ -184,7 +178,7 @@ class Outgoing:
         self._core.timers.set(self, now + self._core.config.times.response_grace)
 
     def _header(self, data: bytes, now: float) -> int:
-        core = self._core
+        core, terms = self._core, self.terms
         skip = len(self._head)
         if skip:
             data = self._head + data
@@ -208,25 +202,25 @@ class Outgoing:
         self.state = INITIATOR[self.state, _RESPONSE]
         self._response = (start, took)
         if length == UNDEFINED:
-            if not self.allow_undefined:
+            if not terms.allow_undefined:
                 raise OperationFault(ErrorCode.POLICY_UNDEFINED_LENGTH, "Response of undefined length", "MA-71")
-        elif self.limit is not None and length > self.limit:
+        elif terms.max_size is not None and length > terms.max_size:
             raise OperationFault(
-                ErrorCode.CONTENT_TOO_LARGE, f"Response of {length} bytes, at most {self.limit}", "MA-71"
+                ErrorCode.CONTENT_TOO_LARGE, f"Response of {length} bytes, at most {terms.max_size}", "MA-71"
             )
         self._announced = None if length == UNDEFINED else length
         if core.steps:
             core.emit(Stepped(self.stream_id, "response", self._announced))
         if not length:
             # MA-98: no body, and no content type either.
-            if self.streamed:
+            if terms.streamed:
                 core.emit(ResponseStarted(self.stream_id, 0, None, start, took))
-            self._complete(None if self.streamed else b"", 0, now)
+            self._complete(None if terms.streamed else b"", 0, now)
         else:
-            self._reader = BodyReader(length, UNDEFINED if self.limit is None else self.limit, core.config)
-            if self.success:
+            self._reader = BodyReader(length, UNDEFINED if terms.max_size is None else terms.max_size, core.config)
+            if terms.success:
                 self._success = SuccessReader()
-            elif self.streamed:
+            elif terms.streamed:
                 core.emit(ResponseStarted(self.stream_id, self._announced, None, start, took))
             core.timers.set(self, now + core.config.times.response_transfer_timeout)
         return 21 - skip
@@ -238,9 +232,9 @@ class Outgoing:
         reader.read(data, at)
         if self._core.steps:
             self._core.note_blocks(self.stream_id, before, reader)
-        if self.success and self._success is not None and self._success.content_type is None and reader.pieces:
+        if self.terms.success and self._success is not None and self._success.content_type is None and reader.pieces:
             self._success_header(reader)
-        if self.streamed and (self._success is None or self._success.content_type is not None):
+        if self.terms.streamed and (self._success is None or self._success.content_type is not None):
             for piece in reader.pieces:
                 self._core.emit(BodyReceived(self.stream_id, piece))
             reader.pieces.clear()
@@ -251,7 +245,7 @@ class Outgoing:
                     self._success.end()
                 else:
                     raise OperationFault(ErrorCode.INVALID_HEADER, "Success header is missing", "MA-111")
-            self._complete(None if self.streamed else reader.whole(), reader.blocks, now)
+            self._complete(None if self.terms.streamed else reader.whole(), reader.blocks, now)
 
     def _success_header(self, reader: BodyReader) -> None:
         success = self._success
@@ -261,7 +255,7 @@ class Outgoing:
             rest = success.read(piece)
             if rest is not None:
                 reader.pieces = [rest, *pieces[place + 1 :]] if rest else pieces[place + 1 :]
-                if self.streamed:
+                if self.terms.streamed:
                     self._core.emit(
                         ResponseStarted(self.stream_id, self._announced, success.content_type, *self._response)
                     )
@@ -274,7 +268,7 @@ class Outgoing:
         kind = self._success.content_type if self._success is not None else None
         start, took = self._response
         core.emit(Completed(self.stream_id, body, kind, start, took, self._announced, blocks))
-        if self.acknowledge:
+        if self.terms.acknowledge:
             self.consumed(now)
         else:
             self._reader = None
