@@ -125,6 +125,40 @@ async def app(system):
         yield listener
 """
 
+GROWING = """
+from levada.actors.nodes import nodes_of, singleton
+from levada.actors.rsocket import serve
+from levada.framework import Actor, Asks, handles, message
+from levada.framework.errors import LevadaError
+
+@message("growing.Job")
+class Job(Asks[str]):
+    text: str
+
+class Desk(Actor[Job]):
+    first: Job
+    @handles
+    def job(self, m: Job) -> str:
+        return f"{self.first} {m}"
+
+def job(text):
+    return Job(text)
+
+async def app(system):
+    house = await singleton(system, Desk, job("house"))
+    async def answer(request):
+        desk = await nodes_of(system).spawn(Desk, job("first"), on=request.data.decode())
+        answers = [system.name, await desk.ask(job("next")), await house.ask(job("last"))]
+        return "; ".join(answers).encode()
+    async def again(request):
+        try:
+            return await answer(request)
+        except LevadaError as error:
+            return f"{system.name}; {error}".encode()
+    async with serve(system, "rsocket+tcp://127.0.0.1:0", again) as listener:
+        yield listener
+"""
+
 ANY = "rsocket+tcp://127.0.0.1:0"
 
 
@@ -236,6 +270,52 @@ def test_one_app_has_one_house_and_the_same_durable_actors_alone_and_on_nodes(st
         os.kill(until(probe, "serving", 2)["nodes"][0]["pid"], signal.SIGKILL)
         found += [call(url) for _ in range(20)]
         assert [paid for _, _, paid in found] == [*range(31, 31 + len(found))]
+
+
+def test_new_code_whose_message_classes_have_grown_runs_beside_the_old_code(
+    start: Start, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each node reads the fields that its code has, also of what came by way of the server, whose code is the oldest."""
+    old, new = "Job(text={!r})".format, "Job(text={!r}, note={!r})".format
+
+    def say(node: str, on: str) -> list[str]:
+        while True:
+            with connect_blocking(url) as peer:
+                name, *said = peer.request_response(on.encode(), timeout=60).data.decode().split("; ")
+                if name == node:
+                    return said
+
+    def edit(before: str, after: str) -> None:
+        code = (folder / "growing.py").read_text()
+        assert before in code
+        (folder / "growing.py").write_text(code.replace(before, after))
+
+    (folder / "growing.py").write_text(GROWING)
+    server = start("growing:app", "--nodes", "2", "--health", "127.0.0.1:0")
+    probe, url = (server.told(beginning) for beginning in ("HEALTH ", "SERVING "))
+    said = f"{old('house')} {old('last')}"
+    assert say("n0", "n1") == [f"{old('first')} {old('next')}", said]
+    edit("    text: str\n", "    text: str\n    note: str = ''\n")
+    edit("Job(text)", "Job(text, 'noted')")
+    os.kill(until(probe, "serving", 0)["nodes"][0]["pid"], signal.SIGKILL)
+    until(probe, "serving", 1)
+    assert say("n0", "n0")[0] == f"{new('first', 'noted')} {new('next', 'noted')}"
+    assert say("n0", "n1")[0] == f"{old('first')} {old('next')}"
+    assert say("n1", "n0")[0] == f"{new('first', '')} {new('next', '')}"
+    code, out, _ = levada(capsys, "nodes", "restart")
+    assert (code, len(out.splitlines())) == (0, 2)
+    assert say("n1", "n0") == [
+        f"{new('first', 'noted')} {new('next', 'noted')}",
+        f"{new('house', 'noted')} {new('last', 'noted')}",
+    ]
+    edit("    text: str\n", "    text: int | str\n")
+    code, _, complaint = levada(capsys, "nodes", "restart")
+    assert code == 1
+    assert (
+        "n0 does not serve again, the others are as they were: n0 has another version of a message class" in complaint
+    )
+    assert "growing.Job: text: str in the driver, text: int | str in n0" in complaint
+    assert say("n1", "n1")[0] == f"{new('first', 'noted')} {new('next', 'noted')}"
 
 
 def test_a_killed_node_takes_its_own_clients_with_it_and_is_replaced(

@@ -105,6 +105,38 @@ class Cutter(House):
         BEGIN[0](self.system.name)
 
 
+@message("tests.nodes.house.Plan")
+class Plan:
+    """An argument that is a message, with what it holds."""
+
+    rooms: int
+    builder: Ref[Any] | None = None
+    colours: dict[str, float] = attrs.Factory(dict)
+
+    def __attrs_post_init__(self) -> None:
+        MADE.append(self)
+
+
+MADE: list[Plan] = []
+"""The plans that were made, and those that were decoded."""
+BUILT: list[Plan] = []
+"""The plans of the planned houses that began."""
+
+
+class Planned(Actor[Where]):
+    """A house with a plan."""
+
+    plan: Plan
+
+    def started(self) -> None:
+        BUILT.append(self.plan)
+
+    @handles
+    async def where(self, m: Where) -> str:
+        """Ask the builder, who knows too."""
+        return self.system.name if self.plan.builder is None else await self.plan.builder.ask(m)
+
+
 class Shed(House):
     """Another class."""
 

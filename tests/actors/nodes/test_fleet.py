@@ -194,7 +194,7 @@ async def test_errors_of_a_spawn_are_raised_at_the_caller(autojump_clock: MockCl
             await nodes.spawn(Local)
         with pytest.raises(ConfigurationError, match="wanted an Actor class that can be imported by its name"):
             await nodes.spawn(app)  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match=r"args\[0\]: object cannot travel .*use a @message class"):
+        with pytest.raises(TypeError, match=r"^argument 1: object cannot travel .*use a @message class"):
             await nodes.spawn(Counter, object())
         with pytest.raises(ActorError, match="ValueError: no counter starts at 13"):
             await nodes.spawn(Counter, 13)

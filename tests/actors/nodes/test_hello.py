@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import attrs
@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from levada.actors.aqueduct import Peer, PeerConfig, connect_over
-from levada.actors.nodes import NodeLost, NodeSettings
+from levada.actors.nodes import MemberState, NodeLost, NodeSettings
 from levada.actors.nodes.messages import AppFailed, Hello, NodeRefused, Ready, Welcome
 from levada.actors.nodes.node import control_schema
 from levada.actors.nodes.node_side import run_node
@@ -61,11 +61,22 @@ async def has_other_messages(opens: Any, *, name: str, end: trio.Event) -> None:
         await say_hello(peer, system.spawn(Idle), schema="0" * 8, version="0.0.1")
 
 
-async def has_another_class(opens: Any, *, name: str, end: trio.Event) -> None:
-    """Be ready, with another version of a message class of the app."""
-    async with ActorSystem(name) as system, connect_over(system, opens, Hello) as peer:
-        welcome = await say_hello(peer, system.spawn(Idle))
-        await welcome.node.ask(Ready("", [], {"tests.nodes.Add": "0" * 8, "unknown": "1" * 8}))
+def has_classes(
+    classes: Callable[[str], dict[str, list[tuple[str, str, bool]]]],
+) -> Callable[..., Coroutine[Any, Any, None]]:
+    """Return the body of a node that is ready, with versions of message classes that depend on its name."""
+
+    async def ready(opens: Any, *, name: str, end: trio.Event) -> None:
+        async with ActorSystem(name) as system, connect_over(system, opens, Hello) as peer:
+            welcome = await say_hello(peer, system.spawn(Idle))
+            if not await welcome.node.ask(Ready("", [], classes(name))):
+                await trio.sleep_forever()
+
+    return ready
+
+
+has_another_class = has_classes(lambda _: {"tests.nodes.Add": [("n", "str", False)], "unknown": []})
+needs_another_field = has_classes(lambda _: {"tests.nodes.Add": [("n", "int", False), ("carry", "int", False)]})
 
 
 async def has_another_hello(opens: Any, *, name: str, end: trio.Event) -> None:
@@ -76,13 +87,17 @@ async def has_another_hello(opens: Any, *, name: str, end: trio.Event) -> None:
         await trio.sleep_forever()
 
 
+WRONG = "n0 has another version of a message class, and the two cannot work together"
+
+
 @pytest.mark.parametrize(
     ("body", "text"),
     [
         (never_says_hello, r"n0 did not say hello within 5 s \(NodeSettings.start_timeout\)"),
         (says_it_twice, "n0 has failed: n0#0 has said hello before"),
         (has_other_messages, "n0 runs levada 0.0.1 on Python 3, whose control messages are not those of this process"),
-        (has_another_class, "n0 has another version of the message class tests.nodes.Add$"),
+        (has_another_class, f"{WRONG}: tests.nodes.Add: n: int in the driver, n: str in n0$"),
+        (needs_another_field, f"{WRONG}: tests.nodes.Add: carry has no default, and is missing in the driver$"),
         (has_another_hello, "n0 ended with exit code 1"),
     ],
 )
@@ -93,6 +108,30 @@ async def test_a_node_that_says_the_wrong_thing_is_an_error_of_the_block(
         with pytest.raises(NodeLost, match=text):
             async with nodes_here(system, 1, body=body):
                 pass
+
+
+async def test_a_node_may_have_message_classes_that_have_grown_and_new_ones(autojump_clock: MockClock) -> None:
+    grown = has_classes(lambda _: {"tests.nodes.Add": [("n", "int", False), ("carry", "int", True)], "tests.new": []})
+    async with ActorSystem() as system, nodes_here(system, 2, body=grown) as (nodes, _):
+        assert [member.state for member in nodes.members] == [MemberState.UP] * 2
+
+
+async def test_two_nodes_whose_message_classes_do_not_fit_are_an_error_though_the_driver_knows_neither(
+    autojump_clock: MockClock,
+) -> None:
+    body = has_classes(lambda name: {"tests.shop.Order": [("price", "int" if name == "n0" else "float", False)]})
+    text = r"n(\d) has another version .*: tests.shop.Order: price: \w+ in n(?!\1)\d, price: \w+ in n\1$"
+    async with ActorSystem() as system:
+        with pytest.raises(NodeLost, match=text):
+            async with nodes_here(system, 2, body=body):
+                pass
+
+
+async def test_a_renamed_field_is_logged(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
+    renamed = has_classes(lambda _: {"tests.nodes.Add": [("number", "int", False)]})
+    async with ActorSystem() as system, nodes_here(system, 1, body=renamed):
+        said = "message classes differ: tests.nodes.Add: n in the driver is called number in n0"
+        assert [record.getMessage() for record in caplog.records if "differ" in record.getMessage()] == [said]
 
 
 async def test_an_app_that_is_never_ready_is_an_error_of_the_block(autojump_clock: MockClock) -> None:

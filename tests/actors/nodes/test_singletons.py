@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import attrs
+import msgpack
 import pytest
 import trio
 import trio.lowlevel
@@ -15,7 +17,9 @@ from trio.testing import MockClock
 from levada.actors import aqueduct
 from levada.actors.nodes import MemberState, NodeLost, Nodes, NodeSettings, nodes_of, singleton
 from levada.actors.nodes.front import HELD
+from levada.actors.nodes.messages import Spawn
 from levada.actors.nodes.node_side import run_node
+from levada.actors.nodes.orders import spawn_order
 from levada.framework import ActorSystem, Cancelled, Failed, Lost, Normal, bounded, restart
 from levada.framework.errors import (
     ActorError,
@@ -30,7 +34,25 @@ from levada.framework.events import DeadLetter
 
 from . import house
 from .conftest import nodes_here
-from .house import HANDLED, HOUSES, MOST, RUNNING, SYSTEMS, Burn, Cutter, House, Leave, Number, Pass, Shed, Where
+from .house import (
+    BUILT,
+    HANDLED,
+    HOUSES,
+    MADE,
+    MOST,
+    RUNNING,
+    SYSTEMS,
+    Burn,
+    Cutter,
+    House,
+    Leave,
+    Number,
+    Pass,
+    Plan,
+    Planned,
+    Shed,
+    Where,
+)  # fmt: skip
 from .sharing_app import Letters
 
 APP = "tests.actors.nodes.house:app"
@@ -43,7 +65,7 @@ SETTINGS = NodeSettings(
 @pytest.fixture(autouse=True)
 def fresh() -> None:
     """Forget the houses of the test before."""
-    for kept in (HOUSES, SYSTEMS, RUNNING, MOST, HANDLED, house.BEGIN):
+    for kept in (HOUSES, SYSTEMS, RUNNING, MOST, HANDLED, house.BEGIN, MADE, BUILT):
         kept.clear()
 
 
@@ -121,6 +143,61 @@ async def test_what_cannot_be_a_singleton_is_refused_where_it_was_asked_for(auto
                 await singleton(system, house.app)  # type: ignore[arg-type]
             # A name is free again after a start that failed.
             assert await (await singleton(system, House, 1, name=f"late {system.name}")).ask(Where()) in ("n0", "n1")
+
+
+def of_older_code(order: Spawn, fields: int) -> Spawn:
+    """Return an order as code would give it whose class of the message in the first argument has only so many fields."""
+    [packed] = order.args
+    row = msgpack.unpackb(msgpack.unpackb(packed.data).data)
+    data = msgpack.packb(msgpack.ExtType(2, msgpack.packb(row[: 1 + fields])))
+    return attrs.evolve(order, args=[attrs.evolve(packed, data=data)])  # type: ignore[misc]  # a message class is an attrs class
+
+
+async def test_an_argument_is_decoded_by_the_node_of_the_actor_alone(autojump_clock: MockClock) -> None:
+    async with fleet(2, PLAIN):
+        for system in SYSTEMS.values():
+            BUILT.clear()
+            plan = Plan(3, await singleton(system, House, on="n0"), {"red": 0.5})
+            MADE.clear()
+            built = await nodes_of(system).spawn(Planned, plan, on="n1")
+            assert await built.ask(Where()) == "n0"
+            assert MADE == BUILT
+            assert [(each.rooms, each.colours) for each in BUILT] == [(3, {"red": 0.5})]
+
+
+async def test_code_whose_message_classes_have_grown_joins_and_its_arguments_count_from_the_next_start(
+    autojump_clock: MockClock,
+) -> None:
+    async with fleet(2, PLAIN) as (nodes, tasks):
+        house = await singleton(SYSTEMS["driver"], House, on="n0")
+
+        def order_of(*fields: Any) -> Spawn:
+            return spawn_order(Planned, (Plan(*fields),), restart("permanent"), None)
+
+        new = order_of(3, house, {"red": 0.5, "blue": 2})
+        turned = order_of(3, house, {"blue": 2, "red": 0.5})
+        other = order_of(3, house, {"red": 0.5, "blue": 1})
+        ref = await nodes.join(of_older_code(new, 1), "n1", "Planned")
+        for order in (of_older_code(new, 2), new, turned, of_older_code(other, 2), of_older_code(new, 1)):
+            assert await nodes.join(order, "n1", "Planned") is ref
+        for order in (other, order_of(3, None, {"red": 0.5, "blue": 2}), of_older_code(order_of(4), 1)):
+            with pytest.raises(ConfigurationError, match=r"these differ: argument 1$"):
+                await nodes.join(order, "n1", "Planned")
+        assert await ref.ask(Where()) == "n1"
+        task_of(tasks, "n1").kill()
+        await trio.sleep(0.05)  # the end of the node is known
+        assert await ref.ask(Where(), timeout=20) == "n0"
+        assert [each.colours for each in BUILT] == [{}, {"red": 0.5, "blue": 2}]
+
+
+async def test_an_argument_that_the_node_cannot_read_is_an_error_of_the_caller(autojump_clock: MockClock) -> None:
+    async with fleet(1, PLAIN) as (nodes, _):
+        order = of_older_code(spawn_order(Planned, (Plan(1),), restart(), None), 0)
+        for system in SYSTEMS.values():
+            with pytest.raises(ConfigurationError, match=r"n0: argument 1 of \S+:Planned cannot be read: .*rooms"):
+                await nodes_of(system).join(order, "any", "odd")
+        with pytest.raises(TypeError, match=r"^argument 2: Plan.rooms: expected int, got str"):
+            await nodes.spawn(Planned, 1, Plan("three"))  # type: ignore[arg-type]
 
 
 async def test_two_apps_that_name_the_same_singleton_are_an_error_of_the_second(autojump_clock: MockClock) -> None:

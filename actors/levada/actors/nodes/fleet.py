@@ -67,7 +67,7 @@ from .messages import (
 )
 from .node import DrainNode, FleetNode, Greet, Launcher, Node, Run
 from .nodes import Nodes, fleet_of
-from .orders import policy_of, require_same, spawn_order
+from .orders import joined, policy_of, spawn_order
 from .placing import Placed, Placing
 from .settings import NodeSettings
 
@@ -120,6 +120,11 @@ class Fleet(Nodes):
         if not isinstance(known, Fleet):
             raise ConfigurationError(f"{system.name} is a node itself: only its driver starts nodes")
         return known
+
+    @property
+    def places(self) -> list[FleetNode]:
+        """All nodes, in the order in which they were added."""
+        return [*self._places.values()]
 
     # For launchers.
 
@@ -418,7 +423,7 @@ class Fleet(Nodes):
         known = [placing for placing in self.placings if placing.singleton and placing.name == name]
         if known:
             [placing] = known
-            require_same(name, (placing.order, placing.on), (order, on))
+            placing.order = joined(name, (placing.order, placing.on), (order, on))
         else:
             placing = Placing(self, order, on, name, singleton=True)
             await self._place_for_good(placing)

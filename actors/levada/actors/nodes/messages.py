@@ -9,21 +9,19 @@ messages: the driver sends `Spawn`, `Changed` and `Drain` to the node's control 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
 from typing import Any, Final, Literal
 
 import attrs
 
-from levada.framework import Asks, OneshotSender, Reason, Ref, message, schema_fingerprint
+from levada.framework import Asks, OneshotSender, Reason, Ref, message
 from levada.framework.embedding import UntracedMessage
-from levada.framework.errors import ActorError, ConfigurationError, LevadaError
-from levada.framework.message import BY_TAG
+from levada.framework.errors import ActorError, LevadaError
 
 __all__ = [
     "CONTROL", "AppFailed", "Changed", "Drain", "DrainOf", "Finish", "Hello", "Imported", "Join", "Leaving", "Look",
     "LookupOn", "MailboxRoom", "Measure", "Member", "MemberState", "Membership", "Named", "NodeDown", "NodeLeaves",
-    "NodeLost", "NodeRefused", "NodeUp", "Policy", "Ready", "Register", "Reload", "Restart", "Settle", "SharedChanges", "Show",
-    "Spawn", "SpawnOn", "Unregister", "Watch", "Welcome", "Wish", "fingerprints",
+    "NodeLost", "NodeRefused", "NodeUp", "Packed", "Policy", "Ready", "Register", "Reload", "Restart", "Settle", "SharedChanges", "Show",
+    "Spawn", "SpawnOn", "Unregister", "Watch", "Welcome", "Wish",
 ]  # fmt: skip
 
 
@@ -153,8 +151,8 @@ class Ready(Asks[str], UntracedMessage):
     """Where it listens for other members."""
     listeners: list[str]
     """The URLs that the app serves."""
-    classes: dict[str, str]
-    """The fingerprints of the node's message classes, by tag."""
+    classes: dict[str, list[tuple[str, str, bool]]]
+    """The node's message classes, as `levada.framework.codec.schema_of` describes them."""
 
 
 @message("levada.node.Imported", frozen=True)
@@ -217,6 +215,15 @@ class MailboxRoom:
     overflow: Literal["wait", "raise", "drop_new", "drop_old", "stop"]
 
 
+@message("levada.node.Packed", frozen=True)
+class Packed:
+    """An encoded value, which the driver passes on as it is: it may not know the classes in it, or other versions of them."""
+
+    data: bytes
+    handles: list[Any]
+    """The refs and channels in the value."""
+
+
 @message("levada.node.Spawn")
 class Spawn(Asks[Ref[Any]], UntracedMessage):
     """Start an actor on this node."""
@@ -224,6 +231,7 @@ class Spawn(Asks[Ref[Any]], UntracedMessage):
     cls: str
     """``module:qualname`` of a class that the node's app has imported."""
     args: list[Any]
+    """The arguments of the class, each as a `Packed`. In a system without nodes, where the order does not travel, they are as they are."""
     policy: Policy | None
     mailbox: MailboxRoom | None
 
@@ -401,6 +409,7 @@ CONTROL: Final = (
     Changed,
     Policy,
     MailboxRoom,
+    Packed,
     Look,
     Measure,
     Watch,
@@ -423,20 +432,3 @@ CONTROL: Final = (
     Renames,
     Restart,
 )
-
-
-def fingerprints(tags: Iterable[str] | None = None) -> dict[str, str]:
-    """Return the fingerprints of message classes that can travel, by tag.
-
-    Args:
-        tags: the tags of the classes; None: all classes that this process knows.
-    """
-    found: dict[str, str] = {}
-    for tag in list(BY_TAG) if tags is None else tags:
-        kind = BY_TAG.get(tag)
-        if kind is not None:
-            try:
-                found[tag] = schema_fingerprint([kind])
-            except ConfigurationError:
-                pass  # a field of the class cannot travel, so its messages never do
-    return found

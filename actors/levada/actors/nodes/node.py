@@ -40,9 +40,9 @@ from .messages import (
     NodeRefused,
     Ready,
     Welcome,
-    fingerprints,
 )
 from .settings import NodeSettings
+from .versions import misfits
 
 if TYPE_CHECKING:
     from .fleet import Fleet
@@ -178,6 +178,8 @@ class FleetNode:
     """Whether its process, while it is up, has imported the app's module, so that actors can be started there."""
     listeners: list[str] = attrs.field(factory=list)
     """The URLs that its app serves, or served before it went down."""
+    classes: dict[str, list[tuple[str, str, bool]]] = attrs.field(factory=dict)
+    """Its message classes, or those that it had before it went down, see `Ready`."""
     error: NodeLost | None = None
     """Why it could not start."""
     closed: bool = False
@@ -368,15 +370,14 @@ class Node(UntracedActor[Any]):
 
     @handles
     def ready(self, m: Ready) -> str:
-        """Take the node as up, unless it has other versions of message classes."""
+        """Take the node as up, unless the others could not read its messages, or it theirs."""
         if self._is_mine() and self.state is MemberState.DRAINING:
             return ""  # it was told to drain, and does so now
         if not self._is_mine() or self.state is not MemberState.STARTING:
             return f"{self.place.name} is {self.state.value}"
-        ours = fingerprints(m.classes)
-        wrong = sorted(tag for tag, mark in ours.items() if mark != m.classes[tag])
-        if wrong:
-            error = self._lost(f"has another version of the message class {', '.join(map(printable, wrong))}")
+        misfit = misfits(self.fleet, self.place, m.classes)
+        if misfit:
+            error = self._lost(f"has another version of a message class, and the two cannot work together: {misfit}")
             self._fail(error)
             return str(error)
         self.timers.cancel("start")

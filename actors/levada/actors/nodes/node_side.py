@@ -16,6 +16,7 @@ import trio
 
 from levada.actors.apps import app_of, failure_text, find, listed, reloaded
 from levada.actors.aqueduct import Peer, connect_over
+from levada.actors.aqueduct.schema import schemas
 from levada.actors.console import take_snapshot
 from levada.actors.metrics.collecting import Metrics
 from levada.actors.metrics.nodes import to_json
@@ -50,6 +51,7 @@ from levada.framework.errors import (
     NameUnknown,
     RemoteFailure,
 )
+from levada.framework.message import BY_TAG
 from levada.framework.supervisor import StartChild
 from levada.framework.tracing import Tracing
 
@@ -83,11 +85,10 @@ from .messages import (
     Unregister,
     Watch,
     Welcome,
-    fingerprints,
 )
 from .node import control_schema
 from .nodes import Links, Nodes
-from .orders import actor_class, mailbox_of, policy_of, spawn_order
+from .orders import actor_class, arguments_of, mailbox_of, policy_of, spawn_order
 from .watching import Watcher
 
 __all__ = ["NodeSide", "run_node"]
@@ -216,7 +217,7 @@ class _Body:
                 side.listeners = listed(await stack.enter_async_context(app(system)), welcome.app)
                 urls = [listener.url for listener in side.listeners]
                 self._ready()
-                refusal = await welcome.node.ask(Ready(members.url, urls, fingerprints()), timeout=None)
+                refusal = await welcome.node.ask(Ready(members.url, urls, schemas(list(BY_TAG))), timeout=None)
                 if refusal:
                     return NodeLost(f"refused by the driver: {refusal}")
                 ready = True
@@ -300,10 +301,10 @@ class Control(
         try:
             if self.end.is_set():
                 raise NodeLeaves(f"{self.system.name} is draining")
-            cls, mailbox = actor_class(m.cls), mailbox_of(m.mailbox)
+            cls, args, mailbox = actor_class(m.cls), arguments_of(m), mailbox_of(m.mailbox)
             if m.policy is None:
-                return self.spawn(cls, *m.args, mailbox=mailbox)
-            spec = child(cls, *m.args, mailbox=mailbox, supervise=policy_of(m.policy))
+                return self.spawn(cls, *args, mailbox=mailbox)
+            spec = child(cls, *args, mailbox=mailbox, supervise=policy_of(m.policy))
             # Its own supervisor, so that an actor that fails too often ends nothing else.
             supervisor = self.spawn(Supervisor)
             try:

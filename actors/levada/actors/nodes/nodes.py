@@ -390,6 +390,8 @@ class Nodes(ABC):
     async def restart(self, name: str | None = None, *, rolling: bool = True) -> None:
         """Drain nodes and start them again, in new processes with the app's current code. A call waits for the calls before it.
 
+        In a rolling restart, message classes may grow: by fields at the end that have defaults, and by new classes.
+
         In an actor of a node, call it with `start_soon`, as `drain`.
 
         Args:
@@ -398,7 +400,8 @@ class Nodes(ABC):
             rolling: whether to restart them one after another, each when the one before is up; otherwise all at once.
 
         Raises:
-            NodeLost: a node did not start again and stays down; the nodes after it were not restarted.
+            NodeLost: a node did not start again and stays down, perhaps because a message class of its code does not fit the others; the nodes
+                after it were not restarted.
             ConfigurationError: there is no such node.
 
         Cancellation:

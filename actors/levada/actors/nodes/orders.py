@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
+
+import attrs
 
 from levada.actors.apps import importable
 from levada.framework import Actor, MailboxPolicy, RestartPolicy, Supervision, restart
-from levada.framework.errors import ConfigurationError
+from levada.framework.errors import ConfigurationError, DecodeError
 from levada.transports.text import printable
 
-from .messages import MailboxRoom, Policy, Spawn
+from .messages import MailboxRoom, Packed, Policy, Spawn
+from .packing import is_same, pack, unpack
 
-__all__ = ["actor_class", "mailbox_of", "policy_of", "require_same", "spawn_order"]
+__all__ = ["actor_class", "arguments_of", "joined", "mailbox_of", "policy_of", "spawn_order"]
 
 
 def spawn_order(
@@ -22,7 +24,7 @@ def spawn_order(
     supervise: Supervision,
     mailbox: MailboxPolicy | None,
     *,
-    named: Callable[[Any], str] = importable,
+    travels: bool = True,
 ) -> Spawn:
     """Describe an actor to start.
 
@@ -31,11 +33,13 @@ def spawn_order(
         args: the arguments of the class.
         supervise: its supervision.
         mailbox: its mailbox.
-        named: returns the name of a class.
+        travels: whether another process reads the description. Otherwise the class and the arguments may be any.
 
     Raises:
         ConfigurationError: a part of the description cannot travel.
+        TypeError, ValueError: an argument cannot travel.
     """
+    named = importable if travels else _name_of
     if not (isinstance(cls, type) and issubclass(cls, Actor)):
         raise ConfigurationError(f"cls is {cls!r}, wanted an Actor class that can be imported by its name")
     if supervise == "escalate":
@@ -53,7 +57,35 @@ def spawn_order(
         if not isinstance(mailbox.overflow, str):
             raise ConfigurationError("conflate(key) is a function, which cannot travel: set the mailbox on the node")
         room = MailboxRoom(mailbox.capacity, mailbox.overflow)
-    return Spawn(named(cls), list(args), policy, room)
+    return Spawn(named(cls), [_packed(i, each) for i, each in enumerate(args)] if travels else [*args], policy, room)
+
+
+def _name_of(cls: type[Any]) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _packed(index: int, value: Any) -> Packed:
+    try:
+        return pack(value)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"argument {index + 1}: {error}") from error
+
+
+def arguments_of(order: Spawn) -> list[Any]:
+    """Return the arguments of the class that came in a message.
+
+    Raises:
+        ConfigurationError: this process does not know the class of one, or cannot read it.
+    """
+    found: list[Any] = []
+    for each in order.args:
+        try:
+            found.append(unpack(each))
+        except DecodeError as error:
+            raise ConfigurationError(
+                f"argument {len(found) + 1} of {printable(order.cls)} cannot be read: {printable(str(error))}"
+            ) from error
+    return found
 
 
 def _imported(name: str) -> Any:
@@ -109,8 +141,8 @@ def mailbox_of(room: MailboxRoom | None) -> MailboxPolicy | None:
     return None if room is None else MailboxPolicy(room.capacity, room.overflow)
 
 
-def require_same(name: str, known: tuple[Spawn, str | int], wanted: tuple[Spawn, str | int]) -> None:
-    """Check that two orders for a singleton are the same.
+def joined(name: str, known: tuple[Spawn, str | int], wanted: tuple[Spawn, str | int]) -> Spawn:
+    """Check that two orders for a singleton are the same; return the order for its next start, whose arguments are of the newer code.
 
     Raises:
         ConfigurationError: they differ; the text says in what.
@@ -121,26 +153,29 @@ def require_same(name: str, known: tuple[Spawn, str | int], wanted: tuple[Spawn,
             f"the singleton {name!r} is a {there.cls}, and a {order.cls} was asked for: give one of them another name="
         )
     # Values of arguments are not shown: they may be secrets.
-    ours, theirs = _plain(there.args), _plain(order.args)
-    parts = [f"argument {i + 1}" for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b]
-    if len(ours) != len(theirs):
-        parts = [f"the number of arguments ({len(ours)}, now {len(theirs)})"]
+    parts = [
+        f"argument {i + 1}" for i, pair in enumerate(zip(there.args, order.args, strict=False)) if not _same(*pair)
+    ]
+    if len(there.args) != len(order.args):
+        parts = [f"the number of arguments ({len(there.args)}, now {len(order.args)})"]
     settings = (("on", place, on), ("supervise", there.policy, order.policy), ("mailbox", there.mailbox, order.mailbox))
     parts += [f"{setting} ({_shown(a)}, now {_shown(b)})" for setting, a, b in settings if a != b]
     if parts:
         raise ConfigurationError(
             f"the singleton {name!r} ({there.cls}) was started with other arguments; these differ: {', '.join(parts)}"
         )
+    args = [_newer(*pair) for pair in zip(there.args, order.args, strict=True)]
+    return attrs.evolve(there, args=args)  # type: ignore[misc]  # a message class is an attrs class
+
+
+def _same(one: Any, other: Any) -> bool:
+    return is_same(one, other) if isinstance(one, Packed) and isinstance(other, Packed) else bool(one == other)
+
+
+def _newer(one: Any, other: Any) -> Any:
+    """Return the later version of two arguments that are the same: its messages have more fields."""
+    return other if isinstance(one, Packed) and len(other.data) > len(one.data) else one
 
 
 def _shown(value: Any) -> str:
     return printable(repr(value)[:200])
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as it is after it has travelled."""
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    return value

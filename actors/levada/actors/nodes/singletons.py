@@ -13,7 +13,7 @@ from levada.framework.errors import ConfigurationError, NameTaken
 
 from .messages import Spawn
 from .nodes import fleet_of
-from .orders import require_same, spawn_order
+from .orders import joined, spawn_order
 
 __all__ = ["singleton"]
 
@@ -77,10 +77,10 @@ async def singleton(
     if fleet is not None:
         return await fleet.join(spawn_order(cls, args, supervise, mailbox), on, name)
     await trio.lowlevel.checkpoint()
-    order = spawn_order(cls, args, supervise, mailbox, named=_name_of)  # any class: it does not travel
+    order = spawn_order(cls, args, supervise, mailbox, travels=False)
     known = _alone.setdefault(system, {})
     if name in known and known[name][2].is_alive:
-        require_same(name, known[name][:2], (order, on))
+        joined(name, known[name][:2], (order, on))
         return known[name][2]
     holder = system.registry.get(name)
     if holder is not None:
@@ -89,7 +89,3 @@ async def singleton(
     system.registry.register(name, ref)
     known[name] = order, on, ref
     return ref
-
-
-def _name_of(cls: type[Any]) -> str:
-    return f"{cls.__module__}:{cls.__qualname__}"
