@@ -10,6 +10,9 @@ from tests.simulation.runner import run
 
 __all__ = ["explain", "shrink"]
 
+NEED_KEYS = ("commands", "erase", "repeat", "reuse", "trim")
+"""Operations of a journal that is keyed."""
+
 
 def explain(history: History) -> str:
     """Return the story of a history that fails, shrunk, and the file that replays it."""
@@ -49,7 +52,7 @@ def _smaller(history: History) -> Iterator[History]:
         for less in _less(life):
             yield attrs.evolve(history, lives=[*lives[:place], less, *lives[place + 1 :]])
     for name, plain in (("keyed", False), ("retain_time", None), ("segment_time", None), ("retain_bytes", None)):
-        needed = name == "keyed" and any(operation[0] == "erase" for life in lives for operation in life.operations)
+        needed = name == "keyed" and any(each[0] in NEED_KEYS for life in lives for each in life.operations)
         if history.config.get(name) not in (None, plain) and not needed:
             yield attrs.evolve(history, config={**history.config, name: plain})
 

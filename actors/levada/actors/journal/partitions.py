@@ -330,6 +330,9 @@ class Partition:
         """
         place = self.segments.index(segment)
         sealed = place + 1 < len(self.segments)
+        if sealed:
+            # The new file is whole by itself. If the old one ends within an append, a power failure must not leave the beginning alone.
+            self.sync()
         done = without(segment, self._journal, choose, sealed=sealed)
         if done is None:
             return 0
