@@ -50,24 +50,37 @@ async def test_the_journal_is_in_a_process_that_ends_with_the_shards(tmp_path: P
 
 
 @pytest.mark.ci
-async def test_commands_wait_while_the_keeper_is_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_keeper_that_is_killed_costs_no_command_its_answer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Commands without ids, so none of them may be asked again."""
     caplog.set_level(logging.CRITICAL, "levada")
+    answers: dict[str, list[int]] = {f"e{number}": [] for number in range(8)}
+    kills = 0
+
+    async def ask(name: str) -> None:
+        while kills < 3:
+            answers[name].append(await accounts[name].ask(Deposit(1)))
+        answers[name].append(await accounts[name].ask(Deposit(1)))
+
     async with ActorSystem("test", **TIMES) as system:
         accounts = await shards(system, Account, journal=tmp_path, **KEPT)
         nodes = nodes_of(system)
-        for number in range(3):
-            answer = 0
-            os.kill(nodes["Account-keeper"].pid, signal.SIGKILL)
-            while not answer:
-                try:
-                    answer = await accounts["anna"].ask(Deposit(1), command=f"order-{number}")
-                except OutcomeUnknown:
-                    await trio.lowlevel.checkpoint()
-            assert answer == number + 1
-        assert await accounts["anna"].ask(Balance()) == 3
+        async with trio.open_nursery() as askers:
+            for name in answers:
+                askers.start_soon(ask, name)
+            while kills < 3:
+                wanted = len(answers["e0"]) + 20
+                while len(answers["e0"]) < wanted:
+                    await accounts["other"].ask(Balance())
+                os.kill(nodes["Account-keeper"].pid, signal.SIGKILL)
+                await accounts["other"].ask(Deposit(1))
+                kills += 1
+        assert [await accounts[name].ask(Balance()) for name in answers] == [len(each) for each in answers.values()]
         accounts.ref.stop()
         await accounts.ref.terminated()
-    assert amounts(tmp_path) == [1, 1, 1]
+    assert all(each == [*range(1, len(each) + 1)] for each in answers.values())
+    assert amounts(tmp_path) == [1] * (3 + sum(map(len, answers.values())))
 
 
 @pytest.mark.ci

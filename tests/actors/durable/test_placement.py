@@ -270,6 +270,7 @@ TERMS = Terms(
     remember=10,
     snapshot_every=100,
     max_live=10,
+    patience=0.0,
 )
 
 

@@ -1,12 +1,20 @@
-"""`Access`: how a shard uses its partition of the journal, which may be in another process."""
+"""`Access`: how a shard uses its partition of the journal, which may be in another process.
+
+A journal that is out of reach has been killed, restarts, or its connection was cut. Its questions are asked again until it answers, so commands
+only wait. An append whose answer was lost may have been written: it is sent again, the same rows at the same place, and is written at most once.
+If the log does not end there any more, the rows that are there say whose they are: every owner begins with a row of its own (`rows.OWNED`), so
+another owner has another row in the place of the first one of this append.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from typing import Any
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, TypeVar
 
 import attrs
 import pyarrow as pa
+import trio
 
 from levada.actors.journal import (
     Append,
@@ -22,21 +30,31 @@ from levada.actors.journal import (
     stream_of,
 )
 from levada.framework import Ref
+from levada.framework.embedding import RateLimitedLog
 from levada.framework.errors import LevadaError
 from levada.framework.message import Asks
 
 from .errors import ShardLost
-from .rows import SNAPSHOT
+from .rows import BOOKKEEPING, SNAPSHOT
 
 __all__ = ["Access"]
 
+T = TypeVar("T")
+
+logger = logging.getLogger("levada.actors.durable")
+_away = RateLimitedLog("journal away", logger)
+
 JOURNAL_TIMEOUT = 60.0
 """Seconds after which a journal that may be in another process counts as out of reach; one in this process only waits for its disk."""
+FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0
+"""Seconds between questions to a journal that is out of reach."""
 
 
 @attrs.define
 class Access:
-    """One partition of the log. All methods raise `ShardLost` if the journal is out of reach, and the `JournalError` of the journal if it refuses.
+    """One partition of the log.
+
+    All methods raise `ShardLost` if the journal stays out of reach, or has ended; and the `JournalError` of the journal if it refuses.
 
     It is older than its shard, which may restart, and remembers how far the log reached: `JournalBehind` says that rows are gone from it since.
     """
@@ -46,11 +64,33 @@ class Access:
     """Number of the partition."""
     streams: bool
     """Whether rows go to the journal as bytes, because it may be in another process."""
+    patience: float
+    """Seconds for which a journal that is out of reach is asked again."""
     known: int = attrs.field(default=0, init=False)
     """The offset after the last row that was there."""
 
     async def ask(self, question: Asks[Any]) -> Any:
-        """Ask the journal."""
+        """Ask the journal; again, if it is out of reach."""
+        try:
+            return await self._ask_once(question)
+        except ShardLost as lost:
+            return await self._until_reached(lambda: self._ask_once(question), lost)
+
+    async def _until_reached(self, attempt: Callable[[], Awaitable[T]], lost: ShardLost) -> T:
+        """Try again until the journal is in reach, or `patience` is at its end. `lost` is the error of the first attempt."""
+        _away.line("%s; it is asked again for %g s", lost, self.patience)
+        pause = FIRST_PAUSE
+        with trio.move_on_after(self.patience):
+            while self.journal.is_alive:
+                await trio.sleep(pause)
+                pause = min(2 * pause, LAST_PAUSE)
+                try:
+                    return await attempt()
+                except ShardLost as error:
+                    lost = error
+        raise lost
+
+    async def _ask_once(self, question: Asks[Any]) -> Any:
         try:
             return await self.journal.ask(question, timeout=JOURNAL_TIMEOUT if self.streams else None)
         except JournalError:
@@ -72,11 +112,28 @@ class Access:
     async def append(self, batch: pa.RecordBatch, at: int) -> Appended | Fenced:
         """Append rows if `at` is the end; otherwise return `Fenced`."""
         rows, known = stream_of(batch) if self.streams else batch, self.known
+        question = Append(rows, partition=self.shard, at=at, waits=False)
+        answer: Appended | Fenced
         try:
-            answer: Appended | Fenced = await self.ask(Append(rows, partition=self.shard, at=at, waits=False))
+            answer = await self._ask_once(question)
         except ValueError as error:
             raise JournalError(f"shard {self.shard}: these rows cannot travel to the journal: {error}") from error
+        except ShardLost as lost:
+            answer = await self._until_reached(lambda: self._append_again(question, batch, at), lost)
         self._reached(answer.first + answer.count if isinstance(answer, Appended) else answer.end, known)
+        return answer
+
+    async def _append_again(self, question: Append, batch: pa.RecordBatch, at: int) -> Appended | Fenced:
+        """Send an append again that may have been written."""
+        try:
+            answer: Appended | Fenced = await self._ask_once(question)
+            if isinstance(answer, Fenced) and answer.end >= at + batch.num_rows:
+                there = await self._ask_once(ReadRows(self.shard, at, at + 1))
+                if there.count and _is_same(there.batch(), batch):
+                    return Appended(self.shard, at, batch.num_rows)
+        except JournalError as error:
+            # It refuses this attempt, and the one before may have been written: that is known when it does not refuse.
+            raise ShardLost(f"shard {self.shard}: the journal refuses: {error}", shard=self.shard) from None
         return answer
 
     def _reached(self, end: int, known: int) -> None:
@@ -118,6 +175,12 @@ class Access:
             if found.count:
                 yield _batch_of(found)
             at = found.next
+
+
+def _is_same(there: pa.RecordBatch, batch: pa.RecordBatch) -> bool:
+    """Whether the first row in the log is the first one of a batch. Columns of events are not compared: a NaN there equals nothing."""
+    first, second = (rows.slice(0, 1).select(BOOKKEEPING.names).to_pylist() for rows in (there, batch))
+    return bool(first == second)
 
 
 def _batch_of(found: Found) -> pa.RecordBatch:

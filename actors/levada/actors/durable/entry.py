@@ -16,6 +16,7 @@ import trio
 from levada.actors.apps import importable
 from levada.actors.journal import partition_of
 from levada.framework import Actor, ActorSystem, Asks, Codec, Ref, bounded, handles
+from levada.framework.durations import is_duration
 from levada.framework.errors import ConfigurationError, LevadaError
 from levada.framework.files import folder_path
 from levada.framework.handlers import flatten
@@ -69,7 +70,7 @@ class Entity(Generic[M]):
 
         Raises:
             CommandFailed: the handler raised, and nothing was recorded except what it had committed. It is an `ActorStopped`.
-            OutcomeUnknown: the shard was lost meanwhile; ask again with the same id.
+            OutcomeUnknown: the shard was lost meanwhile, or its journal for long; ask again with the same id.
             ReplayFailed: the entity's events cannot be applied.
             EntityErased: the entity was erased.
             CommandReused: the id belongs to another message.
@@ -169,6 +170,7 @@ class _Root(Actor[_Start]):
     settings: ShardSettings
     log: Log
     count: int
+    patience: float
 
     @handles
     async def start(self, _: _Start) -> tuple[Ref[Any], Sequence[Ref[Any]]] | None:
@@ -181,7 +183,7 @@ class _Root(Actor[_Start]):
             return None
         found = [
             self.spawn(
-                Shard, self.settings, Access(journal, number, streams=self.log.streams),
+                Shard, self.settings, Access(journal, number, self.log.streams, self.patience),
                 name=str(number), mailbox=bounded(MAILBOX), supervise=_SHARD_AGAIN,
             )
             for number in range(self.count)
@@ -268,6 +270,7 @@ async def shards(
     remember: int = 256,
     snapshot_every: int = 1000,
     max_live: int = 100_000,
+    patience: float = 30.0,
     keeper: bool = False,
     name: str | None = None,
     clock: Callable[[], float] | None = None,
@@ -291,8 +294,10 @@ async def shards(
         remember: how many command ids an entity remembers, the newest first.
         snapshot_every: the number of rows of an entity after which its state is written too, so that reading it begins there.
         max_live: about the most entities in memory: beyond it the least recently used leave first.
+        patience: seconds to wait for a journal that is out of reach. Commands wait too, each for its own time. Rows whose answer was lost are
+            sent again, and are written once. Behind that, commands whose rows may have been written fail with `OutcomeUnknown`.
         keeper: whether the journal of a folder runs in a child process, as with `levada.actors.journal.keeper`, so that it does not hold up
-            this one, or the driver. While that process restarts, commands wait.
+            this one, or the driver.
         name: the name of the actor above the shards; by default the name of the class.
         clock: returns seconds since 1970. None: the time of the system, which is virtual if a test's clock of trio is. Not for entities on
             nodes: a function cannot travel, and each node has its own clock.
@@ -313,6 +318,8 @@ async def shards(
         raise ConfigurationError(f"shards is {shards!r}, wanted a number from 1 to 4096")
     if not isinstance(idle, int | float) or not 0 < idle < math.inf:
         raise ConfigurationError(f"idle is {idle!r}, wanted seconds, more than 0")
+    if not is_duration(patience, zero=True):
+        raise ConfigurationError(f"patience is {patience!r}, wanted seconds, 0 or more")
     for setting, value in (("remember", remember), ("snapshot_every", snapshot_every), ("max_live", max_live)):
         if not isinstance(value, int) or value < 1:
             raise ConfigurationError(f"{setting} is {value!r}, wanted a whole number of 1 or more")
@@ -339,6 +346,7 @@ async def shards(
             remember=remember,
             snapshot_every=snapshot_every,
             max_live=per_shard,
+            patience=patience,
         )
         return await _join(system, cls, name, fleet, terms, log)
     columns = await columns_in(system, log, wanted.schema, shards)
@@ -355,7 +363,7 @@ async def shards(
         clock=clock or system.platform.time,
         clock_jumps=clock is not trio.current_time if clock else not system.platform.virtual,
     )
-    ref = system.spawn(_Root, settings, log, shards, name=name, supervise="escalate")
+    ref = system.spawn(_Root, settings, log, shards, patience, name=name, supervise="escalate")
     try:
         log_ref, started = await ref.ask(_Start(), timeout=None)
     except BaseException:

@@ -53,7 +53,7 @@ class CommandFailed(ActorStopped):
 
 @attrs.define(eq=False, slots=False, str=False)
 class ShardLost(DurableError):
-    """A shard cannot continue, because its journal failed or another process owns it now. Its supervisor restarts it."""
+    """A shard cannot continue, because its journal is out of reach or another process owns it now. Its supervisor restarts it."""
 
     shard: int = 0
 

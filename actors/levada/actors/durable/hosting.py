@@ -46,6 +46,7 @@ class Terms:
     snapshot_every: int
     max_live: int
     """Of one shard."""
+    patience: float
 
 
 @message("levada.durable.check_host", frozen=True)
@@ -114,7 +115,8 @@ class Host(Actor[CheckHost | Open | Close | EndHost | _Unused]):
         from levada.actors.nodes import nodes_of
 
         self._shards: dict[int, Ref[Any]] = {}
-        self._ways = [Access(self.journal, shard, streams=True) for shard in range(self.terms.shards)]
+        shards, patience = self.terms.shards, self.terms.patience
+        self._ways = [Access(self.journal, shard, True, patience) for shard in range(shards)]
         self._told: set[int] = set()
         self._leaving = False
         self._refusal: ConfigurationError | None = None

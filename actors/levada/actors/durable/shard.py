@@ -5,11 +5,11 @@ entity first, with a task of its own. When the handler has returned, `finished` 
 
 At a normal end the shard finishes the commands that it has (`Finisher`, `Leave`); commands that it cannot finish are counted in the log.
 
-The shard ends if its partition takes no more of its rows: another process has written there, or the journal failed. Then all commands under way
-fail with `OutcomeUnknown`, the entities end, and the supervisor starts the shard again, which reads everything again. A shard whose own rows cannot
-be read refuses all commands with the journal's error, and tries again later. If the journal refuses rows, because the disk is full, the commands
-under way get its error too, but a command that is partly on the disk fails with `OutcomeUnknown`; until there is room, the shard answers the
-commands that write nothing.
+The shard ends if its partition takes no more of its rows: another process has written there, or the journal is out of reach for long (`access.py`).
+Then all commands under way fail with `OutcomeUnknown`, the entities end, and the supervisor starts the shard again, which reads everything again. A
+shard whose own rows cannot be read refuses all commands with the journal's error, and tries again later. If the journal refuses rows, because the
+disk is full, the commands under way get its error too, but a command that is partly on the disk fails with `OutcomeUnknown`; until there is room,
+the shard answers the commands that write nothing.
 """
 
 from __future__ import annotations
