@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import os
 import random
+import re
 import shutil
 import struct
 from collections.abc import Callable
@@ -19,6 +20,7 @@ pytest.importorskip("levada.actors.journal", exc_type=ImportError)
 
 from levada.actors import cli
 from levada.actors.journal import JournalConfig, Keyed, Store, columns_of
+from levada.actors.journal.inspection import inspect
 from levada.framework import message
 
 
@@ -272,6 +274,55 @@ def test_a_damaged_ledger_is_named(journal: Path, levada: Run) -> None:
     assert levada("repair", journal, "--yes")[0] == 2
     (journal / "ledger.sqlite").unlink()
     assert (levada("verify", journal)[0], levada("ls", journal)[0]) == (1, 2)
+
+
+def test_a_backup_and_its_restore(journal: Path, tmp_path: Path, levada: Run) -> None:
+    before = state(journal)
+    code, output = levada("backup", journal, tmp_path / "copy", "--verify")
+    assert code == 0
+    with Store.open(tmp_path / "other", COLUMNS.schema, CONFIG) as other, inspect(journal) as found:
+        assert other.epoch != found.epoch
+        said = rf"journal {found.epoch}, opening {found.ledger.opening}, 40 rows in 2 partitions, [\d,]+ bytes"
+    assert re.fullmatch(rf"{tmp_path}/copy: {said}\n", output)
+    code, output = levada("restore", tmp_path / "copy", tmp_path / "restored")
+    assert code == 0
+    assert re.fullmatch(rf"{tmp_path}/restored: {said}\n", output)
+    assert state(journal) == before
+    fill(journal, 4)
+    assert levada("restore", tmp_path / "copy", journal) == (
+        2,
+        f"levada: {journal} is there; the backup is older, and lacks 4 rows (partition 0: 20 to 21, partition 1: 20 to 21). "
+        "Nothing is overwritten: move it away, or name another folder\n",
+    )
+
+
+def test_a_backup_of_a_journal_whose_process_does_not_answer(journal: Path, tmp_path: Path, levada: Run) -> None:
+    with Store.open(journal, COLUMNS.schema, CONFIG):
+        code, output = levada("backup", journal, tmp_path / "copy", "--timeout", "0.01")
+    assert code == 2
+    assert output.startswith(f"levada: {journal}: a process has this journal open and did not answer for 0.01 s: ")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_a_damaged_journal_is_not_backed_up(journal: Path, tmp_path: Path, levada: Run) -> None:
+    last_segment(journal).unlink()
+    code, output = levada("backup", journal, tmp_path / "copy")
+    assert code == 1
+    assert output.startswith("levada: ")
+    assert output.endswith("(levada journal verify finds all damage)\n")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_a_long_backup_says_how_far_it_is(
+    journal: Path, tmp_path: Path, levada: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("levada.actors.cli.journal._PROGRESS_EVERY", 0.0)
+    code, output = levada("backup", journal, tmp_path / "copy")
+    assert code == 0
+    lines = [line for line in output.splitlines() if line.startswith("levada: ")]
+    [(done, octets)] = re.findall(r"levada: ([\d,]+) of ([\d,]+) bytes", lines[-1])
+    assert done == octets
+    assert output.splitlines()[0].endswith(f", {octets} bytes")
 
 
 def test_mistakes(tmp_path: Path, levada: Run, capsys: pytest.CaptureFixture[str]) -> None:

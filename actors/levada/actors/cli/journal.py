@@ -1,4 +1,4 @@
-"""``levada journal``: inspect, verify and repair a journal on disk."""
+"""``levada journal``: inspect, verify, repair, back up and restore a journal on disk."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import argparse
 import base64
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
-from datetime import date, datetime, time, timedelta
+from datetime import date, datetime, timedelta
+from datetime import time as time_of_day
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,20 +20,25 @@ from levada.framework.text import finite
 from levada.transports.text import printable
 
 from . import Subparsers
-from .arguments import positive, whole
+from .arguments import positive, seconds, whole
 
 if TYPE_CHECKING:
+    from levada.actors.journal import Copied
     from levada.actors.journal.inspection import Finding, Inspection
 
 __all__ = ["add_parser", "run"]
+
+_PROGRESS_EVERY = 5.0
+"""Seconds between lines about a long copy."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
     """Describe the arguments."""
     parser = subparsers.add_parser(
         "journal",
-        help="show, verify and repair a journal on disk",
-        description="Inspect a journal that no process has open, or a copy, even one from another machine. Only `repair --yes` writes.",
+        help="show, verify, repair, back up and restore a journal on disk",
+        description="Inspect a journal that no process has open, or a copy, even one from another machine. Only `repair --yes` changes a journal. "
+        "`backup` also copies a journal that is open.",
         epilog="Exit codes: 0 the journal is whole; 1 there is damage, or a write that was never answered; "
         "2 a mistake, or a process has the journal open.",
     )
@@ -63,6 +70,24 @@ def add_parser(subparsers: Subparsers) -> None:
     verify.add_argument("--json", action="store_true", help="print a line of JSON for each finding")
     repair = command("repair", _repair, "cut off torn writes and continue without lost rows")
     repair.add_argument("--yes", action="store_true", help="repair the journal; without --yes only print the losses")
+
+    def copies(name: str, function: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        own = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        own.add_argument("directory", metavar="SOURCE", help="a journal, or a directory of several")
+        own.add_argument("target", metavar="TARGET", help="the directory to make; it must not be there")
+        own.add_argument("--verify", action="store_true", help="check every byte of the copy")
+        own.set_defaults(function=function)
+        return own
+
+    backup = copies("backup", _backup, "copy a journal, also while a process has it open")
+    backup.add_argument(
+        "--timeout",
+        type=seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="wait at most so long for a process that has the journal open (default: 30)",
+    )
+    copies("restore", _restore, "copy a backup to where a journal should be; nothing is overwritten")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -223,7 +248,7 @@ def _plain(value: object) -> Any:
             return value.decode()
         except UnicodeDecodeError:
             return "base64:" + base64.b64encode(value).decode()
-    if isinstance(value, datetime | date | time):
+    if isinstance(value, datetime | date | time_of_day):
         return value.isoformat()
     if isinstance(value, timedelta):
         return value.total_seconds()
@@ -273,7 +298,7 @@ def _repair(args: argparse.Namespace) -> int:
     if not args.yes:
         print(f"{printable(str(path))}: a repair would lose {lost:,} acknowledged rows.")
         if damaged:
-            print("It is better to restore the files from a copy that was made while the journal was closed.")
+            print("It is better to restore a backup (levada journal restore).")
         print(f"Nothing was changed. To repair: levada journal repair --yes {printable(str(path))}")
         return 1
     with Store.open(path, config=JournalConfig(partitions=partitions, accept_loss=True)) as store:
@@ -283,3 +308,46 @@ def _repair(args: argparse.Namespace) -> int:
         + (", damaged files are kept as NAME.damaged" if damaged else "")
     )
     return 0
+
+
+def _backup(args: argparse.Namespace) -> int:
+    from levada.actors.journal import backup
+
+    return _copied(
+        lambda: backup(_directory(args), args.target, verify=args.verify, timeout=args.timeout, progress=_Progress())
+    )
+
+
+def _restore(args: argparse.Namespace) -> int:
+    from levada.actors.journal import restore
+
+    return _copied(lambda: restore(_directory(args), args.target, verify=args.verify, progress=_Progress()))
+
+
+def _copied(copy: Callable[[], list[Copied]]) -> int:
+    from levada.actors.journal.errors import JournalDamaged
+
+    try:
+        done = copy()
+    except JournalDamaged as error:
+        print(f"levada: {printable(str(error))}", file=sys.stderr)
+        return 1
+    for each in done:
+        rows = sum(end - each.first[number] for number, end in each.end.items())
+        print(
+            f"{printable(str(each.directory))}: journal {each.epoch}, opening {each.opening or 'unknown'}, {rows:,} rows in {len(each.end)} "
+            f"partitions, {each.size:,} bytes"
+        )
+    return 0
+
+
+class _Progress:
+    """Prints how far a long copy is."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + _PROGRESS_EVERY
+
+    def __call__(self, done: int, size: int) -> None:
+        if time.monotonic() >= self._next:
+            self._next += _PROGRESS_EVERY
+            print(f"levada: {done:,} of {size:,} bytes", file=sys.stderr, flush=True)

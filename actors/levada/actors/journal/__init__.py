@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .blocks import Block, Message
     from .columns import Columns, Envelope, columns_of
     from .config import JournalConfig, Keyed
+    from .copying import Copied, backup, restore
     from .errors import (
         BatchReused,
         CommandReused,
@@ -72,12 +73,13 @@ if TYPE_CHECKING:
     from .store import Store
 
 __all__ = [
-    "Append", "Appended", "AwaitRows", "BatchReused", "Block", "Columns", "CommandReused", "CommitGroup", "DeclareGroup", "Deliver", "Delivered",
-    "DiscardOlder", "DiscardStaged", "Envelope", "EraseEntity", "Erased", "Extent", "Fenced", "FindCommand", "ForgetGroup", "Found", "GetExtent",
-    "GetGroups", "GetJournalStatistics", "GetReach", "GetSchema", "Journal", "JournalBehind", "JournalConfig", "JournalDamaged", "JournalError",
-    "JournalFull", "JournalLocked", "JournalStatistics", "JournalUnwritable", "Keeper", "Keyed", "Message", "OffsetGone", "OffsetWithin",
-    "Reach", "Read", "ReadEntity", "ReadRows", "Rows", "SchemaMismatch", "Stage", "StageRows", "Store", "StoreStatistics", "Taken",
-    "check_growth", "columns_of", "differences", "fit", "journal_error", "keeper", "partition_of", "rows_of_stream", "stream_of",
+    "Append", "Appended", "AwaitRows", "BatchReused", "Block", "Columns", "CommandReused", "CommitGroup", "Copied", "DeclareGroup", "Deliver",
+    "Delivered", "DiscardOlder", "DiscardStaged", "Envelope", "EraseEntity", "Erased", "Extent", "Fenced", "FindCommand", "ForgetGroup", "Found",
+    "GetExtent", "GetGroups", "GetJournalStatistics", "GetReach", "GetSchema", "Journal", "JournalBehind", "JournalConfig", "JournalDamaged",
+    "JournalError", "JournalFull", "JournalLocked", "JournalStatistics", "JournalUnwritable", "Keeper", "Keyed", "Message", "OffsetGone",
+    "OffsetWithin", "Reach", "Read", "ReadEntity", "ReadRows", "Rows", "SchemaMismatch", "Stage", "StageRows", "Store", "StoreStatistics", "Taken",
+    "backup", "check_growth", "columns_of", "differences", "fit", "journal_error", "keeper", "partition_of", "restore", "rows_of_stream",
+    "stream_of",
 ]  # fmt: skip
 
 _MODULES = (
@@ -94,6 +96,7 @@ _MODULES = (
     "ipc",
     "questions",
     "actor",
+    "copying",
     "keeper_process",
 )
 """Where the names above are, those first that import least."""

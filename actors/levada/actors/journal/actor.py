@@ -124,7 +124,7 @@ class Journal(
         max_pending_bytes: bytes that wait for the disk before the next append is taken; the mailbox fills meanwhile, so give it a bound.
         reopen_every: seconds between attempts to open a journal that cannot be opened; until then each question fails with the reason. None:
             the actor fails.
-        clean_every: seconds between runs of retention, which also check for room on a full disk and for deleted files.
+        clean_every: seconds between runs of retention, which also check for room on a full disk, for deleted files and for a `backup`.
         dedicated: whether this process does nothing else, so that an append that comes alone may hold it up while the disk is quick.
         clock: returns seconds since 1970. None: the time of the system, which is virtual if a test's clock of trio is.
 
@@ -338,12 +338,11 @@ class Journal(
 
     @handles
     def clean(self, _: _Clean) -> None:
-        """Check that the files are still there, delete rows that may go, and try again if the journal was full."""
+        """Look after what comes from outside (`Store.look`), delete rows that may go, and try again if the journal was full."""
         self._clean_later()
-        if self._queue.urgent:
-            return  # it is behind, and questions go first
+        is_behind = bool(self._queue.urgent)  # then questions go first
         self._do_soon(self._store.look)
-        if self._queue.full or self._counts_time:
+        if not is_behind and (self._queue.full or self._counts_time):
             self._do_soon(self._store.retain)
 
     @property

@@ -67,6 +67,8 @@ class Inspection:
     """Files of batches that are not delivered yet."""
     transaction: int
     """Number of transactions: batches that were delivered, and appends to several partitions."""
+    ledger: Ledger
+    """A copy of it. Behind the block only what it keeps in memory is left, such as its history of openings."""
 
     def batches(self, number: int, start: int | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield the rows of a partition from an offset on, in the columns of `schema`, with the offset of the first.
@@ -207,6 +209,7 @@ def inspect(directory: Path, *, blocks: bool = False) -> Iterator[Inspection]:
             findings=findings,
             staged=len(files.glob(directory / "staging", "*.segment")),
             transaction=ledger.transaction,
+            ledger=ledger,
         )
         findings += [
             Finding(

@@ -171,6 +171,7 @@ class Ledger:
     """The database of one journal. Made by `Ledger.open`."""
 
     def __init__(self, platform: Platform, connection: sqlite3.Connection, path: Path) -> None:
+        self._files = platform.files
         self._token_bytes = platform.token_bytes
         self._connection = connection
         self._path = path
@@ -236,6 +237,11 @@ class Ledger:
     def close(self) -> None:
         """Close the database."""
         self._connection.close()
+
+    def copy_to(self, path: Path) -> None:
+        """Copy everything that was committed into a new database. Raises `sqlite3.Error` or `OSError` if the disk refuses."""
+        with closing(self._files.database(path)) as target:
+            self._connection.backup(target)
 
     @contextmanager
     def _change(self) -> Iterator[sqlite3.Connection]:

@@ -44,6 +44,7 @@ from .guard import Guard, Undone
 from .keys import Keys, Taken
 from .ledger import Delivered, Erasure, LedgerLine, Reach, ledger_errors
 from .partitions import Partition
+from .pinning import Pins
 from .recovery import SYNC_THREADS, Recovered, recover
 from .retention import Clock, DiskRoom, Retention
 from .schema import check_schema, conform, fit
@@ -94,6 +95,7 @@ class Store:
             lambda: self._note(self._partitions),
             platform.monotonic,
         )
+        self._pins = Pins(platform, directory, found.partitions, found.ledger)
         # Has no thread before there are two files to sync.
         self._syncing = platform.thread_pool(SYNC_THREADS, "levada-sync")
         self._turn = 0
@@ -281,12 +283,15 @@ class Store:
         return self._guard.broken
 
     def look(self) -> None:
-        """Check that the files are where they were; if not, all writes fail from now on. Writes do this every `LOOK_EVERY` seconds.
+        """Look after what comes from outside. Belongs to the thread that writes; `Journal` calls it every second.
 
-        Then go on with erasures that a crash cut short and the disk refused at the opening; they are tried once a minute.
+        - Check that the files are where they were; if not, all writes fail from now on. Writes check this too.
+        - Pin the files for a process that copies this journal (`backup`).
+        - Go on with erasures that a crash cut short and the disk refused at the opening; they are tried once a minute.
         """
         self._guard.look()
         if not self.broken:
+            self._pins.look()
             self._erasures.try_again()
 
     @property

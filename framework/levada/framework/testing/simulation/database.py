@@ -11,9 +11,10 @@ commit there, in memory. It is on the disk at the next commit or checkpoint.
 from __future__ import annotations
 
 import errno
+import functools
 import sqlite3
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl
 
 from .disk import Inode, failure
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from .files import SimulatedFiles
 
 __all__ = ["SimulatedDatabase"]
+
+R = TypeVar("R")
 
 _CODES = {
     errno.ENOSPC: (sqlite3.SQLITE_FULL, "database or disk is full"),
@@ -43,7 +46,7 @@ def _error(code: int) -> sqlite3.OperationalError:
 class SimulatedDatabase(sqlite3.Connection):
     """A connection to a database on a simulated disk. Made by `SimulatedFiles.database`; it has no implicit transactions.
 
-    `execute` and `executemany` reach the disk, and what else makes statements does not: they are what a program uses that opens its
+    `execute`, `executemany` and `backup` reach the disk, and what else makes statements does not: they are what a program uses that opens its
     database with `Files.database`. ``mode=ro`` and ``immutable=1`` are known options.
     """
 
@@ -112,6 +115,16 @@ class SimulatedDatabase(sqlite3.Connection):
                 return super().executemany(sql, parameters)
             return self._save(lambda: super(SimulatedDatabase, self).executemany(sql, parameters))
 
+    def backup(self, target: sqlite3.Connection, **options: Any) -> None:
+        """Copy everything that was committed into another database, in one commit of the other one, as `sqlite3.Connection.backup`."""
+        with self._disk.lock:
+            self._files.require_alive()
+            copy = functools.partial(super().backup, target, **options)
+            if isinstance(target, SimulatedDatabase):
+                target._save(copy)
+            else:
+                copy()
+
     def _prepare(self, sql: str) -> str:
         """See what other connections have committed, and let only one of them write; return the first word of a statement."""
         self._files.require_alive()
@@ -142,7 +155,7 @@ class SimulatedDatabase(sqlite3.Connection):
                 self._refuse(fault)
             self._disk.replace(self._node, self._image)
 
-    def _save(self, commit: Callable[[], sqlite3.Cursor]) -> sqlite3.Cursor:
+    def _save(self, commit: Callable[[], R]) -> R:
         """Commit, and bring the image to the disk."""
         if self._read_only:
             return commit()  # which has nothing to commit, or raises

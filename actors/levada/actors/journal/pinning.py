@@ -1,0 +1,197 @@
+"""Pins: files of an open journal that stay as they are while another process copies them.
+
+The writer of the journal makes a pin between two writes, so that segments, ledger and record of ends are of the same moment. A pin has hard
+links, and the writer never changes bytes that it has published: it appends, and gives names to new files. So a pin takes milliseconds, and the
+journal goes on. Only the bytes behind the end of a last segment change; `Pin.sizes` tells where that was.
+
+The process that copies asks through the folder, because the folder is all that it knows of the writer, which may be any program:
+
+    backup.lock     locked by the process that copies; the writer deletes the pin once nothing has it locked
+    backup.request  the question, a random token; the writer looks for it every second, and deletes it when it has answered
+    backup.new/     the pin, as long as it is not whole
+    backup/         the pin; `pin.json` has the token and the sizes, and everything else is named as in a journal
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Event
+
+import attrs
+
+from levada.framework.files import Files
+from levada.framework.platform import Platform
+
+from .blocks import write_all
+from .ends import Ends, PromisedEnds
+from .errors import JournalError, JournalLocked
+from .ledger import Ledger, ledger_errors
+from .partitions import Partition
+
+__all__ = ["Pin", "Pins", "delete_tree", "locked", "pinned"]
+
+logger = logging.getLogger("levada.actors.journal")
+
+_LOCK, _REQUEST, _NEW, _PIN = "backup.lock", "backup.request", "backup.new", "backup"
+_POLL = 0.02
+"""Seconds between looks for the answer."""
+_POLLS = 50
+"""Looks for the answer between those whether the writer is still there."""
+
+
+@attrs.frozen
+class Pin:
+    """Files that do not change while they are copied."""
+
+    folder: Path
+    sizes: Mapping[str, int]
+    """For each file, by its path in the folder, how many bytes of it belong to the pin."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(self.sizes.values())
+
+
+class Pins:
+    """The side of the writer. Its methods belong to the thread that writes."""
+
+    def __init__(self, platform: Platform, directory: Path, partitions: Sequence[Partition], ledger: Ledger) -> None:
+        self._platform = platform
+        self._files = platform.files
+        self._directory = directory
+        self._partitions = partitions
+        self._ledger = ledger
+
+    def look(self) -> None:
+        """Answer a process that wants to copy the journal, or delete the pin if that process was killed."""
+        files, directory = self._files, self._directory
+        try:
+            if files.exists(directory / _REQUEST):
+                self._answer()
+            elif files.exists(directory / _PIN):
+                with locked(files, directory / _LOCK):
+                    delete_tree(files, directory / _PIN)
+        except JournalLocked:
+            pass  # it is being copied
+        except (JournalError, OSError) as error:
+            logger.warning("%s: no files are pinned for a copy: %s", directory, error, extra={"event": "not_pinned"})
+
+    def _answer(self) -> None:
+        files, folder = self._files, self._directory / _NEW
+        token = files.read(self._directory / _REQUEST).decode("ascii", "replace")
+        for left in (folder, self._directory / _PIN):
+            delete_tree(files, left)
+        files.make_folder(folder)
+        sizes: dict[str, int] = {}
+        for partition in self._partitions:
+            files.make_folder(folder / partition.folder.name)
+            for segment in partition.segments:
+                name = f"{partition.folder.name}/{segment.path.name}"
+                files.link(segment.path, folder / name)
+                sizes[name] = segment.size
+                index = Path(name).with_suffix(".index")
+                with suppress(FileNotFoundError):  # the last segment has none, and others get theirs when it is needed
+                    files.link(self._directory / index, folder / index)
+                    sizes[str(index)] = files.stat(folder / index).st_size
+        first, end = ([getattr(each, name) for each in self._partitions] for name in ("first", "end"))
+        promise = PromisedEnds(self._ledger.journal, first, end, self._ledger.commits)
+        Ends.create(self._platform, folder / "ends", promise).close()
+        _write(files, folder / "ledger.sqlite", b"")  # readable only for its owner
+        with ledger_errors(folder):
+            self._ledger.copy_to(folder / "ledger.sqlite")
+        # The ledger comes last: a copy that was cut short has none, and so it does not open.
+        sizes |= {name: files.stat(folder / name).st_size for name in ("ends", "ledger.sqlite")}
+        _write(files, folder / "pin.json", json.dumps({"token": token, "sizes": sizes}).encode())
+        files.rename(folder, self._directory / _PIN)
+        files.discard(self._directory / _REQUEST)
+
+
+@contextmanager
+def pinned(platform: Platform, directory: Path, timeout: float) -> Iterator[Pin | None]:
+    """Have the files of an open journal pinned for a block; yield None if its process ends before it has answered. Blocks.
+
+    Args:
+        platform: the surroundings.
+        directory: of the journal.
+        timeout: seconds to wait for the writer.
+
+    Raises:
+        JournalLocked: another process copies this journal, or the writer does not answer.
+        OSError: this user may not write into the folder.
+    """
+    files = platform.files
+    with locked(files, directory / _LOCK):
+        token = platform.token_bytes(8).hex()
+        try:
+            delete_tree(files, directory / _PIN)
+            beside = directory / (_REQUEST + "-new")
+            _write(files, beside, token.encode(), 0o644)  # the writer may be another user
+            files.rename(beside, directory / _REQUEST)
+            yield _awaited(platform, directory, token, timeout)
+        finally:
+            files.discard(directory / _REQUEST)
+            delete_tree(files, directory / _PIN)
+
+
+def _awaited(platform: Platform, directory: Path, token: str, timeout: float) -> Pin | None:
+    files, answer = platform.files, directory / _PIN / "pin.json"
+    deadline, tick, polls = platform.monotonic() + timeout, Event(), 0
+    while not files.exists(answer) or (found := json.loads(files.read(answer)))["token"] != token:
+        if polls % _POLLS == 0:  # seldom: a writer that starts in this moment finds the folder locked
+            with suppress(JournalLocked), locked(files, directory / "lock", shared=True):
+                return None
+        polls += 1
+        if platform.monotonic() >= deadline:
+            raise JournalLocked(
+                f"a process has this journal open and did not answer for {timeout:g} s: it is stopped, its disk is full (its log says so), "
+                "or it is no levada that can be copied while it runs. Stop it first, or wait longer",
+                path=str(directory),
+            )
+        tick.wait(_POLL)
+    return Pin(directory / _PIN, found["sizes"])
+
+
+@contextmanager
+def locked(
+    files: Files, path: Path, refusal: str = "another process copies this journal", *, shared: bool = False
+) -> Iterator[None]:
+    """Lock a file for a block; it is made if it is not there.
+
+    Raises:
+        JournalLocked: another process has it locked; `refusal` is the text.
+    """
+    descriptor = files.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            files.lock(descriptor, shared=shared)
+        except OSError as error:
+            raise JournalLocked(refusal, path=str(path)) from error
+        yield
+    finally:
+        files.close(descriptor)
+
+
+def delete_tree(files: Files, path: Path) -> None:
+    """Delete a folder and all in it, if it is there."""
+    with suppress(FileNotFoundError):
+        for name in files.names(path):
+            if stat.S_ISDIR(files.lstat(path / name).st_mode):
+                delete_tree(files, path / name)
+            else:
+                files.discard(path / name)
+        files.rmdir(path)
+
+
+def _write(files: Files, path: Path, data: bytes, mode: int = 0o600) -> None:
+    descriptor = files.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    try:
+        write_all(files, descriptor, [data], 0)
+    finally:
+        files.close(descriptor)
