@@ -298,7 +298,7 @@ def _repair(args: argparse.Namespace) -> int:
     if not args.yes:
         print(f"{printable(str(path))}: a repair would lose {lost:,} acknowledged rows.")
         if damaged:
-            print("It is better to restore a backup (levada journal restore).")
+            print("It is better to restore the files from a backup.")
         print(f"Nothing was changed. To repair: levada journal repair --yes {printable(str(path))}")
         return 1
     with Store.open(path, config=JournalConfig(partitions=partitions, accept_loss=True)) as store:
