@@ -14,7 +14,7 @@ import attrs
 import trio
 
 from levada.actors.apps import importable
-from levada.actors.journal import partition_of
+from levada.actors.journal import LogStore, partition_of
 from levada.framework import Actor, ActorSystem, Asks, Codec, Ref, bounded, handles
 from levada.framework.durations import is_duration
 from levada.framework.errors import ConfigurationError, LevadaError
@@ -26,7 +26,7 @@ from levada.framework.ref import DEFAULT_TIMEOUT
 from .access import Access
 from .entity import Durable, handler_of
 from .hosting import MAILBOX, Terms
-from .opening import AGAIN, Log, columns_in, open_journal
+from .opening import AGAIN, Folder, Place, columns_in, has_streams, open_journal
 from .routing import Follower, Route, ShardRoutes, ToShard, subscribed
 from .rows import ShardLog, load_arrow
 from .settings import GetShardStatistics, ShardSettings, ShardStatistics
@@ -168,7 +168,7 @@ class _Root(Actor[_Start]):
     """The actor above the shards of a class in this process, and above its journal if that is a folder."""
 
     settings: ShardSettings
-    log: Log
+    place: Place
     count: int
     patience: float
 
@@ -176,14 +176,14 @@ class _Root(Actor[_Start]):
     async def start(self, _: _Start) -> tuple[Ref[Any], Sequence[Ref[Any]]] | None:
         """Start the journal and the shards."""
         try:
-            journal = await open_journal(self, self.log, self.settings.log.schema, self.count)
+            journal = await open_journal(self, self.place, self.settings.log.schema, self.count)
         except (LevadaError, OSError) as error:
             self.reply_later().fail(error)
             self.stop()
             return None
         found = [
             self.spawn(
-                Shard, self.settings, Access(journal, number, self.log.streams, self.patience),
+                Shard, self.settings, Access(journal, number, has_streams(self.place), self.patience),
                 name=str(number), mailbox=bounded(MAILBOX), supervise=_SHARD_AGAIN,
             )
             for number in range(self.count)
@@ -263,7 +263,7 @@ async def shards(
     cls: type[Durable[M]],
     *,
     events: Any,
-    journal: str | os.PathLike[str] | Ref[Any],
+    journal: str | os.PathLike[str] | Ref[Any] | LogStore,
     shards: int = 16,
     nodes: Nodes | Literal["default"] | None = "default",
     idle: float = 60.0,
@@ -285,8 +285,8 @@ async def shards(
         cls: the durable class; all its fields have defaults.
         events: the classes of its events, as a union (``Deposited | Withdrawn``). Each has an `applies` method.
         journal: a folder, made if it is missing, that no other process has open; for entities on nodes, a folder of the driver's machine. Or the ref
-            of a `Journal` with the columns ``log_columns(events)``, or the same in another order, and the config ``log_config(shards)``, which may be
-            in another process.
+            of a `levada.actors.journal.Log`, which may be in another process, with the columns ``log_columns(events)``, or the same in another
+            order; a `Journal` has the config ``log_config(shards)``. Or a `levada.actors.journal.LogStore`, which every node opens for itself.
         shards: the number of partitions of the log, 1 to 4096, fixed when the log is made. Entities are spread over them by their ids.
         nodes: the nodes for the entities: each shard is on one node that is up, and every node must have imported the class. None: this process. The
             default: on a node the nodes of its fleet, elsewhere this process.
@@ -330,10 +330,8 @@ async def shards(
         raise ConfigurationError(
             "clock= is for shards in this process, because a function cannot travel to nodes: leave out clock=, or give nodes=None"
         )
-    if keeper and isinstance(journal, Ref):
-        raise ConfigurationError("keeper=True needs a folder as journal=, and got a ref: leave out one of the two")
+    place = _place_of(journal, keeper=keeper)
     await load_arrow()
-    log = Log(journal, None, False) if isinstance(journal, Ref) else Log(None, folder_path(journal), keeper)
     wanted = ShardLog(kinds)
     name = name or cls.__name__
     per_shard = -(-max_live // shards)
@@ -348,8 +346,8 @@ async def shards(
             max_live=per_shard,
             patience=patience,
         )
-        return await _join(system, cls, name, fleet, terms, log)
-    columns = await columns_in(system, log, wanted.schema, shards)
+        return await _join(system, cls, name, fleet, terms, place)
+    columns = await columns_in(system, place, wanted.schema, shards)
     settings = ShardSettings(
         cls=cls,
         log=wanted if columns is wanted.schema else ShardLog(kinds, columns),
@@ -363,7 +361,7 @@ async def shards(
         clock=clock or system.platform.time,
         clock_jumps=clock is not trio.current_time if clock else not system.platform.virtual,
     )
-    ref = system.spawn(_Root, settings, log, shards, patience, name=name, supervise="escalate")
+    ref = system.spawn(_Root, settings, place, shards, patience, name=name, supervise="escalate")
     try:
         log_ref, started = await ref.ask(_Start(), timeout=None)
     except BaseException:
@@ -374,15 +372,14 @@ async def shards(
 
 
 async def _join(
-    system: ActorSystem, cls: type[Durable[M]], name: str, fleet: Nodes, terms: Terms, log: Log
+    system: ActorSystem, cls: type[Durable[M]], name: str, fleet: Nodes, terms: Terms, place: Place
 ) -> Shards[M]:
     """Start the shards of a class on the nodes of a fleet, or join them."""
     from .fleet_shards import OpenShards, open_shards  # a program without nodes needs none of it
 
-    folder = b"" if log.folder is None else os.fsencode(log.folder.absolute())
     known = _known_as(system, name)
     async with known.finding:  # so that calls at the same time share one follower
-        root, journal = await open_shards(fleet, name, OpenShards(terms, log.journal, folder, log.keeper))
+        root, journal = await open_shards(fleet, name, OpenShards.of(terms, place))
         found = known.shards
         if found is None or not found.ref.is_alive or found.cls is not cls:
             found = await _follow(system, cls, root)
@@ -391,6 +388,17 @@ async def _join(
                 found.ref = root
             known.shards = found
         return found
+
+
+def _place_of(journal: Any, *, keeper: bool) -> Place:
+    is_path = isinstance(journal, str | os.PathLike)
+    is_other = isinstance(journal, Ref) or (not is_path and callable(getattr(journal, "open", None)))
+    if keeper and is_other:
+        raise ConfigurationError(
+            "keeper=True needs a folder as journal=, and got a ref or a store: leave out one of the two"
+        )
+    place: Place = journal if is_other else Folder(folder_path(journal), keeper)
+    return place
 
 
 def _check_class(cls: type[Durable[Any]], events: tuple[type, ...]) -> None:

@@ -25,7 +25,7 @@ from levada.framework.errors import ActorError, ActorStopped, ConfigurationError
 from levada.framework.links import NORMAL
 
 from .hosting import GetPlacement, Terms
-from .opening import AGAIN, Log, columns_in, open_journal
+from .opening import AGAIN, Folder, Place, columns_in, open_journal
 from .placement import Placement, PrepareHosts
 from .rows import load_arrow
 
@@ -45,10 +45,18 @@ class OpenShards(Asks[OpenedShards]):
 
     terms: Terms
     """The schema has the columns of a new log."""
-    journal: Ref[Any] | None
+    journal: Any
+    """A ref, a `LogStore`, or None for a folder."""
     folder: bytes
-    """The folder in the driver's process, if there is no journal: a name of a file, which need not be Unicode."""
+    """The folder in the driver's process: a name of a file, which need not be Unicode."""
     keeper: bool
+
+    @classmethod
+    def of(cls, terms: Terms, place: Place) -> OpenShards:
+        """Make a request for shards whose log is at a place."""
+        if isinstance(place, Folder):
+            return cls(terms, None, os.fsencode(place.path.absolute()), place.keeper)
+        return cls(terms, place, b"", False)
 
     def differences(self, other: OpenShards) -> list[str]:
         """List the arguments of `shards` in which another request differs, with both values."""
@@ -72,10 +80,10 @@ class OpenShards(Asks[OpenedShards]):
         return os.fsdecode(self.folder) if self.journal is None else self.journal
 
     @property
-    def log(self) -> Log:
+    def place(self) -> Place:
         """Where the log is."""
-        folder = Path(os.fsdecode(self.folder)) if self.journal is None else None
-        return Log(self.journal, folder, self.keeper)
+        found: Place = Folder(Path(os.fsdecode(self.folder)), self.keeper) if self.journal is None else self.journal
+        return found
 
 
 _opened: weakref.WeakKeyDictionary[Ref[Any], OpenShards] = weakref.WeakKeyDictionary()
@@ -116,12 +124,11 @@ class FleetShards(DriverActor[OpenShards | GetPlacement]):
     async def _open_all(self, m: OpenShards) -> None:
         await load_arrow()
         wanted = pa.ipc.read_schema(pa.py_buffer(m.terms.schema))
-        columns = await columns_in(self.system, m.log, wanted, m.terms.shards)
-        self._journal = await open_journal(self, m.log, columns, m.terms.shards)
+        columns = await columns_in(self.system, m.place, wanted, m.terms.shards)
+        self._journal = await open_journal(self, m.place, columns, m.terms.shards)
         terms = attrs.evolve(m.terms, schema=columns.serialize().to_pybytes())  # type: ignore[misc]  # a message class is an attrs class
-        placement = self.spawn(
-            Placement, nodes_of(self.system), terms, self._journal, name="placement", supervise="escalate"
-        )
+        theirs = self._journal if m.journal is None else m.journal  # a store is opened by each of them
+        placement = self.spawn(Placement, nodes_of(self.system), terms, theirs, name="placement", supervise="escalate")
         await placement.ask(PrepareHosts(), timeout=None)
         self._placement = placement
 

@@ -108,15 +108,19 @@ class Host(Actor[CheckHost | Open | Close | EndHost | _Unused]):
     """The shards of a durable class on this node."""
 
     terms: Terms
-    journal: Ref[Any]
+    journal: Any
+    """The ref of the log, or the `LogStore` that has it."""
 
     async def started(self) -> None:
         """Find the class."""
         from levada.actors.nodes import nodes_of
 
         self._shards: dict[int, Ref[Any]] = {}
-        shards, patience = self.terms.shards, self.terms.patience
-        self._ways = [Access(self.journal, shard, True, patience) for shard in range(shards)]
+        shards, patience, journal = self.terms.shards, self.terms.patience, self.journal
+        is_ref = isinstance(journal, Ref)
+        if not is_ref:
+            journal = await self.enter(journal.open(self.system, shards))
+        self._ways = [Access(journal, shard, is_ref, patience) for shard in range(shards)]
         self._told: set[int] = set()
         self._leaving = False
         self._refusal: ConfigurationError | None = None

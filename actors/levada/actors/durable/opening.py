@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import attrs
 import pyarrow as pa
@@ -17,6 +17,7 @@ from levada.actors.journal import (
     Journal,
     JournalConfig,
     JournalError,
+    LogStore,
     ReadEntity,
     SchemaMismatch,
     Store,
@@ -29,61 +30,65 @@ from levada.framework.errors import ActorError, ConfigurationError, LevadaError
 
 from .rows import grown, log_config
 
-__all__ = ["AGAIN", "Log", "columns_in", "open_journal"]
+__all__ = ["AGAIN", "Folder", "Place", "columns_in", "has_streams", "open_journal"]
 
 AGAIN: Final = restart("transient", max=1 << 30, within=60.0, initial_backoff=0.05, max_backoff=5.0)
 """The policy of what uses a disk: a disk may fail for long."""
 
 
 @attrs.frozen
-class Log:
-    """Where the log of a durable class is."""
+class Folder:
+    """A folder with the log of a durable class."""
 
-    journal: Ref[Any] | None
-    """The journal, if it is the caller's."""
-    folder: Path | None
-    """The folder, otherwise."""
+    path: Path
     keeper: bool
-    """Whether the journal of the folder runs in a child process."""
-
-    @property
-    def streams(self) -> bool:
-        """Whether rows go to the journal as bytes, because it may be in another process."""
-        return self.keeper or self.folder is None
+    """Whether its journal runs in a child process."""
 
 
-async def columns_in(system: ActorSystem, log: Log, wanted: pa.Schema, shards: int) -> pa.Schema:
+Place: TypeAlias = Folder | Ref[Any] | LogStore
+"""Where the log of a durable class is: in a folder, behind a ref of the caller's, or in a store that each process opens for itself."""
+
+
+def has_streams(place: Place) -> bool:
+    """Return whether rows go to the log as bytes, because it may be in another process."""
+    return place.keeper if isinstance(place, Folder) else isinstance(place, Ref)
+
+
+async def columns_in(system: ActorSystem, place: Place, wanted: pa.Schema, shards: int) -> pa.Schema:
     """Return the columns of a log: those that it has, then those that its events add.
 
     Args:
         system: the system of this process.
-        log: where it is.
+        place: where it is.
         wanted: the columns of a new log of these events.
         shards: the number of its partitions.
 
     Raises:
         ConfigurationError, JournalError, OSError: the log cannot be opened with these.
     """
-    if log.journal is not None:
-        return await _columns_of(log.journal, wanted, shards)
-    assert log.folder is not None
-    columns: pa.Schema = await system.platform.run_in_thread(_prepare, log.folder, wanted, shards)
-    return columns
+    if isinstance(place, Folder):
+        columns: pa.Schema = await system.platform.run_in_thread(_prepare, place.path, wanted, shards)
+        return columns
+    if isinstance(place, Ref):
+        return await _columns_of(place, wanted, shards)
+    async with place.open(system, shards) as journal:
+        return await _columns_of(journal, wanted, shards)
 
 
-async def open_journal(root: Actor[Any], log: Log, schema: pa.Schema, shards: int) -> Ref[Any]:
+async def open_journal(root: Actor[Any], place: Place, schema: pa.Schema, shards: int) -> Ref[Any]:
     """Open the journal of a log, for as long as `root` lives.
 
     Raises:
-        LevadaError, OSError: the keeper cannot be started, or the folder cannot be opened there.
+        LevadaError, OSError: the keeper cannot be started, or the log cannot be opened.
     """
-    if log.journal is not None:
-        return log.journal
-    assert log.folder is not None
+    if isinstance(place, Ref):
+        return place
+    if not isinstance(place, Folder):
+        return await root.enter(place.open(root.system, shards))
     config = log_config(shards)
-    if log.keeper:
-        return await root.enter(_kept(root.system, root.ref, log.folder, schema, config))
-    factory = partial(Journal, log.folder, schema, config=config, reopen_every=REOPEN_EVERY)
+    if place.keeper:
+        return await root.enter(_kept(root.system, root.ref, place.path, schema, config))
+    factory = partial(Journal, place.path, schema, config=config, reopen_every=REOPEN_EVERY)
     return root.spawn(factory, name="journal", mailbox=bounded(256), supervise=AGAIN)
 
 
@@ -132,16 +137,20 @@ _NO_ENTITY: Final = "\0"
 
 
 async def _columns_of(journal: Ref[Any], wanted: pa.Schema, shards: int) -> pa.Schema:
-    """Return the columns of the log of a journal, which has them all."""
+    """Return the columns of the log of a journal, which has them all, or adds them."""
     try:
         extent = await journal.ask(GetExtent())
         there = pa.ipc.read_schema(pa.py_buffer(await journal.ask(GetSchema())))
+        columns = grown(there, wanted)
+        if len(there):  # a new log may have no columns yet
+            check_growth(there, columns)
+        if len(columns) > len(there):
+            asked = GetSchema(columns.serialize().to_pybytes())
+            there = pa.ipc.read_schema(pa.py_buffer(await journal.ask(asked)))
     except ActorError as error:
         raise journal_error(error) or error from error.__cause__
     if len(extent.end) != shards:
         raise ConfigurationError(f"shards is {shards}, wanted {len(extent.end)}, as many as the journal has partitions")
-    columns = grown(there, wanted)
-    check_growth(there, columns)
     lacks = columns.names[len(there) :]
     if lacks:
         raise ConfigurationError(

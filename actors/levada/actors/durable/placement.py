@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import trio
 
+from levada.actors.journal import LogStore
 from levada.actors.nodes import Member, MemberState, Nodes
 from levada.framework import Actor, Asks, Reason, Ref, Sender, handles, message
 from levada.framework.errors import (
@@ -63,7 +64,7 @@ class Placement(Actor[PrepareHosts | Subscribe]):
 
     fleet: Nodes
     terms: Terms
-    journal: Ref[Any]
+    journal: Ref[Any] | LogStore
 
     def __attrs_post_init__(self) -> None:
         self._owners = [Owner(shard) for shard in range(self.terms.shards)]

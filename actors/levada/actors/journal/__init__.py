@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from .keeper_process import Keeper, keeper
     from .keys import Taken
     from .ledger import Delivered, Reach
+    from .log import Answer, Log, LogStore, MailboxLog, TailedLog
     from .questions import (
         Append,
         AwaitRows,
@@ -73,13 +74,13 @@ if TYPE_CHECKING:
     from .store import Store
 
 __all__ = [
-    "Append", "Appended", "AwaitRows", "BatchReused", "Block", "Columns", "CommandReused", "CommitGroup", "Copied", "DeclareGroup", "Deliver",
-    "Delivered", "DiscardOlder", "DiscardStaged", "Envelope", "EraseEntity", "Erased", "Extent", "Fenced", "FindCommand", "ForgetGroup", "Found",
-    "GetExtent", "GetGroups", "GetJournalStatistics", "GetReach", "GetSchema", "Journal", "JournalBehind", "JournalConfig", "JournalDamaged",
-    "JournalError", "JournalFull", "JournalLocked", "JournalStatistics", "JournalUnwritable", "Keeper", "Keyed", "Message", "OffsetGone",
-    "OffsetWithin", "Reach", "Read", "ReadEntity", "ReadRows", "Rows", "SchemaMismatch", "Stage", "StageRows", "Store", "StoreStatistics", "Taken",
-    "backup", "check_growth", "columns_of", "differences", "fit", "journal_error", "keeper", "partition_of", "restore", "rows_of_stream",
-    "stream_of",
+    "Answer", "Append", "Appended", "AwaitRows", "BatchReused", "Block", "Columns", "CommandReused", "CommitGroup", "Copied", "DeclareGroup",
+    "Deliver", "Delivered", "DiscardOlder", "DiscardStaged", "Envelope", "EraseEntity", "Erased", "Extent", "Fenced", "FindCommand",
+    "ForgetGroup", "Found", "GetExtent", "GetGroups", "GetJournalStatistics", "GetReach", "GetSchema", "Journal", "JournalBehind",
+    "JournalConfig", "JournalDamaged", "JournalError", "JournalFull", "JournalLocked", "JournalStatistics", "JournalUnwritable", "Keeper",
+    "Keyed", "Log", "LogStore", "MailboxLog", "Message", "OffsetGone", "OffsetWithin", "Reach", "Read", "ReadEntity", "ReadRows", "Rows",
+    "SchemaMismatch", "Stage", "StageRows", "Store", "StoreStatistics", "TailedLog", "Taken", "backup", "check_growth", "columns_of",
+    "differences", "fit", "journal_error", "keeper", "partition_of", "restore", "rows_of_stream", "stream_of",
 ]  # fmt: skip
 
 _MODULES = (
@@ -95,6 +96,7 @@ _MODULES = (
     "store",
     "ipc",
     "questions",
+    "log",
     "actor",
     "copying",
     "keeper_process",

@@ -201,6 +201,9 @@ class GetReach(Asks[Reach]):
 class GetSchema(Asks[bytes]):
     """Ask for the columns, as an Arrow IPC message: ``pa.ipc.read_schema(pa.py_buffer(answer))``."""
 
+    wanted: bytes | None = attrs.field(default=None, validator=v.optional(v.instance_of(bytes)))
+    """Columns to add at the end, as such a message too, if the log grows while it is open; a `Journal` does not. None: none."""
+
 
 @message("levada.journal.await_rows", frozen=True)
 class AwaitRows(Asks[Extent]):
