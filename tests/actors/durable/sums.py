@@ -6,13 +6,17 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from levada.actors.durable import Durable, Shards, applies, shards
+from levada.actors.nodes import NodeDown, nodes_of
 from levada.framework import Actor, ActorSystem, Asks, handles, message
+from levada.framework.errors import ActorStopped
 
 SETTINGS: dict[str, Any] = {}
 """The arguments of `shards` in the app."""
 SUMS: dict[str, Shards[Any]] = {}
 """The shards of each node."""
 SYSTEMS: dict[str, ActorSystem] = {}
+LATE: list[int | str] = []
+"""Answers at the end of an app, and errors."""
 
 
 @message("tests.sums.Add", frozen=True)
@@ -87,3 +91,28 @@ async def plain(system: ActorSystem) -> AsyncIterator[None]:
     """Open none."""
     SYSTEMS[system.name] = system
     yield
+
+
+async def late(system: ActorSystem) -> AsyncIterator[None]:
+    """Use entities when the node is told to end."""
+    SYSTEMS[system.name] = system
+    sums = await shards(system, Sum, events=Added, **SETTINGS)
+    yield
+    LATE.extend([await sums[f"e{i}"].ask(Add(1), timeout=20) for i in range(10)])
+
+
+async def last(system: ActorSystem) -> AsyncIterator[None]:
+    """Use entities of the other node when that has ended."""
+    SYSTEMS[system.name] = system
+    sums = await shards(system, Sum, events=Added, **SETTINGS)
+    async with nodes_of(system).events() as events:
+        yield
+        if system.name == "n0":
+            return
+        while not isinstance(await events.receive(), NodeDown):
+            pass
+        for i in range(10):
+            try:
+                LATE.append(await sums[f"e{i}"].ask(Add(1), timeout=20))
+            except ActorStopped as error:
+                LATE.append(str(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ from levada.framework.embedding import restart_actor
 from levada.framework.errors import ConfigurationError, NameTaken
 
 from . import sums
-from .sums import SUMS, SYSTEMS, Add, Added, Double, Doubled, Open, Opener, Sum, Where
+from .sums import LATE, SUMS, SYSTEMS, Add, Added, Double, Doubled, Open, Opener, Sum, Where
 
 APP = "tests.actors.durable.sums:app"
 PLAIN = "tests.actors.durable.sums:plain"
@@ -31,7 +32,7 @@ AGAIN = restart("permanent", max=1000, initial_backoff=0.01, max_backoff=0.01)
 @pytest.fixture(autouse=True)
 def fresh(tmp_path: Path) -> None:
     """Forget the shards of the test before."""
-    for kept in (SUMS, SYSTEMS, sums.SETTINGS):
+    for kept in (SUMS, SYSTEMS, LATE, sums.SETTINGS):
         kept.clear()
     sums.SETTINGS.update(journal=tmp_path / "log", shards=4)
 
@@ -75,6 +76,21 @@ async def test_the_shards_survive_the_loss_of_every_node_and_of_the_one_that_ope
                 pass
         assert await SUMS["n0"]["x"].ask(Add(0)) == total
         assert await SUMS["n0"]["early"].ask(Add(0)) == 5
+
+
+async def test_an_app_that_is_told_to_end_uses_the_shards_to_its_end() -> None:
+    async with fleet(2, "tests.actors.durable.sums:late") as (nodes, _):
+        await nodes.drain("n0")
+        assert LATE == [1] * 10
+    assert LATE == [1] * 10 + [2] * 10  # on the only node
+
+
+async def test_shards_of_a_node_that_has_ended_are_an_error_at_once_when_all_nodes_end() -> None:
+    async with fleet(2, "tests.actors.durable.sums:last"):
+        there = [await (await shards_of(SYSTEMS["n1"], Sum))[f"e{i}"].ask(Where()) for i in range(10)]
+        assert {*there} == {"n0", "n1"}
+    gone = r"shard \d has ended, because all nodes are ending"
+    assert all(re.fullmatch(gone, str(said)) if at == "n0" else said == 1 for at, said in zip(there, LATE, strict=True))
 
 
 @pytest.mark.ci

@@ -85,6 +85,8 @@ class Owner:
     """None: it is on no node until it is opened again."""
     refused: str = ""
     """Why its node cannot open it: the class differs there. Empty if it can, or if that is not known."""
+    nowhere: bool = False
+    """Whether there is no node for it: all are draining, or down."""
 
 
 @message("levada.durable.get_placement", frozen=True)
@@ -128,7 +130,8 @@ class Host(Actor[CheckHost | Open | Close | EndHost | _Unused]):
             self._settings = await self._find()
         except ConfigurationError as error:
             self._refusal = error
-        await self.enter(nodes_of(self.system).before_leaving(self._leave))
+        # While the app ends, the driver moves the shards, if there is another node.
+        await self.enter(nodes_of(self.system).before_leaving(self._leave, last=True))
         self.timers.once("unused", UNUSED, _Unused())
 
     async def _find(self) -> ShardSettings:

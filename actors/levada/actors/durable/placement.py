@@ -2,7 +2,8 @@
 
 The driver decides. Each shard is on the node with the highest hash of shard and node (rendezvous hashing) among the nodes that are up, so a node
 that comes or goes moves only its own share. If none is up, nodes count whose app is starting. In a move the shard finishes on the old node, then
-it is opened on the new node. If the old node is out of reach, the first row of the new owner in the log fences it off.
+it is opened on the new node. If the old node is out of reach, the first row of the new owner in the log fences it off. If all nodes drain, each
+shard stays until its node has ended its app.
 """
 
 from __future__ import annotations
@@ -124,6 +125,8 @@ class Placement(Actor[PrepareHosts | Subscribe]):
         """Keep a shard open on the node that should have it."""
         pause = FIRST_PAUSE
         while True:
+            if self._target(shard) is None:
+                self._announce(Owner(shard, nowhere=True))
             await self.fleet.directory.until(lambda: self._target(shard) is not None)
             member = self._target(shard)
             assert member is not None
@@ -165,7 +168,7 @@ class Placement(Actor[PrepareHosts | Subscribe]):
 
     def _moved(self, shard: int, member: Member) -> bool:
         now = self._target(shard)
-        return now is None or now.node_id != member.node_id
+        return now is not None and now.node_id != member.node_id
 
     async def _until_it_moves(self, shard: int, ref: Ref[Any], member: Member) -> bool:
         """Wait until a shard ends or should move; return whether it has ended."""

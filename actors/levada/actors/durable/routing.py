@@ -74,6 +74,8 @@ class ShardRoutes:
         self.table = [Owner(shard) for shard in range(count)]
         self.closed = False
         """Whether the shards have ended: the root in the driver has ended."""
+        self.leaving = False
+        """Whether this node drains, so that it does not wait for nodes that start."""
         self._told: dict[int, deque[Any]] = {}
         self._changed = trio.Event()
 
@@ -124,10 +126,17 @@ class ShardRoutes:
             self.require_open(shard)
             await self._changed.wait()
 
+    async def leave(self) -> None:
+        """Do not wait for nodes that start: this node drains."""
+        self.leaving = True
+        self._wake()
+
     def require_open(self, shard: int) -> None:
         """Raise `ActorStopped` if the shards have ended, and `ConfigurationError` if the shard's node cannot open it."""
         if self.closed:
             raise ActorStopped("the shards have ended", reason=NORMAL)
+        if self.leaving and self.table[shard].nowhere:
+            raise ActorStopped(f"shard {shard} has ended, because all nodes are ending", reason=NORMAL)
         if self.table[shard].refused:
             raise ConfigurationError(f"shard {shard}: {self.table[shard].refused}")
 
@@ -147,7 +156,7 @@ class ShardRoutes:
 
 
 class Follower(Actor[Any]):
-    """Keeps routes up to date; on a node that drains, until the node's shards have left."""
+    """Keeps routes up to date; on a node that drains, until its app has ended, whose last work may need them."""
 
     routes: ShardRoutes
     root: Ref[Any]
@@ -158,8 +167,10 @@ class Follower(Actor[Any]):
         from levada.actors.nodes import nodes_of  # imported here, so that a program without nodes does not import it
 
         self.start_soon(self._follow)
+        nodes = nodes_of(self.system)
+        await self.enter(nodes.before_leaving(self.routes.leave))
         # Otherwise the connection to the driver would wait for the channel.
-        await self.enter(nodes_of(self.system).before_leaving(self._leave, last=True))
+        await self.enter(nodes.before_leaving(self._leave, last=True))
 
     async def _leave(self) -> None:
         self.stop()

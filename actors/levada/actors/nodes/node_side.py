@@ -224,7 +224,7 @@ class _Body:
                 await self._end.wait()
                 # Sent before any actor ends, so that the driver knows why they end.
                 await welcome.node.ask(Leaving(), timeout=None)
-                await side.leave(self.drain_timeout)
+                await side.leave(self.drain_timeout, last=False)
         except (Exception, SystemExit) as error:
             text = failure_text(error)
             if self._end.is_set() and not ready:
@@ -238,6 +238,7 @@ class _Body:
                 logger.error("the app has failed: %s", text, exc_info=shown, extra={"event": "app_failed"})
                 failure = NodeLost(text, node=welcome.name)
                 welcome.node.tell(AppFailed(text[:1000], "".join(traceback.format_exception(error))[-20_000:]))
+        await side.leave(self.drain_timeout, last=True)
         control.stop()
         await control.terminated()
         return failure

@@ -180,7 +180,7 @@ class Nodes(ABC):
 
         Args:
             leave: the function, called at the same time as others.
-            last: whether to call it after all functions without `last`.
+            last: whether to call it when the app has ended, and the actors still work.
         """
         self._leavers[last].append(leave)
         try:
@@ -188,13 +188,12 @@ class Nodes(ABC):
         finally:
             self._leavers[last].remove(leave)
 
-    async def leave(self, seconds: float) -> None:
-        """Call the functions of `before_leaving`, for at most `seconds`. For the process of a node."""
+    async def leave(self, seconds: float, *, last: bool) -> None:
+        """Call the functions of `before_leaving`, with or without `last`, for at most `seconds`. For the process of a node."""
         with trio.move_on_after(seconds):
-            for leavers in self._leavers:
-                async with trio.open_nursery() as nursery:
-                    for each in leavers:
-                        nursery.start_soon(each)
+            async with trio.open_nursery() as nursery:
+                for each in self._leavers[last]:
+                    nursery.start_soon(each)
 
     def _links_of(self, url: str) -> Links:
         scheme = url.partition("://")[0]
