@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 pytest.importorskip("pyarrow")
 
@@ -124,6 +127,41 @@ async def test_other_arguments_are_refused_by_name_with_both_values(tmp_path: Pa
         assert await SUMS["n0"]["x"].ask(Add(1)) == 1
         with pytest.raises(ConfigurationError, match="leave out clock=, or give nodes=None"):
             await shards(SYSTEMS["n0"], Sum, events=Added, clock=lambda: 1.0, **sums.SETTINGS)
+
+
+async def test_alone_the_line_joins_too_from_handlers_and_at_the_same_time(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with ActorSystem("alone") as system:
+        opener = system.spawn(Opener)
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(opener.ask, Open())
+            found = await shards(system, Sum, events=Added, **sums.SETTINGS)
+        assert await opener.ask(Open()) == 3
+        assert await shards_of(system, Sum) is found
+        for changed, says in (
+            ({"shards": 8, "max_live": 8}, "shards=4, now 8"),
+            ({"idle": 5.0, "keeper": True}, "idle=60.0, now 5.0, keeper=False, now True"),
+            ({"journal": tmp_path / "other"}, r"journal=\S+log, now \S+other"),
+            ({"clock": trio.current_time}, r"clock= \(another function\)"),
+        ):
+            with pytest.raises(ConfigurationError, match=f"'Sum' were started with other arguments: {says}$"):
+                await shards(system, Sum, events=Added, **{**sums.SETTINGS, **changed})
+        with pytest.raises(ConfigurationError, match=r"cls=\S+:Sum, now \S+:Double, events= \(their columns differ\)"):
+            await shards(system, Double, events=Doubled, name="Sum", **sums.SETTINGS)
+        found.ref.stop()
+        await found.ref.terminated()
+        again = await shards(system, Sum, events=Added, idle=5.0, **sums.SETTINGS)
+        assert await again["handler"].ask(Add(1)) == 4
+
+
+async def test_a_search_for_shards_does_not_hold_up_the_line_that_opens_them() -> None:
+    async with fleet(1, PLAIN), trio.open_nursery() as nursery:
+        nursery.start_soon(partial(shards_of, SYSTEMS["n0"], Sum, timeout=None))
+        await wait_all_tasks_blocked()
+        found = await shards(SYSTEMS["n0"], Sum, events=Added, **sums.SETTINGS)
+        assert await found["x"].ask(Add(1)) == 1
 
 
 async def test_what_cannot_be_opened_is_an_error_of_the_caller_and_the_name_is_free(tmp_path: Path) -> None:

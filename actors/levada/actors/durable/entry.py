@@ -26,7 +26,7 @@ from levada.framework.ref import DEFAULT_TIMEOUT
 from .access import Access
 from .entity import Durable, handler_of
 from .hosting import MAILBOX, Terms
-from .opening import AGAIN, Folder, Place, columns_in, has_streams, open_journal
+from .opening import AGAIN, Folder, OpenShards, Place, columns_in, has_streams, open_journal
 from .routing import Follower, Route, ShardRoutes, ToShard, subscribed
 from .rows import ShardLog, load_arrow
 from .settings import GetShardStatistics, ShardSettings, ShardStatistics
@@ -192,12 +192,27 @@ class _Root(Actor[_Start]):
         return journal, found
 
 
+@attrs.frozen
+class _Here:
+    """Shards of this process alone, and their arguments."""
+
+    shards: Shards[Any]
+    opening: OpenShards
+    clock: Callable[[], float] | None
+
+
 @attrs.define
 class _Known:
     """The shards that a process can reach under a name."""
 
     shards: Shards[Any] | None = None
+    here: _Here | None = None
+    """The newest that this process has started itself."""
     finding: trio.Lock = attrs.field(factory=trio.Lock)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.shards is not None and self.shards.ref.is_alive
 
 
 _known: weakref.WeakKeyDictionary[ActorSystem, defaultdict[str, _Known]] = weakref.WeakKeyDictionary()
@@ -228,15 +243,17 @@ async def shards_of(
     """
     name = name or cls.__name__
     known = _known_as(system, name)
-    async with known.finding:  # so that actors that start together share one follower
-        found = known.shards
-        if found is None or not found.ref.is_alive:
-            from levada.actors.nodes import nodes_of
+    if not known.is_alive:
+        from levada.actors.nodes import nodes_of
 
-            from .fleet_shards import fleet_name
+        from .fleet_shards import fleet_name
 
-            root = await nodes_of(system).lookup(fleet_name(name), timeout=timeout)
-            found = known.shards = await _follow(system, cls, root)
+        root = await nodes_of(system).lookup(fleet_name(name), timeout=timeout)
+        async with known.finding:  # so that actors that start together share one follower
+            if not known.is_alive:
+                known.shards = await _follow(system, cls, root)
+    found = known.shards
+    assert found is not None
     if found.cls is not cls:
         raise ConfigurationError(f"the shards {name!r} are of {found.cls.__qualname__}, not of {cls.__qualname__}")
     return found
@@ -275,10 +292,10 @@ async def shards(
     name: str | None = None,
     clock: Callable[[], float] | None = None,
 ) -> Shards[M]:
-    """Start the shards of a durable class, or join the fleet's.
+    """Start the shards of a durable class, or join them.
 
-    On a node they are the fleet's: the driver has the journal and decides where each shard is, whichever node calls first, so they survive the
-    loss of every node. All later calls with the same arguments join them, on any node, and in the driver with ``nodes=``.
+    Later calls with the same arguments join them. On a node they are the fleet's: the driver has the journal and decides where each shard is,
+    whichever node calls first, so they survive the loss of every node. Calls on any node join them, and calls in the driver with ``nodes=``.
 
     Args:
         system: the system of this process.
@@ -303,7 +320,7 @@ async def shards(
             nodes: a function cannot travel, and each node has its own clock.
 
     Raises:
-        ConfigurationError: an argument is invalid, does not fit the class or the log, or differs from the shards of the fleet; the text says what
+        ConfigurationError: an argument is invalid, does not fit the class or the log, or differs from the first call's; the text says what
             to do.
         JournalError: the folder cannot be opened, see `Store.open`, or the journal refuses; `SchemaMismatch` if its columns are not of these events.
         NodeLost, OSError: the keeper cannot be started.
@@ -335,51 +352,73 @@ async def shards(
     wanted = ShardLog(kinds)
     name = name or cls.__name__
     per_shard = -(-max_live // shards)
-    if fleet is not None:
-        terms = Terms(
-            cls=importable(cls),
-            schema=wanted.schema.serialize().to_pybytes(),
-            shards=shards,
-            idle=idle,
-            remember=remember,
-            snapshot_every=snapshot_every,
-            max_live=per_shard,
-            patience=patience,
-        )
-        return await _join(system, cls, name, fleet, terms, place)
-    columns = await columns_in(system, place, wanted.schema, shards)
-    settings = ShardSettings(
-        cls=cls,
-        log=wanted if columns is wanted.schema else ShardLog(kinds, columns),
-        node=f"{system.name}:{system.platform.pid()}",
+    terms = Terms(
+        cls=f"{cls.__module__}:{cls.__qualname__}" if fleet is None else importable(cls),
+        schema=wanted.schema.serialize().to_pybytes(),
+        shards=shards,
         idle=idle,
         remember=remember,
         snapshot_every=snapshot_every,
+        max_live=per_shard,
+        patience=patience,
+    )
+    opening = OpenShards.of(terms, place)
+    if fleet is not None:
+        return await _join(system, cls, name, fleet, opening)
+    known = _known_as(system, name)
+    async with known.finding:  # a call at the same time joins what this one starts
+        here = known.here
+        if here is None or not here.shards.ref.is_alive:
+            started = await _start(system, cls, name, opening, wanted, clock)
+            known.shards, known.here = started, _Here(started, opening, clock)
+            return started
+        here.opening.require_same(name, opening)
+        if here.shards.cls is not cls or here.clock is not clock:
+            what = "clock= (another function)" if here.shards.cls is cls else "cls= (another class of the same name)"
+            raise ConfigurationError(f"the shards {name!r} were started with other arguments: {what}")
+        return here.shards
+
+
+async def _start(
+    system: ActorSystem,
+    cls: type[Durable[M]],
+    name: str,
+    opening: OpenShards,
+    wanted: ShardLog,
+    clock: Callable[[], float] | None,
+) -> Shards[M]:
+    """Start the shards of a class in this process."""
+    place, terms = opening.place, opening.terms
+    columns = await columns_in(system, place, wanted.schema, terms.shards)
+    settings = ShardSettings(
+        cls=cls,
+        log=wanted if columns is wanted.schema else ShardLog([*wanted.kinds], columns),
+        node=f"{system.name}:{system.platform.pid()}",
+        idle=terms.idle,
+        remember=terms.remember,
+        snapshot_every=terms.snapshot_every,
         snapshots=Snapshots(cls),
         codec=Codec(),
-        max_live=per_shard,
+        max_live=terms.max_live,
         clock=clock or system.platform.time,
         clock_jumps=clock is not trio.current_time if clock else not system.platform.virtual,
     )
-    ref = system.spawn(_Root, settings, place, shards, patience, name=name, supervise="escalate")
+    ref = system.spawn(_Root, settings, place, terms.shards, terms.patience, name=name, supervise="escalate")
     try:
         log_ref, started = await ref.ask(_Start(), timeout=None)
     except BaseException:
         ref.kill()
         raise
-    found = _known_as(system, name).shards = Shards(cls, ref, started, log_ref)
-    return found
+    return Shards(cls, ref, started, log_ref)
 
 
-async def _join(
-    system: ActorSystem, cls: type[Durable[M]], name: str, fleet: Nodes, terms: Terms, place: Place
-) -> Shards[M]:
+async def _join(system: ActorSystem, cls: type[Durable[M]], name: str, fleet: Nodes, opening: OpenShards) -> Shards[M]:
     """Start the shards of a class on the nodes of a fleet, or join them."""
-    from .fleet_shards import OpenShards, open_shards  # a program without nodes needs none of it
+    from .fleet_shards import open_shards  # a program without nodes needs none of it
 
     known = _known_as(system, name)
     async with known.finding:  # so that calls at the same time share one follower
-        root, journal = await open_shards(fleet, name, OpenShards.of(terms, place))
+        root, journal = await open_shards(fleet, name, opening)
         found = known.shards
         if found is None or not found.ref.is_alive or found.cls is not cls:
             found = await _follow(system, cls, root)

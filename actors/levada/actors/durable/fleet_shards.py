@@ -1,4 +1,4 @@
-"""`FleetShards`: the actor in the driver above the shards that a fleet has on its nodes, and the messages to it.
+"""`FleetShards`: the actor in the driver above the shards that a fleet has on its nodes.
 
 Whichever process comes first starts it, by name: the driver of an app imports this module and never the app. So it outlives every node. If it
 fails, it starts again with what it was first asked for.
@@ -6,9 +6,7 @@ fails, it starts again with what it was first asked for.
 
 from __future__ import annotations
 
-import os
 import weakref
-from pathlib import Path
 from typing import Any, Final
 
 import attrs
@@ -20,70 +18,16 @@ from levada.actors.nodes import NodeLost, nodes_of
 from levada.actors.nodes.driver_actor import DRIVER, DriverActor
 from levada.actors.nodes.nodes import Nodes
 from levada.actors.nodes.orders import spawn_order
-from levada.framework import Asks, Ref, Shutdown, handles, message
+from levada.framework import Ref, Shutdown, handles
 from levada.framework.errors import ActorError, ActorStopped, ConfigurationError, LevadaError, RemoteFailure
 from levada.framework.links import NORMAL
 
-from .hosting import GetPlacement, Terms
-from .opening import AGAIN, Folder, Place, columns_in, open_journal
+from .hosting import GetPlacement
+from .opening import AGAIN, OpenedShards, OpenShards, columns_in, open_journal
 from .placement import Placement, PrepareHosts
 from .rows import load_arrow
 
-__all__ = ["FleetShards", "OpenShards", "OpenedShards", "fleet_name", "open_shards"]
-
-
-@message("levada.durable.opened_shards")
-class OpenedShards:
-    """The shards are open."""
-
-    journal: Ref[Any]
-
-
-@message("levada.durable.open_shards")
-class OpenShards(Asks[OpenedShards]):
-    """Open the shards of a class; later requests join them. Fails with `ConfigurationError` if the shards were opened with other terms."""
-
-    terms: Terms
-    """The schema has the columns of a new log."""
-    journal: Any
-    """A ref, a `LogStore`, or None for a folder."""
-    folder: bytes
-    """The folder in the driver's process: a name of a file, which need not be Unicode."""
-    keeper: bool
-
-    @classmethod
-    def of(cls, terms: Terms, place: Place) -> OpenShards:
-        """Make a request for shards whose log is at a place."""
-        if isinstance(place, Folder):
-            return cls(terms, None, os.fsencode(place.path.absolute()), place.keeper)
-        return cls(terms, place, b"", False)
-
-    def differences(self, other: OpenShards) -> list[str]:
-        """List the arguments of `shards` in which another request differs, with both values."""
-        values = {
-            field.name: (getattr(self.terms, field.name), getattr(other.terms, field.name))
-            for field in attrs.fields(Terms)  # type: ignore[arg-type]  # a message class is an attrs class
-        }
-        values |= {"keeper": (self.keeper, other.keeper), "journal": (self._journal, other._journal)}
-        shards, others = values["shards"]
-        values["max_live"] = (
-            self.terms.max_live * shards,
-            other.terms.max_live * shards,
-        )  # the terms have it for one shard
-        if shards != others:
-            del values["max_live"]
-        found = [f"{name}={ours}, now {theirs}" for name, (ours, theirs) in values.items() if ours != theirs]
-        return [text if not text.startswith("schema=") else "events= (their columns differ)" for text in found]
-
-    @property
-    def _journal(self) -> object:
-        return os.fsdecode(self.folder) if self.journal is None else self.journal
-
-    @property
-    def place(self) -> Place:
-        """Where the log is."""
-        found: Place = Folder(Path(os.fsdecode(self.folder)), self.keeper) if self.journal is None else self.journal
-        return found
+__all__ = ["FleetShards", "fleet_name", "open_shards"]
 
 
 _opened: weakref.WeakKeyDictionary[Ref[Any], OpenShards] = weakref.WeakKeyDictionary()
@@ -114,10 +58,10 @@ class FleetShards(DriverActor[OpenShards | GetPlacement]):
                 return None
             _opened[self.ref] = m
         else:
-            differences = before.differences(m)
-            if differences:
-                text = f"the shards {self.ref.path[1:]!r} were started with other arguments: {', '.join(differences)}"
-                self.reply_later().fail(ConfigurationError(text))
+            try:
+                before.require_same(self.ref.path[1:], m)
+            except ConfigurationError as error:
+                self.reply_later().fail(error)
                 return None
         return OpenedShards(self._journal)
 

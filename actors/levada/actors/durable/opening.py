@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -25,12 +26,13 @@ from levada.actors.journal import (
     journal_error,
 )
 from levada.actors.journal.config import REOPEN_EVERY
-from levada.framework import Actor, ActorSystem, Ref, bounded, restart
+from levada.framework import Actor, ActorSystem, Asks, Ref, bounded, message, restart
 from levada.framework.errors import ActorError, ConfigurationError, LevadaError
 
+from .hosting import Terms
 from .rows import grown, log_config
 
-__all__ = ["AGAIN", "Folder", "Place", "columns_in", "has_streams", "open_journal"]
+__all__ = ["AGAIN", "Folder", "OpenShards", "OpenedShards", "Place", "columns_in", "has_streams", "open_journal"]
 
 AGAIN: Final = restart("transient", max=1 << 30, within=60.0, initial_backoff=0.05, max_backoff=5.0)
 """The policy of what uses a disk: a disk may fail for long."""
@@ -47,6 +49,66 @@ class Folder:
 
 Place: TypeAlias = Folder | Ref[Any] | LogStore
 """Where the log of a durable class is: in a folder, behind a ref of the caller's, or in a store that each process opens for itself."""
+
+
+@message("levada.durable.opened_shards")
+class OpenedShards:
+    """The shards are open."""
+
+    journal: Ref[Any]
+
+
+@message("levada.durable.open_shards")
+class OpenShards(Asks[OpenedShards]):
+    """Open the shards of a class; later requests join them. Fails with `ConfigurationError` if the shards were opened with other terms."""
+
+    terms: Terms
+    """The schema has the columns of a new log."""
+    journal: Any
+    """A ref, a `LogStore`, or None for a folder."""
+    folder: bytes
+    """The absolute folder, in the driver's process if there are nodes: a name of a file, which need not be Unicode."""
+    keeper: bool
+
+    @classmethod
+    def of(cls, terms: Terms, place: Place) -> OpenShards:
+        """Make a request for shards whose log is at a place."""
+        if isinstance(place, Folder):
+            return cls(terms, None, os.fsencode(place.path.absolute()), place.keeper)
+        return cls(terms, place, b"", False)
+
+    def require_same(self, name: str, other: OpenShards) -> None:
+        """Check that another request for the shards of a name has the same arguments.
+
+        Raises:
+            ConfigurationError: it has others; the text names them, with both values.
+        """
+        values = {
+            field.name: (getattr(self.terms, field.name), getattr(other.terms, field.name))
+            for field in attrs.fields(Terms)  # type: ignore[arg-type]  # a message class is an attrs class
+        }
+        values |= {"keeper": (self.keeper, other.keeper), "journal": (self._journal, other._journal)}
+        shards, others = values["shards"]
+        values["max_live"] = (
+            self.terms.max_live * shards,
+            other.terms.max_live * shards,
+        )  # the terms have it for one shard
+        if shards != others:
+            del values["max_live"]
+        found = [f"{argument}={ours}, now {theirs}" for argument, (ours, theirs) in values.items() if ours != theirs]
+        found = ["events= (their columns differ)" if text.startswith("schema=") else text for text in found]
+        if found:
+            raise ConfigurationError(f"the shards {name!r} were started with other arguments: {', '.join(found)}")
+
+    @property
+    def _journal(self) -> object:
+        return os.fsdecode(self.folder) if self.journal is None else self.journal
+
+    @property
+    def place(self) -> Place:
+        """Where the log is."""
+        found: Place = Folder(Path(os.fsdecode(self.folder)), self.keeper) if self.journal is None else self.journal
+        return found
 
 
 def has_streams(place: Place) -> bool:
