@@ -20,6 +20,8 @@ import itertools
 import logging
 import re
 
+from levada.framework import Metric
+
 CACHE = {}
 NUMBERS = itertools.count(1)
 TOTAL = 0
@@ -28,6 +30,7 @@ RATES = {"tea": 1000}
 DEEP = {"tea": []}
 PATTERN = re.compile("tea")
 LOG = logging.getLogger("teashop")
+SALES = Metric("teashop_sales_total", "counter", "Cups that were sold.")
 
 
 class Slots:
@@ -58,6 +61,7 @@ from . import state
 async def quiet():
     state.RATES["tea"] = int("1000")
     state.DEEP["tea"].append(1)
+    hash(state.SALES)
     state.WORDS.append("milk")
     await trio.sleep(1)
     state.WORDS.pop()
@@ -107,7 +111,7 @@ def test_each_changed_variable_is_warned_of_once_at_its_definition(shop: ModuleT
     assert {warning.category for warning in seen} == {SharedStateWarning}
     changed = ["CACHE", "NUMBERS", "TOTAL", "WORDS", "SHOP", "SLOTS", "NEW"]
     assert names(seen) == [f"teashop.state.{name}" for name in changed]
-    assert (Path(seen[0].filename).name, seen[0].lineno) == ("state.py", 6)
+    assert (Path(seen[0].filename).name, seen[0].lineno) == ("state.py", 8)
 
 
 def test_what_is_as_it_was_or_lies_deeper_is_not_warned_of(shop: ModuleType) -> None:

@@ -25,6 +25,9 @@ _CODE: Final = (ModuleType, type, FunctionType, BuiltinFunctionType, MethodType)
 _SIMPLE: Final = (int, float, complex, bool, str, bytes, type(None))
 """Two equal values of these types are the same value."""
 
+_CACHED_HASH: Final = "_attrs_cached_hash"
+"""attrs sets it when an object of a class with ``cache_hash`` is first hashed, such as a `levada.framework.Metric`."""
+
 
 class SharedStateWarning(UserWarning):
     """A variable of a module has changed in a simulated world, where all processes share it."""
@@ -95,7 +98,8 @@ def _parts(value: Any) -> list[Any]:
     except Exception:  # noqa: BLE001 - a stand-in for an object that is not there runs code of its own
         return []
     found = [state] if isinstance(state, dict) else [part for part in state or () if part]
-    return [part for attributes in found for part in (*attributes, *attributes.values())]
+    named = (each for attributes in found for each in attributes.items() if each[0] != _CACHED_HASH)
+    return [part for each in named for part in each]
 
 
 def _same(a: object, b: object) -> bool:
