@@ -1,0 +1,173 @@
+"""The auction of ``examples/auction``: in a copy of its folder, as its README says, with clients of every kind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from http.client import HTTPResponse
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+import pytest
+
+from levada.actors import cli
+
+pytest.importorskip("pyarrow")
+
+ROOT = Path(__file__).resolve().parents[2]
+FREE = {"FRONT": "aqueduct+tcp://127.0.0.1:0", "TICKER": "rsocket+tcp://127.0.0.1:0"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(ROOT / "examples/auction", tmp_path / "auction"))
+
+
+def environment(**variables: str) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": os.pathsep.join([".", *filter(None, sys.path)])} | variables
+
+
+@contextmanager
+def running(folder: Path, *command: str, **variables: str) -> Iterator[Iterator[str]]:
+    """Run a module; give what it prints. It ends in order, and logs no error."""
+    with subprocess.Popen(
+        [sys.executable, "-m", *command],
+        cwd=folder,
+        env=environment(PYTHONUNBUFFERED="1", **variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield iter(process.stdout)
+        finally:
+            process.terminate()
+            try:
+                rest, _ = process.communicate(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+    # uvicorn ends by the signal, after its lifespan. Nodes that end at the same time warn of each other.
+    assert process.returncode in (0, -signal.SIGTERM)
+    assert [line for line in rest.splitlines() if not re.match(r"INFO:|.* WARNING levada.actors.nodes|$", line)] == []
+
+
+def ask(method: str, url: str) -> Any:
+    with urlopen(Request(url, method=method), timeout=30) as answer:
+        return json.load(answer)
+
+
+def next_price(stream: HTTPResponse) -> Any:
+    name, _, data = stream.readline().decode().rstrip().partition(": ")
+    assert (name, stream.readline()) == ("data", b"\n")
+    return json.loads(data)
+
+
+def metrics(health: str) -> dict[str, float]:
+    """The app's own metrics, over all nodes."""
+    found = defaultdict[str, float](float)
+    with urlopen(f"{health}metrics", timeout=30) as answer:
+        for line in answer.read().decode().splitlines():
+            if line.startswith("auction_"):
+                name, _, value = line.partition(" ")
+                found[name.partition("{")[0]] += float(value)
+    return dict(found)
+
+
+@pytest.mark.ci
+@pytest.mark.loopback
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("nodes", [(), ("--nodes", "3")], ids=["alone", "nodes"])
+def test_clients_of_every_kind_share_an_auction(nodes: tuple[str, ...], folder: Path) -> None:
+    pytest.importorskip("fastapi")
+    pytest.importorskip("prometheus_client")
+    with ExitStack() as stack:
+        serve = ("levada.actors", "serve", "auction:app", *nodes, "--health", "127.0.0.1:0")
+        served = stack.enter_context(running(folder, *serve, **FREE))
+        health = next(served).split()[1]
+        front, ticker = sorted(next(served).split()[1] for _ in range(2))
+        web = stack.enter_context(running(folder, "uvicorn", "web:app", "--port", "0", FRONT=front))
+        url = next(found[1] for line in web if (found := re.search(r"running on (\S+)", line)))
+        lot = f"{url}/lots/7"
+
+        assert ask("PUT", f"{lot}?title=Clock&cents=1000&seconds=3600")
+        with urlopen(f"{lot}/prices", timeout=30) as stays, running(folder, "client", "7", FRONT=front) as program:
+            first = {"lot": "7", "title": "Clock", "cents": 1000, "bidder": "", "open": True}
+            with urlopen(f"{lot}/prices", timeout=30) as leaves:
+                assert next_price(leaves) == next_price(stays) == first
+            assert next(program) == "Clock: 10.00 \n"
+            port = str(urlsplit(ticker).port)
+            foreign = [sys.executable, str(ROOT / "tests/docs/rsocket_ticker.py"), port, "7"]
+            with subprocess.Popen(foreign, env=environment(), stdout=subprocess.PIPE, text=True) as ticks:
+                assert ticks.stdout is not None
+                assert json.loads(ticks.stdout.readline()) == first
+                assert ask("POST", f"{lot}/bids/1?bidder=anna&cents=1500")
+                raised = first | {"cents": 1500, "bidder": "anna"}
+                assert json.loads(ticks.stdout.readline()) == raised
+            assert ticks.returncode == 0
+            assert next_price(stays) == raised
+            assert next(program) == "Clock: 15.00 anna\n"
+            assert not ask("POST", f"{lot}/bids/2?bidder=bert&cents=1500")
+            assert ask("POST", f"{lot}/bids/1?bidder=anna&cents=1500")  # sent again
+            assert ask("POST", f"{lot}/bids/3?bidder=bert&cents=1600")
+            assert next_price(stays)["cents"] == 1600
+            assert next(program) == "Clock: 16.00 bert\n"
+            assert ask("GET", f"{url}/lots") == [raised | {"cents": 1600, "bidder": "bert"}]
+            # Those who left were dropped with the next price.
+            assert metrics(health) == {"auction_bids_total": 2.0, "auction_followers": 2.0, "auction_open_lots": 1.0}
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(180)
+def test_its_own_tests_pass(folder: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, "2 passed" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+def test_what_the_container_file_and_the_readme_name_exists(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    container = (folder / "Containerfile").read_text("utf-8")
+    copied = re.findall(r"(\S+\.py)(?= .*/app/)", container)
+    assert copied == ["auction.py", "client.py", "web.py"]
+    readme = (folder / "README.md").read_text("utf-8")
+    named = set(re.findall(r"^\| `(\S+)` \|", readme, re.MULTILINE))
+    assert named == {path.name for path in folder.iterdir() if path.is_file()} - {"README.md"}
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    assert {*re.findall(r"levada\[(\S+)\]", container)[0].split(",")} <= {*extras}
+    command = json.loads(re.findall(r"^CMD (\[.*\])$", container, re.MULTILINE)[0])
+    *serves, call = re.findall(r"^\$ levada (serve .*|call .*)$", readme, re.MULTILINE)
+    for arguments in (command[1:], *(line.split() for line in [*serves, call])):
+        assert cli.make_parser().parse_args(arguments).command == arguments[0]
+
+
+@pytest.mark.release
+@pytest.mark.loopback
+@pytest.mark.timeout(300)
+def test_spark_reads_the_log_of_a_running_auction(folder: Path) -> None:
+    pytest.importorskip("pyspark")
+    pytest.importorskip("fastapi")
+    serve = ("levada.actors", "serve", "auction:app", "--nodes", "2")
+    with running(folder, *serve, **FREE) as served:
+        front, _ = sorted(next(served).split()[1] for _ in range(2))
+        web = running(folder, "uvicorn", "web:app", "--port", "0", FRONT=front)
+        with web as lines:
+            url = next(found[1] for line in lines if (found := re.search(r"running on (\S+)", line)))
+            assert ask("PUT", f"{url}/lots/7?title=Clock&cents=1000&seconds=3600")
+            for number, cents in enumerate((1500, 1700, 1600)):
+                assert ask("POST", f"{url}/lots/7/bids/{number}?bidder=anna{number}&cents={cents}") == (cents != 1600)
+        done = subprocess.run(
+            [sys.executable, "books.py"], cwd=folder, env=environment(), capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout) == (0, "7: 17.00 by anna1, 2 bids\n"), done.stderr
