@@ -64,7 +64,7 @@ def backup(
     """Copy a journal, or all journals of a folder, such as the mailboxes of a bridge. Blocks; call it in a thread.
 
     A journal that a process has open is copied as it is at one moment, with all rows that were answered before the call: its process pins the
-    files, within about a second and for some milliseconds, and goes on. That is any process with a `Journal`: a bridge, a keeper, durable actors.
+    files, within about a second and in tens of milliseconds, and goes on. That is any process with a `Journal`: a bridge, a keeper, durable actors.
     Several journals are copied one after the other, each as it is at its own moment. A journal that is not open stays locked meanwhile.
 
     Args:
